@@ -1,0 +1,30 @@
+"""Ridgeline: an LLM inference engine that knows its own roofline."""
+
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.core.errors import RidgelineError
+from ridgeline.core.request import CompletionChunk, CompletionOutput, RequestOutput
+from ridgeline.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ridgeline.engine import LLM
+
+__all__ = [
+    "LLM",
+    "CompletionChunk",
+    "CompletionOutput",
+    "RequestOutput",
+    "RidgelineError",
+    "SamplingParams",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import the engine, and torch with it, only when it is asked for."""
+    if name == "LLM":
+        from ridgeline.engine import LLM
+
+        return LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

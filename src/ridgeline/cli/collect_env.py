@@ -1,0 +1,102 @@
+"""``ridgeline collect-env``: what this machine and installation are, for bug reports."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.options import Parser
+from ridgeline.executors import executor_names
+from ridgeline.models import model_types
+
+PACKAGES = (
+    "ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub",
+    "transformers", "triton", "msgspec", "jinja2",
+)  # fmt: skip
+ISA_FLAGS = (
+    "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16",
+    "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+
+
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser("collect-env", help="describe machine and installation")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the facts as a table, or as JSON."""
+    facts = collect()
+    if arguments.json:
+        print(json.dumps(facts, ensure_ascii=False))
+        return 0
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = "\n".join(f"{key} {entry}" for key, entry in value.items())
+        elif isinstance(value, list):
+            value = " ".join(value)
+        table.add_row(name, str(value))
+    Console().print(table)
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Facts by name; sizes in bytes."""
+    memory = psutil.virtual_memory()
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": _cpu_name(),
+        "cores": len(psutil.Process().cpu_affinity())
+        if sys.platform == "linux"
+        else os.cpu_count(),
+        "isa": _isa_flags(),
+        "memory_bytes": memory.total,
+        "available_bytes": memory.available,
+        "gpus": _gpus(),
+        "executors": list(executor_names()),
+        "model_types": list(model_types()),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpuinfo() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _cpu_name() -> str:
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def _isa_flags() -> list[str]:
+    info = _cpuinfo()
+    present = set((info.get("flags") or info.get("Features") or "").split())
+    return [flag for flag in ISA_FLAGS if flag in present]
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,0 +1,101 @@
+"""``ridgeline generate``: complete one prompt."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ridgeline.cli.display import error_console, loading_bar, timing_line
+from ridgeline.cli.options import (
+    Parser,
+    add_model_options,
+    add_sampling_options,
+    engine_settings,
+    read_prompt,
+    sampling_params,
+)
+from ridgeline.core.request import CompletionOutput, RequestOutput
+from ridgeline.engine import LLM
+
+
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser("generate", help="complete a prompt")
+    add_model_options(parser)
+    parser.add_argument("--prompt", metavar="TEXT", help="text to complete (else standard input)")
+    parser.add_argument("--prompt-file", type=Path, metavar="FILE", help="file to complete")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    add_sampling_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, complete, print; the text streams unless ``--json`` or several samples are wanted."""
+    params = sampling_params(arguments)
+    prompt = read_prompt(arguments)
+    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+        llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
+    with llm:
+        if not arguments.json and params.n == 1:
+            print(prompt, end="", flush=True)
+            stream = llm.stream(prompt, params)
+            for chunk in stream:
+                print(chunk.text, end="", flush=True)
+            print()
+            output = stream.output()
+        else:
+            (output,) = llm.generate(prompt, params)
+            _print_outputs(llm.name, output, as_json=arguments.json)
+    if not arguments.json:
+        _print_timing(output)
+    return 0
+
+
+def _print_outputs(name: str, output: RequestOutput, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(to_json(name, output), ensure_ascii=False))
+        return
+    for sample in output.outputs:
+        print(f"[{sample.index}] {output.prompt}{sample.text}")
+
+
+def _print_timing(output: RequestOutput) -> None:
+    if output.timings is not None:
+        line = timing_line(
+            output.timings,
+            prompt_tokens=len(output.prompt_token_ids),
+            output_tokens=sum(len(sample.token_ids) for sample in output.outputs),
+        )
+        error_console.print(line, style="dim")
+
+
+def to_json(name: str, output: RequestOutput) -> dict[str, Any]:
+    """The object that ``--json`` prints; with n > 1, ``samples`` holds all of them."""
+    first = _sample_json(output.outputs[0])
+    result = {
+        "model": name,
+        **first,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "timing": asdict(output.timings) if output.timings else None,
+    }
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [
+            None if entry is None else asdict(entry) for entry in output.prompt_logprobs
+        ]
+    if len(output.outputs) > 1:
+        result["samples"] = [_sample_json(sample) for sample in output.outputs]
+    return result
+
+
+def _sample_json(sample: CompletionOutput) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "text": sample.text,
+        "token_ids": sample.token_ids,
+        "finish_reason": sample.finish_reason,
+        "stop_reason": sample.stop_reason,
+    }
+    if sample.logprobs is not None:
+        result["logprobs"] = [asdict(entry) for entry in sample.logprobs]
+    return result

@@ -1,0 +1,42 @@
+"""Parsing, and the one place where errors become a sentence and an exit code."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from ridgeline.cli import chat, collect_env, generate
+from ridgeline.cli.options import Parser
+from ridgeline.core.errors import RidgelineError
+
+COMMANDS = (generate, chat, collect_env)
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0, 1 (model, machine), 2 (the caller's mistake)."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except RidgelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away: `ridgeline generate | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = Parser(prog="ridgeline", description=__doc__ and "LLM inference that knows its bound.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    for module in COMMANDS:
+        module.add_parser(commands)
+    return parser

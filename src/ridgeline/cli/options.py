@@ -1,0 +1,158 @@
+"""Options generated from the configuration dataclasses, so that neither can drift from the other."""
+
+import argparse
+import dataclasses
+import inspect
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.sampling_params import SamplingParams
+
+T = TypeVar("T", EngineConfig, SamplingParams)
+
+# Shown by --help; the others by --help-all.
+COMMON_OPTIONS = {
+    "dtype", "executor", "max_model_len", "load_format",
+    "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n",
+}  # fmt: skip
+_NOT_OPTIONS = {"model"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Exit code 2 and one line for a wrong command line; ``--help-all`` beside ``--help``."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
+        self.hidden: list[tuple[argparse.Action, str]] = []
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        for action, text in parser.hidden:
+            action.help = text
+        parser.print_help()
+        sys.exit(0)
+
+
+def add_model_options(parser: Parser) -> None:
+    """MODEL and every field of `EngineConfig`."""
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder or hub name; default: the embedded model"
+    )
+    _add_fields(parser, EngineConfig, title="engine")
+    parser.add_argument("--help-all", nargs=0, action=_HelpAll, help="show every option and exit")
+
+
+def add_sampling_options(parser: Parser) -> None:
+    """Every field of `SamplingParams`."""
+    _add_fields(parser, SamplingParams, title="sampling")
+
+
+def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine settings that were given on the command line."""
+    return _given(arguments, EngineConfig)
+
+
+def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
+    """Sampling settings of the command line over ``defaults``.
+
+    Raises:
+        InvalidRequestError: a value is out of bounds.
+    """
+    return SamplingParams(**{**defaults, **_given(arguments, SamplingParams)})
+
+
+def _given(arguments: argparse.Namespace, cls: type[T]) -> dict[str, Any]:
+    names = (name for name in cls.__dataclass_fields__ if name not in _NOT_OPTIONS)
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+
+
+def _add_fields(parser: Parser, cls: type[T], *, title: str) -> None:
+    group = parser.add_argument_group(title)
+    hints, texts = typing.get_type_hints(cls), field_docs(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in _NOT_OPTIONS or field.name in _taken(parser):
+            continue
+        options = _argument_options(hints[field.name])
+        text = texts[field.name].replace("%", "%%")
+        shown = field.name in COMMON_OPTIONS
+        action = group.add_argument(
+            "--" + field.name.replace("_", "-"),
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=text if shown else argparse.SUPPRESS,
+            **options,
+        )
+        if not shown:
+            parser.hidden.append((action, text))
+
+
+def _taken(parser: Parser) -> set[str]:
+    return {action.dest for action in parser._actions}
+
+
+def _argument_options(hint: Any) -> dict[str, Any]:
+    kinds = [kind for kind in _union_members(hint) if kind is not types.NoneType]
+    kind = kinds[0]
+    origin = typing.get_origin(kind)
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if origin is tuple:
+        item = typing.get_args(kind)[0]
+        return {"action": "append", "type": item, "metavar": item.__name__.upper()}
+    if kind in (int, float, str):
+        return {"type": kind, "metavar": {int: "N", float: "X", str: "S"}[kind]}
+    return {"type": _json_mapping, "metavar": "JSON"}
+
+
+def _union_members(hint: Any) -> Sequence[Any]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _json_mapping(text: str) -> dict[int, float]:
+    try:
+        return {int(key): float(value) for key, value in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise argparse.ArgumentTypeError('expected {"token id": number, …}') from error
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Texts of the ``Attributes:`` section of a dataclass's docstring, by field name."""
+    section = inspect.getdoc(cls) or ""
+    section = section.partition("Attributes:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
+    return {name: " ".join(text.split()).replace("``", "").rstrip(".") for name, text in entries}
+
+
+def read_prompt(arguments: argparse.Namespace) -> str:
+    """The prompt from ``--prompt``, ``--prompt-file`` or standard input.
+
+    Raises:
+        InvalidRequestError: the file cannot be read, or is not UTF-8.
+    """
+    if arguments.prompt is not None:
+        return str(arguments.prompt)
+    read: Callable[[], bytes] = sys.stdin.buffer.read
+    if arguments.prompt_file is not None:
+        read = arguments.prompt_file.read_bytes
+    elif sys.stdin.isatty():
+        raise InvalidRequestError("Give a prompt: --prompt, --prompt-file, or standard input.")
+    try:
+        return read().decode()
+    except OSError as error:
+        raise InvalidRequestError(f"The prompt cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("The prompt is not UTF-8 text.") from error

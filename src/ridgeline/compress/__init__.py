@@ -1,0 +1,1 @@
+"""Training-side work: the embedded model's recipe, distillation, quantizing, pruning."""

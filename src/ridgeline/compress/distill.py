@@ -1,0 +1,34 @@
+"""Distillation: a student learns the distributions of a teacher with the same vocabulary."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.compress.pretrain import LossFunction
+from ridgeline.compress.trainable import TrainableLlama
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationConfig:
+    """Loss = ``kl_share`` KL(teacher ‖ student) + the rest of next-token cross-entropy."""
+
+    kl_share: float = 0.9
+
+
+def distillation_loss(
+    *, teacher: TrainableLlama, student: TrainableLlama, config: DistillationConfig
+) -> LossFunction:
+    """Mean loss per token in nats (Hinton 2015, at temperature 1: what acceptance depends on)."""
+    teacher.eval().requires_grad_(False)
+
+    def loss(ids_BS: Tensor, next_BS: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = F.log_softmax(teacher(ids_BS), dim=-1).flatten(0, 1)
+        got = F.log_softmax(student(ids_BS), dim=-1).flatten(0, 1)
+        divergence = (wanted.exp() * (wanted - got)).sum(dim=-1).mean()
+        entropy = F.nll_loss(got, next_BS.reshape(-1))
+        return config.kl_share * divergence + (1 - config.kl_share) * entropy
+
+    return loss

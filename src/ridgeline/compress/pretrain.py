@@ -1,0 +1,163 @@
+"""The training loop: warmup, stable, decay; checkpoints from which a run continues exactly."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ridgeline.compress.batches import WindowStream
+from ridgeline.compress.optimizer import MuonAdam, OptimizerConfig
+from ridgeline.compress.trainable import TrainableLlama
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Steps of each phase: the rate rises, stays, and falls linearly to ``final_scale``."""
+
+    warmup_steps: int
+    stable_steps: int
+    decay_steps: int
+    final_scale: float = 0.02
+
+    @property
+    def decay_start(self) -> int:
+        return self.warmup_steps + self.stable_steps
+
+    @property
+    def total_steps(self) -> int:
+        return self.decay_start + self.decay_steps
+
+    def scale(self, step: int) -> float:
+        """What multiplies the learning rate at ``step``."""
+        if step < self.decay_start:
+            return min(1.0, (step + 1) / max(1, self.warmup_steps))
+        left = (self.total_steps - step) / max(1, self.decay_steps)
+        return self.final_scale + (1 - self.final_scale) * left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """One run. A step sees ``num_micro_batches * micro_batch_tokens`` tokens."""
+
+    schedule: Schedule
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    micro_batch_tokens: int = 4096
+    num_micro_batches: int = 2
+    checkpoint_every: int = 25
+    log_every: int = 5
+    compile: bool = True
+
+
+def next_token_loss(model: TrainableLlama) -> LossFunction:
+    """Mean cross-entropy of the next token, in nats."""
+
+    def loss(ids_BS: Tensor, next_BS: Tensor) -> Tensor:
+        logits = model(ids_BS)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), next_BS.reshape(-1))
+
+    return loss
+
+
+def read_schedule(folder: Path, default: Schedule) -> Schedule:
+    """The schedule in ``schedule.json``, which may be edited while the run goes on."""
+    file = folder / "schedule.json"
+    if not file.exists():
+        file.write_text(json.dumps(asdict(default)) + "\n", encoding="utf-8")
+    return Schedule(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def save_checkpoint(
+    *, folder: Path, model: TrainableLlama, optimizer: MuonAdam, step: int, seconds: float
+) -> None:
+    """Replaces the checkpoint of ``folder``; the last rename is the commit."""
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.state.items()}
+    metadata = {"step": str(step), "seconds": f"{seconds:.3f}"}
+    save_file(tensors, folder / "checkpoint.tmp", metadata=metadata)
+    (folder / "checkpoint.tmp").rename(folder / "checkpoint.safetensors")
+
+
+def load_checkpoint(
+    *, folder: Path, model: TrainableLlama, optimizer: MuonAdam | None = None
+) -> tuple[int, float]:
+    """Reads the checkpoint into model and optimizer: (steps done, seconds spent), or zeros."""
+    file = folder / "checkpoint.safetensors"
+    if not file.exists():
+        return 0, 0.0
+    tensors = load_file(file)
+    model.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model/")})
+    if optimizer is not None:
+        optimizer.state = {k[10:]: t for k, t in tensors.items() if k.startswith("optimizer/")}
+    with file.open("rb") as handle:
+        header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+    metadata = header["__metadata__"]
+    return int(metadata["step"]), float(metadata["seconds"])
+
+
+def train(
+    *,
+    model: TrainableLlama,
+    loss_function: LossFunction,
+    stable: WindowStream,
+    decay: WindowStream,
+    config: TrainingConfig,
+    folder: Path,
+    stop_at_step: int | None = None,
+) -> list[float]:
+    """Trains ``model`` in place from the folder's checkpoint on; the losses of the steps made.
+
+    ``folder`` gets ``metrics.jsonl`` and checkpoints. ``stop_at_step`` ends early, as a stop of
+    the process would, but with a checkpoint.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    optimizer = MuonAdam(model, config.optimizer)
+    step, seconds = load_checkpoint(folder=folder, model=model, optimizer=optimizer)
+    compiled = torch.compile(loss_function, dynamic=False) if config.compile else loss_function
+    losses: list[float] = []
+    model.train()
+    schedule = read_schedule(folder, config.schedule)
+    while step < min(schedule.total_steps, stop_at_step or schedule.total_steps):
+        began = time.monotonic()
+        decaying = step >= schedule.decay_start
+        stream = decay if decaying else stable
+        num_windows = config.micro_batch_tokens // stream.length_tokens
+        first = (step - schedule.decay_start if decaying else step) * config.num_micro_batches
+        loss = 0.0
+        for micro in range(config.num_micro_batches):
+            ids, next_ids = stream.batch(number=first + micro, num_windows=num_windows)
+            part = compiled(ids, next_ids) / config.num_micro_batches
+            torch.autograd.backward(part)
+            loss += part.item()
+        scale = schedule.scale(step)
+        optimizer.step(number=step, lr_scale=scale)
+        step += 1
+        losses.append(loss)
+        took = time.monotonic() - began
+        seconds += took
+        if step % config.log_every == 0:
+            rate = config.num_micro_batches * num_windows * stream.length_tokens / took
+            line = {
+                "step": step,
+                "loss": round(loss, 4),
+                "mean_loss": round(sum(losses[-config.log_every :]) / config.log_every, 4),
+                "lr_scale": round(scale, 4),
+                "seconds": round(seconds, 1),
+                "tokens_per_s": round(rate),
+            }
+            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as handle:
+                handle.write(json.dumps(line) + "\n")
+            schedule = read_schedule(folder, config.schedule)
+        if step % config.checkpoint_every == 0:
+            save_checkpoint(
+                folder=folder, model=model, optimizer=optimizer, step=step, seconds=seconds
+            )
+    save_checkpoint(folder=folder, model=model, optimizer=optimizer, step=step, seconds=seconds)
+    return losses

@@ -1,0 +1,138 @@
+"""The ops that a model is lowered to: what executors run and what the roofline prices.
+
+A lowered model is an ordered tuple of ops over a few named buffers. ``x`` is the residual stream,
+``h`` a branch, ``q``, ``k``, ``v`` the heads and ``logits`` the end. Every op is pure data: its
+buffers, its shapes and the names of its weights. Linear weights are stored ``[out, in]``.
+
+Shapes: T tokens of the pass, D hidden size, H heads, K KV heads, d head width, F feed-forward
+width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+from ridgeline.core.spec import Activation, NormSpec, RopeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """A parameter by its canonical name, e.g. ``layers.3.q``, and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed:
+    """x[T, D] = weight[token ids] · scale."""
+
+    weight: Weight
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """dst[T, D] = norm(src[T, D]) · weight."""
+
+    src: str
+    dst: str
+    weight: Weight
+    spec: NormSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QKVProject:
+    """q[T, H, d], k[T, K, d], v[T, K, d] = h[T, D] times three matrices, plus biases if any."""
+
+    query: Weight
+    key: Weight
+    value: Weight
+    query_bias: Weight | None
+    key_bias: Weight | None
+    value_bias: Weight | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorm:
+    """Normalise each head of q and of k over its d elements."""
+
+    query: Weight
+    key: Weight
+    spec: NormSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotate q[T, H, d] and k[T, K, d] by their positions."""
+
+    spec: RopeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVWrite:
+    """Store k and v of the pass's tokens into the KV cache of ``layer``."""
+
+    layer: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attend:
+    """h[T, H·d] = softmax(scale · q·K) V over the cache of ``layer``, this pass's tokens included."""
+
+    layer: int
+    group: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutProject:
+    """h[T, D] = h[T, H·d] times a matrix, plus a bias if any."""
+
+    weight: Weight
+    bias: Weight | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """h[T, D] = down(act(gate h) · up h), or down(act(up h)) where there is no gate."""
+
+    gate: Weight | None
+    up: Weight
+    down: Weight
+    up_bias: Weight | None
+    gate_bias: Weight | None
+    down_bias: Weight | None
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddResidual:
+    """x[T, D] += h[T, D]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """logits[N, V] = h[N, D] times a matrix, for the N rows that are wanted; then the softcap."""
+
+    weight: Weight
+    softcap: float | None
+
+
+Op = (
+    Embed | Norm | QKVProject | HeadNorm | Rope | KVWrite | Attend | OutProject | MLP
+    | AddResidual | Head
+)  # fmt: skip
+
+
+def op_weights(op: Op) -> tuple[Weight, ...]:
+    """The weights that an op reads, in field order."""
+    fields = (getattr(op, name) for name in type(op).__dataclass_fields__)
+    return tuple(value for value in fields if isinstance(value, Weight))

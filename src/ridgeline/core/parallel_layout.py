@@ -1,0 +1,40 @@
+"""How one model is spread over ranks."""
+
+from dataclasses import dataclass
+
+from ridgeline.core.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """Numbers of ranks along each axis: tensor, pipeline, context (sequence), expert and data.
+
+    Ranks are numbered with the tensor axis fastest, then context, pipeline and data. Experts are
+    spread over the tensor × context × data ranks, so ``expert`` must divide their product.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    data: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "context", "expert", "data"):
+            if getattr(self, name) < 1:
+                raise InvalidRequestError(f"The number of {name}-parallel ranks must be positive.")
+        if self.tensor * self.context * self.data % self.expert:
+            raise InvalidRequestError(
+                f"{self.expert} expert-parallel ranks do not divide "
+                f"{self.tensor * self.context * self.data} ranks."
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor * self.pipeline * self.context * self.data
+
+    def coordinates(self, rank: int) -> tuple[int, int, int, int]:
+        """(tensor, context, pipeline, data) coordinates of a rank."""
+        tensor, rest = rank % self.tensor, rank // self.tensor
+        context, rest = rest % self.context, rest // self.context
+        return tensor, context, rest % self.pipeline, rest // self.pipeline

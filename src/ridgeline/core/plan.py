@@ -1,0 +1,213 @@
+"""`StepPlan`: what one step of the engine does. It is executed, and it is priced.
+
+A plan is frozen, holds integers only, and can be sent to another process (`core.wire`). It knows no
+prefill and no decode: a pass computes positions ``[start, stop)`` of each of its requests. A large
+range is what others call prefill, a range of one is decode, and a range whose last tokens are
+drafted is verification.
+
+What the executor keeps between plans, per *slot* (a small integer that stands for one running
+sequence from its `Admission` to its release):
+
+* the tokens known so far: those admitted, those that plans brought, those that it sampled;
+* one block table per model role and KV group, changed only by `BlockTableUpdate`;
+* the sampling settings.
+
+Order within a step: releases, admissions, loads, copies, passes in order, saves.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ridgeline.core.sampling_params import SamplingParams
+
+_EARLIER_PASS = -(2**31)
+
+
+def step_in_flight(output: int) -> int:
+    """A token reference: output number ``output`` of the plan submitted just before this one.
+
+    With it the next step can be prepared, and submitted, before the running one ends. Outputs are
+    numbered through all passes of a plan, segment by segment, ``num_steps`` for each segment that
+    samples, and ``1 + num_drafts`` for each that verifies.
+    """
+    return -1 - output
+
+
+def earlier_pass(output: int) -> int:
+    """A token reference: output number ``output`` of an earlier pass of the same plan (a draft)."""
+    return _EARLIER_PASS + output
+
+
+def is_reference(token_id: int) -> bool:
+    return token_id < 0
+
+
+def is_earlier_pass(token_id: int) -> bool:
+    return token_id < _EARLIER_PASS // 2
+
+
+def referenced_output(token_id: int) -> int:
+    """The output number that a reference stands for."""
+    return token_id - _EARLIER_PASS if is_earlier_pass(token_id) else -1 - token_id
+
+
+class ModelRole(StrEnum):
+    """Which of the executor's models a pass runs."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A sequence enters the executor.
+
+    ``token_ids`` are all tokens known so far: the prompt and, after a preemption, the output. The
+    first ``num_prompt_tokens`` of them count as prompt in penalties. ``sample_index`` tells the n
+    samples of one request apart in the noise. ``eos_token_ids`` end the output (they are barred
+    until ``params.min_tokens``). ``adapter`` is a LoRA adapter's slot, 0 for none.
+    """
+
+    slot: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    sample_index: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    adapter: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTableUpdate:
+    """Entries ``[first, first + len(blocks))`` of a block table become ``blocks``.
+
+    Extends the table, or replaces entries (copy-on-write, blocks restored after a swap).
+    """
+
+    group: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What is wanted of a segment beside its KV.
+
+    ``sample``: the token after the last position (and a verdict on each drafted token).
+    ``masked``: sampling waits for a mask, set on the step's handle. ``prompt_logprobs``: the
+    log-probability of the token that follows each position, where it is known. ``logits``: the raw
+    logits of every position. ``pooled``: the final hidden state of the last position.
+    """
+
+    sample: bool = False
+    masked: bool = False
+    prompt_logprobs: bool = False
+    logits: bool = False
+    pooled: bool = False
+
+    @property
+    def every_position(self) -> bool:
+        """Whether the LM head runs on every position of the segment."""
+        return self.prompt_logprobs or self.logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One sequence's part of a pass: KV positions ``[start, stop)`` are computed.
+
+    ``token_ids`` are their tokens (or references), one per position. The last ``num_drafts`` are
+    drafted. Without ``parents`` these form a chain. With ``parents`` they form a tree: entry i is
+    the draft (by its index, less than i) that draft i follows, or −1 for the last token before the
+    drafts; a drafted token then stands at the position of its depth and sees only its ancestors.
+    Verification leaves the KV of the accepted path at consecutive positions; what lies beyond is
+    free to be written again.
+    """
+
+    slot: int
+    start: int
+    stop: int
+    token_ids: tuple[int, ...]
+    num_drafts: int = 0
+    parents: tuple[int, ...] = ()
+    block_updates: tuple[BlockTableUpdate, ...] = ()
+    outputs: Outputs = Outputs()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward pass of one model over the segments, as one batch.
+
+    ``num_steps`` > 1 feeds each sampled token back and goes on without returning, so that each
+    segment yields ``num_steps`` tokens (decode replay, or a drafter's chain). The blocks for them
+    are in the tables already.
+    """
+
+    segments: tuple[Segment, ...]
+    role: ModelRole = ModelRole.TARGET
+    num_steps: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(segment.num_tokens for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopy:
+    """Block ``source`` of a KV group is copied over block ``target`` (copy-on-write)."""
+
+    group: int
+    source: int
+    target: int
+    role: ModelRole = ModelRole.TARGET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTransfer:
+    """Block ``block`` of a KV group is loaded from, or saved to, entry ``tier_slot`` of a tier."""
+
+    group: int
+    block: int
+    tier_slot: int
+    role: ModelRole = ModelRole.TARGET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step. See the module's docstring for the order in which its parts take effect."""
+
+    step_id: int
+    passes: tuple[Pass, ...]
+    admissions: tuple[Admission, ...] = ()
+    releases: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    loads: tuple[BlockTransfer, ...] = ()
+    saves: tuple[BlockTransfer, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(a_pass.num_tokens * a_pass.num_steps for a_pass in self.passes)
+
+
+def check_plan(plan: StepPlan) -> None:
+    """Assert what every plan satisfies; run on each step in tests."""
+    for a_pass in plan.passes:
+        slots = [segment.slot for segment in a_pass.segments]
+        assert len(slots) == len(set(slots)), "a slot occurs twice in one pass"
+        assert a_pass.segments and a_pass.num_steps >= 1
+        for segment in a_pass.segments:
+            _check_segment(segment, replayed=a_pass.num_steps > 1)
+
+
+def _check_segment(segment: Segment, *, replayed: bool) -> None:
+    assert 0 <= segment.start < segment.stop
+    assert len(segment.token_ids) == segment.num_tokens
+    assert 0 <= segment.num_drafts < segment.num_tokens, "a draft follows a token that is known"
+    assert len(segment.parents) in (0, segment.num_drafts)
+    assert all(-1 <= parent < i for i, parent in enumerate(segment.parents))
+    assert not segment.num_drafts or segment.outputs.sample
+    assert not replayed or (segment.outputs.sample and not segment.num_drafts)

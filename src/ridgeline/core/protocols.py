@@ -1,0 +1,112 @@
+"""What the engine expects of an executor, and the scheduler of a drafter."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.plan import ModelRole, StepPlan
+from ridgeline.core.result import StepResult
+from ridgeline.core.spec import KVGroup, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """How an executor stores KV: what a block is, and who can read its bytes.
+
+    ``block_bytes[g]`` is the size of one block of group g. ``digest`` names everything that the
+    bytes depend on (format, order, version, rank); blocks with another digest are not importable.
+    """
+
+    block_tokens: int
+    groups: tuple[KVGroup, ...]
+    block_bytes: tuple[int, ...]
+    digest: str
+
+
+class StepHandle(Protocol):
+    """A submitted step."""
+
+    def set_masks(self, masks: Mapping[tuple[int, int], npt.NDArray[np.uint32]]) -> None:
+        """Allowed tokens of each masked segment, keyed by (pass, segment).
+
+        A mask is uint32 ``[rows, ceil(vocabulary / 32)]``, bit i of word w for token 32·w + i; one
+        row per sampled position. The step waits for the masks of all its masked segments.
+        """
+
+    def abort(self) -> None:
+        """Ask a replayed step (``num_steps`` > 1) to return after the token that it is on."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> StepResult:
+        """Wait for the outcome.
+
+        Raises:
+            EngineError: the step failed; the executor's state is then undefined.
+        """
+
+
+class Executor(Protocol):
+    """Runs plans. One test suite holds for all of them."""
+
+    @property
+    def name(self) -> str: ...
+
+    def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec: ...
+
+    def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout: ...
+
+    def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
+        """Create the KV pool with ``num_blocks[g]`` blocks for each group; once, before any plan.
+
+        Raises:
+            OutOfMemoryError: the pool does not fit.
+        """
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Start a step. The plan before it may still be running; the one before that may not."""
+
+    def export_blocks(
+        self, group: int, blocks: Sequence[int], role: ModelRole = ModelRole.TARGET
+    ) -> bytes:
+        """The bytes of some blocks, opaque outside executors with the same layout digest."""
+
+    def import_blocks(
+        self, group: int, blocks: Sequence[int], data: bytes, role: ModelRole = ModelRole.TARGET
+    ) -> None:
+        """Write what `export_blocks` gave. Raises ``ValueError`` if the size does not fit."""
+
+    def close(self) -> None:
+        """Free everything. A closed executor takes no more plans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Proposed next tokens of one sequence, a chain, or a tree by ``parents`` (see `Segment`).
+
+    A drafter that is itself a model proposes nothing on the host: ``num_model_tokens`` asks for
+    that many tokens from the draft model, in a pass of the same plan.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    num_model_tokens: int = 0
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of sequences; one object serves all of them, told apart by slot."""
+
+    def start(self, slot: int, token_ids: Sequence[int]) -> None:
+        """A sequence with these known tokens begins."""
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The sequence went on with these tokens (accepted ones, not proposals)."""
+
+    def propose(self, slot: int, max_tokens: int) -> Draft:
+        """Guess up to ``max_tokens`` next tokens; an empty draft is always allowed."""
+
+    def finish(self, slot: int) -> None:
+        """Forget the sequence."""

@@ -1,0 +1,143 @@
+"""How the next token is chosen, and when a request ends."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ridgeline.core.errors import InvalidRequestError
+
+MAX_LOGPROBS = 128
+MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+MAX_LOGIT_BIASES = 4096
+MAX_SEED = 2**64 - 1
+MAX_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling settings of one request; every bound is checked at construction.
+
+    Attributes:
+        n: how many independent completions of the prompt are made.
+        temperature: 0 is greedy; logits are divided by it otherwise.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches this.
+        min_p: drop tokens below this share of the most likely token's probability.
+        repetition_penalty: divides positive and multiplies negative logits of tokens already in
+            the prompt or the output (Keskar et al. 2019).
+        presence_penalty: subtracted once from the logits of tokens already in the output.
+        frequency_penalty: subtracted for each time that a token is in the output.
+        logit_bias: added to the logits of these token ids, −100 to 100.
+        seed: the same seed gives the same text, whatever else is in the batch; ``None`` draws one.
+        max_tokens: output length limit; ``None`` goes on until the context is full.
+        min_tokens: the end-of-sequence and stop tokens are impossible before this many.
+        stop: strings at which the output ends.
+        stop_token_ids: tokens at which the output ends, beside the model's own.
+        ignore_eos: the model's end-of-sequence tokens are ordinary tokens.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        skip_special_tokens: leave special tokens out of the text.
+        logprobs: report the chosen token's log-probability and this many alternatives.
+        prompt_logprobs: the same for each prompt token but the first.
+
+    Log-probabilities are those of the raw model, before penalties, temperature and truncation.
+
+    Raises:
+        InvalidRequestError: a value has the wrong type or is out of bounds.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, MAX_SAMPLES)
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_int("top_k", self.top_k, 0, MAX_TOKENS)
+        _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_int("seed", self.seed, 0, MAX_SEED, optional=True)
+        _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS, optional=True)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS)
+        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} must be true or false.")
+        self._check_collections()
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})."
+            )
+
+    def _check_collections(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if len(stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(f"stop has {len(stop)} strings; {MAX_STOP_STRINGS} at most.")
+        for text in stop:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_STRING_CHARS:
+                raise InvalidRequestError(
+                    f"Each stop string must have 1 to {MAX_STOP_STRING_CHARS} characters."
+                )
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, MAX_TOKENS)
+        if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequestError(
+                f"logit_bias must map token ids to numbers, {MAX_LOGIT_BIASES} entries at most."
+            )
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias token id", token_id, 0, MAX_TOKENS)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+def _check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be a whole number.")
+    if not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be between {low} and {high}.")
+
+
+def _check_float(
+    name: str, value: object, low: float, high: float, *, low_open: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequestError(f"{name} must be a finite number.")
+    if not low <= value <= high or (low_open and value == low):
+        bound = "greater than" if low_open else "at least"
+        raise InvalidRequestError(f"{name} must be {bound} {low:g} and at most {high:g}.")

@@ -1,0 +1,123 @@
+"""From logits to a token: a chain of pure functions over one row of logits.
+
+Order: mask → bias → minimum length → penalties → temperature → top-k → top-p → min-p → draw (that
+of transformers). The draw is the Gumbel-max trick with counter-based noise: argmax(logits + g) is
+distributed as softmax(logits), and g depends on (seed, sample index, position, token id) alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.decoding.noise import gumbel, random_words
+
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The tokens before the one that is drawn, whose position is ``len(token_ids)``."""
+
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    eos_token_ids: Sequence[int] = ()
+
+    @property
+    def output(self) -> Sequence[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+
+def sample(
+    logits_V: torch.Tensor,
+    params: SamplingParams,
+    history: History,
+    *,
+    seed: int,
+    sample_index: int = 0,
+    mask_V: torch.Tensor | None = None,
+) -> int:
+    """Draw the token at position ``len(history.token_ids)``. ``mask_V``: bool, the allowed ones."""
+    processed = process_logits(logits_V, params, history, mask_V=mask_V)
+    if params.is_greedy:
+        return int(processed.argmax())
+    candidates = torch.nonzero(processed > _NEVER)[:, 0]
+    words = random_words(
+        candidates, seed=seed, sample_index=sample_index, position=len(history.token_ids)
+    )
+    return int(candidates[(processed[candidates] + gumbel(words)).argmax()])
+
+
+def process_logits(
+    logits_V: torch.Tensor,
+    params: SamplingParams,
+    history: History,
+    *,
+    mask_V: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Logits of the distribution that is sampled, float64; −inf for what cannot be drawn."""
+    logits = logits_V.double()
+    if mask_V is not None:
+        logits = logits.masked_fill(~mask_V, _NEVER)
+    logits = _bias(logits, params)
+    logits = _minimum_length(logits, params, history)
+    if params.has_penalties:
+        logits = _penalise(logits, params, history)
+    if params.is_greedy:
+        return logits
+    logits = logits / params.temperature
+    logits = _top_k(logits, params.top_k)
+    logits = _top_p(logits, params.top_p)
+    return _min_p(logits, params.min_p)
+
+
+def _bias(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    if not params.logit_bias:
+        return logits
+    ids = torch.tensor(list(params.logit_bias))
+    values = torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
+    return logits.index_add(0, ids, values)
+
+
+def _minimum_length(logits: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
+    barred = (*history.eos_token_ids, *params.stop_token_ids)
+    if len(history.output) >= params.min_tokens or not barred:
+        return logits
+    return logits.index_fill(0, torch.tensor(barred), _NEVER)
+
+
+def _penalise(logits: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
+    seen = torch.tensor(sorted(set(history.token_ids)), dtype=torch.long)
+    factor = params.repetition_penalty
+    kept = logits[seen]
+    logits = logits.index_copy(0, seen, torch.where(kept > 0, kept / factor, kept * factor))
+    counts = torch.bincount(
+        torch.tensor(list(history.output), dtype=torch.long), minlength=len(logits)
+    )
+    return logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+
+
+def _top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Keep the k best; ties with the k-th are kept, so that the order of ids does not matter."""
+    if k == 0 or k >= len(logits):
+        return logits
+    return logits.masked_fill(logits < logits.topk(k).values[-1], _NEVER)
+
+
+def _top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+    """Keep the smallest set of best tokens whose probabilities reach p (Holtzman et al. 2020)."""
+    if p >= 1.0:
+        return logits
+    order = logits.sort(descending=True, stable=True)
+    probabilities = order.values.softmax(-1)
+    dropped = probabilities.cumsum(-1) - probabilities >= p
+    return logits.index_fill(0, order.indices[dropped], _NEVER)
+
+
+def _min_p(logits: torch.Tensor, share: float) -> torch.Tensor:
+    """Drop tokens below ``share`` of the best one's probability (Nguyen et al. 2024)."""
+    if share == 0.0:
+        return logits
+    log_share = torch.tensor(share, dtype=logits.dtype).log()
+    return logits.masked_fill(logits < logits.max() + log_share, _NEVER)

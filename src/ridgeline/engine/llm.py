@@ -1,0 +1,209 @@
+"""`LLM`: the engine in the caller's own process."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from ridgeline.core.config import EngineConfig, ResolvedConfig, resolve, with_overrides
+from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
+from ridgeline.core.philox import derive_seed
+from ridgeline.core.plan import ModelRole
+from ridgeline.core.request import Request, RequestOutput
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.spec import ModelSpec
+from ridgeline.engine.loading import Progress, load_model
+from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.prompts import Prompt, as_prompts, check_token_ids, encode_prompt
+from ridgeline.engine.request_state import RequestState
+from ridgeline.engine.stream import CompletionStream
+from ridgeline.executors import create_executor
+from ridgeline.scheduler import Scheduler, SchedulerConfig
+from ridgeline.text import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model that generates text, in this process.
+
+    Args:
+        model: a folder, a hub name, or ``None`` for the embedded model.
+        progress: called with (bytes done, bytes in all, label) while weights load.
+        settings: fields of `EngineConfig`; an unknown one is an error.
+
+    Not thread-safe. Close it, or use it as a context manager, to free its memory.
+    """
+
+    def __init__(
+        self, model: str | None = None, *, progress: Progress | None = None, **settings: Any
+    ) -> None:
+        config = with_overrides(EngineConfig(model=model), **settings)
+        loaded = load_model(config, progress=progress)
+        self.name = loaded.name
+        self.tokenizer: Tokenizer | None = loaded.tokenizer
+        self._chat_template = loaded.chat_template
+        self._executor = create_executor(
+            config.executor, {ModelRole.TARGET: loaded.model}, block_tokens=config.block_tokens
+        )
+        self.config: ResolvedConfig = resolve(
+            config,
+            spec=loaded.model.spec,
+            executor=self._executor.name,
+            dtype=str(loaded.model.dtype).removeprefix("torch."),
+            block_bytes=self._executor.kv_layout().block_bytes,
+            free_bytes=psutil.virtual_memory().available,
+        )
+        self._executor.allocate_kv(self.config.num_blocks)
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=self.config.max_num_seqs,
+                max_num_batched_tokens=self.config.max_num_batched_tokens,
+                max_model_len=self.config.max_model_len,
+                num_blocks=self.config.num_blocks,
+                block_tokens=self.config.block_tokens,
+            )
+        )
+        self._loop = EngineLoop(self._executor, scheduler, self.tokenizer)
+        self._request_ids = itertools.count()
+        self._streams: WeakValueDictionary[int, CompletionStream] = WeakValueDictionary()
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._executor.spec()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts: strings or lists of token ids, one or several.
+
+        ``params`` is one for all prompts or one for each. Outputs are in the order of the prompts.
+
+        Raises:
+            InvalidRequestError: a prompt or setting is out of bounds; nothing was computed.
+            ContextLengthError: a prompt does not fit the context.
+        """
+        states = self._add_all(as_prompts(prompts), params)
+        while not all(state.is_finished for state in states):
+            self._step()
+        return [state.output() for state in states]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> CompletionStream:
+        """Complete one prompt, chunk by chunk; several streams may be open at once."""
+        (state,) = self._add_all([prompt], params)
+        request_id = state.request.request_id
+        stream = CompletionStream(state, self._step, lambda: self._loop.abort(request_id))
+        self._streams[request_id] = stream
+        return stream
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several; see `render_chat` for the options."""
+        batch = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate(
+            [self.encode_chat(each, **template_options) for each in batch],  # type: ignore[arg-type]
+            params,
+        )
+
+    def encode_chat(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
+        """Token ids of a conversation as the chat template renders it."""
+        text = self.render_chat(messages, **template_options)
+        assert self.tokenizer is not None
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        **template_options: Any,
+    ) -> str:
+        """The chat template's text: options are tools, documents, continue_final_message, …
+
+        Raises:
+            ChatTemplateError: the model has no template, or it refuses the conversation.
+        """
+        if self._chat_template is None:
+            raise ChatTemplateError(f"{self.name} has no chat template; use generate instead.")
+        return self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, **template_options
+        )
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits after each token, float32 ``[tokens, vocabulary]``, in one forward pass or more."""
+        request = self._request(token_ids, SamplingParams(max_tokens=1), wants_logits=True)
+        state = self._loop.add(request)
+        while not state.is_finished:
+            self._step()
+        return state.prompt_logits()
+
+    def close(self) -> None:
+        """Stop the executor; the object is of no use afterwards."""
+        self._executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _add_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[RequestState]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidRequestError(f"{len(params)} sampling params for {len(prompts)} prompts.")
+        requests = [
+            self._request(encode_prompt(prompt, self.tokenizer), each)
+            for prompt, each in zip(prompts, params, strict=True)
+        ]
+        states: list[RequestState] = []
+        try:
+            for prompt, request in zip(prompts, requests, strict=True):
+                text = prompt if isinstance(prompt, str) else None
+                states.append(self._loop.add(request, text))
+        except Exception:
+            for state in states:
+                self._loop.abort(state.request.request_id)
+            raise
+        return states
+
+    def _request(
+        self, token_ids: Sequence[int], params: SamplingParams, *, wants_logits: bool = False
+    ) -> Request:
+        check_token_ids(token_ids, params, vocab_size=self.spec.vocab_size)
+        request_id = next(self._request_ids)
+        eos = () if params.ignore_eos or not self.tokenizer else self.tokenizer.eos_token_ids
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(token_ids),
+            params=params,
+            seed=derive_seed(self.config.seed, request_id) if params.seed is None else params.seed,
+            eos_token_ids=tuple(sorted(eos)),
+            wants_logits=wants_logits,
+        )
+
+    def _step(self) -> None:
+        for chunk in self._loop.step():
+            stream = self._streams.get(chunk.request_id)
+            if stream is not None:
+                stream.put(chunk)

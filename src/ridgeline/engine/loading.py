@@ -1,0 +1,99 @@
+"""From a model's name to everything that an engine needs of it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.formats import float_format
+from ridgeline.executors import ExecutorModel
+from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
+from ridgeline.text import ChatTemplate, Tokenizer
+from ridgeline.weights import dummy_weights, load_weights, locate_model
+
+_log = logging.getLogger(__name__)
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory. ``tokenizer`` and ``chat_template`` are ``None`` where there are none."""
+
+    name: str
+    definition: ModelDefinition
+    model: ExecutorModel
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+
+
+def load_model(config: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
+    """Find, read and check a model.
+
+    Raises:
+        ModelFileError: it is missing, damaged or not supported.
+        MachineError: no network, disk or memory for it.
+    """
+    preset = PRESETS.get(config.model or "")
+    folder = None
+    if config.load_format == "dummy" and preset is not None:
+        definition = describe(preset, strict=config.strict)
+    else:
+        folder = locate_model(
+            config.model,
+            revision=config.revision,
+            offline=config.offline,
+            need_weights=config.load_format != "dummy",
+            progress=progress,
+        )
+        definition = describe(read_config(folder), strict=config.strict)
+    dtype_name = definition.dtype if config.dtype == "auto" else float_format(config.dtype).name
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    ops = lower(definition.spec)
+    if config.load_format == "dummy" or folder is None:
+        weights = dummy_weights(ops, dtype=dtype, seed=config.seed)
+    else:
+        weights = load_weights(
+            folder,
+            ops=ops,
+            sources=definition.sources,
+            ignored=definition.ignored,
+            dtype=dtype,
+            progress=progress,
+        )
+    tokenizer = None if folder is None else _load_tokenizer(folder)
+    return LoadedModel(
+        name=config.model or "embedded",
+        definition=definition,
+        model=ExecutorModel(spec=definition.spec, ops=ops, weights=weights, dtype=dtype),
+        tokenizer=tokenizer,
+        chat_template=_load_chat_template(config, tokenizer),
+    )
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The folder's tokenizer; without one the model still takes token ids."""
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+        _log.warning("%s has no tokenizer; prompts must be token ids.", folder)
+        return None
+    return Tokenizer.from_folder(folder)
+
+
+def _load_chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    if tokenizer is None:
+        return None
+    if config.chat_template is None:
+        return ChatTemplate.from_tokenizer(tokenizer)
+    source = config.chat_template
+    if "{" not in source:  # a path, not a template
+        try:
+            source = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"The chat template {source} cannot be read.") from error
+    return ChatTemplate(source, special_tokens=tokenizer.special_tokens)

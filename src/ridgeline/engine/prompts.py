@@ -1,0 +1,55 @@
+"""Prompts as callers give them: text or token ids, one or several."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.text import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, from a list or from a single one (a string, or token ids)."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
+    """Token ids of a prompt.
+
+    Raises:
+        InvalidRequestError: text without a tokenizer, or no token at all.
+    """
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if tokenizer is None:
+        raise InvalidRequestError("This model has no tokenizer; give the prompt as token ids.")
+    token_ids = tokenizer.encode(prompt)
+    if not token_ids and tokenizer.bos_token_id is not None:
+        token_ids = [tokenizer.bos_token_id]
+    return token_ids
+
+
+def check_token_ids(token_ids: Sequence[int], params: SamplingParams, *, vocab_size: int) -> None:
+    """Every token id that reaches the model or its logits lies within the vocabulary.
+
+    Raises:
+        InvalidRequestError: one does not, or the prompt is empty.
+    """
+    if not token_ids:
+        raise InvalidRequestError("The prompt has no tokens.")
+    for what, ids in (
+        ("prompt", token_ids),
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", params.logit_bias),
+    ):
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise InvalidRequestError(f"The {what} must hold whole numbers as token ids.")
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(
+                    f"Token id {token_id} in {what} is not in the vocabulary of {vocab_size}."
+                )

@@ -1,0 +1,91 @@
+"""One sample's way from tokens to text."""
+
+from ridgeline.core.request import CompletionChunk, CompletionOutput, FinishReason
+from ridgeline.core.result import TokenLogprobs
+from ridgeline.scheduler import Sequence, SequenceUpdate
+from ridgeline.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
+
+
+class SampleOutput:
+    """Collects the tokens, text and log-probabilities of one sequence.
+
+    A token that ends the output is in ``token_ids``, but in the text only if stops are included.
+    """
+
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None) -> None:
+        params = sequence.request.params
+        self.sequence = sequence
+        self._detokenizer = (
+            None
+            if tokenizer is None
+            else IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        )
+        self._stops = StopStringMatcher(params.stop, include_stop=params.include_stop_str_in_output)
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._stop_reason: str | int | None = None
+
+    def push(self, update: SequenceUpdate) -> tuple[CompletionChunk, bool]:
+        """Take a step's tokens. Returns the chunk, and whether a stop string was completed in it."""
+        tokens = update.new_token_ids
+        finished = self.sequence.is_finished
+        text, matched, used = "", False, 0
+        for used, token in enumerate(tokens, start=1):  # noqa: B007
+            if finished and used == len(tokens) and self._hides_last_token():
+                break
+            text += self._stops.push(self._detokenize(token))
+            if self._stops.matched is not None:
+                matched = True
+                break
+        if finished and not matched:
+            text += self._flush()
+            matched = self._stops.matched is not None
+        if matched:
+            self._stop_reason = self._stops.matched
+        elif finished:
+            self._stop_reason = self.sequence.stop_reason
+        logprobs = update.result.logprobs[:used]
+        self._text.append(text)
+        self._token_ids.extend(tokens[:used])
+        self._logprobs.extend(logprobs)
+        reason = FinishReason.STOP if matched else self.sequence.finish_reason
+        chunk = CompletionChunk(
+            request_id=self.sequence.request.request_id,
+            index=self.sequence.sample_index,
+            text=text,
+            token_ids=tokens[:used],
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=self._stop_reason,
+        )
+        return chunk, matched
+
+    def output(self) -> CompletionOutput:
+        """All of it so far."""
+        wants_logprobs = self.sequence.request.params.logprobs is not None
+        return CompletionOutput(
+            index=self.sequence.sample_index,
+            text="".join(self._text),
+            token_ids=tuple(self._token_ids),
+            finish_reason=self.sequence.finish_reason,
+            stop_reason=self._stop_reason,
+            logprobs=tuple(self._logprobs) if wants_logprobs else None,
+            cumulative_logprob=(
+                sum(entry.logprob for entry in self._logprobs) if wants_logprobs else None
+            ),
+        )
+
+    def _hides_last_token(self) -> bool:
+        sequence = self.sequence
+        return (
+            sequence.finish_reason is FinishReason.STOP
+            and not sequence.request.params.include_stop_str_in_output
+        )
+
+    def _detokenize(self, token: int) -> str:
+        return self._detokenizer.push([token]) if self._detokenizer else ""
+
+    def _flush(self) -> str:
+        text = self._stops.push(self._detokenizer.finish()) if self._detokenizer else ""
+        return text + self._stops.flush()

@@ -1,0 +1,49 @@
+"""A request whose text is taken chunk by chunk."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Self
+
+from ridgeline.core.request import CompletionChunk, RequestOutput
+from ridgeline.engine.request_state import RequestState
+
+
+class CompletionStream(Iterator[CompletionChunk]):
+    """Iterate for the chunks; `output` has everything so far, `close` aborts what is left.
+
+    ``step`` runs one engine step, which calls `put` for this request's chunks; ``abort`` ends the
+    request. Dropping the stream closes it.
+    """
+
+    def __init__(
+        self, state: RequestState, step: Callable[[], None], abort: Callable[[], None]
+    ) -> None:
+        self._state = state
+        self._step = step
+        self._abort = abort
+        self._chunks: deque[CompletionChunk] = deque()
+
+    def put(self, chunk: CompletionChunk) -> None:
+        self._chunks.append(chunk)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> CompletionChunk:
+        while not self._chunks:
+            if self._state.is_finished:
+                raise StopIteration
+            self._step()
+        return self._chunks.popleft()
+
+    def output(self) -> RequestOutput:
+        """The outcome so far, timings included once it is finished or closed."""
+        return self._state.output()
+
+    def close(self) -> None:
+        """Abort the request if it still runs; nothing more is yielded."""
+        self._abort()
+        self._chunks.clear()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,106 @@
+"""A pass turned into tensors.
+
+Shapes: T tokens of the pass, S tokens and C visible KV slots of one segment.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.core.plan import ModelRole, Segment
+from ridgeline.decoding import ancestors, chain, depths
+from ridgeline.executors.reference.state import SequenceState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInput:
+    """One segment with its references resolved.
+
+    ``kv_positions_C``: position of each KV slot ``[0, stop)``. ``drafted_SD``: which of the D
+    drafted KV slots each of the S tokens sees, for trees.
+    """
+
+    segment: Segment
+    state: SequenceState
+    token_ids: tuple[int, ...]
+    kv_positions_C: torch.Tensor
+    drafted_SD: torch.Tensor | None
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        return self.segment.parents or chain(self.segment.num_drafts)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.segment.num_drafts :]
+
+    @property
+    def positions(self) -> list[int]:
+        """Position of each of the segment's tokens."""
+        return self.kv_positions_C[self.segment.start :].tolist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Inputs of one forward pass; segments lie one after the other."""
+
+    role: ModelRole
+    segments: tuple[SegmentInput, ...]
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    rope_lengths_T: torch.Tensor
+
+    def ranges(self) -> list[tuple[SegmentInput, int, int]]:
+        """Each segment with its half-open range of rows."""
+        result, first = [], 0
+        for item in self.segments:
+            result.append((item, first, first + item.segment.num_tokens))
+            first += item.segment.num_tokens
+        return result
+
+
+def build_batch(
+    segments: Sequence[Segment],
+    token_ids: Sequence[Sequence[int]],
+    states: Mapping[int, SequenceState],
+    role: ModelRole,
+) -> Batch:
+    """Tensors for one forward pass; applies block-table updates and records known tokens."""
+    inputs = []
+    for segment, tokens in zip(segments, token_ids, strict=True):
+        state = states[segment.slot]
+        for update in segment.block_updates:
+            state.update_table(role, update)
+        known = len(tokens) - segment.num_drafts
+        state.set_tokens(segment.start, tokens[:known])
+        inputs.append(_segment_input(segment, tuple(tokens), state))
+    flat = [(item.state, position) for item in inputs for position in item.positions]
+    return Batch(
+        role=role,
+        segments=tuple(inputs),
+        token_ids_T=torch.tensor([token for tokens in token_ids for token in tokens]),
+        positions_T=torch.tensor([position for _, position in flat]),
+        rope_lengths_T=torch.tensor([state.rope_length(position) for state, position in flat]),
+    )
+
+
+def _segment_input(
+    segment: Segment, token_ids: tuple[int, ...], state: SequenceState
+) -> SegmentInput:
+    first_draft = segment.stop - segment.num_drafts
+    positions = torch.arange(segment.stop)
+    drafted = None
+    if segment.parents:
+        positions[first_draft:] = torch.tensor(depths(segment.parents)) + first_draft - 1
+        drafted = torch.zeros(segment.num_tokens, segment.num_drafts, dtype=torch.bool)
+        for node in range(segment.num_drafts):
+            row = first_draft - segment.start + node
+            drafted[row, list(ancestors(segment.parents, node))] = True
+    return SegmentInput(
+        segment=segment,
+        state=state,
+        token_ids=token_ids,
+        kv_positions_C=positions,
+        drafted_SD=drafted,
+    )

@@ -1,0 +1,51 @@
+"""What the executor remembers of a sequence between plans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ridgeline.core.plan import Admission, BlockTableUpdate, ModelRole
+from ridgeline.decoding import History
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """Known tokens and block tables of one slot; mutated as plans are executed."""
+
+    admission: Admission
+    token_ids: list[int]
+    tables: dict[tuple[ModelRole, int], list[int]] = field(default_factory=dict)
+
+    def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
+        table = self.tables.setdefault((role, update.group), [])
+        assert update.first <= len(table), "a block table has no gaps"
+        table[update.first : update.first + len(update.blocks)] = update.blocks
+
+    def set_tokens(self, start: int, token_ids: Sequence[int]) -> None:
+        """Tokens at ``start`` onward become these; what was known beyond them is kept."""
+        assert start <= len(self.token_ids), "a sequence has no gaps"
+        self.token_ids[start : start + len(token_ids)] = token_ids
+
+    def kv_rows(
+        self, role: ModelRole, group: int, start: int, stop: int, block_tokens: int
+    ) -> torch.Tensor:
+        """Flat cache rows of KV slots ``[start, stop)``."""
+        table = torch.tensor(self.tables[role, group])
+        slots = torch.arange(start, stop)
+        return table[slots // block_tokens] * block_tokens + slots % block_tokens
+
+    def rope_length(self, position: int) -> int:
+        """Length of the sequence that a token at ``position`` sees, for scalings that ask.
+
+        The prompt's length for its tokens and position + 1 for those after it, however the prompt
+        was cut into chunks.
+        """
+        return max(self.admission.num_prompt_tokens, position + 1)
+
+    def history(self, token_ids: Sequence[int]) -> History:
+        return History(
+            token_ids=token_ids,
+            num_prompt_tokens=self.admission.num_prompt_tokens,
+            eos_token_ids=self.admission.eos_token_ids,
+        )

@@ -1,0 +1,47 @@
+"""Softmax attention of one segment over its context."""
+
+import torch
+
+from ridgeline.kernels.reference.elementwise import softcap, wide
+
+
+def attend(
+    q_SHd: torch.Tensor,
+    k_CKd: torch.Tensor,
+    v_CKd: torch.Tensor,
+    visible_SC: torch.Tensor,
+    *,
+    scale: float,
+    cap: float | None = None,
+) -> torch.Tensor:
+    """Attention output ``[S, H, d]``; each KV head serves H / K consecutive query heads.
+
+    ``visible_SC`` says which keys a query may see; every query must see at least one.
+    """
+    num_tokens, num_heads, head_dim = q_SHd.shape
+    num_kv_heads = k_CKd.shape[1]
+    q = wide(q_SHd).view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    scores = softcap(torch.einsum("skgd,ckd->kgsc", q, wide(k_CKd)) * scale, cap)
+    weights = scores.masked_fill(~visible_SC, float("-inf")).softmax(-1)
+    out = torch.einsum("kgsc,ckd->skgd", weights, wide(v_CKd))
+    return out.reshape(num_tokens, num_heads, head_dim).to(q_SHd.dtype)
+
+
+def visible(
+    *,
+    query_positions_S: torch.Tensor,
+    key_positions_C: torch.Tensor,
+    drafted_SD: torch.Tensor | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Which keys each query sees: those not after it, within the window, and not on another branch.
+
+    ``drafted_SD`` overrides causality for the last keys of a segment with a draft tree; there, a
+    query sees exactly its ancestors and itself. bool ``[S, C]``.
+    """
+    distance = query_positions_S[:, None] - key_positions_C[None, :]
+    seen = distance >= 0
+    if drafted_SD is not None:
+        width = drafted_SD.shape[1]
+        seen = torch.cat([seen[:, :-width], drafted_SD], dim=1)
+    return seen if window is None else seen & (distance < window)

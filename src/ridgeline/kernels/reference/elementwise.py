@@ -1,0 +1,29 @@
+"""Activations and the soft cap."""
+
+import torch
+from torch.nn import functional
+
+from ridgeline.core.spec import Activation
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """x in the type that reductions use: float64 stays, everything else becomes float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The non-linearity of a feed-forward network, elementwise."""
+    match activation:
+        case Activation.SILU:
+            return functional.silu(x)
+        case Activation.GELU:
+            return functional.gelu(x)
+        case Activation.GELU_TANH:
+            return functional.gelu(x, approximate="tanh")
+        case Activation.RELU:
+            return functional.relu(x)
+
+
+def softcap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """cap · tanh(x / cap), elementwise; x itself where there is no cap (Gemma 2)."""
+    return x if cap is None else torch.tanh(x / cap) * cap

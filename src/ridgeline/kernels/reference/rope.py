@@ -1,0 +1,32 @@
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864)."""
+
+import torch
+
+from ridgeline.core.spec import RopeSpec
+from ridgeline.models import inverse_frequencies, rope_attention_factor
+
+
+def rope_tables(
+    spec: RopeSpec, positions_T: torch.Tensor, lengths_T: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, float32 ``[T, rotary_dim / 2]``.
+
+    ``lengths_T`` is the length of the sequence that each token sees; only scalings that depend on
+    it (dynamic) read it. Tables are float32 in every executor, as checkpoints were trained.
+    """
+    angles = torch.empty(len(positions_T), spec.rotary_dim // 2)
+    for length in torch.unique(lengths_T).tolist():
+        rows = lengths_T == length
+        frequencies = torch.from_numpy(inverse_frequencies(spec, sequence_length=length))
+        angles[rows] = positions_T[rows].float()[:, None] * frequencies
+    factor = rope_attention_factor(spec)
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def rotate(x_THd: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotate the first ``rotary_dim`` elements of each head; the rest pass through."""
+    cos, sin = (table.to(x_THd.dtype)[:, None, :] for table in tables)
+    half = cos.shape[-1]
+    first, second = x_THd[..., :half], x_THd[..., half : 2 * half]
+    rotated = (first * cos - second * sin, second * cos + first * sin, x_THd[..., 2 * half :])
+    return torch.cat(rotated, dim=-1)

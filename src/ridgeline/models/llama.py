@@ -1,0 +1,36 @@
+"""Llama 2 and 3 (Touvron et al. 2023, arXiv 2307.09288; Dubey et al. 2024, arXiv 2407.21783)."""
+
+from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.models.config import ConfigReader
+from ridgeline.models.decoder import pre_norm_decoder
+from ridgeline.models.family import Family
+from ridgeline.models.fields import read_heads, read_sizes
+from ridgeline.models.rope_config import read_rope
+from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
+
+
+def build(config: ConfigReader) -> ModelSpec:
+    """Grouped-query attention and SwiGLU; biases where the config asks for them."""
+    config.refuse("pretraining_tp", unless=(1,))
+    sizes = read_sizes(config, max_position=2048)
+    heads = read_heads(config, sizes.hidden_size)
+    bias = config.boolean("attention_bias", default=False)
+    attention = AttentionSpec(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        scale=heads.head_dim**-0.5,
+        rope=read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    return pre_norm_decoder(
+        config,
+        model_type="llama",
+        sizes=sizes,
+        attention=[attention] * sizes.num_layers,
+        mlp_bias=config.boolean("mlp_bias", default=False),
+    )
+
+
+FAMILY = Family(model_type="llama", build=build, tensors=LLAMA_TENSORS, ignored=LLAMA_IGNORED)

@@ -1,0 +1,63 @@
+"""One sample of a request, as the scheduler sees it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ridgeline.core.request import FinishReason, Request
+from ridgeline.core.result import SegmentResult
+
+
+class SequenceStatus(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutated by the scheduler alone.
+
+    A step closes part of the gap between ``num_computed`` (tokens whose KV is in the cache) and the
+    tokens known. ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
+    prompt's. ``num_sent`` counts the table entries that the executor has been told of.
+    """
+
+    request: Request
+    sample_index: int
+    token_ids: list[int]
+    tables: list[list[int]]
+    num_computed: int = 0
+    num_sent: list[int] = field(default_factory=list)
+    slot: int | None = None
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceUpdate:
+    """What a step did for one sequence: new output tokens, and the segment's result as it came.
+
+    ``start`` is the first position that the segment computed.
+    """
+
+    sequence: Sequence
+    start: int
+    new_token_ids: tuple[int, ...]
+    result: SegmentResult

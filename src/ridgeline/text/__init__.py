@@ -1,0 +1,19 @@
+"""Text: tokenizers, chat templates, incremental detokenizing, stop strings."""
+
+from ridgeline.text.chat_messages import check_messages
+from ridgeline.text.chat_template import ChatTemplate, RenderLimits
+from ridgeline.text.decoding import DecoderPlan
+from ridgeline.text.detokenizer import IncrementalDetokenizer
+from ridgeline.text.stop_strings import StopMatch, StopStringMatcher
+from ridgeline.text.tokenizer import Tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "DecoderPlan",
+    "IncrementalDetokenizer",
+    "RenderLimits",
+    "StopMatch",
+    "StopStringMatcher",
+    "Tokenizer",
+    "check_messages",
+]

@@ -1,0 +1,67 @@
+"""Text from a growing sequence of tokens, a piece at a time."""
+
+from collections.abc import Sequence
+
+from ridgeline.text.decoding import Stage
+from ridgeline.text.tokenizer import Tokenizer
+
+_CONTEXT_TOKENS = 16
+
+
+class IncrementalDetokenizer:
+    """Detokenizes one sequence as it grows; not thread-safe.
+
+    The deltas of ``push`` and the rest from ``finish``, joined, equal ``tokenizer.decode`` of all
+    the ids, also where the bytes are not UTF-8. Nothing that has been returned is ever taken back:
+    half a UTF-8 character is held, and so is a run of byte-fallback tokens (its text is settled
+    only when the run ends). Each token costs O(length of the token), amortised.
+
+    ``context_ids``: the tokens before the first pushed one, of which the last 16 are used. Without
+    them the first token is the start of a text, where SentencePiece decoders drop a space; with
+    them it continues a text (a completion of a raw prompt wants this). Their text is not returned,
+    save for bytes that the first pushed tokens complete.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        context_ids: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._stages: list[Stage] = tokenizer.decoder.stages()
+        self._finished = False
+        self.push(context_ids[-_CONTEXT_TOKENS:])
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens; return the text that they settle (often empty).
+
+        Ids that the vocabulary does not have stand for no text, as in ``decode``.
+        """
+        assert not self._finished, "push after finish"
+        pieces: list[str] = []
+        for token_id in token_ids:
+            token = self._tokenizer.id_to_token(token_id)
+            if token is None or (self._skip and self._tokenizer.is_special(token_id)):
+                continue
+            pieces.extend(_run(self._stages, (token,)))
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        """Return what was held back; bytes that never became a character give U+FFFD."""
+        assert not self._finished, "finish twice"
+        self._finished = True
+        pieces: list[str] = []
+        for index, stage in enumerate(self._stages):
+            pieces.extend(_run(self._stages[index + 1 :], stage.end()))
+        return "".join(pieces)
+
+
+def _run(stages: Sequence[Stage], items: Sequence[str]) -> Sequence[str]:
+    for stage in stages:
+        if not items:
+            break
+        items = [out for item in items for out in stage.feed(item)]
+    return items

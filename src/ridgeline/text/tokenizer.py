@@ -1,0 +1,137 @@
+"""The tokenizer of a model folder, over the ``tokenizers`` library."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.text.chat_template_files import find_chat_template
+from ridgeline.text.decoding import DecoderPlan
+from ridgeline.text.reading import backend_errors, read_json
+from ridgeline.text.special_tokens import SpecialTokens, add_missing_tokens, eos_token_ids
+from ridgeline.text.tokenizer_files import load_backend
+
+_ID_LIMIT = 2**32
+
+
+class Tokenizer:
+    """Text to token ids and back; immutable after construction, safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        chat_template: str | Mapping[str, str] | None = None,
+    ) -> None:
+        with backend_errors("The tokenizer cannot be used"):
+            # Truncation and padding are the engine's business, and must not alter a prompt.
+            backend.no_truncation()
+            backend.no_padding()
+            added = backend.get_added_tokens_decoder()
+            decoder = None if backend.decoder is None else backend.decoder.__getstate__()
+            self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self._backend = backend
+        self._decoder_state: bytes | None = decoder
+        self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.decoder = DecoderPlan.from_json(decoder)
+        self.special_tokens = dict(special_tokens or {})
+        self.eos_token_ids = eos_token_ids
+        self.chat_template = chat_template
+
+    @classmethod
+    def from_folder(cls, folder: str | PathLike[str]) -> "Tokenizer":
+        """Load the tokenizer of a model folder.
+
+        Reads ``tokenizer.json`` (or ``vocab.json`` and ``merges.txt``), and where they exist
+        ``tokenizer_config.json``, ``special_tokens_map.json``, ``added_tokens.json``,
+        ``generation_config.json``, ``config.json`` and the chat templates. Raises TokenizerError.
+        """
+        path = Path(folder)
+        config = read_json(path / "tokenizer_config.json")
+        tokens = SpecialTokens.read(path, config)
+        backend = load_backend(path, config, tokens)
+        with backend_errors("The special tokens cannot be added to the tokenizer"):
+            add_missing_tokens(backend, tokens)
+            eos = tokens.named.get("eos_token")
+            eos_id = None if eos is None else backend.token_to_id(eos.content)
+        return cls(
+            backend,
+            special_tokens={name: token.content for name, token in tokens.named.items()},
+            eos_token_ids=eos_token_ids(
+                read_json(path / "generation_config.json"), eos_id, read_json(path / "config.json")
+            ),
+            chat_template=find_chat_template(path, config),
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of ``text``; InvalidRequestError if it is not valid Unicode.
+
+        ``add_special_tokens`` runs the post-processor (BOS, EOS); leave it off after a chat
+        template. Special tokens that are spelt out in the text become tokens in either case.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequestError("The text to tokenize must be a string.")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError("The text contains surrogates, not valid Unicode.") from error
+        with backend_errors("The tokenizer failed on the text"):
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of ``ids``; ids that the vocabulary lacks stand for nothing.
+
+        ``clean_up_tokenization_spaces`` is ignored, as transformers 5 does for BPE: the cleanup
+        alters text that the model wrote. InvalidRequestError for an id outside 32 bits.
+        """
+        if any(not isinstance(index, int) or not 0 <= index < _ID_LIMIT for index in ids):
+            raise InvalidRequestError("A token id must be an integer from 0 to 2**32 - 1.")
+        with backend_errors("The tokenizer failed on the token ids"):
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id of the begin-of-sequence token, None where the model has none."""
+        bos = self.special_tokens.get("bos_token")
+        return None if bos is None else self.token_to_id(bos)
+
+    def is_special(self, token_id: int) -> bool:
+        """Say whether ``decode`` leaves this token out when it skips special tokens."""
+        return token_id in self._special_ids
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the token as the vocabulary spells it, None if there is no such id."""
+        return self._backend.id_to_token(token_id) if 0 <= token_id < _ID_LIMIT else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token as the vocabulary spells it, None if there is none."""
+        return self._backend.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a text, empty for an id without a token.
+
+        A leading space is kept even where the decoder drops it at the start of a text.
+        """
+        token = self.id_to_token(token_id)
+        return b"" if token is None else self.decoder.token_bytes(token)
+
+    def digest(self) -> str:
+        """Return a SHA-256 (hex) of the vocabulary: which id means which bytes.
+
+        Two models may share token ids (a draft and its target) iff their digests are equal.
+        """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        decoder = json.loads(self._decoder_state) if self._decoder_state is not None else None
+        content = [sorted((index, token) for token, index in vocabulary.items()), decoder]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

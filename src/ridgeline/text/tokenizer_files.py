@@ -1,0 +1,85 @@
+"""Building the Rust tokenizer from whichever files a folder has."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from ridgeline.core.errors import TokenizerError
+from ridgeline.text.reading import backend_errors, read_bytes, read_json
+from ridgeline.text.special_tokens import SpecialTokens, add_missing_tokens
+
+_TOKENIZER_LIMIT_BYTES = 512 << 20
+
+# transformers' Qwen2Tokenizer, whose older checkpoints have no tokenizer.json
+_QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def load_backend(folder: Path, config: dict[str, Any], tokens: SpecialTokens) -> Backend:
+    """Build the Rust tokenizer from whichever files the folder has.
+
+    ``tokenizer.json`` is taken as it is: as in transformers 5, ``add_bos_token`` and
+    ``add_eos_token`` do not change its post-processor. They rule where there is none.
+    """
+    if not folder.is_dir():
+        raise TokenizerError("There is no model folder to load a tokenizer from.")
+    data = read_bytes(folder / "tokenizer.json", _TOKENIZER_LIMIT_BYTES)
+    if data is not None:
+        with backend_errors("tokenizer.json is damaged or of an unknown format"):
+            return Backend.from_buffer(data)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _from_vocab_and_merges(folder, config, tokens)
+    if (folder / "tokenizer.model").is_file():
+        raise TokenizerError(
+            "The folder has only a SentencePiece tokenizer.model; convert it to tokenizer.json "
+            "with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+        )
+    raise TokenizerError("The folder has no tokenizer.json, nor vocab.json with merges.txt.")
+
+
+def _from_vocab_and_merges(folder: Path, config: dict[str, Any], tokens: SpecialTokens) -> Backend:
+    """Build the byte-level BPE of GPT-2 (or of Qwen2, where the config names that class)."""
+    vocabulary = read_json(folder / "vocab.json")
+    if any(isinstance(token, str) and token.startswith("▁") for token in vocabulary):
+        raise TokenizerError(
+            "vocab.json is not a byte-level vocabulary; a tokenizer.json is needed."
+        )
+    with backend_errors("vocab.json or merges.txt is damaged"):
+        merges = [
+            (left, right)
+            for line in (folder / "merges.txt").read_text("utf-8").splitlines()
+            if line.strip() and not line.startswith("#version")
+            for left, right in [line.split(" ")]
+        ]
+        backend = Backend(models.BPE(vocab=vocabulary, merges=merges))
+        backend.decoder = decoders.ByteLevel()
+        prefix = config.get("add_prefix_space") is True
+        if str(config.get("tokenizer_class")).startswith("Qwen2"):
+            defaults = {"eos_token", "unk_token", "pad_token"}
+            backend.normalizer = normalizers.NFC()
+            split = pre_tokenizers.Split(Regex(_QWEN2_PATTERN), behavior="isolated")
+            byte_level = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
+            backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+        else:
+            defaults = {"bos_token", "eos_token", "unk_token"}
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+        tokens.set_defaults(dict.fromkeys(sorted(defaults - config.keys()), "<|endoftext|>"))
+        add_missing_tokens(backend, tokens)
+        _set_post_processor(backend, config, tokens)
+        return backend
+
+
+def _set_post_processor(backend: Backend, config: dict[str, Any], tokens: SpecialTokens) -> None:
+    bos, eos = tokens.named.get("bos_token"), tokens.named.get("eos_token")
+    before = [bos.content] if bos and config.get("add_bos_token") is True else []
+    after = [eos.content] if eos and config.get("add_eos_token") is True else []
+    if not before and not after:
+        return
+    special = [(token, backend.token_to_id(token)) for token in {*before, *after}]
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after], special_tokens=special
+    )

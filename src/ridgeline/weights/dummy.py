@@ -1,0 +1,79 @@
+"""Random weights of a model's true shapes, so that speed can be measured without a checkpoint."""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from ridgeline.core.ops import Embed, HeadNorm, Norm, Op, Weight
+from ridgeline.weights.loading import weight_shapes
+
+# A prime, so that rows of the usual widths do not line up with the block.
+_BLOCK_ELEMENTS = 1_048_573
+_ROTATION = 654_321
+_EMBEDDING_STD = 0.02
+
+
+def dummy_weights(ops: Sequence[Op], *, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Random weights for all of ``ops``, by canonical name.
+
+    Norm gains are one (stored as zero where the spec has a unit offset), biases zero, embeddings
+    normal with deviation 0.02, matrices normal with deviation 1/sqrt(fan in), so that activations
+    keep their scale from layer to layer. Each tensor depends on ``seed``, its name, shape and
+    ``dtype`` alone, not on its place among the ops.
+
+    Values come from one block of about a million normal numbers, repeated, each time rotated by
+    another amount: within a tensor they are distributed as they should be, but beyond a million
+    elements they are not independent. Good for measuring speed and memory, and nothing else.
+    """
+    constants, embeddings = _constants(ops), _embeddings(ops)
+    generator = torch.Generator().manual_seed(_hash("", seed))
+    block = torch.randn(_BLOCK_ELEMENTS, generator=generator)
+    scaled: dict[float, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in weight_shapes(ops).items():
+        if name in constants:
+            weights[name] = torch.full(shape, constants[name], dtype=dtype)
+            continue
+        std = _EMBEDDING_STD if name in embeddings else max(shape[-1], 1) ** -0.5
+        if std not in scaled:
+            # Twice in a row, so that every rotation is one slice.
+            scaled[std] = (block * std).to(dtype).repeat(2)
+        weights[name] = _tiled(scaled[std], shape, _hash(name, seed))
+    return weights
+
+
+def _constants(ops: Sequence[Op]) -> dict[str, float]:
+    """Weights that are not random: norm gains and biases."""
+    constants: dict[str, float] = {}
+    for op in ops:
+        for field in type(op).__dataclass_fields__:
+            weight = getattr(op, field)
+            if not isinstance(weight, Weight):
+                continue
+            if isinstance(op, Norm | HeadNorm):
+                constants[weight.name] = 0.0 if op.spec.unit_offset else 1.0
+            elif field.endswith("bias"):
+                constants[weight.name] = 0.0
+    return constants
+
+
+def _embeddings(ops: Sequence[Op]) -> set[str]:
+    return {op.weight.name for op in ops if isinstance(op, Embed)}
+
+
+def _tiled(twice_block: torch.Tensor, shape: tuple[int, ...], start: int) -> torch.Tensor:
+    """A tensor filled with rotations of the block, the first by ``start`` elements."""
+    weight = torch.empty(shape, dtype=twice_block.dtype)
+    flat = weight.view(-1)
+    for index, first in enumerate(range(0, flat.numel(), _BLOCK_ELEMENTS)):
+        target = flat[first : first + _BLOCK_ELEMENTS]
+        offset = (start + index * _ROTATION) % _BLOCK_ELEMENTS
+        target.copy_(twice_block[offset : offset + target.numel()])
+    return weight
+
+
+def _hash(name: str, seed: int) -> int:
+    """A number below 2^63 that is the same in every process."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,88 @@
+"""Which files make a model, and what to say of a folder or repository that lacks them."""
+
+import os
+from collections.abc import Collection
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ridgeline.core.errors import (
+    DiskError,
+    ModelFileError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+
+CONFIG_NAME = "config.json"
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+# What is downloaded: never a pickle. Sub-folders hold other formats (ONNX, the original weights),
+# but for chat templates; consolidated files are a second copy of the weights.
+_SMALL_PATTERNS = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_WEIGHT_PATTERNS = ["*.safetensors"]
+SKIPPED_PATTERNS = ["*/*.json", "*/*.safetensors", "consolidated*"]
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def wanted_patterns(need_weights: bool) -> list[str]:
+    """Patterns of the files to download, less `SKIPPED_PATTERNS`."""
+    return _SMALL_PATTERNS + _WEIGHT_PATTERNS if need_weights else _SMALL_PATTERNS
+
+
+def is_wanted(name: str, need_weights: bool) -> bool:
+    """Whether the file ``name`` of a repository is to be downloaded."""
+    wanted = any(fnmatch(name, pattern) for pattern in wanted_patterns(need_weights))
+    return wanted and not any(fnmatch(name, pattern) for pattern in SKIPPED_PATTERNS)
+
+
+def files_in(folder: Path) -> frozenset[str]:
+    """The names in a folder; links that lead nowhere are left out.
+
+    Raises:
+        ModelNotFoundError: there is no such folder.
+        DiskError: the folder cannot be read.
+    """
+    try:
+        return frozenset(n for n in os.listdir(folder) if os.path.exists(os.path.join(folder, n)))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelNotFoundError(f"There is no folder {folder}.") from None
+    except OSError as error:
+        raise DiskError(f"{folder} could not be read: {error.strerror or error}.") from None
+
+
+def check_files(
+    names: Collection[str], where: str, *, need_config: bool = True, need_weights: bool = True
+) -> None:
+    """Check that the files of a folder or repository, called ``where``, make a model.
+
+    Raises:
+        UnsupportedModelError: there are weights, but only in formats that Ridgeline does not read.
+        ModelNotFoundError: the config or the weights are missing; names what is.
+    """
+    lacks_weights = need_weights and SINGLE_NAME not in names and INDEX_NAME not in names
+    if lacks_weights and (other := _other_weights(names, where)):
+        raise other
+    missing = [CONFIG_NAME] if need_config and CONFIG_NAME not in names else []
+    if lacks_weights:
+        missing.append(f"{SINGLE_NAME} or {INDEX_NAME}")
+    if missing:
+        raise ModelNotFoundError(
+            f"{where} is not a model that can be loaded: it has no {', and no '.join(missing)}."
+        )
+
+
+def _other_weights(names: Collection[str], where: str) -> ModelFileError | None:
+    for name in sorted(names):
+        if fnmatch(name, "*.gguf"):
+            return UnsupportedModelError(
+                f"{where} has its weights only as GGUF, which Ridgeline does not read yet; "
+                "use a model that has .safetensors files."
+            )
+    for name in sorted(names):
+        if "/" not in name and any(fnmatch(name, pattern) for pattern in _PICKLES):
+            return UnsupportedModelError(
+                f"{where} has its weights only as {name}, a pickle file, which can run code and is "
+                "never loaded; convert it to safetensors."
+            )
+    return None

@@ -1,0 +1,168 @@
+"""Download of models from the Hugging Face hub, each failure told in one sentence.
+
+``huggingface_hub`` does the work. It writes each file under a temporary name (``*.incomplete``),
+checks its size and renames it, so that a file under its own name is whole. A stream that breaks
+off is resumed where it broke; after a failed call the files that were finished are kept, and the
+next call fetches the others from their start.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging import ERROR, getLogger
+from pathlib import Path
+
+from ridgeline.core.errors import DiskError, ModelFileError, ModelNotFoundError, NetworkError
+from ridgeline.weights.files import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    SKIPPED_PATTERNS,
+    check_files,
+    files_in,
+    is_wanted,
+    wanted_patterns,
+)
+from ridgeline.weights.hub_errors import explain
+from ridgeline.weights.hub_progress import ByteCount, bar_class
+from ridgeline.weights.progress import Progress
+from ridgeline.weights.shard_index import read_index
+
+_ATTEMPTS = 3
+_TIMEOUT_S = 15.0
+_SPARE_BYTES = 64 << 20
+
+
+def download(
+    name: str, *, revision: str | None, offline: bool, need_weights: bool, progress: Progress | None
+) -> Path:
+    """The folder of hub model ``name``, after what the local cache lacks was downloaded.
+
+    If the hub cannot be reached, what was downloaded before is used.
+
+    Raises:
+        ModelNotFoundError: unknown, gated, without the files of a model, or offline and not here.
+        UnsupportedModelError: the weights are there only in other formats.
+        NetworkError: the hub cannot be reached or does not answer as it should.
+        DiskError: the files do not fit on the disk, or may not be written.
+    """
+    # Imported late: 0.3 s that local folders and the embedded model do without.
+    from huggingface_hub import constants
+
+    with _quiet():
+        if offline or constants.HF_HUB_OFFLINE:
+            folder = _cached(name, revision, need_weights)
+            if folder is None:
+                raise ModelNotFoundError(
+                    f"{name} was not downloaded before, or not completely, and offline mode is on; "
+                    "give a folder, use the embedded model, or allow the download."
+                )
+            return folder
+        try:
+            return _fetched(name, revision, need_weights, progress)
+        except NetworkError:
+            folder = _cached(name, revision, need_weights)
+            if folder is None:
+                raise
+            return folder
+
+
+def _cached(name: str, revision: str | None, need_weights: bool) -> Path | None:
+    """The folder of a model that was downloaded before, if all of it is there."""
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        folder = Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=constants.HF_HUB_CACHE,
+                local_files_only=True,
+                allow_patterns=wanted_patterns(need_weights),
+                ignore_patterns=SKIPPED_PATTERNS,
+            )
+        )
+        # The library compares with its record of the repository, but only if it could write one.
+        names = files_in(folder)
+        check_files(names, name, need_weights=need_weights)
+        sharded = need_weights and SINGLE_NAME not in names
+        whole = not sharded or set(read_index(folder / INDEX_NAME).values()) <= names
+    except (OSError, ValueError, ModelFileError, DiskError):
+        return None
+    return folder if whole else None
+
+
+def _fetched(
+    name: str, revision: str | None, need_weights: bool, progress: Progress | None
+) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    total_bytes = _bytes_to_fetch(name, revision, need_weights)
+    _check_space(name, total_bytes, Path(constants.HF_HUB_CACHE))
+    count = ByteCount(total_bytes, name, progress)
+    for attempt in range(1, _ATTEMPTS + 1):
+        before = count.start_attempt()
+        try:
+            folder = snapshot_download(
+                name,
+                revision=revision,
+                endpoint=constants.ENDPOINT,
+                cache_dir=constants.HF_HUB_CACHE,
+                allow_patterns=wanted_patterns(need_weights),
+                ignore_patterns=SKIPPED_PATTERNS,
+                tqdm_class=bar_class(count),
+            )
+        except Exception as error:
+            told = explain(error, name, revision)
+            # The library resumes a stream that ends early, but not one that is reset.
+            hopeless = not isinstance(told, NetworkError) or count.done_bytes == before
+            if hopeless or attempt == _ATTEMPTS:
+                raise told from error
+        else:
+            count.finish()
+            return Path(folder)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _bytes_to_fetch(name: str, revision: str | None, need_weights: bool) -> int:
+    """The size of the wanted files that are not in the cache, once they are known to be a model."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    try:
+        info = HfApi(endpoint=constants.ENDPOINT).model_info(
+            name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S
+        )
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+    except Exception as error:
+        raise explain(error, name, revision) from error
+    check_files(sizes.keys(), f"The hub model {name}", need_weights=need_weights)
+    cache = constants.HF_HUB_CACHE
+    return sum(
+        sizes[file]
+        for file in sizes
+        if is_wanted(file, need_weights)
+        and not isinstance(try_to_load_from_cache(name, file, cache, info.sha), str)
+    )
+
+
+def _check_space(name: str, need_bytes: int, cache: Path) -> None:
+    folder = cache.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free_bytes = shutil.disk_usage(folder).free
+    if need_bytes and free_bytes < need_bytes + _SPARE_BYTES:
+        raise DiskError(
+            f"Downloading {name} takes {need_bytes / 1e9:.2f} GB and {cache} has "
+            f"{free_bytes / 1e9:.2f} GB free; make room, or set HF_HOME to a larger disk."
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's warnings off the terminal: what matters is raised, and told once."""
+    logger = getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

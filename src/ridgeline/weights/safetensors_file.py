@@ -1,0 +1,181 @@
+"""One safetensors file: shapes and dtypes from its header, tensors as views or by reading.
+
+There are two ways to the data. ``tensor`` maps the file and copies nothing; it is as safe as the
+file is left alone, since a page that can no longer be read ends the process (SIGBUS). ``read_into``
+uses plain reads, so that a file that shrinks or a disk that fails is an error like any other.
+"""
+
+import mmap
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import torch
+
+from ridgeline.core.errors import (
+    CorruptFileError,
+    DiskError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+from ridgeline.weights.safetensors_header import (
+    TORCH_DTYPES,
+    TensorEntry,
+    read_header,
+    short_name,
+)
+
+# Reads are cut into blocks, so that progress moves and conversion needs only this much beside.
+_BLOCK_BYTES = 8 << 20
+
+
+class SafetensorsFile:
+    """An open safetensors file. Close it, or use it in a ``with`` block; views outlive it.
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+        CorruptFileError: the file contradicts its own header or is cut short.
+        DiskError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map: mmap.mmap | None = None
+        self._file, size_bytes = _open(path)
+        try:
+            self._entries = read_header(self._file, size_bytes, path.name)
+        except OSError as error:
+            self.close()
+            raise _unreadable(path, error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; tensors that were handed out stay valid."""
+        self._file.close()
+        self._map = None
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors, in the order of their data in the file."""
+        return tuple(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of tensor ``name``, without reading it."""
+        return self._entries[name].shape
+
+    def num_bytes(self, name: str) -> int:
+        """The bytes that tensor ``name`` takes in the file."""
+        entry = self._entries[name]
+        return entry.stop - entry.start
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of tensor ``name``.
+
+        Raises:
+            UnsupportedModelError: the dtype is one that Ridgeline cannot read.
+        """
+        found = TORCH_DTYPES.get(self._entries[name].dtype)
+        if found is None:
+            raise UnsupportedModelError(
+                f"Tensor {short_name(name)} in {self.path.name} has dtype "
+                f"{short_name(self._entries[name].dtype)}, which Ridgeline cannot read; "
+                f"it reads {', '.join(TORCH_DTYPES)}."
+            )
+        return found
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Tensor ``name`` as a view of the mapped file (a copy where its offset is not aligned).
+
+        The mapping is private: writing to the view does not change the file.
+
+        Raises:
+            UnsupportedModelError: the dtype is one that Ridgeline cannot read.
+            DiskError: the file cannot be mapped.
+        """
+        entry, dtype = self._entries[name], self.dtype(name)
+        if entry.start == entry.stop:
+            return torch.empty(entry.shape, dtype=dtype)
+        data = torch.frombuffer(
+            self._mapped(), dtype=torch.uint8, count=entry.stop - entry.start, offset=entry.start
+        )
+        if entry.start % dtype.itemsize:
+            data = data.clone()
+        return data.view(dtype).view(entry.shape)
+
+    def read_into(
+        self, name: str, out: torch.Tensor, on_bytes: Callable[[int], None] | None = None
+    ) -> None:
+        """Read tensor ``name`` into ``out``, a contiguous CPU tensor of its shape and any dtype.
+
+        ``out`` is overwritten, converted from the file's dtype where they differ; ``on_bytes`` is
+        called with the number of bytes read, block by block.
+
+        Raises:
+            UnsupportedModelError: the dtype is one that Ridgeline cannot read.
+            CorruptFileError: the file has become shorter since it was opened.
+            DiskError: the file cannot be read.
+        """
+        entry, dtype = self._entries[name], self.dtype(name)
+        assert out.is_contiguous()
+        assert tuple(out.shape) == entry.shape
+        flat, step = out.view(-1), _BLOCK_BYTES // dtype.itemsize
+        same = out.dtype == dtype
+        block = flat if same else torch.empty(min(step, flat.numel()), dtype=dtype)
+        for first in range(0, flat.numel(), step):
+            target = flat[first : first + step]
+            source = target if same else block[: target.numel()]
+            self._read(entry, first * dtype.itemsize, source)
+            if not same:
+                target.copy_(source)
+            if on_bytes is not None:
+                on_bytes(source.nbytes)
+
+    def _read(self, entry: TensorEntry, offset: int, out: torch.Tensor) -> None:
+        """Fill the contiguous ``out`` from ``offset`` bytes into the data of ``entry``."""
+        buffer = out.view(torch.uint8).numpy().data
+        done = 0
+        while done < len(buffer):
+            try:
+                got = os.preadv(self._file.fileno(), [buffer[done:]], entry.start + offset + done)
+            except OSError as error:
+                raise _unreadable(self.path, error) from None
+            if got == 0:
+                raise CorruptFileError(f"{self.path.name} became shorter while it was being read.")
+            done += got
+
+    def _mapped(self) -> mmap.mmap:
+        if self._map is None:
+            try:
+                # ACCESS_COPY gives torch a writable buffer; what is written stays in this process.
+                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
+                raise _unreadable(self.path, error) from None
+        return self._map
+
+
+def _open(path: Path) -> tuple[BinaryIO, int]:
+    """The open file and its size in bytes."""
+    try:
+        # Looked at before it is opened: opening a pipe would wait for ever.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ModelNotFoundError(f"{path} is not a regular file.")
+        file = path.open("rb")
+        return file, os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> DiskError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return DiskError(f"{path} could not be read: {reason}.")

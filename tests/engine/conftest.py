@@ -1,0 +1,56 @@
+"""A tiny model folder with a tokenizer of its own, in float64 so that equalities are exact."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.tiny import CONFIG, tiny_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ridgeline import LLM
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+VOCAB = 300
+
+
+def write_tokenizer(folder):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB - 1,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat " * 20], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<eos>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    config = CONFIG | {"vocab_size": VOCAB, "architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+    model = tiny_model(config, dtype=torch.float32, gain=4.0)
+    from ridgeline.models import describe
+
+    sources = describe(config).sources
+    save_file(
+        {sources[name].name: value.contiguous() for name, value in model.weights.items()},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llm(model_folder):
+    with LLM(str(model_folder), dtype="float64", block_tokens=4, max_num_seqs=8) as llm:
+        yield llm

@@ -1,0 +1,295 @@
+"""The reference executor's contract, each way of running a plan against plain decoding."""
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import CONFIG, WINDOWED, Driver, tiny_executor, tiny_model
+
+from ridgeline.core.errors import EngineError
+from ridgeline.core.plan import (
+    BlockCopy,
+    BlockTableUpdate,
+    ModelRole,
+    Outputs,
+    Pass,
+    Segment,
+    earlier_pass,
+    step_in_flight,
+)
+from ridgeline.core.sampling_params import SamplingParams
+
+PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
+LOGITS = Outputs(sample=True, logits=True)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2)
+BOTH_KINDS = pytest.mark.parametrize("params", [SamplingParams(temperature=0), SAMPLED])
+BOTH_MODELS = pytest.mark.parametrize("config", [CONFIG, WINDOWED], ids=["full", "windowed"])
+
+
+@pytest.fixture
+def driver():
+    executor = tiny_executor()
+    yield Driver(executor)
+    executor.close()
+
+
+def driver_for(config):
+    return Driver(tiny_executor(model=tiny_model(config)))
+
+
+@BOTH_MODELS
+def test_chunked_equals_whole(config):
+    driver = driver_for(config)
+    whole = driver.start(0, PROMPT, outputs=LOGITS)
+    driver.run(
+        driver.segment(1, 0, PROMPT[:5], fresh=True, outputs=Outputs(logits=True)),
+        admissions=(driver.admit(1, PROMPT),),
+    )
+    middle = driver.run(driver.segment(1, 5, PROMPT[5:6], outputs=Outputs(logits=True)))
+    rest = driver.run(driver.segment(1, 6, PROMPT[6:], outputs=LOGITS)).passes[0][0]
+    np.testing.assert_allclose(rest.logits, whole.logits[6:], atol=1e-6)
+    np.testing.assert_allclose(middle.passes[0][0].logits, whole.logits[5:6], atol=1e-6)
+    assert rest.token_ids == whole.token_ids
+
+
+@BOTH_MODELS
+def test_batched_equals_alone(config):
+    driver = driver_for(config)
+    prompts = [PROMPT, PROMPT[:1], PROMPT[4:]]
+    alone = [driver.start(0, prompt, outputs=LOGITS) for prompt in prompts]
+    segments = [
+        driver.segment(slot, 0, prompt, fresh=True, outputs=LOGITS)
+        for slot, prompt in enumerate(prompts)
+    ]
+    admissions = tuple(driver.admit(slot, prompt) for slot, prompt in enumerate(prompts))
+    together = driver.run(*segments, admissions=admissions, releases=(0,)).passes[0]
+    for one, all_ in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one.logits, all_.logits, atol=1e-6)
+        assert one.token_ids == all_.token_ids
+
+
+@BOTH_KINDS
+@BOTH_MODELS
+def test_replay_equals_single_steps(config, params):
+    driver = driver_for(config)
+    expected = driver.decode(0, PROMPT, 8, params)
+    segment = driver.segment(1, 0, PROMPT, fresh=True)
+    result = driver.run(
+        passes=[Pass(segments=(segment,), num_steps=8)],
+        admissions=(driver.admit(1, PROMPT, params),),
+    )
+    assert list(result.passes[0][0].token_ids) == expected
+
+
+def test_replay_stops_when_told(driver):
+    segment = driver.segment(0, 0, PROMPT, fresh=True, outputs=Outputs(sample=True, masked=True))
+    handle = driver.submit(
+        passes=[Pass(segments=(segment,), num_steps=40)], admissions=(driver.admit(0, PROMPT),)
+    )
+    handle.abort()
+    handle.set_masks({(0, 0): np.full((1, 5), 2**32 - 1, dtype=np.uint32)})
+    result = handle.result()
+    assert result.aborted
+    assert len(result.passes[0][0].token_ids) == 1
+
+
+@BOTH_KINDS
+@BOTH_MODELS
+@pytest.mark.parametrize("wrong_at", [0, 1, 3, None])
+def test_chain_verification_changes_nothing(config, params, wrong_at):
+    driver = driver_for(config)
+    expected = driver.decode(0, PROMPT, 10, params)
+    drafts = expected[1:5]
+    if wrong_at is not None:
+        drafts[wrong_at] = (drafts[wrong_at] + 1) % 151
+    first = driver.start(1, PROMPT, params)
+    assert list(first.token_ids) == expected[:1]
+    tokens = [*expected[:1]]
+    segment = driver.segment(1, len(PROMPT), [tokens[-1], *drafts], num_drafts=4)
+    result = driver.run(segment).passes[0][0]
+    accepted = 4 if wrong_at is None else wrong_at
+    assert result.accepted == tuple(range(accepted))
+    tokens += result.token_ids
+    while len(tokens) < 10:  # the KV of rejected drafts is written over
+        position = len(PROMPT) + len(tokens) - 1
+        tokens += driver.run(driver.segment(1, position, [tokens[-1]])).passes[0][0].token_ids
+    assert tokens == expected
+
+
+@BOTH_KINDS
+@BOTH_MODELS
+def test_tree_verification_changes_nothing(config, params):
+    """The right path lies scattered among wrong branches; its KV must end up in order."""
+    driver = driver_for(config)
+    expected = driver.decode(0, PROMPT, 12, params)
+    driver.start(1, PROMPT, params)
+    wrong = [(token + 7) % 151 for token in expected]
+    #          0          1            2            3          4            5
+    drafts = [wrong[1], expected[1], wrong[2], expected[2], wrong[3], expected[3]]
+    parents = (-1, -1, 0, 1, 3, 3)
+    segment = driver.segment(1, len(PROMPT), [expected[0], *drafts], num_drafts=6, parents=parents)
+    result = driver.run(segment).passes[0][0]
+    assert result.accepted == (1, 3, 5)
+    assert list(result.token_ids) == expected[1:5]
+    tokens = expected[:5]
+    while len(tokens) < 12:
+        position = len(PROMPT) + len(tokens) - 1
+        tokens += driver.run(driver.segment(1, position, [tokens[-1]])).passes[0][0].token_ids
+    assert tokens == expected
+
+
+def test_tree_nodes_see_only_their_ancestors(driver):
+    """The logits of each node equal those of its path alone."""
+    driver.start(0, PROMPT)
+    drafts, parents = [10, 20, 30, 40], (-1, 0, 0, 2)
+    tree = driver.run(
+        driver.segment(0, len(PROMPT), [5, *drafts], num_drafts=4, parents=parents, outputs=LOGITS)
+    ).passes[0][0]
+    for node, path in enumerate([[10], [10, 20], [10, 30], [10, 30, 40]]):
+        alone = driver.start(1, [*PROMPT, 5, *path], outputs=LOGITS)
+        driver.run(passes=[], releases=(1,)) if node < 3 else None
+        np.testing.assert_allclose(tree.logits[node + 1], alone.logits[-1], atol=1e-6)
+
+
+@BOTH_KINDS
+def test_draft_pass_feeds_the_verification(params):
+    draft = tiny_model(CONFIG | {"num_hidden_layers": 1}, seed=1)
+    for drafter in (tiny_model(), draft):  # one that agrees with the target, and one that does not
+        driver = Driver(tiny_executor(draft=drafter))
+        expected = driver.decode(0, PROMPT, 6, params)
+        (first, *_) = driver.start(1, PROMPT, params).token_ids
+        whole = Segment(
+            slot=1,
+            start=0,
+            stop=len(PROMPT) + 1,
+            token_ids=(*PROMPT, first),
+            outputs=Outputs(sample=True),
+            block_updates=(BlockTableUpdate(group=0, first=0, blocks=tuple(range(16))),),
+        )
+        verify = driver.segment(
+            1, len(PROMPT), [first, *(earlier_pass(i) for i in range(4))], num_drafts=4
+        )
+        result = driver.run(
+            passes=[
+                Pass(role=ModelRole.DRAFT, segments=(whole,), num_steps=4),
+                Pass(segments=(verify,)),
+            ]
+        )
+        drafted, verified = result.passes[0][0], result.passes[1][0]
+        agreed = len(verified.accepted)
+        assert drafted.token_ids[:agreed] == verified.token_ids[:agreed]
+        assert [first, *verified.token_ids] == expected[: agreed + 2]
+        if drafter is not draft:
+            assert agreed == 4
+
+
+def test_a_step_may_use_the_token_of_the_step_in_flight(driver):
+    expected = driver.decode(0, PROMPT, 3)
+    segments = [
+        driver.segment(1, 0, PROMPT[:4], fresh=True),
+        driver.segment(2, 0, PROMPT, fresh=True),
+    ]
+    admissions = (driver.admit(1, PROMPT[:4]), driver.admit(2, PROMPT))
+    handles = [driver.submit(*segments, admissions=admissions)]
+    for step in range(2):
+        reference = step_in_flight(1 if step == 0 else 0)
+        handles.append(driver.submit(driver.segment(2, len(PROMPT) + step, [reference])))
+    results = [handle.result() for handle in handles]
+    assert results[0].passes[0][1].token_ids == (expected[0],)
+    assert [result.passes[0][0].token_ids[0] for result in results[1:]] == expected[1:]
+
+
+def test_block_copy_and_table_replacement(driver):
+    """A fork that copies its partial block goes on alone and leaves the original as it was."""
+    expected = driver.decode(0, PROMPT, 4)
+    other = driver.start(1, [*PROMPT, 99]).token_ids
+    shared, copied = (0, 1, 2), 60
+    admission = driver.admit(2, [*PROMPT, 99])
+    fork = Segment(
+        slot=2,
+        start=len(PROMPT),
+        stop=len(PROMPT) + 1,
+        token_ids=(99,),
+        outputs=Outputs(sample=True),
+        block_updates=(BlockTableUpdate(group=0, first=0, blocks=(*shared, copied)),),
+    )
+    copy = BlockCopy(group=0, source=3, target=copied)
+    result = driver.run(fork, admissions=(admission,), copies=(copy,))
+    assert result.passes[0][0].token_ids == other
+    again = driver.run(driver.segment(0, len(PROMPT), [expected[0]])).passes[0][0]
+    assert again.token_ids == (expected[1],)
+
+
+@BOTH_MODELS
+def test_exported_blocks_are_read_by_another_executor(config):
+    first, second = driver_for(config), driver_for(config)
+    expected = first.decode(0, PROMPT, 3)
+    assert first.executor.kv_layout() == second.executor.kv_layout()
+    blocks = list(range(16))
+    for group, size in enumerate(first.executor.kv_layout().block_bytes):
+        data = first.executor.export_blocks(group, blocks)
+        assert len(data) == size * len(blocks)
+        second.executor.import_blocks(group, blocks, data)
+        with pytest.raises(ValueError, match="blocks"):
+            second.executor.import_blocks(group, blocks, data[:-1])
+    known = [*PROMPT, expected[0]]
+    segment = second.segment(0, len(PROMPT), expected[:1], fresh=True)
+    result = second.run(segment, admissions=(second.admit(0, known),))
+    assert result.passes[0][0].token_ids == (expected[1],)
+
+
+def test_layout_digest_tells_formats_apart():
+    digests = {
+        tiny_executor(model=tiny_model(config, dtype=dtype), block_tokens=size).kv_layout().digest
+        for config in (CONFIG, WINDOWED)
+        for dtype in (torch.float32, torch.bfloat16)
+        for size in (4, 8)
+    }
+    assert len(digests) == 8
+
+
+def test_masks_bind_each_row(driver):
+    driver.start(0, PROMPT)
+    allowed = [7, 8, 150]
+    masks = np.zeros((2, 5), dtype=np.uint32)
+    for row, tokens in enumerate([allowed[:1], allowed[1:]]):
+        for token in tokens:
+            masks[row, token // 32] |= np.uint32(1 << token % 32)
+    segment = driver.segment(
+        0, len(PROMPT), [5, 7], num_drafts=1, outputs=Outputs(sample=True, masked=True)
+    )
+    handle = driver.submit(segment)
+    with pytest.raises(EngineError, match="masks"):
+        handle.result()
+    handle.set_masks({(0, 0): masks})
+    result = handle.result().passes[0][0]
+    assert result.accepted == (0,)
+    assert result.token_ids[0] == 7
+    assert result.token_ids[1] in (8, 150)
+
+
+def test_pooled_is_the_last_hidden_state(driver):
+    outputs = Outputs(pooled=True)
+    whole = driver.start(0, PROMPT, outputs=outputs)
+    assert whole.pooled.shape == (48,)
+    assert whole.token_ids == ()
+    shorter = driver.start(1, PROMPT[:-1], outputs=outputs)
+    assert not np.allclose(whole.pooled, shorter.pooled)
+
+
+def test_prompt_logprobs_are_those_of_the_logits(driver):
+    params = SamplingParams(temperature=0, prompt_logprobs=2, logprobs=0)
+    outputs = Outputs(sample=True, prompt_logprobs=True, logits=True)
+    result = driver.start(0, PROMPT, params, outputs=outputs)
+    logprobs = torch.from_numpy(result.logits).double().log_softmax(-1)
+    assert [entry.token_id for entry in result.prompt_logprobs] == PROMPT[1:]
+    for row, entry in enumerate(result.prompt_logprobs):
+        assert entry.logprob == pytest.approx(float(logprobs[row, entry.token_id]), abs=1e-5)
+        assert len(entry.top) == 2
+    (chosen,) = result.logprobs
+    assert chosen.token_id == result.token_ids[0] == int(logprobs[-1].argmax())
+
+
+def test_a_failing_step_raises_from_result(driver):
+    handle = driver.submit(driver.segment(9, 0, PROMPT))  # a slot that was never admitted
+    with pytest.raises(KeyError):
+        handle.result()

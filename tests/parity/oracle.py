@@ -1,0 +1,109 @@
+"""Checkpoints made by transformers, every parameter random, and what transformers computes."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from tests.parity.cases import Case
+
+DECODED = 32
+_UNIT_OFFSET = ("gemma2", "gemma3_text", "gemma3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle:
+    """``logits``: float32 ``[prompt + DECODED, V]``, the prompt's in one pass, then one by one.
+
+    ``token_ids`` are the tokens that went in: the prompt, then transformers' greedy choices.
+    """
+
+    folder: Path
+    prompt: list[int]
+    token_ids: list[int]
+    logits: np.ndarray
+
+
+@torch.no_grad()
+def make_oracle(case: Case, folder: Path) -> Oracle:
+    """Write a checkpoint, and run it in transformers with its own cache and eager attention."""
+    model = _model(case).eval()
+    generator = torch.Generator().manual_seed(len(case.id) * 1009 + sum(map(ord, case.id)))
+    for name, parameter in model.named_parameters():
+        parameter.copy_(_random(name, parameter, generator, case))
+    model.save_pretrained(folder)
+    vocab_size = case.config["vocab_size"]
+    prompt = torch.randint(vocab_size, (case.prompt_tokens,), generator=generator).tolist()
+    token_ids = list(prompt)
+    out = model(torch.tensor([prompt]), use_cache=True, output_attentions=True)
+    _check_is_telling(out)
+    logits = [out.logits[0]]
+    for _ in range(DECODED):
+        token_ids.append(int(logits[-1][-1].argmax()))
+        out = model(
+            torch.tensor([token_ids[-1:]]), past_key_values=out.past_key_values, use_cache=True
+        )
+        logits.append(out.logits[0])
+    return Oracle(
+        folder=folder, prompt=prompt, token_ids=token_ids, logits=torch.cat(logits).numpy()
+    )
+
+
+def _model(case: Case) -> torch.nn.Module:
+    names = {
+        "llama": "Llama",
+        "mistral": "Mistral",
+        "qwen2": "Qwen2",
+        "qwen3": "Qwen3",
+        "gemma2": "Gemma2",
+        "gemma3_text": "Gemma3Text",
+    }
+    if case.family == "gemma3":
+        config = transformers.Gemma3Config(
+            text_config=case.config,
+            vision_config={
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            mm_tokens_per_image=4,
+            attn_implementation="eager",
+        )
+        return transformers.Gemma3ForConditionalGeneration(config)
+    name = names[case.family]
+    config = getattr(transformers, f"{name}Config")(**case.config, attn_implementation="eager")
+    return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config)
+
+
+def _random(
+    name: str, parameter: torch.Tensor, generator: torch.Generator, case: Case
+) -> torch.Tensor:
+    """Gains for telling logits: scores of standard deviation 2 or so, far from uniform attention."""
+    shape = parameter.shape
+    if "norm" in name:
+        low, high = (1.1, 2.0) if "q_norm" in name or "k_norm" in name else (0.6, 1.6)
+        values = low + (high - low) * torch.rand(shape, generator=generator)
+        return values - 1.0 if case.family in _UNIT_OFFSET else values
+    values = torch.randn(shape, generator=generator)
+    if name.endswith("bias"):
+        return values * 0.5
+    if "embed_tokens" in name:
+        tied = case.config.get("tie_word_embeddings", case.family in _UNIT_OFFSET)
+        return values * (0.35 if tied else 1.0)
+    gain = 3.0 if "lm_head" in name else 1.5 if "q_proj" in name or "k_proj" in name else 1.1
+    return values * gain / math.sqrt(shape[-1]) if len(shape) > 1 else values
+
+
+def _check_is_telling(out) -> None:
+    """Assert that a wrong result would show: logits vary, and attention is far from uniform."""
+    assert out.logits.std() >= 1.0
+    for weights in out.attentions:
+        rows = weights[0, :, 8:].double()  # [H, queries, keys]
+        entropy = -(rows * rows.clamp_min(1e-30).log()).sum(-1)
+        seen = (rows > 0).sum(-1).double()
+        assert (entropy / seen.log()).mean() < 0.85

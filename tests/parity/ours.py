@@ -1,0 +1,37 @@
+"""Ridgeline's side: the checkpoint loaded by the engine's own loader, run by hand-written plans."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tests.tiny import Driver
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.plan import ModelRole, Outputs
+from ridgeline.engine.loading import LoadedModel, load_model
+from ridgeline.executors import ExecutorModel, create_executor
+
+_BLOCK_TOKENS = 8
+_LOGITS = Outputs(logits=True)
+
+
+def load(folder: Path) -> LoadedModel:
+    return load_model(EngineConfig(model=str(folder), dtype="float32"))
+
+
+def run(model: ExecutorModel, token_ids: Sequence[int], *, prompt_tokens: int) -> np.ndarray:
+    """Logits ``[T, V]``: the prompt's tokens in one pass, the others one at a time."""
+    num_blocks = -(-len(token_ids) // _BLOCK_TOKENS)
+    executor = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=_BLOCK_TOKENS)
+    try:
+        executor.allocate_kv([num_blocks] * len(executor.kv_layout().groups))
+        driver = Driver(executor, blocks_per_slot=num_blocks)
+        logits = [driver.start(0, token_ids[:prompt_tokens], outputs=_LOGITS).logits]
+        for position in range(prompt_tokens, len(token_ids)):
+            segment = driver.segment(
+                0, position, token_ids[position : position + 1], outputs=_LOGITS
+            )
+            logits.append(driver.run(segment).passes[0][0].logits)
+    finally:
+        executor.close()
+    return np.concatenate(logits)

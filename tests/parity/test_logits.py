@@ -1,0 +1,44 @@
+"""Logits and greedy tokens equal to those of transformers, through the whole loading path."""
+
+import numpy as np
+import pytest
+from tests.parity.cases import CASES
+from tests.parity.oracle import DECODED
+from tests.parity.ours import load, run
+
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.engine import LLM
+
+TOLERANCE = 1e-4
+ALL_CASES = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+
+
+@ALL_CASES
+def test_prefill(case, oracle_of):
+    oracle = oracle_of(case.id)
+    with LLM(model=str(oracle.folder), executor="reference", dtype="float32") as llm:
+        logits = llm.logits(oracle.prompt)
+    expected = oracle.logits[: len(oracle.prompt)]
+    assert logits.shape == expected.shape
+    assert np.abs(logits - expected).max() <= TOLERANCE
+
+
+@ALL_CASES
+def test_cached_decode(case, oracle_of):
+    oracle = oracle_of(case.id)
+    logits = run(load(oracle.folder).model, oracle.token_ids, prompt_tokens=len(oracle.prompt))
+    assert np.abs(logits - oracle.logits).max() <= TOLERANCE
+
+
+@ALL_CASES
+def test_greedy_tokens(case, oracle_of):
+    oracle = oracle_of(case.id)
+    params = SamplingParams(temperature=0.0, max_tokens=DECODED)
+    with LLM(model=str(oracle.folder), executor="reference", dtype="float32") as llm:
+        (output,) = llm.generate([oracle.prompt], params)
+    expected = oracle.token_ids[len(oracle.prompt) :]
+    for step, (ours, theirs) in enumerate(zip(output.outputs[0].token_ids, expected, strict=True)):
+        row = oracle.logits[len(oracle.prompt) - 1 + step]
+        if row[theirs] - row[ours] <= 2 * TOLERANCE and ours != theirs:
+            return  # a tie: what follows is another text
+        assert ours == theirs

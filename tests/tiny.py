@@ -1,0 +1,113 @@
+"""A tiny random model, and a driver that runs hand-written plans on an executor."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ridgeline.core.plan import (
+    Admission,
+    BlockTableUpdate,
+    ModelRole,
+    Outputs,
+    Pass,
+    Segment,
+    StepPlan,
+    check_plan,
+)
+from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.models import describe, lower
+from ridgeline.weights import dummy_weights
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 151,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+WINDOWED = CONFIG | {"model_type": "mistral", "sliding_window": 9}
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def tiny_model(config=CONFIG, *, dtype=torch.float64, seed=0, gain=3.0) -> ExecutorModel:
+    """Random weights; a gain on the head makes logits far from flat, so tokens vary."""
+    spec = describe(config).spec
+    ops = lower(spec)
+    weights = dummy_weights(ops, dtype=dtype, seed=seed)
+    weights["head"] = weights["head"] * gain
+    return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype)
+
+
+def tiny_executor(*, draft: ExecutorModel | None = None, model=None, num_blocks=64, block_tokens=4):
+    models = {ModelRole.TARGET: model or tiny_model()}
+    if draft is not None:
+        models[ModelRole.DRAFT] = draft
+    executor = create_executor("reference", models, block_tokens=block_tokens)
+    for role in models:
+        groups = executor.kv_layout(role).groups
+        executor.allocate_kv([num_blocks] * len(groups), role)
+    return executor
+
+
+class Driver:
+    """Gives each slot blocks of its own and counts steps; plans are otherwise the test's."""
+
+    def __init__(self, executor, *, blocks_per_slot=16):
+        self.executor = executor
+        self.blocks_per_slot = blocks_per_slot
+        self.step_id = 0
+
+    def admit(self, slot: int, token_ids: Sequence[int], params=GREEDY, **fields) -> Admission:
+        fields = {"num_prompt_tokens": len(token_ids), "seed": 0} | fields
+        return Admission(slot=slot, token_ids=tuple(token_ids), params=params, **fields)
+
+    def segment(self, slot, start, token_ids, *, outputs=None, fresh=False, **fields) -> Segment:
+        """``fresh`` sends the slot's whole block table (in every KV group)."""
+        updates = ()
+        if fresh:
+            first = slot * self.blocks_per_slot
+            blocks = tuple(range(first, first + self.blocks_per_slot))
+            groups = range(len(self.executor.kv_layout().groups))
+            updates = tuple(BlockTableUpdate(group=g, first=0, blocks=blocks) for g in groups)
+        return Segment(
+            slot=slot,
+            start=start,
+            stop=start + len(token_ids),
+            token_ids=tuple(token_ids),
+            outputs=outputs or Outputs(sample=True),
+            block_updates=updates,
+            **fields,
+        )
+
+    def submit(self, *segments: Segment, passes=None, **fields):
+        self.step_id += 1
+        passes = (Pass(segments=segments),) if passes is None else passes
+        plan = StepPlan(step_id=self.step_id, passes=tuple(passes), **fields)
+        check_plan(plan)
+        return self.executor.submit(plan)
+
+    def run(self, *segments: Segment, passes=None, **fields) -> StepResult:
+        return self.submit(*segments, passes=passes, **fields).result()
+
+    def start(self, slot, token_ids, params=GREEDY, outputs=None, **fields) -> SegmentResult:
+        """Admit a sequence and compute its prompt in one step."""
+        segment = self.segment(slot, 0, token_ids, fresh=True, outputs=outputs)
+        result = self.run(segment, admissions=(self.admit(slot, token_ids, params, **fields),))
+        return result.passes[0][0]
+
+    def decode(self, slot, token_ids, count, params=GREEDY, **fields) -> list[int]:
+        """The first ``count`` output tokens, one step each: the oracle of the other ways."""
+        tokens = [*self.start(slot, token_ids, params, **fields).token_ids]
+        while len(tokens) < count:
+            position = len(token_ids) + len(tokens) - 1
+            result = self.run(self.segment(slot, position, [tokens[-1]]))
+            tokens += result.passes[0][0].token_ids
+        return tokens

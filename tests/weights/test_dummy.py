@@ -1,0 +1,97 @@
+"""Random weights: deterministic, independent of order, and of the right scale."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ridgeline.core.ops import MLP, Embed, Head, HeadNorm, Norm, Op, QKVProject, Weight
+from ridgeline.core.spec import Activation, NormKind, NormSpec
+from ridgeline.weights import dummy_weights, weight_shapes
+
+RMS = NormSpec(kind=NormKind.RMS, eps=1e-6)
+GEMMA = NormSpec(kind=NormKind.RMS, eps=1e-6, unit_offset=True)
+
+
+def weight(name: str, *shape: int) -> Weight:
+    return Weight(name=name, shape=shape)
+
+
+OPS: list[Op] = [
+    Embed(weight=weight("embed", 3000, 512), scale=1.0),
+    Norm(src="x", dst="h", weight=weight("norm", 512), spec=RMS),
+    Norm(src="x", dst="h", weight=weight("gemma_norm", 512), spec=GEMMA),
+    HeadNorm(query=weight("q_norm", 64), key=weight("k_norm", 64), spec=GEMMA),
+    QKVProject(
+        query=weight("q", 512, 512),
+        key=weight("k", 128, 512),
+        value=weight("v", 128, 512),
+        query_bias=weight("q_bias", 512),
+        key_bias=weight("k_bias", 128),
+        value_bias=None,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+    ),
+    MLP(
+        gate=weight("gate", 2048, 512),
+        up=weight("up", 2048, 512),
+        down=weight("down", 512, 2048),
+        up_bias=None,
+        gate_bias=None,
+        down_bias=weight("down_bias", 512),
+        activation=Activation.SILU,
+    ),
+    Head(weight=weight("embed", 3000, 512), softcap=None),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_shapes_and_scale(dtype: torch.dtype) -> None:
+    weights = dummy_weights(OPS, dtype=dtype, seed=1)
+    assert {n: tuple(w.shape) for n, w in weights.items()} == weight_shapes(OPS)
+    assert {w.dtype for w in weights.values()} == {dtype}
+    for name, value in {
+        "norm": 1,
+        "gemma_norm": 0,
+        "q_norm": 0,
+        "q_bias": 0,
+        "down_bias": 0,
+    }.items():
+        assert (weights[name] == value).all()
+    for name, std in {"embed": 0.02, "q": 512**-0.5, "up": 512**-0.5, "down": 2048**-0.5}.items():
+        values = weights[name].float()
+        assert values.std().item() == pytest.approx(std, rel=0.02)
+        assert abs(values.mean().item()) < 0.01 * std
+        assert values.abs().max() > 4 * std  # tails, not a uniform block
+
+
+def test_depends_on_seed_and_name_not_on_order() -> None:
+    first = dummy_weights(OPS, dtype=torch.bfloat16, seed=1)
+    again = dummy_weights(OPS[::-1], dtype=torch.bfloat16, seed=1)
+    other = dummy_weights(OPS, dtype=torch.bfloat16, seed=2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["q"], other["q"])
+    assert not torch.equal(first["gate"], first["up"])
+
+
+def test_rows_differ_over_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = weight("embed", 4097, 1024)  # four blocks long
+    values = dummy_weights([Embed(weight=table, scale=1.0)], dtype=torch.float32, seed=0)["embed"]
+    assert len(torch.unique(values[:, :8], dim=0)) == 4097
+    assert (torch.corrcoef(values[::1024]) - torch.eye(5)).abs().max() < 0.2
+
+
+def test_the_same_in_another_process() -> None:
+    code = (
+        "import torch; from ridgeline.core.ops import *; from ridgeline.weights import *;"
+        "op = Head(weight=Weight(name='head', shape=(64, 32)), softcap=None);"
+        "print(dummy_weights([op], dtype=torch.float32, seed=5)['head'].double().sum().item())"
+    )
+    op = Head(weight=weight("head", 64, 32), softcap=None)
+    here = dummy_weights([op], dtype=torch.float32, seed=5)["head"].double().sum().item()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert float(done.stdout) == here
