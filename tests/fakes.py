@@ -51,7 +51,7 @@ class FakeExecutor:
 
     def __init__(self, *, block_tokens: int = 4, num_groups: int = 1) -> None:
         self.block_tokens = block_tokens
-        group = KVGroup(layers=(0,), num_kv_heads=1, head_dim=4, window=None)
+        group = KVGroup(layers=(0,), num_kv_heads=1, k_width=4, v_width=4, window=None)
         self._groups = (group,) * num_groups
         self._kv: dict[tuple[int, int, int], int] = {}  # (group, block, offset) -> token
         self._slots: dict[int, dict] = {}

@@ -7,6 +7,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import (
     ChatTemplateError,
     ContextLengthError,
+    EngineError,
     InvalidRequestError,
     OutOfMemoryError,
 )
@@ -258,3 +259,39 @@ def test_dummy_weights_from_a_shape_preset():
     with LLM("qwen2.5-0.5b", **settings) as llm:
         (output,) = llm.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
         assert len(tokens(output)) == 2
+
+
+def test_an_interrupt_loses_nothing(llm, monkeypatch):
+    """Ctrl-C while a step runs: the request is aborted, and the engine goes on."""
+    executor, calls = llm._executor, []
+    submit = executor.submit
+
+    def interrupted_submit(plan):
+        handle = submit(plan)
+        if len(calls) == 2:
+            result = handle.result
+
+            def raise_once():
+                handle.result = result
+                raise KeyboardInterrupt
+
+            handle.result = raise_once
+        calls.append(plan)
+        return handle
+
+    monkeypatch.setattr(executor, "submit", interrupted_submit)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, GREEDY)
+    monkeypatch.undo()
+    expected = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text
+    assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text == expected
+    llm._loop.check_integrity()
+    assert llm._loop._scheduler.num_running == 0
+
+
+def test_a_failing_executor_fails_every_later_call(model_folder, monkeypatch):
+    with LLM(str(model_folder)) as llm:
+        monkeypatch.setattr(llm._executor, "_states", None)
+        for _ in range(2):
+            with pytest.raises(EngineError, match="executor failed"):
+                llm.generate(PROMPTS[0], GREEDY)

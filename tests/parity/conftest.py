@@ -1,7 +1,19 @@
 import functools
 
 import pytest
+import torch
+
+from tests.parity.cases import CASES
 from tests.parity.oracle import make_oracle
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tiny matrices on a busy machine: more threads wait for each other, ten times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -10,8 +22,6 @@ def oracle_of(tmp_path_factory):
 
     @functools.cache
     def make(case_id):
-        from tests.parity.cases import CASES
-
         case = next(case for case in CASES if case.id == case_id)
         return make_oracle(case, tmp_path_factory.mktemp(case.id))
 

@@ -1,5 +1,6 @@
 """Checkpoints made by transformers, every parameter random, and what transformers computes."""
 
+import copy
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,17 @@ _UNIT_OFFSET = ("gemma2", "gemma3_text", "gemma3")
 class Oracle:
     """``logits``: float32 ``[prompt + DECODED, V]``, the prompt's in one pass, then one by one.
 
-    ``token_ids`` are the tokens that went in: the prompt, then transformers' greedy choices.
+    ``token_ids`` are the tokens that went in: the prompt, and then the most likely token that had
+    not come yet (random models soon repeat themselves). ``greedy`` is the true greedy output, as
+    tokens and float32 ``[DECODED, V]`` logits.
     """
 
     folder: Path
     prompt: list[int]
     token_ids: list[int]
     logits: np.ndarray
+    greedy_token_ids: list[int]
+    greedy_logits: np.ndarray
 
 
 @torch.no_grad()
@@ -36,19 +41,36 @@ def make_oracle(case: Case, folder: Path) -> Oracle:
     model.save_pretrained(folder)
     vocab_size = case.config["vocab_size"]
     prompt = torch.randint(vocab_size, (case.prompt_tokens,), generator=generator).tolist()
+    # Two copies: with dynamic rope a model remembers its longest sequence.
+    token_ids, logits = _decode(copy.deepcopy(model), prompt, repeats=False)
+    greedy_token_ids, greedy_logits = _decode(model, prompt, repeats=True)
+    return Oracle(
+        folder=folder,
+        prompt=prompt,
+        token_ids=token_ids,
+        logits=logits,
+        greedy_token_ids=greedy_token_ids[len(prompt) :],
+        greedy_logits=greedy_logits[len(prompt) - 1 : -1],
+    )
+
+
+def _decode(
+    model: torch.nn.Module, prompt: list[int], *, repeats: bool
+) -> tuple[list[int], np.ndarray]:
+    """The prompt, then `DECODED` likely tokens one by one; tokens and logits of all of them."""
     token_ids = list(prompt)
     out = model(torch.tensor([prompt]), use_cache=True, output_attentions=True)
     _check_is_telling(out)
     logits = [out.logits[0]]
     for _ in range(DECODED):
-        token_ids.append(int(logits[-1][-1].argmax()))
-        out = model(
-            torch.tensor([token_ids[-1:]]), past_key_values=out.past_key_values, use_cache=True
-        )
+        scores = logits[-1][-1].clone()
+        if not repeats:
+            scores[token_ids[len(prompt) :]] = -torch.inf
+        token_ids.append(int(scores.argmax()))
+        cache = out.past_key_values
+        out = model(torch.tensor([token_ids[-1:]]), past_key_values=cache, use_cache=True)
         logits.append(out.logits[0])
-    return Oracle(
-        folder=folder, prompt=prompt, token_ids=token_ids, logits=torch.cat(logits).numpy()
-    )
+    return token_ids, torch.cat(logits).numpy()
 
 
 def _model(case: Case) -> torch.nn.Module:
@@ -85,16 +107,18 @@ def _random(
 ) -> torch.Tensor:
     """Gains for telling logits: scores of standard deviation 2 or so, far from uniform attention."""
     shape = parameter.shape
+    tied = case.config.get("tie_word_embeddings", case.family in _UNIT_OFFSET)
     if "norm" in name:
         low, high = (1.1, 2.0) if "q_norm" in name or "k_norm" in name else (0.6, 1.6)
         values = low + (high - low) * torch.rand(shape, generator=generator)
+        if tied and name.endswith("model.norm.weight"):
+            values *= 2.0  # makes up for the small embeddings
         return values - 1.0 if case.family in _UNIT_OFFSET else values
     values = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return values * 0.5
     if "embed_tokens" in name:
-        tied = case.config.get("tie_word_embeddings", case.family in _UNIT_OFFSET)
-        return values * (0.35 if tied else 1.0)
+        return values * (0.2 if tied else 1.0)
     gain = 3.0 if "lm_head" in name else 1.5 if "q_proj" in name or "k_proj" in name else 1.1
     return values * gain / math.sqrt(shape[-1]) if len(shape) > 1 else values
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Short templates with the constructs of well-known families' own."""
 
 LLAMA2 = """\

@@ -5,7 +5,7 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -56,10 +56,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self.do_GET()
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, path, self.headers.get("Range")))
         self.hub.tokens.add(self.headers.get("Authorization"))
@@ -101,7 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         for breaks, hard in ((self.hub.cuts, False), (self.hub.resets, True)):
             if breaks.get(name):
-                return self._break_off(body[: breaks[name].pop(0)], hard)
+                self._break_off(body[: breaks[name].pop(0)], hard)
+                return
         if name in self.hub.stalls:
             self.wfile.write(body[: self.hub.stalls[name]])
             self.wfile.flush()
@@ -143,6 +144,25 @@ def model_files() -> dict[str, bytes]:
     }
 
 
+def point_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let the hub library use ``url``; it reads ``HF_ENDPOINT`` only once."""
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+@pytest.fixture
+def no_network(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Cuts the network: from the call on the hub is where nobody listens."""
+
+    def cut() -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            point_at(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
+
+    return cut
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     fake = FakeHub(files=model_files())
@@ -152,7 +172,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     fake.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", fake.url)
+    point_at(monkeypatch, fake.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):

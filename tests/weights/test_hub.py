@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,12 +48,6 @@ def sentence(error: RidgelineError) -> str:
     assert text.endswith(".")
     assert len(text) < 300
     return text
-
-
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
 
 
 def test_download_takes_what_is_needed_and_no_pickle(hub, capfd) -> None:
@@ -164,7 +157,9 @@ def test_a_disk_that_fails_leaves_nothing_that_looks_whole(hub, monkeypatch, cod
     check_model(locate_model(NAME))
 
 
-def test_a_partial_download_is_not_whole_even_without_the_record(hub, monkeypatch) -> None:
+def test_a_partial_download_is_not_whole_even_without_the_record(
+    hub, monkeypatch, no_network
+) -> None:
     folder = locate_model(NAME)
     (folder / "model-2.safetensors").unlink()
     for record in Path(constants.HF_HUB_CACHE).rglob("trees/*.json"):
@@ -172,7 +167,7 @@ def test_a_partial_download_is_not_whole_even_without_the_record(hub, monkeypatc
     monkeypatch.setattr("huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE", {})
     with pytest.raises(ModelNotFoundError, match="not completely"):
         locate_model(NAME, offline=True)
-    no_network(monkeypatch)
+    no_network()
     with pytest.raises(NetworkError):
         locate_model(NAME)
 
@@ -231,16 +226,16 @@ def test_an_answer_that_is_no_hubs(hub, monkeypatch, page: str) -> None:
     sentence(caught.value)
 
 
-def test_no_network(hub, monkeypatch) -> None:
-    no_network(monkeypatch)
+def test_no_network(no_network) -> None:
+    no_network()
     with pytest.raises(NetworkError, match="folder, or use the embedded model") as caught:
         locate_model(NAME)
     assert "ConnectError" in sentence(caught.value)
 
 
-def test_no_network_but_downloaded_before(hub, monkeypatch) -> None:
+def test_no_network_but_downloaded_before(no_network) -> None:
     folder = locate_model(NAME)
-    no_network(monkeypatch)
+    no_network()
     assert locate_model(NAME) == folder
 
 

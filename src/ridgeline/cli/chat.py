@@ -1,8 +1,11 @@
 """``ridgeline chat``: a conversation on the terminal."""
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -71,16 +74,16 @@ class Conversation:
         parts: list[str] = []
         try:
             stream = self._llm.stream(self._llm.encode_chat(turn), self._params)
-            try:
-                for chunk in stream:
-                    parts.append(chunk.text)
-                    console.out(chunk.text, end="", highlight=False)
-            except KeyboardInterrupt:
-                stream.close()
-            console.out("")
         except RequestError as error:
             error_console.print(f"error: {error}", style="red", markup=False)
             return
+        with _interrupt_flag() as interrupted:
+            for chunk in stream:
+                parts.append(chunk.text)
+                console.out(chunk.text, end="", highlight=False)
+                if interrupted.is_set():
+                    stream.close()
+        console.out("")
         if parts:
             self.messages = [*turn, {"role": "assistant", "content": "".join(parts)}]
         output = stream.output()
@@ -93,6 +96,17 @@ class Conversation:
             )
             stopped = " · stopped" if sample.finish_reason is FinishReason.ABORT else ""
             error_console.print(line + stopped, style="dim")
+
+
+@contextmanager
+def _interrupt_flag() -> Iterator[threading.Event]:
+    """Ctrl-C sets the flag instead of raising in the middle of a step."""
+    flag = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: flag.set())
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _turns() -> Iterator[str]:

@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
         if not arguments.json and params.n == 1:
-            print(prompt, end="", flush=True)
             stream = llm.stream(prompt, params)
+            print(prompt, end="", flush=True)
             for chunk in stream:
                 print(chunk.text, end="", flush=True)
             print()

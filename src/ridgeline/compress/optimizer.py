@@ -19,8 +19,8 @@ _POLAR_EXPRESS = (
 class OptimizerConfig:
     """Learning rates at the height of the schedule. Weight decay is per step, times the rate."""
 
-    matrix_lr: float = 0.02
-    other_lr: float = 0.004
+    matrix_lr: float = 0.012
+    other_lr: float = 0.0015
     momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1

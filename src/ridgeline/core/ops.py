@@ -1,16 +1,18 @@
 """The ops that a model is lowered to: what executors run and what the roofline prices.
 
 A lowered model is an ordered tuple of ops over a few named buffers. ``x`` is the residual stream,
-``h`` a branch, ``q``, ``k``, ``v`` the heads and ``logits`` the end. Every op is pure data: its
+``h`` a branch, ``n`` a norm of ``x`` that two branches read, ``q``, ``k``, ``v`` the heads and
+``logits`` the end. Every op is pure data: its
 buffers, its shapes and the names of its weights. Linear weights are stored ``[out, in]``.
 
 Shapes: T tokens of the pass, D hidden size, H heads, K KV heads, d head width, F feed-forward
-width, V vocabulary.
+width, V vocabulary, E experts; in latent attention, R latent elements, n and r the widths of a
+head's parts without and with rotary positions, v the width of a head of V.
 """
 
 from dataclasses import dataclass
 
-from ridgeline.core.spec import Activation, NormSpec, RopeSpec
+from ridgeline.core.spec import Activation, NormScope, NormSpec, RopeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,25 +25,30 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed:
-    """x[T, D] = weight[token ids] · scale."""
+    """x[T, D] = weight[token ids] · scale, plus positions[positions] if there is such a table."""
 
     weight: Weight
     scale: float
+    positions: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """dst[T, D] = norm(src[T, D]) · weight."""
+    """dst[T, D] = norm(src[T, D]) · weight + bias, of which a norm may lack either."""
 
     src: str
     dst: str
-    weight: Weight
+    weight: Weight | None
     spec: NormSpec
+    bias: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QKVProject:
-    """q[T, H, d], k[T, K, d], v[T, K, d] = h[T, D] times three matrices, plus biases if any."""
+    """q[T, H, d], k[T, K, d], v[T, K, d] = src[T, D] times three matrices, plus biases if any.
+
+    ``clip`` bounds the results to [−clip, clip].
+    """
 
     query: Weight
     key: Weight
@@ -52,15 +59,18 @@ class QKVProject:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    src: str = "h"
+    clip: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNorm:
-    """Normalise each head of q and of k over its d elements."""
+    """Normalise each head of q[T, H, d] and of k[T, K, d], or all heads together, by ``scope``."""
 
     query: Weight
     key: Weight
     spec: NormSpec
+    scope: NormScope = NormScope.HEAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +112,7 @@ class OutProject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
-    """h[T, D] = down(act(gate h) · up h), or down(act(up h)) where there is no gate."""
+    """h[T, D] = down(act(gate src) · up src), or down(act(up src)) where there is no gate."""
 
     gate: Weight | None
     up: Weight
@@ -111,19 +121,27 @@ class MLP:
     gate_bias: Weight | None
     down_bias: Weight | None
     activation: Activation
+    src: str = "h"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddResidual:
-    """x[T, D] += h[T, D]."""
+    """x[T, D] += h[T, D] · scale."""
+
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """logits[N, V] = h[N, D] times a matrix, for the N rows that are wanted; then the softcap."""
+    """logits[N, V] = (h[N, D] times a matrix, plus a bias) · scale, and then the softcap.
+
+    N are the rows that are wanted.
+    """
 
     weight: Weight
     softcap: float | None
+    bias: Weight | None = None
+    scale: float = 1.0
 
 
 Op = (

@@ -15,11 +15,25 @@ class NormKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
-    """RMSNorm or LayerNorm. ``unit_offset``: the stored weight is the gain minus one (Gemma)."""
+    """RMSNorm or LayerNorm, with a weight (the gain) and perhaps a bias.
+
+    ``unit_offset``: the stored weight is the gain minus one (Gemma). ``gain`` is false for a norm
+    without parameters (OLMo 1).
+    """
 
     kind: NormKind
     eps: float
     unit_offset: bool = False
+    gain: bool = True
+    bias: bool = False
+
+
+class NormScope(StrEnum):
+    """What a norm on q and on k normalises, and the shape of its weight."""
+
+    HEAD = "head"  # each head; one gain for all of them, [d]
+    EACH_HEAD = "each_head"  # each head, by a gain of its own, [H, d]
+    PROJECTION = "projection"  # all heads together, [H·d]
 
 
 class Activation(StrEnum):
@@ -27,6 +41,14 @@ class Activation(StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedSwiGLU:
+    """gpt-oss: ``(u + 1) · g · σ(alpha · g)`` with g at most ``limit``, u within ±``limit``."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +91,36 @@ class Llama3Scaling:
     original_max_position: int
 
 
-RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): each pair's wavelength has its own factor.
+
+    ``long_factors`` hold for tokens that see more than ``original_max_position`` tokens, and
+    ``short_factors`` for the others; ``rotary_dim / 2`` of each. ``attention_factor`` multiplies
+    cos and sin of both.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
     """Rotary positions (Su et al. 2021) over the first ``rotary_dim`` of each head.
 
-    Halves are rotated against each other (the Hugging Face layout).
+    Halves are rotated against each other (the Hugging Face layout), or if ``interleaved`` each
+    element against its neighbour (the paper's, and DeepSeek's).
     """
 
     theta: float
     rotary_dim: int
     scaling: RopeScaling | None = None
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +128,10 @@ class AttentionSpec:
     """Multi-head, multi-query or grouped-query attention of one layer.
 
     ``scale`` multiplies q·k; ``window`` is the number of positions a token sees, itself included
-    (``None``: all before it); ``softcap`` squashes scores to (−softcap, softcap) by tanh.
+    (``None``: all before it); ``softcap`` squashes scores to (−softcap, softcap) by tanh;
+    ``sinks``: each head has one more score, learned, whose share of the softmax goes nowhere
+    (Xiao et al. 2023, arXiv 2309.17453; gpt-oss); ``qkv_clip`` bounds the elements of q, k and v
+    to [−qkv_clip, qkv_clip] as they are projected (OLMo 1).
     """
 
     num_heads: int
@@ -102,6 +144,34 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: NormSpec | None = None
+    qk_norm_scope: NormScope = NormScope.HEAD
+    qkv_clip: float | None = None
+    sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLASpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1).
+
+    What is cached of a token is its latent: ``latent_dim`` normed elements, from which K and V of
+    all heads are expanded, and ``rope_dim`` rotated elements of K that all heads share.
+
+    ``nope_dim`` is the width of each head of q and k that is not rotated, ``v_dim`` that of each
+    head of v. ``query_rank``: q too comes from a normed latent, of that width (``None``: straight
+    from the hidden state). ``latent_bias``: biases on the projections to the latents.
+    """
+
+    num_heads: int
+    query_rank: int | None
+    latent_dim: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    scale: float
+    rope: RopeSpec
+    latent_norm: NormSpec
+    latent_bias: bool = False
+    out_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +184,90 @@ class MLPSpec:
     bias: bool = False
 
 
+class Scoring(StrEnum):
+    """How router logits become scores of experts."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+class GroupScore(StrEnum):
+    """What a group of experts is worth: its best expert, or the sum of its best two."""
+
+    BEST = "best"
+    BEST_TWO = "best_two"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLimit:
+    """Only experts of the best ``top_groups`` of ``num_groups`` consecutive, equal groups may be
+    chosen (DeepSeek-V2, arXiv 2405.04434, §2.2.2)."""
+
+    num_groups: int
+    top_groups: int
+    score: GroupScore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingSpec:
+    """Which experts a token goes to, and with what weight.
+
+    Of the scores of all experts the ``top_k`` highest are chosen; their weights are the scores,
+    divided by their sum if ``normalised``, times ``scale``. (Softmax over the chosen logits alone,
+    as in gpt-oss, is softmax over all, normalised.) ``bias`` is added to the logits;
+    ``correction_bias`` to the scores, but only for the choice (DeepSeek-V3, arXiv 2412.19437,
+    §2.1.2).
+    """
+
+    top_k: int
+    scoring: Scoring
+    normalised: bool
+    scale: float = 1.0
+    groups: GroupLimit | None = None
+    bias: bool = False
+    correction_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertSpec:
+    """A gated feed-forward network that every token goes through, beside its experts.
+
+    ``gated_output``: its output is multiplied by the sigmoid of a learned number (Qwen2-MoE).
+    """
+
+    width: int
+    gated_output: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoESpec:
+    """A mixture of gated feed-forward networks of ``width`` each (Shazeer et al. 2017)."""
+
+    num_experts: int
+    width: int
+    activation: Activation | ClampedSwiGLU
+    routing: RoutingSpec
+    bias: bool = False
+    shared: SharedExpertSpec | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One decoder layer: normed attention and normed feed-forward, each added to the residual.
 
-    A post norm is applied to a branch's output before it is added (Gemma 2 and 3).
+    A post norm is applied to a branch's output before it is added (Gemma 2 and 3; OLMo 2, which
+    has no other norms). ``parallel``: both branches read the same normed input (Phi-2), and there
+    is no ``mlp_norm``. ``residual_scale`` multiplies each branch as it is added.
     """
 
-    attention: AttentionSpec
-    mlp: MLPSpec
-    attention_norm: NormSpec
-    mlp_norm: NormSpec
+    attention: AttentionSpec | MLASpec
+    mlp: MLPSpec | MoESpec
+    attention_norm: NormSpec | None
+    mlp_norm: NormSpec | None
     attention_post_norm: NormSpec | None = None
     mlp_post_norm: NormSpec | None = None
+    parallel: bool = False
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +275,9 @@ class ModelSpec:
     """A decoder-only language model.
 
     ``max_position`` is the longest context that the checkpoint was made for, in tokens (a limit;
-    it does not change the logits). ``embedding_scale`` multiplies embeddings; ``logit_softcap``
-    squashes logits by tanh.
+    it does not change the logits). ``learned_positions`` is the number of rows of a table that is
+    added to the embeddings by position (GPT-2). ``embedding_scale`` multiplies embeddings,
+    ``logit_scale`` logits; ``logit_softcap`` then squashes them by tanh.
     """
 
     model_type: str
@@ -146,31 +288,51 @@ class ModelSpec:
     max_position: int
     tie_embeddings: bool
     embedding_scale: float = 1.0
+    learned_positions: int | None = None
+    head_bias: bool = False
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroup:
-    """Layers whose K and V are stored alike, and so share one block table per request."""
+    """Layers whose K and V are stored alike, and so share one block table per request.
+
+    ``k_width`` and ``v_width`` are elements per KV head. Latent attention stores one "head" of K,
+    the latent, and no V.
+    """
 
     layers: tuple[int, ...]
     num_kv_heads: int
-    head_dim: int
+    k_width: int
+    v_width: int
     window: int | None
 
     @property
     def elements_per_token(self) -> int:
         """K and V elements that one token adds, over all layers of the group."""
-        return 2 * len(self.layers) * self.num_kv_heads * self.head_dim
+        return len(self.layers) * self.num_kv_heads * (self.k_width + self.v_width)
 
 
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     """The KV groups of a model, in order of their first layer."""
-    members: dict[tuple[int, int, int | None], list[int]] = {}
+    members: dict[tuple[int, int, int, int | None], list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        attn = layer.attention
-        members.setdefault((attn.num_kv_heads, attn.head_dim, attn.window), []).append(index)
+        members.setdefault(_kv_shape(layer.attention), []).append(index)
     return tuple(
-        KVGroup(layers=tuple(layers), num_kv_heads=heads, head_dim=dim, window=window)
-        for (heads, dim, window), layers in members.items()
+        KVGroup(
+            layers=tuple(layers),
+            num_kv_heads=heads,
+            k_width=k_width,
+            v_width=v_width,
+            window=window,
+        )
+        for (heads, k_width, v_width, window), layers in members.items()
     )
+
+
+def _kv_shape(attention: AttentionSpec | MLASpec) -> tuple[int, int, int, int | None]:
+    """KV heads, widths of K and V, and the window."""
+    if isinstance(attention, MLASpec):
+        return 1, attention.latent_dim + attention.rope_dim, 0, None
+    return attention.num_kv_heads, attention.head_dim, attention.head_dim, attention.window

@@ -91,8 +91,7 @@ class LLM:
             ContextLengthError: a prompt does not fit the context.
         """
         states = self._add_all(as_prompts(prompts), params)
-        while not all(state.is_finished for state in states):
-            self._step()
+        self._finish(states)
         return [state.output() for state in states]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> CompletionStream:
@@ -144,8 +143,7 @@ class LLM:
         """Logits after each token, float32 ``[tokens, vocabulary]``, in one forward pass or more."""
         request = self._request(token_ids, SamplingParams(max_tokens=1), wants_logits=True)
         state = self._loop.add(request)
-        while not state.is_finished:
-            self._step()
+        self._finish([state])
         return state.prompt_logits()
 
     def close(self) -> None:
@@ -201,6 +199,15 @@ class LLM:
             eos_token_ids=tuple(sorted(eos)),
             wants_logits=wants_logits,
         )
+
+    def _finish(self, states: Sequence[RequestState]) -> None:
+        """Run steps until these requests are finished; they are aborted if that is interrupted."""
+        try:
+            while not all(state.is_finished for state in states):
+                self._step()
+        finally:
+            for state in states:
+                self._loop.abort(state.request.request_id)
 
     def _step(self) -> None:
         for chunk in self._loop.step():

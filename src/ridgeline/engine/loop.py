@@ -4,7 +4,8 @@ import time
 from collections.abc import Sequence as Seq
 
 from ridgeline.core.errors import EngineError
-from ridgeline.core.protocols import Executor
+from ridgeline.core.plan import StepPlan
+from ridgeline.core.protocols import Executor, StepHandle
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
 from ridgeline.engine.request_state import RequestState
 from ridgeline.scheduler import Scheduler
@@ -22,6 +23,8 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._states: dict[int, RequestState] = {}
         self._failure: EngineError | None = None
+        # Kept until its result is here: Ctrl-C while waiting loses nothing.
+        self._in_flight: tuple[StepPlan, StepHandle, float] | None = None
 
     def add(self, request: Request, prompt: str | None = None) -> RequestState:
         """Queue a request; its state fills as steps are run, and is the caller's to keep.
@@ -43,15 +46,18 @@ class EngineLoop:
             EngineError: the executor failed; every later call raises it again.
         """
         self._check_alive()
-        started_s = time.monotonic()
-        plan = self._scheduler.schedule()
-        if plan is None:
-            return ()
+        if self._in_flight is None:
+            plan = self._scheduler.schedule()
+            if plan is None:
+                return ()
+            self._in_flight = (plan, self._executor.submit(plan), time.monotonic())
+        plan, handle, started_s = self._in_flight
         try:
-            result = self._executor.submit(plan).result()
+            result = handle.result()
         except Exception as error:
             self._failure = EngineError(f"The executor failed: {type(error).__name__}: {error}")
             raise self._failure from error
+        self._in_flight = None
         chunks = []
         for update in self._scheduler.update(plan, result):
             state = self._states[update.sequence.request.request_id]

@@ -23,7 +23,7 @@ from ridgeline.text.template_globals import TemplateRaised
 from ridgeline.text.template_sandbox import ChatSandbox
 from ridgeline.text.tokenizer import Tokenizer
 
-_MAX_SOURCE_CHARS = 1 << 17
+_MAX_SOURCE_CHARS = 1 << 16
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MESSAGE_CHARS = 200
 
@@ -36,8 +36,8 @@ class RenderLimits:
     each) grow by ``units_per_char`` with the conversation. ``output_chars`` is the prompt's length.
     """
 
-    seconds: float = 0.75
-    units: int = 64 << 20
+    seconds: float = 0.5
+    units: int = 16 << 20
     units_per_char: int = 32
     output_chars: int = 16 << 20
 
@@ -60,9 +60,7 @@ class ChatTemplate:
         self._named = not isinstance(source, str)
         self._special_tokens = dict(special_tokens or {})
         self._limits = limits or RenderLimits()
-        self._sources = sources
         self._templates = {name: self._compile(text) for name, text in sources.items()}
-        self._takes_parts = {name: _takes_parts(text) for name, text in sources.items()}
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -97,7 +95,8 @@ class ChatTemplate:
             "documents": check_objects(documents, "documents"),
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        if not self._takes_parts[name]:
+        template, takes_parts = self._templates[name]
+        if not takes_parts:
             join_text_parts(variables["messages"])
         final = None
         if continue_final_message:
@@ -106,7 +105,7 @@ class ChatTemplate:
                     "continue_final_message and add_generation_prompt exclude each other."
                 )
             final = mark_continuation(variables["messages"])
-        text = self._run(self._templates[name], {**variables, **self._special_tokens, **extra})
+        text = self._run(template, {**variables, **self._special_tokens, **extra})
         return text if final is None else cut_continuation(text, final)
 
     def _choose(self, name: str | None, *, has_tools: bool) -> str:
@@ -127,11 +126,13 @@ class ChatTemplate:
             )
         return checked
 
-    def _compile(self, source: str) -> Template:
+    def _compile(self, source: str) -> tuple[Template, bool]:
         if len(source) > _MAX_SOURCE_CHARS:
-            raise ChatTemplateError("The chat template is longer than 128 Ki characters.")
+            raise ChatTemplateError("The chat template is longer than 64 Ki characters.")
         with _refusals(), spending(Budget(self._limits.units, self._limits.seconds)):
-            return _sandbox().from_string(source)
+            tree = _sandbox().parse(source)
+            takes_parts = _takes_parts(tree)
+            return _sandbox().from_string(tree), takes_parts
 
     def _run(self, template: Template, variables: dict[str, Any]) -> str:
         limits = self._limits
@@ -182,13 +183,12 @@ def _printable(error: TemplateError) -> str:
     )
 
 
-def _takes_parts(source: str) -> bool:
+def _takes_parts(tree: nodes.Template) -> bool:
     """Say whether a template iterates over content, as one that knows content parts does."""
-    loops = _sandbox().parse(source).find_all(nodes.For)
     return any(
         (isinstance(node, nodes.Getattr) and node.attr == "content")
         or (isinstance(node, nodes.Getitem) and getattr(node.arg, "value", None) == "content")
         or (isinstance(node, nodes.Name) and node.name == "content")
-        for loop in loops
+        for loop in tree.find_all(nodes.For)
         for node in [loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem, nodes.Name))]
     )

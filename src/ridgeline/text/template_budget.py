@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from jinja2.runtime import Undefined
 from jinja2.utils import Namespace
 
-ELEMENT_COST = 16
-STATEMENT_COST = 64
+ELEMENT_COST = 32
+STATEMENT_COST = 128
 _CALLS_BETWEEN_CLOCKS = 8
 _VIEWS: tuple[type[Any], ...] = (
     list,
@@ -79,7 +78,7 @@ def weigh(value: Any) -> int:
     if isinstance(value, str):
         units = len(value)
     elif isinstance(value, int):
-        units = 8 + value.bit_length() // 3
+        units = value.bit_length() // 3
     elif isinstance(value, dict):
         charge(ELEMENT_COST)
         return ELEMENT_COST + sum(weigh(key) + weigh(item) for key, item in value.items())
@@ -87,15 +86,14 @@ def weigh(value: Any) -> int:
         charge(ELEMENT_COST)
         return ELEMENT_COST + sum(weigh(item) for item in value)
     elif isinstance(value, range):
-        units = ELEMENT_COST + len(value)
+        units = len(value)
     elif isinstance(value, Namespace):
         return weigh(object.__getattribute__(value, "_Namespace__attrs"))
-    elif isinstance(value, Undefined):
-        units = 1
     else:
-        units = ELEMENT_COST
-    charge(units + 1)
-    return units + 1
+        units = 0
+    units += ELEMENT_COST
+    charge(units)
+    return units
 
 
 def weigh_flat(value: Any) -> int:

@@ -53,6 +53,8 @@ def _before_round(args: list[Any], kwargs: dict[str, Any]) -> None:
 
 def _before_groups(args: list[Any], kwargs: dict[str, Any]) -> None:
     name = "linecount" if "linecount" in kwargs else "slices"
+    if isinstance(args[0], str):
+        charge(ELEMENT_COST * len(args[0]))
     weigh_flat(args[0])
     charge(ELEMENT_COST * _bounded(_argument(args, kwargs, 1, name)))
 

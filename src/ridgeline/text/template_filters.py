@@ -39,6 +39,8 @@ _LAZY = frozenset(
         "safe",
     ]
 )
+# They make an object for each word or character.
+_PER_WORD = frozenset({"title", "wordcount", "urlencode"})
 _COPIES = frozenset({"list", "reverse", "batch", "slice"})
 _COMPARES = frozenset(
     [
@@ -120,7 +122,9 @@ def _guard_filter(name: str, function: Function) -> Function:
         if before is not None:
             before(own, kwargs)
         elif name in _COPIES and own:
-            weigh_flat(own[0])
+            charge(ELEMENT_COST * len(own[0]) if isinstance(own[0], str) else weigh_flat(own[0]))
+        elif name in _PER_WORD and own:
+            charge(ELEMENT_COST * weigh(own[0]))
         elif name not in _LAZY:
             for value in (*own, *kwargs.values()):
                 weigh(value)

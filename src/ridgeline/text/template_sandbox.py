@@ -10,6 +10,7 @@ tree. Calls are allowed by name, not refused by name.
 from typing import Any
 
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
@@ -36,9 +37,19 @@ _JINJA_KEYWORDS = frozenset({"_loop_vars", "_block_vars"})
 _METHOD_OWNERS = (LoopContext, Cycler, TemplateDict, GenerationTag)
 
 
+class MeteredCodeGenerator(CodeGenerator):
+    """Pays for each node, so that compiling ends in time as well."""
+
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        """Visit a node of the syntax tree."""
+        charge(1)
+        return super().visit(node, *args, **kwargs)
+
+
 class ChatSandbox(ImmutableSandboxedEnvironment):
     """Renders chat templates as transformers does, within the budget of the thread."""
 
+    code_generator_class = MeteredCodeGenerator
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self) -> None:
@@ -76,6 +87,12 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         """Pay for an operator and compute it."""
         charge(template_budget.ELEMENT_COST)
         return binary(operator, left, right)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Look up an attribute or item; SecurityError at once for Python's own names."""
+        if attribute.startswith("__"):
+            raise SecurityError(f"access to attribute {attribute!r} is not allowed")
+        return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Subscribe; a tuple as key is paid for, since its hash is not remembered."""

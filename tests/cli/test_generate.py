@@ -1,0 +1,214 @@
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ridgeline.cli.main import build_parser, main
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.sampling_params import SamplingParams
+
+
+def run(capsys, *arguments):
+    code = main([*map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def generate(capsys, folder, *arguments):
+    return run(capsys, "generate", folder, "--prompt", "the cat", *arguments)
+
+
+def test_json_is_one_object_and_repeats(model_folder, capsys):
+    options = ("--max-tokens", 8, "--temperature", 0, "--json")
+    code, out, err = generate(capsys, model_folder, *options)
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert result["prompt_tokens"] == 2
+    assert len(result["token_ids"]) == 8
+    assert result["finish_reason"] == "length"
+    assert result["timing"]["ttft_s"] > 0
+    assert result["timing"]["tpot_s"] > 0
+    again = json.loads(generate(capsys, model_folder, *options)[1])
+    assert {**again, "timing": None} == {**result, "timing": None}
+
+
+def test_text_follows_the_prompt_and_timing_goes_to_stderr(model_folder, capsys):
+    options = ("--max-tokens", 8, "--temperature", 0)
+    code, out, err = generate(capsys, model_folder, *options)
+    expected = json.loads(generate(capsys, model_folder, *options, "--json")[1])["text"]
+    assert code == 0
+    assert out == f"the cat{expected}\n"
+    assert "TTFT" in err
+    assert "tok/s" in err
+
+
+def test_several_samples(model_folder, capsys):
+    options = ("--n", 3, "--seed", 5, "--max-tokens", 4, "--json", "--logprobs", 1)
+    result = json.loads(generate(capsys, model_folder, *options)[1])
+    assert len(result["samples"]) == 3
+    assert result["samples"][0]["text"] == result["text"]
+    assert len(result["logprobs"]) == 4
+
+
+def test_a_seed_on_the_command_line_repeats_the_text(model_folder, capsys):
+    options = ("--max-tokens", 8, "--temperature", 2, "--json")
+    texts = [
+        json.loads(generate(capsys, model_folder, *options, "--seed", seed)[1])["text"]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_prompt_from_a_file_or_standard_input(model_folder, capsys, tmp_path, monkeypatch):
+    options = ("generate", model_folder, "--max-tokens", 4, "--temperature", 0, "--json")
+    path = tmp_path / "prompt.txt"
+    path.write_text("the cat")
+    by_file = json.loads(run(capsys, *options, "--prompt-file", path)[1])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat")))
+    by_stdin = json.loads(run(capsys, *options)[1])
+    by_flag = json.loads(run(capsys, *options, "--prompt", "the cat")[1])
+    assert by_file["text"] == by_stdin["text"] == by_flag["text"]
+
+
+BAD_COMMAND_LINES = [
+    (["--temperature", "-1"], "temperature"),
+    (["--temperature", "nan"], "temperature"),
+    (["--top-p", "0"], "top_p"),
+    (["--max-tokens", "0"], "max_tokens"),
+    (["--max-tokens", "1.5"], "--max-tokens"),
+    (["--n", "1000000"], "n must be"),
+    (["--logit-bias", "[1]"], "--logit-bias"),
+    (["--logit-bias", '{"5": 1000}'], "logit_bias"),
+    (["--logit-bias", '{"99999": 1}'], "99999"),
+    (["--stop", ""], "stop"),
+    (["--max-model-len", "100000"], "max_model_len"),
+    (["--dtype", "int7"], "int7"),
+    (["--executor", "abacus"], "abacus"),
+    (["--no-such-option"], "--no-such-option"),
+    (["--prompt-file", "/no/such/file"], None),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), BAD_COMMAND_LINES, ids=lambda v: " ".join(v or []))
+def test_bad_command_lines_are_one_sentence_and_code_2(model_folder, capsys, options, named):
+    try:
+        code, out, err = generate(capsys, model_folder, *options)
+    except SystemExit as stop:  # argparse
+        code, captured = stop.code, capsys.readouterr()
+        out, err = captured.out, captured.err
+    if named is None:  # --prompt wins over a file that is not read
+        assert code == 0
+        return
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert named in err
+
+
+def damage(folder, kind):
+    """Break a copy of the model folder in one way."""
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    match kind:
+        case "no folder":
+            shutil.rmtree(folder)
+        case "no config":
+            config.unlink()
+        case "config is not JSON":
+            config.write_text("{")
+        case "unknown architecture":
+            config.write_text(json.dumps({"model_type": "perceptron"}))
+        case "no weights":
+            weights.unlink()
+        case "truncated weights":
+            weights.write_bytes(weights.read_bytes()[:-100])
+        case "corrupted header":
+            weights.write_bytes(b"\xff" * 8 + weights.read_bytes()[8:])
+        case "other shape":
+            config.write_text(config.read_text().replace('"hidden_size": 48', '"hidden_size": 60'))
+        case "broken tokenizer":
+            (folder / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+        case "no tokenizer":
+            (folder / "tokenizer.json").unlink()
+            (folder / "tokenizer_config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("no folder", 1), ("no config", 1), ("config is not JSON", 1), ("unknown architecture", 1),
+        ("no weights", 1), ("truncated weights", 1), ("corrupted header", 1), ("other shape", 1),
+        ("broken tokenizer", 1), ("no tokenizer", 2),
+    ],
+)  # fmt: skip
+def test_bad_models_are_one_sentence(model_folder, tmp_path, capsys, kind, code):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    damage(folder, kind)
+    actual, out, err = generate(capsys, folder)
+    lines = [line for line in err.splitlines() if not line.startswith("WARNING")]
+    assert (actual, out) == (code, "")
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert len(lines[0]) < 800
+
+
+def test_prompt_longer_than_the_context(model_folder, capsys):
+    code, _, err = run(capsys, "generate", model_folder, "--prompt", "x " * 500)
+    assert code == 2
+    assert "the context holds 256" in err
+
+
+def test_a_chat_template_that_raises(model_folder, capsys):
+    template = "{{ raise_exception('roles must alternate') }}"
+    code, _, err = run(capsys, "chat", model_folder, "--chat-template", template)
+    assert code == 2
+    assert "roles must alternate" in err
+
+
+def test_closed_output_ends_quietly(model_folder):
+    """`ridgeline generate … | head -c 1` leaves no traceback."""
+    command = [sys.executable, "-m", "ridgeline", "generate", str(model_folder), "--prompt", "a"]
+    process = subprocess.Popen(
+        [*command, "--max-tokens", "200", "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    process.stdout.read(1)
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.wait(60)
+
+
+def test_every_setting_is_an_option_and_help_fits_a_screen(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 60
+    with pytest.raises(SystemExit):
+        main(["generate", "--help-all"])
+    full = capsys.readouterr().out
+    fields = {*EngineConfig.__dataclass_fields__, *SamplingParams.__dataclass_fields__} - {"model"}
+    for field in fields:
+        assert "--" + field.replace("_", "-") in full, field
+
+
+def test_the_set_of_commands_is_what_the_docs_say():
+    (commands,) = build_parser()._subparsers._group_actions
+    assert set(commands.choices) == {"generate", "chat", "collect-env"}
+
+
+def test_collect_env(capsys):
+    code, out, _ = run(capsys, "collect-env", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["packages"]["torch"].startswith("2.")
+    assert "reference" in facts["executors"]
+    assert "llama" in facts["model_types"]
+    code, out, _ = run(capsys, "collect-env")
+    assert "llama" in out

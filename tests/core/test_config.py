@@ -1,0 +1,75 @@
+import pytest
+
+from ridgeline.core.config import EngineConfig, resolve, with_overrides
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.formats import FLOAT32, NumberFormat, float_format
+from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.models import describe
+
+from tests.tiny import CONFIG
+
+BLOCK_BYTES = (16 * 3 * 2 * 2 * 8 * 4,)  # 16 tokens × 3 layers × K and V × 2 heads × 8 × float32
+
+
+def resolved(free_bytes=10**9, **settings):
+    return resolve(
+        EngineConfig(**settings),
+        spec=describe(CONFIG).spec,
+        executor="reference",
+        dtype="float32",
+        block_bytes=BLOCK_BYTES,
+        free_bytes=free_bytes,
+    )
+
+
+def test_the_context_is_the_models_own_and_the_pool_no_larger_than_useful():
+    config = resolved()
+    assert config.max_model_len == 256
+    assert config.num_blocks == (64 * (256 // 16 + 1),)
+
+
+def test_the_context_is_clipped_to_memory():
+    config = resolved(kv_cache_memory_bytes=5 * BLOCK_BYTES[0] + 7)
+    assert config.num_blocks == (5,)
+    assert config.max_model_len == 80
+    assert config.kv_cache_bytes == 5 * BLOCK_BYTES[0]
+
+
+def test_what_was_asked_for_and_does_not_fit_is_an_error_with_numbers():
+    with pytest.raises(OutOfMemoryError, match="200 tokens needs 79,872 bytes"):
+        resolved(max_model_len=200, kv_cache_memory_bytes=70_000)
+    with pytest.raises(OutOfMemoryError):
+        resolved(kv_cache_memory_bytes=1)
+
+
+def test_overrides_return_a_new_object():
+    config = EngineConfig()
+    assert with_overrides(config, seed=4).seed == 4
+    assert config.seed == 0
+    with pytest.raises(InvalidRequestError, match="sede"):
+        with_overrides(config, sede=4)
+
+
+def test_true_bytes_of_formats():
+    assert FLOAT32.num_bytes((3, 5)) == 60
+    int4 = NumberFormat(name="int4", bits=4, is_float=False, group_size=64, scale_bits=16)
+    assert int4.bits_per_element(2048) == 4.25
+    assert int4.is_quantized
+    per_row = NumberFormat(name="int8", bits=8, is_float=False, scale_bits=32, zero_bits=8)
+    assert per_row.num_bytes((10, 100)) == 10 * (100 + 5)
+
+
+@pytest.mark.parametrize("name", ["torch.bfloat16", "bf16", "bfloat16"])
+def test_format_names(name):
+    assert float_format(name).name == "bfloat16"
+
+
+def test_rank_coordinates_are_a_bijection():
+    layout = ParallelLayout(tensor=2, context=3, pipeline=2, data=2, expert=4)
+    coordinates = [layout.coordinates(rank) for rank in range(layout.num_ranks)]
+    assert len(set(coordinates)) == 24
+    assert coordinates[1] == (1, 0, 0, 0)
+    with pytest.raises(InvalidRequestError):
+        ParallelLayout(tensor=2, expert=3)
+    with pytest.raises(InvalidRequestError):
+        ParallelLayout(tensor=0)
