@@ -49,10 +49,13 @@ class _Handle:
 class FakeExecutor:
     name = "fake"
 
-    def __init__(self, *, block_tokens: int = 4, num_groups: int = 1) -> None:
+    def __init__(self, *, block_tokens: int = 4, windows: Sequence[int | None] = (None,)) -> None:
         self.block_tokens = block_tokens
-        group = KVGroup(layers=(0,), num_kv_heads=1, k_width=4, v_width=4, window=None)
-        self._groups = (group,) * num_groups
+        self.windows = windows
+        self._groups = tuple(
+            KVGroup(layers=(0,), num_kv_heads=1, k_width=4, v_width=4, window=window)
+            for window in windows
+        )
         self._kv: dict[tuple[int, int, int], int] = {}  # (group, block, offset) -> token
         self._slots: dict[int, dict] = {}
         self.plans: list[StepPlan] = []
@@ -119,10 +122,13 @@ class FakeExecutor:
         state = self._slots[segment.slot]
         read = []
         for group, table in enumerate(state["tables"]):
-            places = (divmod(position, self.block_tokens) for position in range(segment.stop))
+            window = self.windows[group]
+            low = 0 if window is None else max(0, segment.start - window + 1)
+            places = (divmod(position, self.block_tokens) for position in range(low, segment.stop))
             read.append([self._kv[group, table[block], offset] for block, offset in places])
-        assert all(tokens == read[0] for tokens in read), "KV groups disagree"
+        longest = max(read, key=len)
+        for tokens in read:
+            assert tokens == longest[len(longest) - len(tokens) :], "KV groups disagree"
+        seen = longest if None in self.windows else longest[-max(self.windows) :]
         admission = state["admission"]
-        return SegmentResult(
-            token_ids=(next_token(read[0], admission.seed, admission.sample_index),)
-        )
+        return SegmentResult(token_ids=(next_token(seen, admission.seed, admission.sample_index),))

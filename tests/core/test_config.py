@@ -25,7 +25,7 @@ def resolved(free_bytes=10**9, **settings):
 def test_the_context_is_the_models_own_and_the_pool_no_larger_than_useful():
     config = resolved()
     assert config.max_model_len == 256
-    assert config.num_blocks == (64 * (256 // 16 + 1),)
+    assert config.num_blocks == (64 * 256 // 16,)
 
 
 def test_the_context_is_clipped_to_memory():

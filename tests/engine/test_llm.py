@@ -295,3 +295,27 @@ def test_a_failing_executor_fails_every_later_call(model_folder, monkeypatch):
         for _ in range(2):
             with pytest.raises(EngineError, match="executor failed"):
                 llm.generate(PROMPTS[0], GREEDY)
+
+
+@EITHER
+def test_cached_equals_uncached(llm, model_folder, params):
+    prompts = ["the cat sat on the mat " * 3 + end for end in ("the cat", "a mat", "the cat", "")]
+    prompts = [prompt.strip() for prompt in prompts]
+    with LLM(str(model_folder), dtype="float64", block_tokens=4, enable_prefix_caching=False) as off:
+        expected = off.generate(prompts, params)
+    assert {output.num_cached_tokens for output in expected} == {0}
+    for _ in range(2):
+        outputs = [llm.generate(prompt, params, cache_salt=f"a{params.seed}")[0] for prompt in prompts]
+        assert [tokens(output) for output in outputs] == [tokens(output) for output in expected]
+    assert all(output.num_cached_tokens >= 16 for output in outputs)
+    (other,) = llm.generate(prompts[0], params, cache_salt=f"b{params.seed}")
+    assert other.num_cached_tokens == 0
+
+
+def test_reports_on_the_prompt_compute_all_of_it(llm):
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
+    prompt = "the cat sat on the mat " * 4
+    first, second = (llm.generate(prompt, params)[0] for _ in range(2))
+    assert second.num_cached_tokens == 0
+    assert first.prompt_logprobs == second.prompt_logprobs
+    assert None not in second.prompt_logprobs[1:]

@@ -20,23 +20,28 @@ CONFIG = {
 
 
 def make(**changes) -> Scheduler:
-    return Scheduler(SchedulerConfig(**{**CONFIG, **changes}))
+    settings = {**CONFIG, **changes}
+    settings.setdefault("windows", (None,) * len(settings["num_blocks"]))
+    return Scheduler(SchedulerConfig(**settings))
 
 
-def request(number, prompt, **params) -> Request:
+def request(number, prompt, *, cache_key=None, **params) -> Request:
     settings = {"max_tokens": 8} | params
     return Request(
         request_id=number,
         prompt_token_ids=tuple(prompt),
         params=SamplingParams(**settings),
         seed=number,
+        cache_key=cache_key,
     )
 
 
-def expected_output(a_request: Request, sample_index: int, limit: int) -> list[int]:
+def expected_output(
+    a_request: Request, sample_index: int, limit: int, window: int = 1000
+) -> list[int]:
     tokens = list(a_request.prompt_token_ids)
     while len(tokens) < limit:
-        tokens.append(next_token(tokens, a_request.seed, sample_index))
+        tokens.append(next_token(tokens[-window:], a_request.seed, sample_index))
         if len(tokens) - len(a_request.prompt_token_ids) == a_request.params.max_tokens:
             break
     return tokens[len(a_request.prompt_token_ids) :]
@@ -64,16 +69,26 @@ def test_prefill_is_cut_to_the_budget_and_decodes_go_first():
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("num_groups", [1, 3])
-def test_random_workloads_under_preemption(seed, num_groups):
-    """A pool that holds little more than one sequence: outputs are as if each ran alone."""
+@pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
+@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
+def test_random_workloads_under_preemption(seed, windows, cached):
+    """A pool that holds little more than one sequence: outputs are as if each ran alone.
+
+    Prompts share prefixes; with the cache on they reuse each other's blocks within two tenants.
+    """
     rng = random.Random(seed)
-    scheduler = make(num_blocks=(18,) * num_groups, max_num_batched_tokens=rng.choice([3, 7, 64]))
-    executor = FakeExecutor(num_groups=num_groups)
+    scheduler = make(
+        num_blocks=(18,) * len(windows),
+        windows=windows,
+        max_num_batched_tokens=rng.choice([3, 7, 64]),
+    )
+    executor = FakeExecutor(windows=windows)
+    common = [rng.randrange(1000) for _ in range(40)]
     pending = [
         request(
             number,
-            [rng.randrange(1000) for _ in range(rng.randint(1, 40))],
+            common[: rng.randint(0, 40)] + [rng.randrange(1000) for _ in range(rng.randint(1, 10))],
+            cache_key=rng.choice([b"tenant a", b"tenant b"]) if cached else None,
             n=rng.choice([1, 1, 2, 5]),
             max_tokens=rng.choice([1, 5, 30, None]),
         )
@@ -91,12 +106,15 @@ def test_random_workloads_under_preemption(seed, num_groups):
     assert len(sequences) == sum(r.params.n for r in requests)
     for sequence in sequences:
         limit = scheduler.config.max_model_len
+        window = 1000 if None in windows else max(windows)
         assert sequence.output_token_ids == expected_output(
-            sequence.request, sequence.sample_index, limit
+            sequence.request, sequence.sample_index, limit, window
         )
     assert not scheduler.num_running
     assert not scheduler.num_waiting
-    if seed == 0:
+    stats = scheduler.prefix_cache.stats
+    assert (stats.hit_tokens > 0) is cached
+    if windows == (None,) and seed == 0:
         assert scheduler.num_preemptions > 0
 
 

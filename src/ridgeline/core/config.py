@@ -1,5 +1,6 @@
 """Engine configuration: what the user wrote, and the pure function that completes it."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
@@ -22,6 +23,7 @@ class EngineConfig:
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step.
         block_tokens: tokens in one KV block.
+        enable_prefix_caching: reuse the KV of prefixes that were computed before.
         kv_cache_memory_bytes: size of the KV pool.
         seed: from which requests without a seed of their own draw theirs.
         load_format: auto, or dummy for random weights of the config's shapes.
@@ -38,6 +40,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     block_tokens: int = 16
+    enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
     seed: int = 0
     load_format: str = "auto"
@@ -75,6 +78,7 @@ class ResolvedConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     block_tokens: int
+    enable_prefix_caching: bool
     num_blocks: tuple[int, ...]
     kv_cache_bytes: int
     seed: int
@@ -106,19 +110,25 @@ def resolve(
         )
     length = config.max_model_len or spec.max_position
     budget = config.kv_cache_memory_bytes or int(free_bytes * DEFAULT_KV_SHARE)
-    bytes_per_column = sum(block_bytes)  # one block of every group
-    columns = budget // bytes_per_column
-    wanted_columns = _ceil_div(length, config.block_tokens)
-    if columns < wanted_columns:
-        if config.max_model_len is not None or columns < 1:
+    windows = tuple(group.window for group in kv_groups(spec))
+
+    def needed(length: int) -> tuple[int, ...]:
+        return tuple(_blocks_per_sequence(config, window, length) for window in windows)
+
+    def num_bytes(blocks: tuple[int, ...]) -> int:
+        return sum(n * size for n, size in zip(blocks, block_bytes, strict=True))
+
+    if num_bytes(needed(length)) > budget:
+        if config.max_model_len is not None or num_bytes(needed(1)) > budget:
             raise OutOfMemoryError(
-                f"A sequence of {length} tokens needs {wanted_columns * bytes_per_column:,} bytes "
-                f"of KV cache, and {budget:,} are given to it; lower max_model_len or raise "
+                f"A sequence of {length} tokens needs {num_bytes(needed(length)):,} bytes of KV "
+                f"cache, and {budget:,} are given to it; lower max_model_len or raise "
                 "kv_cache_memory_bytes."
             )
-        length = columns * config.block_tokens
-    # One more block per sequence: a fork copies its last block before the original is released.
-    columns = min(columns, config.max_num_seqs * (_ceil_div(length, config.block_tokens) + 1))
+        length = bisect_right(range(1, length), budget, key=lambda n: num_bytes(needed(n)))
+    per_sequence = needed(length)
+    share = min(config.max_num_seqs, budget / num_bytes(per_sequence))
+    num_blocks = tuple(int(n * share) for n in per_sequence)
     return ResolvedConfig(
         executor=executor,
         dtype=dtype,
@@ -126,10 +136,21 @@ def resolve(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
-        num_blocks=(columns,) * len(kv_groups(spec)),
-        kv_cache_bytes=columns * bytes_per_column,
+        enable_prefix_caching=config.enable_prefix_caching,
+        num_blocks=num_blocks,
+        kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),
         seed=config.seed,
     )
+
+
+def _blocks_per_sequence(config: EngineConfig, window: int | None, length: int) -> int:
+    """Blocks of one KV group that a sequence of ``length`` tokens holds at the most.
+
+    With a window, these are the window's and those of one step's tokens.
+    """
+    if window is not None:
+        length = min(length, window + config.max_num_batched_tokens + config.block_tokens)
+    return _ceil_div(length, config.block_tokens)
 
 
 def with_overrides(config: EngineConfig, **changes: object) -> EngineConfig:

@@ -16,7 +16,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A prompt and what is wanted of it. ``arrival_s`` is on the ``time.monotonic`` clock."""
+    """A prompt and what is wanted of it.
+
+    ``cache_key`` names all that the KV of a prefix depends on beside its tokens (see
+    `ridgeline.kvcache`); ``None`` keeps the request out of the prefix cache. ``arrival_s`` is on
+    the ``time.monotonic`` clock.
+    """
 
     request_id: int
     prompt_token_ids: tuple[int, ...]
@@ -25,6 +30,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     adapter: int = 0
     wants_logits: bool = False
+    cache_key: bytes | None = None
     arrival_s: float = field(default_factory=time.monotonic)
 
 

@@ -17,6 +17,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.core.request import Request, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import ModelSpec
+from ridgeline.engine.cache_keys import cache_key
 from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.prompts import Prompt, as_prompts, check_token_ids, encode_prompt
@@ -59,6 +60,8 @@ class LLM:
             block_bytes=self._executor.kv_layout().block_bytes,
             free_bytes=psutil.virtual_memory().available,
         )
+        layout = self._executor.kv_layout()
+        self._kv_digest = layout.digest
         self._executor.allocate_kv(self.config.num_blocks)
         scheduler = Scheduler(
             SchedulerConfig(
@@ -66,6 +69,7 @@ class LLM:
                 max_num_batched_tokens=self.config.max_num_batched_tokens,
                 max_model_len=self.config.max_model_len,
                 num_blocks=self.config.num_blocks,
+                windows=tuple(group.window for group in layout.groups),
                 block_tokens=self.config.block_tokens,
             )
         )
@@ -81,22 +85,27 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Complete prompts: strings or lists of token ids, one or several.
 
         ``params`` is one for all prompts or one for each. Outputs are in the order of the prompts.
+        Only requests of the same ``cache_salt`` reuse each other's prefixes.
 
         Raises:
             InvalidRequestError: a prompt or setting is out of bounds; nothing was computed.
             ContextLengthError: a prompt does not fit the context.
         """
-        states = self._add_all(as_prompts(prompts), params)
+        states = self._add_all(as_prompts(prompts), params, cache_salt)
         self._finish(states)
         return [state.output() for state in states]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> CompletionStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str = ""
+    ) -> CompletionStream:
         """Complete one prompt, chunk by chunk; several streams may be open at once."""
-        (state,) = self._add_all([prompt], params)
+        (state,) = self._add_all([prompt], params, cache_salt)
         request_id = state.request.request_id
         stream = CompletionStream(state, self._step, lambda: self._loop.abort(request_id))
         self._streams[request_id] = stream
@@ -165,13 +174,14 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        cache_salt: str,
     ) -> list[RequestState]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidRequestError(f"{len(params)} sampling params for {len(prompts)} prompts.")
         requests = [
-            self._request(encode_prompt(prompt, self.tokenizer), each)
+            self._request(encode_prompt(prompt, self.tokenizer), each, cache_salt=cache_salt)
             for prompt, each in zip(prompts, params, strict=True)
         ]
         states: list[RequestState] = []
@@ -186,11 +196,19 @@ class LLM:
         return states
 
     def _request(
-        self, token_ids: Sequence[int], params: SamplingParams, *, wants_logits: bool = False
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        wants_logits: bool = False,
     ) -> Request:
         check_token_ids(token_ids, params, vocab_size=self.spec.vocab_size)
         request_id = next(self._request_ids)
         eos = () if params.ignore_eos or not self.tokenizer else self.tokenizer.eos_token_ids
+        # What reports on every position of the prompt has to compute every position.
+        reports_prompt = wants_logits or params.prompt_logprobs is not None
+        uses_cache = self.config.enable_prefix_caching and not reports_prompt
         return Request(
             request_id=request_id,
             prompt_token_ids=tuple(token_ids),
@@ -198,6 +216,16 @@ class LLM:
             seed=derive_seed(self.config.seed, request_id) if params.seed is None else params.seed,
             eos_token_ids=tuple(sorted(eos)),
             wants_logits=wants_logits,
+            cache_key=self._cache_key(len(token_ids), cache_salt) if uses_cache else None,
+        )
+
+    def _cache_key(self, num_prompt_tokens: int, salt: str) -> bytes:
+        return cache_key(
+            layout_digest=self._kv_digest,
+            spec=self.spec,
+            num_prompt_tokens=num_prompt_tokens,
+            adapter=0,
+            salt=salt,
         )
 
     def _finish(self, states: Sequence[RequestState]) -> None:

@@ -72,6 +72,7 @@ class RequestState:
                 if wants_prompt
                 else None
             ),
+            num_cached_tokens=self.sequences[0].num_cached_tokens or 0,
             timings=self._timings() if self.is_finished else None,
         )
 

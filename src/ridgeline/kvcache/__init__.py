@@ -1,5 +1,6 @@
-"""Who owns which KV block. Integers only: the bytes live in executors."""
+"""Who owns which KV block, and which prefixes are cached. Integers only: executors hold the bytes."""
 
-from ridgeline.kvcache.block_pool import BlockPool
+from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
+from ridgeline.kvcache.prefix_cache import CacheStats, Match, Node, PrefixCache, block_key
 
-__all__ = ["BlockPool"]
+__all__ = ["NO_BLOCK", "BlockPool", "CacheStats", "Match", "Node", "PrefixCache", "block_key"]

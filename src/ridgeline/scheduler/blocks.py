@@ -1,27 +1,62 @@
-"""Block tables of sequences over the pools of all KV groups."""
+"""Block tables of sequences over the pools of all KV groups, with prefix reuse."""
 
 from collections import Counter
 from collections.abc import Iterable
 
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate
-from ridgeline.kvcache import BlockPool
+from ridgeline.kvcache import NO_BLOCK, BlockPool, PrefixCache
 from ridgeline.scheduler.sequence import Sequence
 
 
 class BlockTables:
-    """Gives sequences the blocks that they write to, with copy-on-write, and takes them back."""
+    """Gives sequences the blocks that they write to, with copy-on-write, and takes them back.
 
-    def __init__(self, num_blocks: tuple[int, ...], block_tokens: int) -> None:
-        self.block_tokens = block_tokens
-        self._pools = tuple(BlockPool(count) for count in num_blocks)
+    Full blocks go into the prefix cache as they are computed, unless the request opts out.
+    """
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self.block_tokens = cache.block_tokens
+        self._cache = cache
+        self._pools = cache.pools
 
     @property
     def num_groups(self) -> int:
         return len(self._pools)
 
-    @property
-    def num_free(self) -> tuple[int, ...]:
-        return tuple(pool.num_free for pool in self._pools)
+    def reuse_prefix(self, sequence: Sequence) -> None:
+        """Start a sequence that holds nothing from the longest cached prefix of its tokens."""
+        root_key = sequence.request.cache_key
+        if root_key is None or any(sequence.tables):
+            return
+        match = self._cache.match(root_key, sequence.token_ids)
+        for group, table in enumerate(match.tables):
+            self._pools[group].share(table)
+            sequence.tables[group] = table
+        sequence.nodes = list(match.nodes)
+        sequence.num_computed = len(match.nodes) * self.block_tokens
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed
+
+    def note_computed(self, sequence: Sequence) -> None:
+        """Cache the blocks that the last step filled, and give up those that no window reaches."""
+        root_key, size = sequence.request.cache_key, self.block_tokens
+        while root_key is not None and (len(sequence.nodes) + 1) * size <= sequence.num_computed:
+            entry = len(sequence.nodes)
+            node = self._cache.insert(
+                root_key,
+                sequence.nodes[-1] if sequence.nodes else None,
+                sequence.token_ids[entry * size : (entry + 1) * size],
+                [table[entry] for table in sequence.tables],
+            )
+            if node is None:
+                break
+            sequence.nodes.append(node)
+        for group, table in enumerate(sequence.tables):
+            last = self._cache.first_visible_block(group, sequence.num_computed)
+            first = sequence.num_given_up[group]
+            self._pools[group].release(table[first:last][::-1])  # the oldest are evicted first
+            table[first:last] = [NO_BLOCK] * len(table[first:last])
+            sequence.num_given_up[group] = max(first, last)
 
     def can_write(self, sequence: Sequence, start: int, stop: int) -> bool:
         """Whether every group has the blocks for KV positions ``[start, stop)``."""
@@ -59,19 +94,25 @@ class BlockTables:
         columns = self._num_columns(num_tokens)
         for group, pool in enumerate(self._pools):
             child.tables[group] = parent.tables[group][:columns]
+            child.num_given_up[group] = min(parent.num_given_up[group], columns)
             pool.share(child.tables[group])
+        child.nodes = parent.nodes[: num_tokens // self.block_tokens]
 
     def release(self, sequence: Sequence) -> None:
         for group, pool in enumerate(self._pools):
             pool.release(sequence.tables[group])
             sequence.tables[group] = []
-            sequence.num_sent[group] = 0
+            sequence.num_sent[group] = sequence.num_given_up[group] = 0
+        sequence.nodes = []
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Assert that the blocks of these sequences and the free ones are all there is."""
         tables = [sequence.tables for sequence in sequences]
         for group, pool in enumerate(self._pools):
-            pool.check_integrity(Counter(block for table in tables for block in table[group]))
+            held = Counter(block for table in tables for block in table[group])
+            del held[NO_BLOCK]
+            pool.check_integrity(held)
+        self._cache.check_integrity()
 
     def _num_columns(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)

@@ -8,18 +8,23 @@ from ridgeline.core.errors import ContextLengthError
 from ridgeline.core.plan import Admission, BlockCopy, Outputs, Pass, Segment, StepPlan
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.kvcache import PrefixCache
 from ridgeline.scheduler.blocks import BlockTables
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits: sequences at once, tokens in a step, tokens of a sequence, blocks per KV group."""
+    """Limits: sequences at once, tokens in a step, tokens of a sequence, blocks per KV group.
+
+    ``windows[g]`` is the attention window of group g in tokens, ``None`` without one.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     num_blocks: tuple[int, ...]
+    windows: tuple[int | None, ...]
     block_tokens: int
 
 
@@ -33,7 +38,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._blocks = BlockTables(config.num_blocks, config.block_tokens)
+        self.prefix_cache = PrefixCache(config.num_blocks, config.windows, config.block_tokens)
+        self._blocks = BlockTables(self.prefix_cache)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._forks: dict[int, list[Sequence]] = {}  # by request, until the prompt is computed
@@ -74,6 +80,7 @@ class Scheduler:
                 token_ids=list(request.prompt_token_ids),
                 tables=[[] for _ in range(self._blocks.num_groups)],
                 num_sent=[0] * self._blocks.num_groups,
+                num_given_up=[0] * self._blocks.num_groups,
             )
             for index in range(request.params.n)
         ]
@@ -94,8 +101,9 @@ class Scheduler:
                 budget -= self._plan_segment(sequence, budget, segments, copies)
         while budget and self._waiting and self._free_slots:
             sequence = self._waiting[0]
+            self._blocks.reuse_prefix(sequence)
             if not self._fits(sequence, budget):
-                if self._running or not self._drop_fork_blocks():
+                if self._running or not self._drop_waiting_blocks(but=sequence):
                     break
                 continue
             self._waiting.popleft()
@@ -211,20 +219,24 @@ class Scheduler:
         return stop - start
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Take blocks from the latest arrival that is not in this step; False if it is `sequence`."""
+        """Free some blocks for ``sequence``; False if its own had to go.
+
+        First those that waiting sequences hold, then those of the latest arrival that is not in
+        this step yet.
+        """
+        if self._drop_waiting_blocks():
+            return True
         victims = [s for s in self._running if s.slot not in self._in_flight]
         if victims and victims[-1] is not sequence:
             self._preempt(victims[-1])
             return True
-        if self._drop_fork_blocks():
-            return True
         self._preempt(sequence)
         return False
 
-    def _drop_fork_blocks(self) -> bool:
-        """Take the prompt's blocks from the last fork that holds them while it waits."""
+    def _drop_waiting_blocks(self, *, but: Sequence | None = None) -> bool:
+        """Take the blocks from the last waiting sequence that holds some: a fork, or a cache hit."""
         for sequence in reversed(self._waiting):
-            if any(sequence.tables):
+            if sequence is not but and any(sequence.tables):
                 self._blocks.release(sequence)
                 sequence.num_computed = 0
                 return True
@@ -257,6 +269,7 @@ class Scheduler:
         sequence.num_computed = segment.stop
         if segment.stop >= sequence.num_prompt_tokens:
             self._start_forks(sequence)
+        self._blocks.note_computed(sequence)
         accepted = []
         for token in outcome.token_ids:
             accepted.append(token)

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult
+from ridgeline.kvcache import Node
 
 
 class SequenceStatus(StrEnum):
@@ -19,7 +20,9 @@ class Sequence:
 
     A step closes part of the gap between ``num_computed`` (tokens whose KV is in the cache) and the
     tokens known. ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
-    prompt's. ``num_sent`` counts the table entries that the executor has been told of.
+    prompt's. ``num_sent`` counts the table entries that the executor has been told of,
+    ``num_given_up`` those at the front that no window reaches any more. ``nodes`` are the prefix
+    cache's, one for each full block; ``num_cached_tokens`` were found there on arrival.
     """
 
     request: Request
@@ -28,6 +31,9 @@ class Sequence:
     tables: list[list[int]]
     num_computed: int = 0
     num_sent: list[int] = field(default_factory=list)
+    num_given_up: list[int] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    num_cached_tokens: int | None = None
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -1,0 +1,215 @@
+"""Which prefixes' KV is in the pools, and in which blocks.
+
+Full blocks form a tree: a node is one block of tokens after its parent's. Nodes are found by a
+SHA-256 key over the parent's key and the tokens, and verified by root, parent and tokens, so a
+collision is a miss, never a wrong reuse. The root's key carries everything else that KV depends on: weights,
+layout, adapter, tenant.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
+
+
+def block_key(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
+    """SHA-256 of the parent's key and the tokens as 32-bit integers."""
+    return hashlib.sha256(parent_key + np.array(token_ids, dtype="<u4").tobytes()).digest()
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One full block of tokens. ``blocks[g]`` holds its KV of group g, or `NO_BLOCK`.
+
+    A node stays while it has a block or a child.
+    """
+
+    key: bytes
+    root_key: bytes
+    parent: "Node | None"
+    token_ids: tuple[int, ...]
+    blocks: list[int]
+    num_children: int = 0
+
+
+class Match(NamedTuple):
+    """The longest usable prefix: its nodes, and the block of each in every group."""
+
+    nodes: list[Node]
+    tables: list[list[int]]
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Tokens asked for and found, since the start."""
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    evicted_blocks: int = 0
+
+
+class PrefixCache:
+    """Owns the pools of all KV groups, and the tree of what they hold.
+
+    ``windows[g]`` is the attention window of group g in tokens: a prefix is usable if its blocks
+    are there as far back as the next token can see.
+    """
+
+    def __init__(
+        self, num_blocks: Sequence[int], windows: Sequence[int | None], block_tokens: int
+    ) -> None:
+        self.block_tokens = block_tokens
+        self.windows = tuple(windows)
+        self.stats = CacheStats()
+        self._nodes: dict[bytes, Node] = {}
+        self._holders: list[dict[int, Node]] = [{} for _ in num_blocks]  # block -> node
+        self.pools = tuple(
+            BlockPool(count, on_evict=lambda block, group=group: self._evicted(group, block))  # type: ignore[misc]
+            for group, count in enumerate(num_blocks)
+        )
+
+    def match(self, root_key: bytes, token_ids: Sequence[int]) -> Match:
+        """The longest cached prefix that leaves at least one token to compute.
+
+        Takes no reference: `BlockPool.share` its tables before anything is allocated.
+        """
+        nodes = list(self._walk(root_key, token_ids))
+        count = self._usable(nodes)
+        self.stats.queried_tokens += len(token_ids)
+        self.stats.hit_tokens += count * self.block_tokens
+        tables = []
+        for group in range(len(self.pools)):
+            first = self.first_visible_block(group, count * self.block_tokens)
+            blocks = [node.blocks[group] for node in nodes[:count]]
+            tables.append([NO_BLOCK] * min(first, count) + blocks[first:])
+        return Match(nodes[:count], tables)
+
+    def insert(
+        self, root_key: bytes, parent: Node | None, token_ids: Sequence[int], blocks: Sequence[int]
+    ) -> Node | None:
+        """Remember that these held blocks hold these tokens after ``parent`` (``None``: the root).
+
+        Groups that have the node already keep the block that they have. Returns the node, or
+        ``None`` if another node has the same key, after which the sequence is not cached further.
+        """
+        if parent is not None:
+            parent = self._revive(parent)
+            if parent is None:
+                return None
+        tokens = tuple(token_ids)
+        key = block_key(root_key if parent is None else parent.key, tokens)
+        node = self._nodes.get(key)
+        if node is None:
+            node = Node(key, root_key, parent, tokens, [NO_BLOCK] * len(self.pools))
+            self._add(node)
+        elif not _is(node, root_key, parent, tokens):
+            return None
+        for group, block in enumerate(blocks):
+            if node.blocks[group] == NO_BLOCK != block:
+                node.blocks[group] = block
+                self._holders[group][block] = node
+                self.pools[group].cache(block)
+        return node
+
+    def first_visible_block(self, group: int, num_computed: int) -> int:
+        """The first table entry that the token at position ``num_computed`` can see."""
+        window = self.windows[group]
+        return 0 if window is None else max(0, num_computed - window + 1) // self.block_tokens
+
+    def clear(self) -> None:
+        """Forget every prefix; held blocks stay with their holders."""
+        for group, holders in enumerate(self._holders):
+            for block in list(holders):
+                self._forget(group, block)
+                self.pools[group].uncache(block)
+
+    def check_integrity(self) -> None:
+        """Assert that nodes and blocks point at each other and that no node is left without use."""
+        for group, holders in enumerate(self._holders):
+            assert len(holders) == self.pools[group].num_cached
+            for block, node in holders.items():
+                assert node.blocks[group] == block and self._nodes[node.key] is node
+        children = [node.parent for node in self._nodes.values() if node.parent is not None]
+        for node in self._nodes.values():
+            assert node.num_children == sum(parent is node for parent in children)
+            assert node.num_children or any(block != NO_BLOCK for block in node.blocks)
+
+    def _walk(self, root_key: bytes, token_ids: Sequence[int]) -> Iterator[Node]:
+        key, parent, size = root_key, None, self.block_tokens
+        for start in range(0, len(token_ids) - size, size):
+            tokens = tuple(token_ids[start : start + size])
+            key = block_key(key, tokens)
+            node = self._nodes.get(key)
+            if node is None or not _is(node, root_key, parent, tokens):
+                return
+            yield node
+            parent = node
+
+    def _usable(self, nodes: Sequence[Node]) -> int:
+        """The largest count for which every group has the blocks that the next token sees."""
+        runs = [[0] for _ in self.pools]  # runs[g][i]: consecutive blocks that end with node i − 1
+        for node in nodes:
+            for group, block in enumerate(node.blocks):
+                runs[group].append(0 if block == NO_BLOCK else runs[group][-1] + 1)
+        for count in range(len(nodes), 0, -1):
+            length = count * self.block_tokens
+            if all(
+                run[count] >= count - self.first_visible_block(group, length)
+                for group, run in enumerate(runs)
+            ):
+                return count
+        return 0
+
+    def _revive(self, node: Node | None) -> Node | None:
+        """The node in the tree that stands for ``node``, which may have been evicted since.
+
+        That happens to a sequence whose own block was not cached, since another's held the same.
+        ``None`` if another node has taken the key.
+        """
+        gone = []
+        while node is not None and self._nodes.get(node.key) is not node:
+            gone.append(node)
+            node = node.parent
+        for child in reversed(gone):
+            current = self._nodes.get(child.key)
+            if current is None:
+                child.parent = node
+                self._add(child)
+                current = child
+            elif not _is(current, child.root_key, node, child.token_ids):
+                return None
+            node = current
+        return node
+
+    def _add(self, node: Node) -> None:
+        self._nodes[node.key] = node
+        if node.parent is not None:
+            node.parent.num_children += 1
+
+    def _evicted(self, group: int, block: int) -> None:
+        self.stats.evicted_blocks += 1
+        self._forget(group, block)
+
+    def _forget(self, group: int, block: int) -> None:
+        node: Node | None = self._holders[group].pop(block)
+        assert node is not None
+        node.blocks[group] = NO_BLOCK
+        while (
+            node is not None
+            and not node.num_children
+            and all(entry == NO_BLOCK for entry in node.blocks)
+        ):
+            del self._nodes[node.key]
+            node = node.parent
+            if node is not None:
+                node.num_children -= 1
+
+
+def _is(node: Node, root_key: bytes, parent: Node | None, token_ids: tuple[int, ...]) -> bool:
+    return (
+        node.parent is parent and node.token_ids == token_ids and node.root_key == root_key
+    )
