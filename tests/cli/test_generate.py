@@ -212,3 +212,13 @@ def test_collect_env(capsys):
     assert "llama" in facts["model_types"]
     code, out, _ = run(capsys, "collect-env")
     assert "llama" in out
+
+
+def test_token_ids_as_prompt(model_folder, capsys):
+    options = ("generate", model_folder, "--max-tokens", 4, "--temperature", 0, "--json")
+    ids = json.loads(run(capsys, *options, "--prompt-ids", "256,257")[1])
+    assert ids["prompt_tokens"] == 2
+    code, out, _ = run(capsys, *options[:-1], "--prompt-ids", "256,257")
+    assert (code, out) == (0, ids["text"] + "\n")
+    with pytest.raises(SystemExit):
+        main([*map(str, options), "--prompt-ids", "1,x"])

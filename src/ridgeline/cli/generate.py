@@ -15,6 +15,7 @@ from ridgeline.cli.options import (
     engine_settings,
     read_prompt,
     sampling_params,
+    token_ids,
 )
 from ridgeline.core.request import CompletionOutput, RequestOutput
 from ridgeline.engine import LLM
@@ -26,6 +27,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     add_model_options(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="text to complete (else standard input)")
     parser.add_argument("--prompt-file", type=Path, metavar="FILE", help="file to complete")
+    parser.add_argument(
+        "--prompt-ids", type=token_ids, metavar="IDS", help="token ids to complete: 1,2,3"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     add_sampling_options(parser)
     parser.set_defaults(run=run)
@@ -34,13 +38,14 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, complete, print; the text streams unless ``--json`` or several samples are wanted."""
     params = sampling_params(arguments)
-    prompt = read_prompt(arguments)
+    prompt = arguments.prompt_ids or read_prompt(arguments)
+    text = prompt if isinstance(prompt, str) else ""
     with loading_bar(enabled=sys.stderr.isatty()) as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
         if not arguments.json and params.n == 1:
             stream = llm.stream(prompt, params)
-            print(prompt, end="", flush=True)
+            print(text, end="", flush=True)
             for chunk in stream:
                 print(chunk.text, end="", flush=True)
             print()
@@ -58,7 +63,7 @@ def _print_outputs(name: str, output: RequestOutput, *, as_json: bool) -> None:
         print(json.dumps(to_json(name, output), ensure_ascii=False))
         return
     for sample in output.outputs:
-        print(f"[{sample.index}] {output.prompt}{sample.text}")
+        print(f"[{sample.index}] {output.prompt or ''}{sample.text}")
 
 
 def _print_timing(output: RequestOutput) -> None:

@@ -137,6 +137,14 @@ def field_docs(cls: type) -> dict[str, str]:
     return {name: " ".join(text.split()).replace("``", "").rstrip(".") for name, text in entries}
 
 
+def token_ids(text: str) -> list[int]:
+    """Comma-separated token ids, for argparse."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("expected whole numbers: 1,2,3") from error
+
+
 def read_prompt(arguments: argparse.Namespace) -> str:
     """The prompt from ``--prompt``, ``--prompt-file`` or standard input.
 
