@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from ridgeline.compress.pretrain import LossFunction
 from ridgeline.compress.trainable import TrainableLlama
@@ -25,10 +25,10 @@ def distillation_loss(
 
     def loss(ids_BS: Tensor, next_BS: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = F.log_softmax(teacher(ids_BS), dim=-1).flatten(0, 1)
-        got = F.log_softmax(student(ids_BS), dim=-1).flatten(0, 1)
+            wanted = functional.log_softmax(teacher(ids_BS), dim=-1).flatten(0, 1)
+        got = functional.log_softmax(student(ids_BS), dim=-1).flatten(0, 1)
         divergence = (wanted.exp() * (wanted - got)).sum(dim=-1).mean()
-        entropy = F.nll_loss(got, next_BS.reshape(-1))
+        entropy = functional.nll_loss(got, next_BS.reshape(-1))
         return config.kl_share * divergence + (1 - config.kl_share) * entropy
 
     return loss

@@ -38,61 +38,70 @@ class Mixture:
     weights: Mapping[str, float]
 
 
+_TARGET = LlamaShape(
+    vocab_size=4096,
+    hidden_size=384,
+    intermediate_size=1024,
+    num_layers=5,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=64,
+)
+_DRAFT = LlamaShape(
+    vocab_size=4096,
+    hidden_size=128,
+    intermediate_size=384,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+)
+_STABLE = Mixture(
+    length_tokens=512,
+    weights={
+        "library": 1.0,
+        "tests": 0.2,
+        "topics": 3.0,
+        "docstrings": 1.0,
+        "text": 1.0,
+        "snippets": 0.5,
+        "chat": 0.7,
+    },
+)
+_DECAY = Mixture(
+    length_tokens=1024,
+    weights={
+        "library": 1.0,
+        "topics": 5.0,
+        "docstrings": 1.0,
+        "text": 1.0,
+        "snippets": 1.0,
+        "chat": 1.0,
+    },
+)
+_TARGET_TRAINING = TrainingConfig(
+    schedule=Schedule(warmup_steps=15, stable_steps=250, decay_steps=220)
+)
+_DRAFT_TRAINING = TrainingConfig(
+    schedule=Schedule(warmup_steps=20, stable_steps=200, decay_steps=250),
+    optimizer=OptimizerConfig(matrix_lr=0.015, other_lr=0.004),
+    num_micro_batches=1,
+    checkpoint_every=50,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Every choice behind the embedded model."""
 
     seed: int = 1
     num_threads: int = 2
-    vocab_size: int = 4096
-    target: LlamaShape = LlamaShape(
-        vocab_size=4096,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_layers=5,
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=64,
-    )
-    draft: LlamaShape = LlamaShape(
-        vocab_size=4096,
-        hidden_size=128,
-        intermediate_size=384,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=64,
-    )
-    stable: Mixture = Mixture(
-        length_tokens=512,
-        weights={
-            "library": 1.0,
-            "tests": 0.2,
-            "topics": 3.0,
-            "docstrings": 1.0,
-            "text": 1.0,
-            "snippets": 0.5,
-            "chat": 0.7,
-        },
-    )
-    decay: Mixture = Mixture(
-        length_tokens=1024,
-        weights={
-            "library": 1.0,
-            "topics": 5.0,
-            "docstrings": 1.0,
-            "text": 1.0,
-            "snippets": 1.0,
-            "chat": 1.0,
-        },
-    )
-    target_training: TrainingConfig = TrainingConfig(
-        schedule=Schedule(warmup_steps=15, stable_steps=500, decay_steps=250)
-    )
-    draft_training: TrainingConfig = TrainingConfig(
-        schedule=Schedule(warmup_steps=10, stable_steps=150, decay_steps=150),
-        optimizer=OptimizerConfig(matrix_lr=0.02, other_lr=0.008),
-    )
+    target: LlamaShape = _TARGET
+    draft: LlamaShape = _DRAFT
+    stable: Mixture = _STABLE
+    decay: Mixture = _DECAY
+    target_training: TrainingConfig = _TARGET_TRAINING
+    draft_training: TrainingConfig = _DRAFT_TRAINING
     distillation: distill.DistillationConfig = field(default_factory=distill.DistillationConfig)
 
 
@@ -123,7 +132,7 @@ def tokenizer_stage(run: Path, recipe: Recipe) -> None:
         return
     documents = _read_documents(run / "train.jsonl")
     texts = (document.text for document in documents if document.kind != "tests")
-    tokenizer = train_tokenizer(texts=texts, vocab_size=recipe.vocab_size)
+    tokenizer = train_tokenizer(texts=texts, vocab_size=recipe.target.vocab_size)
     write_tokenizer(
         tokenizer=tokenizer,
         folder=run / "tokenizer",
@@ -183,7 +192,7 @@ def draft_stage(run: Path, recipe: Recipe) -> None:
         loss_function=distill.distillation_loss(
             teacher=target, student=model, config=recipe.distillation
         ),
-        stable=_stream(documents, recipe.decay, recipe.seed + 2),
+        stable=_stream(documents, recipe.stable, recipe.seed + 2),
         decay=_stream(documents, recipe.decay, recipe.seed + 3),
         config=recipe.draft_training,
         folder=run / "draft",

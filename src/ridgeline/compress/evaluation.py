@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional
 
 from ridgeline.compress.trainable import TrainableLlama, load_exported
 
@@ -66,7 +66,7 @@ def text_nats(model: TrainableLlama, ids: Sequence[int]) -> Tensor:
     for start, scored, stop in windows(len(ids)):
         window = torch.tensor(ids[start:stop])
         logits = model(window[None, :-1])[0, scored - 1 - start :]
-        parts.append(F.cross_entropy(logits, window[scored - start :], reduction="none"))
+        parts.append(functional.cross_entropy(logits, window[scored - start :], reduction="none"))
     return torch.cat(parts)
 
 

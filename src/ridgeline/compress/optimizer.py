@@ -30,12 +30,13 @@ class OptimizerConfig:
 def orthogonalize(update_NRC: Tensor) -> Tensor:
     """The nearest orthogonal matrix, about, of each [R, C] matrix (float32 throughout)."""
     tall = update_NRC.shape[-2] > update_NRC.shape[-1]
-    x = update_NRC.transpose(-2, -1) if tall else update_NRC
+    x: Tensor = update_NRC.transpose(-2, -1) if tall else update_NRC
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-7)
     for a, b, c in _POLAR_EXPRESS:
         gram = x @ x.transpose(-2, -1)
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.transpose(-2, -1) if tall else x
+    orthogonal: Tensor = x.transpose(-2, -1) if tall else x
+    return orthogonal
 
 
 class MuonAdam:

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
 from ridgeline.compress.batches import WindowStream
 from ridgeline.compress.optimizer import MuonAdam, OptimizerConfig
@@ -61,7 +62,7 @@ def next_token_loss(model: TrainableLlama) -> LossFunction:
 
     def loss(ids_BS: Tensor, next_BS: Tensor) -> Tensor:
         logits = model(ids_BS)
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), next_BS.reshape(-1))
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), next_BS.reshape(-1))
 
     return loss
 
@@ -96,10 +97,17 @@ def load_checkpoint(
     model.load_state_dict({k[6:]: t for k, t in tensors.items() if k.startswith("model/")})
     if optimizer is not None:
         optimizer.state = {k[10:]: t for k, t in tensors.items() if k.startswith("optimizer/")}
-    with file.open("rb") as handle:
-        header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-    metadata = header["__metadata__"]
+    with safe_open(file, framework="pt") as header:
+        metadata = header.metadata()
     return int(metadata["step"]), float(metadata["seconds"])
+
+
+def _trim_metrics(file: Path, step: int) -> None:
+    """Drops the lines of steps after the checkpoint, which will be made again."""
+    if file.exists():
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        file.write_text("".join(kept), encoding="utf-8")
 
 
 def train(
@@ -120,6 +128,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = MuonAdam(model, config.optimizer)
     step, seconds = load_checkpoint(folder=folder, model=model, optimizer=optimizer)
+    _trim_metrics(folder / "metrics.jsonl", step)
     compiled = torch.compile(loss_function, dynamic=False) if config.compile else loss_function
     losses: list[float] = []
     model.train()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
 def rotary_table(*, shape: LlamaShape, num_positions: int) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class Attention(nn.Module):
         repeat = self.shape.num_heads // self.shape.num_kv_heads
         k_BHSE = k_BGSE.repeat_interleave(repeat, dim=1)
         v_BHSE = v_BGSE.repeat_interleave(repeat, dim=1)
-        y_BHSE = F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, is_causal=True)
+        y_BHSE = functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, is_causal=True)
         out: Tensor = self.o_proj(y_BHSE.transpose(1, 2).reshape(batch, length, -1))
         return out
 
@@ -127,7 +127,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
         return out
 
 
@@ -194,7 +194,7 @@ class TrainableLlama(nn.Module):
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         """Logits [B, S, V] of the token after each position of ``ids_BS``."""
-        return F.linear(self.model(ids_BS), self.model.embed_tokens.weight)
+        return functional.linear(self.model(ids_BS), self.model.embed_tokens.weight)
 
     def num_parameters(self) -> int:
         """Parameters in all; the tied embedding counts once."""
@@ -205,7 +205,9 @@ def export_weights(*, model: TrainableLlama, folder: Path, dtype: torch.dtype) -
     """Writes ``model.safetensors`` as Hugging Face stores a Llama with tied embeddings."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().to(dtype).contiguous() for name, t in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors writes it for the owner alone
 
 
 def load_exported(folder: Path) -> TrainableLlama:
