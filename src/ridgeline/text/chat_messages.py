@@ -74,15 +74,6 @@ def join_text_parts(messages: list[dict[str, Any]]) -> None:
             message["content"] = "\n".join(part["text"] for part in message["content"])
 
 
-def size_of(value: Any) -> int:
-    """Return the characters in a piece of plain data, structure counted at 16 an element."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(16 + len(key) + size_of(item) for key, item in value.items())
-    return sum(16 + size_of(item) for item in value) if isinstance(value, list) else 16
-
-
 def _check_content(content: Any, index: int) -> None:
     if content is None or isinstance(content, str):
         return

@@ -2,44 +2,19 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateSyntaxError, nodes
-from jinja2.environment import Template
-from jinja2.exceptions import SecurityError, TemplateError, UndefinedError
+from jinja2 import Environment, TemplateSyntaxError, nodes
 
 from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
-from ridgeline.text.chat_messages import (
-    check_messages,
-    check_objects,
-    join_text_parts,
-    plain,
-    size_of,
-)
+from ridgeline.text.chat_messages import check_messages, check_objects, join_text_parts, plain
 from ridgeline.text.continuation import cut_continuation, mark_continuation
-from ridgeline.text.template_budget import Budget, BudgetExceeded, spending
-from ridgeline.text.template_globals import TemplateRaised
-from ridgeline.text.template_sandbox import ChatSandbox
+from ridgeline.text.template_process import RenderLimits, template_process
+from ridgeline.text.template_worker import MAX_MESSAGE_CHARS, environment
 from ridgeline.text.tokenizer import Tokenizer
 
 _MAX_SOURCE_CHARS = 1 << 16
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-_MESSAGE_CHARS = 200
-
-
-@dataclass(frozen=True, kw_only=True)
-class RenderLimits:
-    """What one rendering may cost.
-
-    ``seconds`` is CPU time of the rendering thread. ``units`` (about one character read or written
-    each) grow by ``units_per_char`` with the conversation. ``output_chars`` is the prompt's length.
-    """
-
-    seconds: float = 0.5
-    units: int = 16 << 20
-    units_per_char: int = 32
-    output_chars: int = 16 << 20
 
 
 class ChatTemplate:
@@ -59,8 +34,10 @@ class ChatTemplate:
         sources = {"default": source} if isinstance(source, str) else dict(source)
         self._named = not isinstance(source, str)
         self._special_tokens = dict(special_tokens or {})
-        self._limits = limits or RenderLimits()
-        self._templates = {name: self._compile(text) for name, text in sources.items()}
+        self._process = template_process(limits or RenderLimits())
+        self._templates = {
+            name: (text, _takes_parts(_parse(text))) for name, text in sources.items()
+        }
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -95,7 +72,7 @@ class ChatTemplate:
             "documents": check_objects(documents, "documents"),
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        template, takes_parts = self._templates[name]
+        source, takes_parts = self._templates[name]
         if not takes_parts:
             join_text_parts(variables["messages"])
         final = None
@@ -105,7 +82,7 @@ class ChatTemplate:
                     "continue_final_message and add_generation_prompt exclude each other."
                 )
             final = mark_continuation(variables["messages"])
-        text = self._run(template, {**variables, **self._special_tokens, **extra})
+        text = self._process.render(source, {**variables, **self._special_tokens, **extra})
         return text if final is None else cut_continuation(text, final)
 
     def _choose(self, name: str | None, *, has_tools: bool) -> str:
@@ -114,7 +91,7 @@ class ChatTemplate:
         elif not self._named and name != "default":
             raise InvalidRequestError("The model has one chat template, without a name.")
         if name not in self._templates:
-            names = ", ".join(sorted(self._templates))[:_MESSAGE_CHARS]
+            names = ", ".join(sorted(self._templates))[:MAX_MESSAGE_CHARS]
             raise ChatTemplateError(f"The model has no such chat template; it has: {names}.")
         return name
 
@@ -126,61 +103,25 @@ class ChatTemplate:
             )
         return checked
 
-    def _compile(self, source: str) -> tuple[Template, bool]:
-        if len(source) > _MAX_SOURCE_CHARS:
-            raise ChatTemplateError("The chat template is longer than 64 Ki characters.")
-        with _refusals(), spending(Budget(self._limits.units, self._limits.seconds)):
-            tree = _sandbox().parse(source)
-            takes_parts = _takes_parts(tree)
-            return _sandbox().from_string(tree), takes_parts
-
-    def _run(self, template: Template, variables: dict[str, Any]) -> str:
-        limits = self._limits
-        units = limits.units + limits.units_per_char * size_of(list(variables.values()))
-        pieces: list[str] = []
-        length = 0
-        with _refusals(), spending(Budget(units, limits.seconds)):
-            for piece in template.generate(variables):
-                length += len(piece)
-                if length > limits.output_chars:
-                    raise BudgetExceeded
-                pieces.append(piece)
-        return "".join(pieces)
-
 
 @functools.cache
-def _sandbox() -> ChatSandbox:
-    return ChatSandbox()
+def _environment() -> Environment:
+    return environment()
 
 
-class _refusals:  # noqa: N801 - used as a context manager, like contextlib's
-    """Turn whatever a template raises into a ChatTemplateError."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        if isinstance(error, BudgetExceeded | MemoryError | RecursionError):
-            text = "The chat template exceeds its limit of time, memory or recursion."
-        elif isinstance(error, TemplateRaised):
-            text = f"The chat template refuses the conversation: {_printable(error)}"
-        elif isinstance(error, TemplateSyntaxError):
-            text = f"The chat template does not compile (line {error.lineno}): {_printable(error)}"
-        elif isinstance(error, SecurityError | UndefinedError):
-            text = f"The chat template failed: {_printable(error)}"
-        else:
-            # Other exceptions may quote the conversation.
-            text = f"The chat template failed ({type(error).__name__})."
-        raise ChatTemplateError(text) from None
-
-
-def _printable(error: TemplateError) -> str:
-    text = (error.message or type(error).__name__)[:_MESSAGE_CHARS]
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+def _parse(source: str) -> nodes.Template:
+    """The syntax tree of a template; parsing runs nothing of it."""
+    if len(source) > _MAX_SOURCE_CHARS:
+        raise ChatTemplateError("The chat template is longer than 64 Ki characters.")
+    try:
+        return _environment().parse(source)
+    except TemplateSyntaxError as error:
+        message = (error.message or "")[:MAX_MESSAGE_CHARS]
+        raise ChatTemplateError(
+            f"The chat template does not compile (line {error.lineno}): {message!r}"
+        ) from error
+    except (RecursionError, ValueError) as error:  # ValueError: a number of too many digits
+        raise ChatTemplateError("The chat template is nested too deeply to compile.") from error
 
 
 def _takes_parts(tree: nodes.Template) -> bool:

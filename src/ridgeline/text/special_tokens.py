@@ -20,13 +20,20 @@ class SpecialTokens:
     """The tokens that the configuration files declare beside the tokenizer itself.
 
     ``named`` maps ``bos_token`` and the like to tokens, and is what chat templates see; ``extra``
-    are unnamed; ``by_id`` is ``added_tokens_decoder`` of tokenizer_config.json.
+    are unnamed; ``by_id`` is ``added_tokens_decoder`` of tokenizer_config.json. Where that is
+    missing, a name makes a token special (``names_are_special``).
     """
 
     def __init__(
-        self, named: dict[str, AddedToken], extra: list[AddedToken], by_id: dict[int, AddedToken]
+        self,
+        named: dict[str, AddedToken],
+        extra: list[AddedToken],
+        by_id: dict[int, AddedToken],
+        *,
+        names_are_special: bool,
     ) -> None:
         self.named, self.extra, self.by_id = named, extra, by_id
+        self.names_are_special = names_are_special
 
     @classmethod
     def read(cls, folder: Path, config: Mapping[str, Any]) -> "SpecialTokens":
@@ -61,7 +68,8 @@ class SpecialTokens:
                     raise TokenizerError("added_tokens.json must map tokens to ids.")
                 special = content in specials
                 by_id[index] = AddedToken(content, normalized=not special, special=special)
-        return cls(named, extras, by_id)
+        legacy = "added_tokens_decoder" not in config
+        return cls(named, extras, by_id, names_are_special=legacy)
 
     def set_defaults(self, defaults: Mapping[str, str]) -> None:
         """Name tokens that no file names (mutates ``named``)."""
@@ -71,7 +79,7 @@ class SpecialTokens:
 
 def add_missing_tokens(backend: Backend, tokens: SpecialTokens) -> None:
     """Add to ``backend`` (mutated) the declared tokens that it lacks, in transformers' order."""
-    present = backend.get_added_tokens_decoder().values()
+    present = list(backend.get_added_tokens_decoder().values())
     reprs, contents = {repr(token) for token in present}, {token.content for token in present}
     missing = [token for _, token in sorted(tokens.by_id.items()) if repr(token) not in reprs]
     contents.update(token.content for token in missing)
@@ -80,6 +88,8 @@ def add_missing_tokens(backend: Backend, tokens: SpecialTokens) -> None:
             contents.add(token.content)
             missing.append(token)
     names = {token.content for token in tokens.named.values()}
+    if tokens.names_are_special:
+        missing += [token for token in present if token.content in names and not token.special]
     for token in missing:
         if token.content in names:
             token.special = True

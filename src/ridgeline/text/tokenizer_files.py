@@ -1,5 +1,7 @@
 """Building the Rust tokenizer from whichever files a folder has."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from ridgeline.core.errors import TokenizerError
 from ridgeline.text.reading import backend_errors, read_bytes, read_json
 from ridgeline.text.special_tokens import SpecialTokens, add_missing_tokens
 
+_NO_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*(?:null|"")')
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:6[1-9A-Fa-f]|7[0-9Aa]|5[Ff])")
 _TOKENIZER_LIMIT_BYTES = 512 << 20
 
 # transformers' Qwen2Tokenizer, whose older checkpoints have no tokenizer.json
@@ -29,6 +33,7 @@ def load_backend(folder: Path, config: dict[str, Any], tokens: SpecialTokens) ->
         raise TokenizerError("There is no model folder to load a tokenizer from.")
     data = read_bytes(folder / "tokenizer.json", _TOKENIZER_LIMIT_BYTES)
     if data is not None:
+        _check_subword_prefix(data)
         with backend_errors("tokenizer.json is damaged or of an unknown format"):
             return Backend.from_buffer(data)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -39,6 +44,25 @@ def load_backend(folder: Path, config: dict[str, Any], tokens: SpecialTokens) ->
             "with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
         )
     raise TokenizerError("The folder has no tokenizer.json, nor vocab.json with merges.txt.")
+
+
+def _check_subword_prefix(data: bytes) -> None:
+    """Refuse a BPE whose merges lack its ``continuing_subword_prefix``; TokenizerError.
+
+    The library cuts that many bytes off each right-hand side unseen, and aborts the process when
+    the cut falls inside a character. Almost no file has a prefix, or spells letters as escapes, so
+    almost no file is parsed twice.
+    """
+    prefixes = data.count(b"continuing_subword_prefix")
+    if prefixes == len(_NO_PREFIX.findall(data)) and not _ESCAPED_LETTER.search(data):
+        return
+    with backend_errors("tokenizer.json is damaged or of an unknown format"):
+        model = json.loads(data)["model"]
+        prefix = model.get("continuing_subword_prefix") or ""
+        merges = (model.get("merges") or []) if prefix else []
+        rights = [pair.split(" ")[1] if isinstance(pair, str) else pair[1] for pair in merges]
+        if any(not right.startswith(prefix) for right in rights):
+            raise TokenizerError("The merges in tokenizer.json lack the prefix that it declares.")
 
 
 def _from_vocab_and_merges(folder: Path, config: dict[str, Any], tokens: SpecialTokens) -> Backend:

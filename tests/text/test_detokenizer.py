@@ -1,0 +1,139 @@
+"""Deltas joined equal the full decode, for any tokens and any kind of tokenizer."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from tests.text.tokenizer_kinds import KINDS, TEXTS, build
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
+
+from ridgeline.core.errors import TokenizerError
+from ridgeline.text import IncrementalDetokenizer, Tokenizer
+
+SEQUENCES = 5_000
+
+
+def _sources(tokenizer: Tokenizer, rng: random.Random) -> list[Callable[[], list[int]]]:
+    """Random ids, encoded text cut anywhere, bytes and marks in runs, special tokens, no tokens."""
+    everything = range(tokenizer.vocab_size + 3)
+    tokens = [tokenizer.id_to_token(index) or "" for index in everything]
+    odd = [
+        index
+        for index in everything
+        if tokenizer.is_special(index)
+        or tokens[index].startswith("<0x")
+        or tokens[index].strip("▁Ġ ") == ""
+        or (len(tokenizer.token_bytes(index)) == 1 and tokenizer.token_bytes(index) > b"\x7f")
+    ] or list(everything)
+    texts = [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS if text.strip()]
+    texts = [ids for ids in texts if ids] or [[0]]
+
+    def cut_text() -> list[int]:
+        ids = rng.choice(texts)
+        start = rng.randrange(len(ids))
+        return ids[start : start + 12] + rng.choice(texts)[: rng.randrange(8)]
+
+    return [
+        lambda: rng.choices(everything, k=rng.randrange(20)),
+        cut_text,
+        lambda: rng.choices(odd, k=rng.randrange(12)),
+        lambda: rng.choices(odd, k=4) + rng.choices(everything, k=3) + rng.choices(odd, k=5),
+    ]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_deltas_equal_full_decode(kind: str, skip: bool) -> None:
+    tokenizer = Tokenizer(build(kind)[0])
+    rng = random.Random(f"{kind}{skip}")
+    sources = _sources(tokenizer, rng)
+    for case in range(SEQUENCES):
+        ids = sources[case % len(sources)]()
+        detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+        parts, at = [], 0
+        while at < len(ids):
+            step = 1 if case % 3 else rng.randrange(1, 5)
+            parts.append(detokenizer.push(ids[at : at + step]))
+            at += step
+        parts.append(detokenizer.finish())
+        assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=skip), ids
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2", "metaspace", "gemma", "unigram"])
+def test_text_streams_and_characters_stay_whole(kind: str) -> None:
+    tokenizer = Tokenizer(build(kind)[0])
+    for text in TEXTS[:5]:
+        detokenizer = IncrementalDetokenizer(tokenizer)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        deltas = [detokenizer.push([index]) for index in ids]
+        assert not any("\ufffd" in delta for delta in deltas)
+        # Nothing is held back but bytes, and the space that the decoder drops at the start.
+        for index, delta in zip(ids[1:], deltas[1:], strict=True):
+            assert delta or len(tokenizer.token_bytes(index)) == 1 or not text.isascii()
+
+
+def test_tokens_after_a_context_continue_its_text() -> None:
+    tokenizer = Tokenizer(build("llama2")[0])
+    prompt, output = (tokenizer.encode(text, False) for text in ("hello", "world"))
+    assert (tokenizer.id_to_token(output[0]) or "").startswith("▁")
+    assert IncrementalDetokenizer(tokenizer).push(output) == "world"
+    assert IncrementalDetokenizer(tokenizer, context_ids=prompt * 100).push(output) == " world"
+
+
+def test_context_that_ends_inside_a_character() -> None:
+    tokenizer = Tokenizer(build("gpt2")[0])
+    ids = [tokenizer.token_to_id(char) for char in "ðŁİī"]  # 🎉 in bytes
+    assert None not in ids
+    whole = [index for index in ids if index is not None]
+    detokenizer = IncrementalDetokenizer(tokenizer, context_ids=whole[:2])
+    assert detokenizer.push(whole[2:3]) == ""
+    assert detokenizer.push(whole[3:]) == "🎉"
+
+
+def test_invalid_bytes_at_the_end() -> None:
+    tokenizer = Tokenizer(build("llama2")[0])
+    first = tokenizer.token_to_id("<0xE4>")
+    assert first is not None
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert detokenizer.push([first, first]) == ""
+    assert detokenizer.finish() == "\ufffd\ufffd"
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("aa", "b")]),
+        decoders.Sequence([decoders.ByteLevel(), decoders.Replace("aab", "")]),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip("a", 3, 0)]),
+        decoders.Sequence([decoders.Strip("a", 1, 0), decoders.ByteFallback()]),
+        decoders.Sequence([decoders.Replace("a", "aa"), decoders.Metaspace()]),
+        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never")]),
+    ],
+    ids=lambda decoder: str(decoder)[:40],
+)
+def test_unusual_decoders(decoder: decoders.Decoder) -> None:
+    backend = Backend.from_str(build("llama2")[0].to_str())
+    backend.add_tokens(["a", "aa", "aab", "▁a", "▁▁", "ba", "b"])
+    backend.decoder = decoder
+    tokenizer = Tokenizer(backend)
+    words = [tokenizer.token_to_id(t) for t in ("a", "aa", "aab", "▁a", "▁▁", "ba", "b")]
+    some = [index for index in words if index is not None] + [5, 100, 230]
+    rng = random.Random(2)
+    for _ in range(SEQUENCES // 5):
+        ids = rng.choices(some, k=rng.randrange(9))
+        detokenizer = IncrementalDetokenizer(tokenizer)
+        text = "".join([detokenizer.push([index]) for index in ids]) + detokenizer.finish()
+        assert text == tokenizer.decode(ids), ids
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [decoders.CTC(), decoders.Strip("a", 0, 1), decoders.Replace("", "x")],
+    ids=lambda decoder: str(decoder)[:20],
+)
+def test_decoders_that_cannot_stream_are_refused(decoder: decoders.Decoder) -> None:
+    backend = Backend.from_str(build("llama2")[0].to_str())
+    backend.decoder = decoder
+    with pytest.raises(TokenizerError):
+        Tokenizer(backend)
