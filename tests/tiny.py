@@ -34,6 +34,36 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 WINDOWED = CONFIG | {"model_type": "mistral", "sliding_window": 9}
+EXPERTS = CONFIG | {
+    "model_type": "mixtral",
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+}
+LATENT = CONFIG | {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+SINKS = CONFIG | {
+    "model_type": "gpt_oss",
+    "head_dim": 8,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+    "sliding_window": 9,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}
 GREEDY = SamplingParams(temperature=0.0)
 
 

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from tests.tiny import CONFIG, WINDOWED, Driver, tiny_executor, tiny_model
+from tests.tiny import (
+    CONFIG,
+    EXPERTS,
+    LATENT,
+    SINKS,
+    WINDOWED,
+    Driver,
+    tiny_executor,
+    tiny_model,
+)
 
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import (
@@ -17,12 +26,17 @@ from ridgeline.core.plan import (
     step_in_flight,
 )
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.kernels import reference as kernels
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 LOGITS = Outputs(sample=True, logits=True)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2)
 BOTH_KINDS = pytest.mark.parametrize("params", [SamplingParams(temperature=0), SAMPLED])
-BOTH_MODELS = pytest.mark.parametrize("config", [CONFIG, WINDOWED], ids=["full", "windowed"])
+ALL_MODELS = pytest.mark.parametrize(
+    "config",
+    [CONFIG, WINDOWED, EXPERTS, LATENT, SINKS],
+    ids=["full", "windowed", "experts", "latent", "sinks"],
+)
 
 
 @pytest.fixture
@@ -36,7 +50,7 @@ def driver_for(config):
     return Driver(tiny_executor(model=tiny_model(config)))
 
 
-@BOTH_MODELS
+@ALL_MODELS
 def test_chunked_equals_whole(config):
     driver = driver_for(config)
     whole = driver.start(0, PROMPT, outputs=LOGITS)
@@ -51,7 +65,7 @@ def test_chunked_equals_whole(config):
     assert rest.token_ids == whole.token_ids
 
 
-@BOTH_MODELS
+@ALL_MODELS
 def test_batched_equals_alone(config):
     driver = driver_for(config)
     prompts = [PROMPT, PROMPT[:1], PROMPT[4:]]
@@ -68,7 +82,7 @@ def test_batched_equals_alone(config):
 
 
 @BOTH_KINDS
-@BOTH_MODELS
+@ALL_MODELS
 def test_replay_equals_single_steps(config, params):
     driver = driver_for(config)
     expected = driver.decode(0, PROMPT, 8, params)
@@ -93,7 +107,7 @@ def test_replay_stops_when_told(driver):
 
 
 @BOTH_KINDS
-@BOTH_MODELS
+@ALL_MODELS
 @pytest.mark.parametrize("wrong_at", [0, 1, 3, None])
 def test_chain_verification_changes_nothing(config, params, wrong_at):
     driver = driver_for(config)
@@ -116,7 +130,7 @@ def test_chain_verification_changes_nothing(config, params, wrong_at):
 
 
 @BOTH_KINDS
-@BOTH_MODELS
+@ALL_MODELS
 def test_tree_verification_changes_nothing(config, params):
     """The right path lies scattered among wrong branches; its KV must end up in order."""
     driver = driver_for(config)
@@ -137,8 +151,10 @@ def test_tree_verification_changes_nothing(config, params):
     assert tokens == expected
 
 
-def test_tree_nodes_see_only_their_ancestors(driver):
+@ALL_MODELS
+def test_tree_nodes_see_only_their_ancestors(config):
     """The logits of each node equal those of its path alone."""
+    driver = driver_for(config)
     driver.start(0, PROMPT)
     drafts, parents = [10, 20, 30, 40], (-1, 0, 0, 2)
     tree = driver.run(
@@ -219,7 +235,7 @@ def test_block_copy_and_table_replacement(driver):
     assert again.token_ids == (expected[1],)
 
 
-@BOTH_MODELS
+@ALL_MODELS
 def test_exported_blocks_are_read_by_another_executor(config):
     first, second = driver_for(config), driver_for(config)
     expected = first.decode(0, PROMPT, 3)
@@ -293,3 +309,18 @@ def test_a_failing_step_raises_from_result(driver):
     handle = driver.submit(driver.segment(9, 0, PROMPT))  # a slot that was never admitted
     with pytest.raises(KeyError):
         handle.result()
+
+
+def test_both_forms_of_latent_attention_give_the_same_logits(monkeypatch):
+    """Whichever the executor chooses: plain for all, absorbed for all, or by cost."""
+    logits = []
+    for absorbed in (False, True, None):
+        if absorbed is not None:
+            monkeypatch.setattr(kernels, "absorbing_is_cheaper", lambda a=absorbed, **_: a)
+        driver = driver_for(LATENT)
+        prompt = driver.start(0, PROMPT, outputs=LOGITS).logits
+        decoded = driver.run(driver.segment(0, len(PROMPT), [7], outputs=LOGITS)).passes[0][0]
+        logits.append(np.concatenate([prompt, decoded.logits]))
+        monkeypatch.undo()
+    for other in logits[1:]:
+        np.testing.assert_allclose(other, logits[0], atol=1e-6)  # results are float32

@@ -39,6 +39,7 @@ class Case:
     name: str
     changes: dict[str, object]
     prompt_tokens: int = 72
+    seed: int = 0
 
     @property
     def id(self) -> str:

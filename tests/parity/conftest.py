@@ -2,8 +2,7 @@ import functools
 
 import pytest
 import torch
-
-from tests.parity.cases import CASES
+from tests.parity.every_case import CASES
 from tests.parity.oracle import make_oracle
 
 

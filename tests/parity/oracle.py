@@ -9,9 +9,11 @@ import numpy as np
 import torch
 import transformers
 from tests.parity.cases import Case
+from tests.parity.routers import RouterWatch, random_sparse
 
 DECODED = 32
-_UNIT_OFFSET = ("gemma2", "gemma3_text", "gemma3")
+_UNIT_OFFSET = ("gemma", "gemma2", "gemma3_text", "gemma3")
+_TIED = (*_UNIT_OFFSET, "cohere", "gpt2", "smollm3", "starcoder2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +37,23 @@ class Oracle:
 def make_oracle(case: Case, folder: Path) -> Oracle:
     """Write a checkpoint, and run it in transformers with its own cache and eager attention."""
     model = _model(case).eval()
-    generator = torch.Generator().manual_seed(len(case.id) * 1009 + sum(map(ord, case.id)))
-    for name, parameter in model.named_parameters():
-        parameter.copy_(_random(name, parameter, generator, case))
+    seed = len(case.id) * 1009 + sum(map(ord, case.id)) + case.seed * 100_003
+    generator = torch.Generator().manual_seed(seed)
+    rope_dim = case.config.get("qk_rope_head_dim", 0)
+    saved_buffers = [each for each in model.named_buffers() if each[0] in model.state_dict()]
+    for name, parameter in [*model.named_parameters(), *saved_buffers]:
+        values = random_sparse(name, parameter.shape, generator, rope_dim)
+        parameter.copy_(_random(name, parameter, generator, case) if values is None else values)
     model.save_pretrained(folder)
     vocab_size = case.config["vocab_size"]
     prompt = torch.randint(vocab_size, (case.prompt_tokens,), generator=generator).tolist()
     # Two copies: with dynamic rope a model remembers its longest sequence.
-    token_ids, logits = _decode(copy.deepcopy(model), prompt, repeats=False)
+    first = copy.deepcopy(model)
+    watches = [RouterWatch(first), RouterWatch(model)]
+    token_ids, logits = _decode(first, prompt, repeats=False)
     greedy_token_ids, greedy_logits = _decode(model, prompt, repeats=True)
+    for watch in watches:
+        watch.close()
     return Oracle(
         folder=folder,
         prompt=prompt,
@@ -81,6 +91,22 @@ def _model(case: Case) -> torch.nn.Module:
         "qwen3": "Qwen3",
         "gemma2": "Gemma2",
         "gemma3_text": "Gemma3Text",
+        "gemma": "Gemma",
+        "phi3": "Phi3",
+        "olmo2": "Olmo2",
+        "smollm3": "SmolLM3",
+        "granite": "Granite",
+        "starcoder2": "Starcoder2",
+        "stablelm": "StableLm",
+        "olmo": "Olmo",
+        "cohere": "Cohere",
+        "phi": "Phi",
+        "mixtral": "Mixtral",
+        "qwen2_moe": "Qwen2Moe",
+        "qwen3_moe": "Qwen3Moe",
+        "deepseek_v2": "DeepseekV2",
+        "deepseek_v3": "DeepseekV3",
+        "gpt_oss": "GptOss",
     }
     if case.family == "gemma3":
         config = transformers.Gemma3Config(
@@ -97,6 +123,9 @@ def _model(case: Case) -> torch.nn.Module:
             attn_implementation="eager",
         )
         return transformers.Gemma3ForConditionalGeneration(config)
+    if case.family == "gpt2":
+        config = transformers.GPT2Config(**case.config, attn_implementation="eager")
+        return transformers.GPT2LMHeadModel(config)
     name = names[case.family]
     config = getattr(transformers, f"{name}Config")(**case.config, attn_implementation="eager")
     return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config)
@@ -105,22 +134,24 @@ def _model(case: Case) -> torch.nn.Module:
 def _random(
     name: str, parameter: torch.Tensor, generator: torch.Generator, case: Case
 ) -> torch.Tensor:
-    """Gains for telling logits: scores of standard deviation 2 or so, far from uniform attention."""
+    """Gains for telling logits: scores of standard deviation 2, far from uniform attention."""
     shape = parameter.shape
-    tied = case.config.get("tie_word_embeddings", case.family in _UNIT_OFFSET)
-    if "norm" in name:
+    tied = case.config.get("tie_word_embeddings", case.family in _TIED)
+    if ("norm" in name or "ln_" in name) and name.endswith("weight"):
         low, high = (1.1, 2.0) if "q_norm" in name or "k_norm" in name else (0.6, 1.6)
         values = low + (high - low) * torch.rand(shape, generator=generator)
-        if tied and name.endswith("model.norm.weight"):
+        if tied and name.endswith(("model.norm.weight", "ln_f.weight")):
             values *= 2.0  # makes up for the small embeddings
         return values - 1.0 if case.family in _UNIT_OFFSET else values
     values = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return values * 0.5
-    if "embed_tokens" in name:
+    if any(part in name for part in ("embed_tokens", "wte", "wpe")):
         return values * (0.2 if tied else 1.0)
-    gain = 3.0 if "lm_head" in name else 1.5 if "q_proj" in name or "k_proj" in name else 1.1
-    return values * gain / math.sqrt(shape[-1]) if len(shape) > 1 else values
+    queries = any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "c_attn"))
+    gain = 3.0 if "lm_head" in name else 1.5 if queries else 1.1
+    fan_in = shape[0] if case.family == "gpt2" else shape[-1]
+    return values * gain / math.sqrt(fan_in) if len(shape) > 1 else values
 
 
 def _check_is_telling(out) -> None:

@@ -1,35 +1,33 @@
 """Every field of a spec, changed one at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
+from ridgeline.core.ops import op_weights
 from ridgeline.core.spec import LinearScaling, ModelSpec
+from ridgeline.models import lower
 
-# A change to these shows in the shapes of weights, so that the checkpoint no longer fits.
-SHAPES = {
-    "vocab_size": "rows of embed and head",
-    "hidden_size": "a side of most weights",
-    "num_heads": "rows of q",
-    "num_kv_heads": "rows of k and v",
-    "head_dim": "rows of q, k and v",
-    "width": "rows of gate and up",
-}
 # These are not numbers that the forward pass uses.
 NOT_NUMERIC = {
     "model_type": "a name",
     "max_position": "a limit on requests",
     "tie_embeddings": "says which tensor the head is; see test_tied_head",
 }
+_WHERE_THERE_IS_NONE = {
+    "window": 20,
+    "softcap": 4.0,
+    "logit_softcap": 4.0,
+    "qkv_clip": 1.0,
+    "scaling": LinearScaling(factor=1.1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """``spec`` is the original with the field at ``path`` changed; ``text`` says how."""
+    """``spec`` is the original with one field changed; ``text`` says which and how."""
 
-    path: str
-    field: str
     text: str
     spec: ModelSpec
 
@@ -48,49 +46,64 @@ def changes(spec: ModelSpec) -> Iterator[Change]:
         yield from _changes_below(layer, f"layers[{index}].", rebuild)
 
 
-def _changes_below(node: Any, prefix: str, rebuild: Any) -> Iterator[Change]:
+def same_weights(spec: ModelSpec, other: ModelSpec) -> bool:
+    """Whether ``other`` reads no weights but those of ``spec``, in the same shapes."""
+    return _weight_shapes(other) <= _weight_shapes(spec)
+
+
+def weight_names(spec: ModelSpec) -> set[str]:
+    return {name for name, _ in _weight_shapes(spec)}
+
+
+def can_be_lowered(spec: ModelSpec) -> bool:
+    """Whether the spec's parts go together: `lower` asserts it."""
+    try:
+        lower(spec)
+    except AssertionError:
+        return False
+    return True
+
+
+def _weight_shapes(spec: ModelSpec) -> set[tuple[str, tuple[int, ...]]]:
+    return {(weight.name, weight.shape) for op in lower(spec) for weight in op_weights(op)}
+
+
+def _changes_below(node: Any, prefix: str, rebuild: Callable[[Any], ModelSpec]) -> Iterator[Change]:
     for each in fields(node):
         value = getattr(node, each.name)
         path = f"{prefix}{each.name}"
 
-        def put(new: Any, name: str = each.name) -> Any:
+        def put(new: Any, name: str = each.name) -> ModelSpec:
             return rebuild(replace(node, **{name: new}))
 
-        for new in _other_values(each.name, value):
-            text = f"{path}: {value!r} → {new!r}"
-            yield Change(path=path, field=each.name, text=text, spec=put(new))
+        if each.name not in NOT_NUMERIC:
+            optional = type(None) in get_args(each.type)
+            for new in _other_values(each.name, value, optional=optional):
+                yield Change(text=f"{path}: {value!r} → {new!r}", spec=put(new))
         if is_dataclass(value):
             yield from _changes_below(value, f"{path}.", put)
 
 
-def _other_values(name: str, value: Any) -> list[Any]:
+def _other_values(name: str, value: Any, *, optional: bool) -> list[Any]:
     """By type: a number 10 % or a step away, every other member of an enumeration, none at all."""
     match value:
         case bool():
-            # A bias that is not there has no weights to try it with.
-            return [] if name.endswith("bias") and not value else [not value]
+            return [not value]
         case StrEnum():
             return [member for member in type(value) if member != value]
-        case float() if name in ("softcap", "logit_softcap"):
-            return [value * 1.1, None]
         case float():
-            return [value * 1.1]
+            return [value * 1.1] + [None] * (name in _WHERE_THERE_IS_NONE)
         case int() if name == "window":
             return [value - 1, value + 1, None]
         case int() if name == "rotary_dim":
             return [value - 2]
         case int():
             return [value // 2]
-        case str():
-            return [value + "-other"]
-        case None if name == "window":
-            return [20]
-        case None if name in ("softcap", "logit_softcap"):
-            return [4.0]
-        case None if name == "scaling":
-            return [LinearScaling(factor=1.1)]
-        case None | tuple():
+        case None if name in _WHERE_THERE_IS_NONE:
+            return [_WHERE_THERE_IS_NONE[name]]
+        case tuple() if name in ("short_factors", "long_factors"):
+            return [tuple(factor * 1.1 for factor in value)]
+        case None | tuple():  # layers are changed one by one
             return []
-    assert is_dataclass(value), f"{name} of a type that the test does not know"
-    optional = ("scaling", "rope", "qk_norm", "attention_post_norm", "mlp_post_norm")
-    return [None] if name in optional else []
+    assert is_dataclass(value), f"{name} is of a type that the test does not know"
+    return [None] if optional else []

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.parity.cases import CASES
+from tests.parity.every_case import CASES
 from tests.parity.oracle import DECODED
 from tests.parity.ours import load, run
 

@@ -9,33 +9,36 @@ from ridgeline.core.errors import InvalidRequestError
 class NumberFormat:
     """How numbers of one tensor are stored.
 
-    ``bits`` are the payload bits of one element. A quantized format has, for every ``group_size``
-    elements along the reduction axis (``None``: one group for the whole row), a scale of
-    ``scale_bits`` and, if it is asymmetric, a zero point of ``zero_bits``.
+    ``bits`` are the payload bits of one element. A quantized format has, for every block of
+    ``group_size`` elements along the reduction axis (``None``: the whole row) by ``group_rows``
+    rows (``None``: all rows), a scale of ``scale_bits`` and, if it is asymmetric, a zero point of
+    ``zero_bits``.
     """
 
     name: str
     bits: float
     is_float: bool
     group_size: int | None = None
-    scale_bits: int = 0
-    zero_bits: int = 0
+    group_rows: int | None = 1
+    scale_bits: float = 0
+    zero_bits: float = 0
 
     @property
     def is_quantized(self) -> bool:
         return self.scale_bits > 0
 
-    def bits_per_element(self, row_length: int) -> float:
-        """True bits per element of a row of ``row_length`` elements, scales included."""
-        group = self.group_size or row_length
-        return self.bits + (self.scale_bits + self.zero_bits) / group
+    def bits_per_element(self, row_length: int, rows: int = 2**31) -> float:
+        """True bits per element of a matrix, scales included; ``rows`` matters for one scale."""
+        group = (self.group_size or row_length) * (self.group_rows or rows)
+        return self.bits + (self.scale_bits + self.zero_bits) / max(group, 1)
 
     def num_bytes(self, shape: tuple[int, ...]) -> float:
         """Bytes of a tensor whose last axis is the reduction axis."""
         elements = 1
         for extent in shape:
             elements *= extent
-        return elements * self.bits_per_element(shape[-1] if shape else 1) / 8
+        rows = shape[-2] if len(shape) > 1 else 1
+        return elements * self.bits_per_element(shape[-1] if shape else 1, rows) / 8
 
 
 FLOAT64 = NumberFormat(name="float64", bits=64, is_float=True)

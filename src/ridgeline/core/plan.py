@@ -39,10 +39,12 @@ def earlier_pass(output: int) -> int:
 
 
 def is_reference(token_id: int) -> bool:
+    """Whether this is not a token id but stands for one."""
     return token_id < 0
 
 
 def is_earlier_pass(token_id: int) -> bool:
+    """Whether a reference is to an earlier pass of its own plan."""
     return token_id < _EARLIER_PASS // 2
 
 
@@ -198,7 +200,8 @@ def check_plan(plan: StepPlan) -> None:
     for a_pass in plan.passes:
         slots = [segment.slot for segment in a_pass.segments]
         assert len(slots) == len(set(slots)), "a slot occurs twice in one pass"
-        assert a_pass.segments and a_pass.num_steps >= 1
+        assert a_pass.segments, "a pass has no segments"
+        assert a_pass.num_steps >= 1
         for segment in a_pass.segments:
             _check_segment(segment, replayed=a_pass.num_steps > 1)
 

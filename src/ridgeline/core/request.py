@@ -9,6 +9,8 @@ from ridgeline.core.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
+    """Why an output ended: by itself, at a length limit, or because it was not wanted any more."""
+
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"

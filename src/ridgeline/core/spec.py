@@ -9,6 +9,8 @@ from enum import StrEnum
 
 
 class NormKind(StrEnum):
+    """Root mean square, or mean and variance."""
+
     RMS = "rms"
     LAYER = "layer"
 
@@ -37,6 +39,8 @@ class NormScope(StrEnum):
 
 
 class Activation(StrEnum):
+    """The non-linearity of a feed-forward network."""
+
     SILU = "silu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"

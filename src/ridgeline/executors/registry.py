@@ -15,6 +15,7 @@ _AUTO = "reference"
 
 
 def executor_names() -> tuple[str, ...]:
+    """The names that `create_executor` takes beside ``auto``."""
     return tuple(_FACTORIES)
 
 

@@ -154,6 +154,41 @@ class ConfigReader:
             raise self._wrong(name, "a list of strings")
         return texts
 
+    def integers(self, name: str, *, minimum: int = 1) -> tuple[int, ...] | None:
+        """A list of whole numbers in ``[minimum, MAX_INTEGER]``, or ``None`` if it is absent."""
+        if name not in self:
+            return self._absent(name, None)
+        values = self._take(name, None)
+        expected = f"a list of whole numbers from {minimum} on"
+        if not isinstance(values, list | tuple):
+            raise self._wrong(name, expected)
+        integers = tuple(
+            value for value in values if isinstance(value, int) and not isinstance(value, bool)
+        )
+        if len(integers) != len(values):
+            raise self._wrong(name, expected)
+        if not all(minimum <= value <= MAX_INTEGER for value in integers):
+            raise self._wrong(name, expected)
+        return integers
+
+    def numbers(self, name: str, *, minimum: float, maximum: float) -> tuple[float, ...] | None:
+        """A list of numbers in ``[minimum, maximum]``, or ``None`` if the key is absent."""
+        if name not in self:
+            return self._absent(name, None)
+        values = self._take(name, None)
+        if not isinstance(values, list | tuple):
+            raise self._wrong(name, "a list of numbers")
+        numbers = tuple(
+            float(value)
+            for value in values
+            if isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and minimum <= value <= maximum
+        )
+        if len(numbers) != len(values):
+            raise self._wrong(name, f"a list of numbers between {minimum:g} and {maximum:g}")
+        return numbers
+
     def section(self, name: str) -> "ConfigReader":
         """A reader of the object under ``name``; an empty one if the key is absent."""
         if name not in self._sections:
@@ -162,6 +197,17 @@ class ConfigReader:
                 raise self._wrong(name, "an object")
             self._sections[name] = ConfigReader(value, prefix=f"{self._prefix}{name}.")
         return self._sections[name]
+
+    def mapping(self, name: str) -> Mapping[str, object]:
+        """The object under ``name`` as it is, for a reader elsewhere."""
+        value = self._take(name, None)
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, "an object")
+        return value
+
+    def names(self) -> tuple[str, ...]:
+        """The keys that are not ``null``, in the file's order."""
+        return tuple(name for name, value in self._values.items() if value is not None)
 
     def is_empty(self) -> bool:
         """Whether there is no key but ``null`` ones."""

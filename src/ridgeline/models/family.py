@@ -2,20 +2,48 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from ridgeline.core.ops import op_weights
 from ridgeline.core.spec import ModelSpec
 from ridgeline.models.config import ConfigReader
+from ridgeline.models.lower import lower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """Where a weight lies in a checkpoint: in the whole of the tensor ``name``.
+    """Where a weight lies in a checkpoint: in the tensor ``name``, whole unless ``rows`` are given.
 
-    In a family's declaration ``{i}`` stands for the layer.
+    ``other_names`` are what the tensor is called in some checkpoints; the first that is there
+    counts. ``transpose``: it is stored ``[in, out]``. ``rows`` is the half-open range of its
+    outputs (rows, once it is transposed) that are this weight. ``every_other``: of the elements of
+    its last axis, as stored, those from 0 or from 1 on in steps of two are this weight.
+
+    In a family's declaration ``{i}`` stands for the layer, and ``rows`` are left out: they follow
+    from `Family.fused`. ``{e}`` stands for the expert: the weight is one tensor for each expert,
+    stacked along a new first axis.
     """
 
     name: str
+    other_names: tuple[str, ...] = ()
+    transpose: bool = False
+    rows: tuple[int, int] | None = None
+    every_other: int | None = None
+
+    def in_layer(self, index: int) -> "TensorSource":
+        """The source with the layer filled in."""
+        return self._fill("{i}", index)
+
+    def of_expert(self, index: int) -> "TensorSource":
+        """The source of one expert's part of a stacked weight."""
+        return self._fill("{e}", index)
+
+    def _fill(self, placeholder: str, index: int) -> "TensorSource":
+        def fill(name: str) -> str:
+            return name.replace(placeholder, str(index))
+
+        others = tuple(fill(name) for name in self.other_names)
+        return replace(self, name=fill(self.name), other_names=others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +55,19 @@ class Family:
         build: turns the config into a spec.
         tensors: canonical weight name (see `lower`) to its place in a checkpoint; both sides are
             templates in ``{i}``. Names that a spec does not need do no harm.
+        fused: name of a tensor that holds several weights, to these weights in order, each below
+            the one before; both sides are templates in ``{i}``.
         ignored: regular expressions for the full names of tensors that may be left over.
+        computes: config keys that change the output and that most families refuse
+            (`known_keys`), but not this one.
     """
 
     model_type: str
     build: Callable[[ConfigReader], ModelSpec]
     tensors: Mapping[str, TensorSource]
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    computes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +75,13 @@ class ModelDefinition:
     """A checkpoint's config, understood.
 
     ``dtype`` is the number format that the config declares for the weights, float32 if it declares
-    none.
+    none; ``quantization`` is its ``quantization_config``, as `quant.read_scheme` takes it.
     """
 
     spec: ModelSpec
     family: Family
     dtype: str
+    quantization: Mapping[str, object] | None = None
 
     @property
     def sources(self) -> dict[str, TensorSource]:
@@ -55,13 +90,31 @@ class ModelDefinition:
         for template, source in self.family.tensors.items():
             indices = range(len(self.spec.layers)) if "{i}" in template else range(1)
             for index in indices:
-                name = template.replace("{i}", str(index))
-                sources[name] = TensorSource(name=source.name.replace("{i}", str(index)))
-        return sources
+                sources[template.replace("{i}", str(index))] = source.in_layer(index)
+        return sources | self._fused_sources(sources)
+
+    def _fused_sources(self, sources: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+        """The sources of weights that share a tensor, with their rows."""
+        if not self.family.fused:
+            return {}
+        heights = {
+            weight.name: weight.shape[0] for op in lower(self.spec) for weight in op_weights(op)
+        }
+        fused: dict[str, TensorSource] = {}
+        for index in range(len(self.spec.layers)):
+            for templates in self.family.fused.values():
+                start = 0
+                for name in (template.replace("{i}", str(index)) for template in templates):
+                    if name in heights:
+                        stop = start + heights[name]
+                        fused[name] = replace(sources[name], rows=(start, stop))
+                        start = stop
+        return fused
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Regular expressions for the full names of tensors that may be left over."""
         if self.spec.tie_embeddings:
-            return (*self.family.ignored, re.escape(self.family.tensors["head"].name))
+            head = self.family.tensors["head"]
+            return (*self.family.ignored, *map(re.escape, (head.name, *head.other_names)))
         return self.family.ignored

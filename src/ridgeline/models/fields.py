@@ -93,10 +93,18 @@ def read_heads(
     return Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
 
-def read_rms_norm(config: ConfigReader, *, unit_offset: bool = False) -> NormSpec:
-    """The RMSNorm that a family uses everywhere."""
-    eps = config.number("rms_norm_eps", minimum=1e-15, maximum=1.0, default=1e-6)
+def read_rms_norm(
+    config: ConfigReader, *, unit_offset: bool = False, eps: float = 1e-6
+) -> NormSpec:
+    """The RMSNorm that a family uses everywhere; ``eps`` is the default."""
+    eps = config.number("rms_norm_eps", minimum=1e-15, maximum=1.0, default=eps)
     return NormSpec(kind=NormKind.RMS, eps=eps, unit_offset=unit_offset)
+
+
+def read_layer_norm(config: ConfigReader, name: str, *, bias: bool) -> NormSpec:
+    """The LayerNorm that a family uses everywhere; ``name`` is the key of its epsilon."""
+    eps = config.number(name, minimum=1e-15, maximum=1.0, default=1e-5)
+    return NormSpec(kind=NormKind.LAYER, eps=eps, bias=bias)
 
 
 def read_activation(config: ConfigReader, name: str, *, default: str) -> Activation:

@@ -1,9 +1,11 @@
 """From a spec to the ordered list of ops that executors run and the roofline prices.
 
-Canonical weight names: ``embed``, ``final_norm``, ``head``, and for layer i ``layers.{i}.`` with
+Canonical weight names: ``embed``, ``positions`` (learned), ``final_norm``, ``head``, and for layer
+i ``layers.{i}.`` with
 ``attention_norm``, ``q``, ``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``attention_post_norm``,
 ``mlp_norm``, ``gate``, ``up``, ``down``, ``mlp_post_norm``, and ``q_bias`` and so on for biases.
-A tied head reads ``embed``.
+A tied head reads ``embed``. ``sinks`` are attention's; `lower_latent` and `lower_moe` name the
+weights of latent attention and of experts.
 """
 
 from ridgeline.core.ops import (
@@ -21,7 +23,20 @@ from ridgeline.core.ops import (
     Rope,
     Weight,
 )
-from ridgeline.core.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, kv_groups
+from ridgeline.core.spec import (
+    AttentionSpec,
+    LayerSpec,
+    LongRopeScaling,
+    MLASpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+    NormScope,
+    NormSpec,
+    kv_groups,
+)
+from ridgeline.models.lower_latent import latent_attention_ops
+from ridgeline.models.lower_moe import moe_ops
 
 
 def lower(spec: ModelSpec) -> tuple[Op, ...]:
@@ -31,16 +46,30 @@ def lower(spec: ModelSpec) -> tuple[Op, ...]:
     group_of = {
         layer: index for index, group in enumerate(kv_groups(spec)) for layer in group.layers
     }
-    ops: list[Op] = [Embed(weight=embed, scale=spec.embedding_scale)]
+    ops: list[Op] = [_embed(spec, embed)]
     for index, layer in enumerate(spec.layers):
         ops += _Layer(index, group_of[index], spec.hidden_size).ops(layer)
-    ops.append(_norm("x", "final_norm", spec.hidden_size, spec.final_norm))
-    ops.append(Head(weight=head, softcap=spec.logit_softcap))
+    ops.append(_norm("x", "h", "final_norm", spec.hidden_size, spec.final_norm))
+    bias = Weight(name="head_bias", shape=(spec.vocab_size,)) if spec.head_bias else None
+    ops.append(Head(weight=head, softcap=spec.logit_softcap, bias=bias, scale=spec.logit_scale))
     return tuple(ops)
 
 
-def _norm(src: str, weight: str, width: int, spec: NormSpec) -> Norm:
-    return Norm(src=src, dst="h", weight=Weight(name=weight, shape=(width,)), spec=spec)
+def _embed(spec: ModelSpec, embed: Weight) -> Embed:
+    rows = spec.learned_positions
+    positions = None if rows is None else Weight(name="positions", shape=(rows, spec.hidden_size))
+    return Embed(weight=embed, scale=spec.embedding_scale, positions=positions)
+
+
+def _norm(src: str, dst: str, name: str, width: int, spec: NormSpec) -> Norm:
+    assert spec.gain or not spec.unit_offset
+    return Norm(
+        src=src,
+        dst=dst,
+        weight=Weight(name=name, shape=(width,)) if spec.gain else None,
+        bias=Weight(name=f"{name}_bias", shape=(width,)) if spec.bias else None,
+        spec=spec,
+    )
 
 
 class _Layer:
@@ -50,16 +79,41 @@ class _Layer:
         self.index, self.group, self.hidden_size = index, group, hidden_size
 
     def ops(self, layer: LayerSpec) -> list[Op]:
-        ops: list[Op] = [self.norm("x", "attention_norm", layer.attention_norm)]
-        ops += self.attention(layer.attention)
+        if layer.parallel:
+            assert layer.attention_norm is not None, "parallel branches share their norm"
+            assert layer.mlp_norm is None, "parallel branches share their norm"
+        add, ops = AddResidual(scale=layer.residual_scale), list[Op]()
+        src = "x"
+        if layer.attention_norm is not None:
+            src = "n" if layer.parallel else "h"  # h does not outlive the first branch
+            ops.append(self.norm("x", src, "attention_norm", layer.attention_norm))
+        if isinstance(layer.attention, MLASpec):
+            ops += latent_attention_ops(
+                layer.attention,
+                src,
+                layer=self.index,
+                group=self.group,
+                hidden_size=self.hidden_size,
+                weight=self.weight,
+            )
+        else:
+            ops += self.attention(layer.attention, src)
         if layer.attention_post_norm is not None:
-            ops.append(self.norm("h", "attention_post_norm", layer.attention_post_norm))
-        ops += [AddResidual(), self.norm("x", "mlp_norm", layer.mlp_norm), self.mlp(layer.mlp)]
+            ops.append(self.norm("h", "h", "attention_post_norm", layer.attention_post_norm))
+        ops.append(add)
+        src = src if layer.parallel else "x"
+        if layer.mlp_norm is not None:
+            src = "h"
+            ops.append(self.norm("x", src, "mlp_norm", layer.mlp_norm))
+        if isinstance(layer.mlp, MoESpec):
+            ops += moe_ops(layer.mlp, src, hidden_size=self.hidden_size, weight=self.weight)
+        else:
+            ops.append(self.mlp(layer.mlp, src))
         if layer.mlp_post_norm is not None:
-            ops.append(self.norm("h", "mlp_post_norm", layer.mlp_post_norm))
-        return [*ops, AddResidual()]
+            ops.append(self.norm("h", "h", "mlp_post_norm", layer.mlp_post_norm))
+        return [*ops, add]
 
-    def attention(self, spec: AttentionSpec) -> list[Op]:
+    def attention(self, spec: AttentionSpec, src: str) -> list[Op]:
         q_width = spec.num_heads * spec.head_dim
         kv_width = spec.num_kv_heads * spec.head_dim
         ops: list[Op] = [
@@ -73,12 +127,19 @@ class _Layer:
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
                 head_dim=spec.head_dim,
+                src=src,
+                clip=spec.qkv_clip,
             )
         ]
         if spec.qk_norm is not None:
-            query, key = self.weight("q_norm", spec.head_dim), self.weight("k_norm", spec.head_dim)
-            ops.append(HeadNorm(query=query, key=key, spec=spec.qk_norm))
+            ops.append(self.head_norm(spec, spec.qk_norm))
+        else:
+            assert spec.qk_norm_scope is NormScope.HEAD, "there is no norm that it could change"
         if spec.rope is not None:
+            if isinstance(spec.rope.scaling, LongRopeScaling):
+                pairs = spec.rope.rotary_dim // 2
+                assert len(spec.rope.scaling.short_factors) == pairs
+                assert len(spec.rope.scaling.long_factors) == pairs
             ops.append(Rope(spec=spec.rope))
         attend = Attend(
             layer=self.index,
@@ -89,6 +150,7 @@ class _Layer:
             scale=spec.scale,
             window=spec.window,
             softcap=spec.softcap,
+            sinks=self.weight("sinks", spec.num_heads) if spec.sinks else None,
         )
         out = OutProject(
             weight=self.weight("o", self.hidden_size, q_width),
@@ -96,7 +158,22 @@ class _Layer:
         )
         return [*ops, KVWrite(layer=self.index, group=self.group), attend, out]
 
-    def mlp(self, spec: MLPSpec) -> MLP:
+    def head_norm(self, spec: AttentionSpec, norm: NormSpec) -> HeadNorm:
+        def gain(name: str, heads: int) -> Weight:
+            match spec.qk_norm_scope:
+                case NormScope.HEAD:
+                    return self.weight(name, spec.head_dim)
+                case NormScope.EACH_HEAD:
+                    return self.weight(name, heads, spec.head_dim)
+                case NormScope.PROJECTION:
+                    return self.weight(name, heads * spec.head_dim)
+
+        assert norm.gain
+        assert not norm.bias
+        query, key = gain("q_norm", spec.num_heads), gain("k_norm", spec.num_kv_heads)
+        return HeadNorm(query=query, key=key, spec=norm, scope=spec.qk_norm_scope)
+
+    def mlp(self, spec: MLPSpec, src: str) -> MLP:
         biased, gated = spec.bias, spec.gated
         return MLP(
             gate=self.weight("gate", spec.width, self.hidden_size) if gated else None,
@@ -106,10 +183,11 @@ class _Layer:
             up_bias=self.weight("up_bias", spec.width) if biased else None,
             down_bias=self.weight("down_bias", self.hidden_size) if biased else None,
             activation=spec.activation,
+            src=src,
         )
 
-    def norm(self, src: str, name: str, spec: NormSpec) -> Norm:
-        return _norm(src, f"layers.{self.index}.{name}", self.hidden_size, spec)
+    def norm(self, src: str, dst: str, name: str, spec: NormSpec) -> Norm:
+        return _norm(src, dst, f"layers.{self.index}.{name}", self.hidden_size, spec)
 
     def weight(self, name: str, *shape: int) -> Weight:
         return Weight(name=f"layers.{self.index}.{name}", shape=shape)

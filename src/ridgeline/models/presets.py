@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+from ridgeline.models.presets_dense import DENSE_PRESETS
+from ridgeline.models.presets_moe import MOE_PRESETS
+
 _LLAMA_2: dict[str, object] = {
     "model_type": "llama",
     "vocab_size": 32_000,
@@ -68,6 +71,7 @@ def _shape(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int) -> dic
 
 
 PRESETS: Mapping[str, Mapping[str, object]] = {
+    **DENSE_PRESETS,
     "llama-2-7b": _LLAMA_2 | _shape(4096, 11_008, 32, 32, 32),
     "llama-2-13b": _LLAMA_2 | _shape(5120, 13_824, 40, 40, 40),
     "llama-3.2-1b": _llama_3(rope_factor=32.0, tied=True)
@@ -131,4 +135,5 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "torch_dtype": "bfloat16",
     },
+    **MOE_PRESETS,
 }

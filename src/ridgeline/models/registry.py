@@ -5,7 +5,31 @@ from collections.abc import Mapping
 
 from ridgeline.core.errors import InvalidRequestError, UnsupportedModelError
 from ridgeline.core.formats import FLOAT32, float_format
-from ridgeline.models import gemma2, gemma3_text, llama, mistral, qwen2, qwen3
+from ridgeline.models import (
+    cohere,
+    deepseek_v2,
+    deepseek_v3,
+    gemma,
+    gemma2,
+    gemma3_text,
+    gpt2,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo,
+    olmo2,
+    phi,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import Family, ModelDefinition
 from ridgeline.models.known_keys import refuse_unsupported, unknown_keys
@@ -49,7 +73,8 @@ def describe(config: Mapping[str, object], *, strict: bool = False) -> ModelDefi
             f"model_type {show(model_type)} is not supported; supported are "
             f"{', '.join(model_types())}."
         )
-    refuse_unsupported(reader)
+    refuse_unsupported(reader, computed=family.computes)
+    quantization = _quantization(reader)
     spec = family.build(reader)
     unknown = unknown_keys(reader)
     if unknown:
@@ -59,7 +84,19 @@ def describe(config: Mapping[str, object], *, strict: bool = False) -> ModelDefi
         if strict:
             raise UnsupportedModelError(message)
         _log.warning(message)
-    return ModelDefinition(spec=spec, family=family, dtype=_declared_dtype(reader))
+    return ModelDefinition(
+        spec=spec, family=family, dtype=_declared_dtype(reader), quantization=quantization
+    )
+
+
+def _quantization(config: ConfigReader) -> Mapping[str, object] | None:
+    """The ``quantization_config``, or ``compression_config`` as it was called, if there is one."""
+    places = (config, config.section("text_config")) if "text_config" in config else (config,)
+    for place in places:
+        for name in ("quantization_config", "compression_config"):
+            if name in place:
+                return place.mapping(name)
+    return None
 
 
 def _declared_dtype(config: ConfigReader) -> str:
@@ -79,12 +116,29 @@ def _declared_dtype(config: ConfigReader) -> str:
 
 
 for _family in (
-    llama.FAMILY,
-    mistral.FAMILY,
-    qwen2.FAMILY,
-    qwen3.FAMILY,
+    cohere.FAMILY,
+    deepseek_v2.FAMILY,
+    deepseek_v3.FAMILY,
+    gemma.FAMILY,
     gemma2.FAMILY,
     gemma3_text.FAMILY,
     gemma3_text.FAMILY_WITH_VISION,
+    gpt2.FAMILY,
+    gpt_oss.FAMILY,
+    granite.FAMILY,
+    llama.FAMILY,
+    mistral.FAMILY,
+    mixtral.FAMILY,
+    olmo.FAMILY,
+    olmo2.FAMILY,
+    phi.FAMILY,
+    phi3.FAMILY,
+    qwen2.FAMILY,
+    qwen2_moe.FAMILY,
+    qwen3.FAMILY,
+    qwen3_moe.FAMILY,
+    smollm3.FAMILY,
+    stablelm.FAMILY,
+    starcoder2.FAMILY,
 ):
     register(_family)

@@ -13,6 +13,7 @@ from ridgeline.core.spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeSpec,
     YarnScaling,
 )
@@ -25,7 +26,7 @@ def inverse_frequencies(rope: RopeSpec, *, sequence_length: int) -> _Floats:
 
     θ^(−2i/d) for pair i (Su et al. 2021, arXiv 2104.09864, §3.2.2), changed by the scaling.
     ``sequence_length`` is what the token sees: the prompt's length for tokens of the prompt, and
-    position + 1 for those after it. Only dynamic scaling depends on it.
+    position + 1 for those after it. Only dynamic scaling and LongRoPE depend on it.
     """
     match rope.scaling:
         case None:
@@ -38,11 +39,14 @@ def inverse_frequencies(rope: RopeSpec, *, sequence_length: int) -> _Floats:
             return _yarn(rope, scaling)
         case Llama3Scaling() as scaling:
             return _llama3(_unscaled(rope, rope.theta), scaling)
+        case LongRopeScaling() as scaling:
+            return _longrope(rope, scaling, sequence_length)
 
 
 def rope_attention_factor(rope: RopeSpec) -> float:
-    """What cos and sin are multiplied by (YaRN, §3.4: √(1/t)); 1 for other scalings."""
-    return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+    """What cos and sin are multiplied by (YaRN, §3.4: √(1/t); LongRoPE); 1 for other scalings."""
+    scaling = rope.scaling
+    return scaling.attention_factor if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
 
 
 def yarn_attention_factor(
@@ -52,13 +56,19 @@ def yarn_attention_factor(
 
     With both ``mscale`` values (DeepSeek), the ratio of 0.1 · mscale · ln(factor) + 1 of the two.
     """
-
-    def get_mscale(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
     if mscale and mscale_all_dim:
-        return get_mscale(mscale) / get_mscale(mscale_all_dim)
-    return get_mscale(1.0)
+        return yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
+    return yarn_mscale(factor, 1.0)
+
+
+def longrope_attention_factor(factor: float, *, original_max_position: int) -> float:
+    """LongRoPE's default, √(1 + ln(factor) / ln(original length)) (arXiv 2402.13753, §3.2)."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_max_position))
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """0.1 · mscale · ln(factor) + 1, and 1 where nothing is stretched (DeepSeek-V2's code)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _powers(rope: RopeSpec, theta: float) -> _Floats:
@@ -127,3 +137,13 @@ def _llama3(frequencies: _Floats, scaling: Llama3Scaling) -> _Floats:
     scaled = np.where(wavelengths > np.float32(low), frequencies / factor, frequencies)
     in_band = (wavelengths >= np.float32(high)) & (wavelengths <= np.float32(low))
     return np.where(in_band, blended, scaled).astype(np.float32)
+
+
+def _longrope(rope: RopeSpec, scaling: LongRopeScaling, sequence_length: int) -> _Floats:
+    """Divide each frequency by its factor, of the short or the long list by what a token sees.
+
+    ``_compute_longrope_parameters`` of transformers.
+    """
+    long = sequence_length > scaling.original_max_position
+    factors = np.array(scaling.long_factors if long else scaling.short_factors, dtype=np.float32)
+    return np.float32(1.0) / (factors * _powers(rope, rope.theta))

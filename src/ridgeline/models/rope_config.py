@@ -6,30 +6,68 @@ and since transformers 5 ``rope_parameters``, which holds both, once or for each
 
 from collections.abc import Iterable
 
-from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     RopeSpec,
     YarnScaling,
 )
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.fields import FULL, SLIDING
-from ridgeline.models.rope import yarn_attention_factor
+from ridgeline.models.rope import longrope_attention_factor, yarn_attention_factor
 
 _MAX_FACTOR = 1e6
-_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def read_rope(
-    config: ConfigReader, *, head_dim: int, max_position: int, theta: float = 10_000.0
+    config: ConfigReader,
+    *,
+    head_dim: int,
+    max_position: int,
+    theta: float = 10_000.0,
+    partial: float | None = None,
+    original: int | None = None,
 ) -> RopeSpec:
-    """The rope that all layers share; ``theta`` is the family's default."""
+    """The rope that all layers share; ``theta`` is the family's default.
+
+    ``partial`` is the default of ``partial_rotary_factor``, the part of each head that is rotated,
+    in families that have it; they name that key in `Family.computes`. ``original`` is the length
+    before scaling where only ``original_max_position_embeddings`` outside of the scaling counts,
+    and that is absent.
+    """
     section = rope_section(config)
     theta = config.number("rope_theta", minimum=2.0, default=theta)
-    return _rope(config, section, head_dim=head_dim, max_position=max_position, theta=theta)
+    if partial is None:
+        section.refuse("partial_rotary_factor", unless=(1, 1.0))
+    else:
+        head_dim = _rotary_dim(config, section, head_dim, partial)
+    return _rope(
+        config,
+        section,
+        head_dim=head_dim,
+        max_position=max_position,
+        theta=theta,
+        original=original,
+    )
+
+
+def _rotary_dim(config: ConfigReader, section: ConfigReader, head_dim: int, default: float) -> int:
+    """How much of a head is rotated; the factor of the section has priority."""
+    name = "partial_rotary_factor"
+    outer = config.number(name, minimum=0.0, maximum=1.0, default=default)
+    factor = section.number(name, minimum=0.0, maximum=1.0, default=outer)
+    width = int(head_dim * factor)
+    if width % 2 or not width:
+        raise UnsupportedModelError(
+            f"config.json gives {name} as {factor:g}: of {head_dim} elements a head, {width} would "
+            "be rotated, and rotary positions need an even number."
+        )
+    return width
 
 
 def read_ropes(
@@ -54,6 +92,8 @@ def read_nested_ropes(
 ) -> dict[str, RopeSpec]:
     """The entries of nested ``rope_parameters``; ``thetas`` are the defaults by kind."""
     section = rope_section(config)
+    for kind in thetas:
+        section.section(kind).refuse("partial_rotary_factor", unless=(1, 1.0))
     return {
         kind: _rope(
             config, section.section(kind), head_dim=head_dim, max_position=max_position, theta=theta
@@ -101,29 +141,45 @@ def extended_context(max_position: int, ropes: Iterable[RopeSpec]) -> int:
 
 
 def _rope(
-    config: ConfigReader, section: ConfigReader, *, head_dim: int, max_position: int, theta: float
+    config: ConfigReader,
+    section: ConfigReader,
+    *,
+    head_dim: int,
+    max_position: int,
+    theta: float,
+    original: int | None = None,
 ) -> RopeSpec:
-    section.refuse("partial_rotary_factor", unless=(1, 1.0))
     return RopeSpec(
         theta=section.number("rope_theta", minimum=2.0, default=theta),
         rotary_dim=head_dim,
-        scaling=_scaling(config, section, head_dim=head_dim, max_position=max_position),
+        scaling=_scaling(
+            config, section, head_dim=head_dim, max_position=max_position, original=original
+        ),
     )
 
 
 def _scaling(
-    config: ConfigReader, section: ConfigReader, *, head_dim: int, max_position: int
+    config: ConfigReader,
+    section: ConfigReader,
+    *,
+    head_dim: int,
+    max_position: int,
+    original: int | None,
 ) -> RopeScaling | None:
     kind = section.text("rope_type", default=section.text("type", default="default"))
+    if kind == "su" or (kind == "yarn" and "short_factor" in section):
+        kind = "longrope"  # as early configs of Phi-3 call it
     if kind == "default":
         return None
     if kind not in _TYPES:
         raise UnsupportedModelError(
             f"config.json asks for rope_type {show(kind)}; supported are {', '.join(_TYPES)}."
         )
-    original = _original_max_position(config, section, max_position)
+    original = _original_max_position(config, section, max_position, original)
     if kind == "yarn":
         return _yarn(section, original=original, max_position=max_position)
+    if kind == "longrope":
+        return _longrope(section, original, rotary_dim=head_dim, max_position=max_position)
     factor = section.number("factor", minimum=1e-3, maximum=_MAX_FACTOR)
     if kind == "linear":
         return LinearScaling(factor=factor)
@@ -145,11 +201,13 @@ def _scaling(
     )
 
 
-def _original_max_position(config: ConfigReader, section: ConfigReader, max_position: int) -> int:
+def _original_max_position(
+    config: ConfigReader, section: ConfigReader, max_position: int, default: int | None
+) -> int:
     """The length before scaling; a value outside the section has priority, as in transformers."""
     name = "original_max_position_embeddings"
     inner = section.integer(name, default=max_position)
-    return config.integer(name, default=inner)
+    return config.integer(name, default=inner if default is None else default)
 
 
 def _yarn(section: ConfigReader, *, original: int, max_position: int) -> YarnScaling:
@@ -170,3 +228,33 @@ def _yarn(section: ConfigReader, *, original: int, max_position: int) -> YarnSca
         ),
         truncate=section.boolean("truncate", default=True),
     )
+
+
+def _longrope(
+    section: ConfigReader, original: int, *, rotary_dim: int, max_position: int
+) -> LongRopeScaling:
+    default = section.number(
+        "factor", minimum=1e-3, maximum=_MAX_FACTOR, default=max_position / original
+    )
+    if original < 2:  # the default of attention_factor divides by its logarithm
+        raise UnsupportedModelError("rope_type longrope needs an original length above 1.")
+    return LongRopeScaling(
+        short_factors=_pair_factors(section, "short_factor", rotary_dim // 2),
+        long_factors=_pair_factors(section, "long_factor", rotary_dim // 2),
+        original_max_position=original,
+        attention_factor=section.number(
+            "attention_factor",
+            minimum=1e-3,
+            maximum=1e3,
+            default=longrope_attention_factor(default, original_max_position=original),
+        ),
+    )
+
+
+def _pair_factors(section: ConfigReader, name: str, pairs: int) -> tuple[float, ...]:
+    factors = section.numbers(name, minimum=1e-3, maximum=_MAX_FACTOR) or ()
+    if len(factors) != pairs:
+        raise CorruptFileError(
+            f"config.json gives {len(factors)} numbers as {name}, for {pairs} rotated pairs."
+        )
+    return factors

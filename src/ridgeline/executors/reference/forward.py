@@ -5,7 +5,9 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.reference.batch import Batch
+from ridgeline.executors.reference import latent
+from ridgeline.executors.reference.batch import Batch, SegmentInput
+from ridgeline.executors.reference.experts import run_moe, run_shared
 from ridgeline.executors.reference.kv_cache import KVCache
 from ridgeline.kernels import reference as kernels
 
@@ -30,8 +32,8 @@ class Forward:
         """Logits ``[N, V]`` of some rows of what `run` returned."""
         head = self._model.ops[-1]
         assert isinstance(head, ops.Head)
-        logits = functional.linear(hidden_ND, self._weight(head.weight))
-        return kernels.softcap(kernels.wide(logits), head.softcap)
+        logits = functional.linear(hidden_ND, self._weight(head.weight), self._optional(head.bias))
+        return kernels.softcap(kernels.wide(logits) * head.scale, head.softcap)
 
     def _weight(self, weight: ops.Weight) -> torch.Tensor:
         return self._model.weights[weight.name]
@@ -45,32 +47,48 @@ class Forward:
             case ops.Embed():
                 rows = functional.embedding(self._batch.token_ids_T, self._weight(op.weight))
                 buffers["x"] = rows * torch.tensor(op.scale, dtype=rows.dtype)
+                if op.positions is not None:
+                    table = self._weight(op.positions)
+                    buffers["x"] += functional.embedding(self._batch.positions_T, table)
             case ops.Norm():
-                weight = self._weight(op.weight)
-                buffers[op.dst] = kernels.normalise(buffers[op.src], weight, op.spec)
+                weight, bias = self._optional(op.weight), self._optional(op.bias)
+                buffers[op.dst] = kernels.normalise(buffers[op.src], weight, op.spec, bias=bias)
             case ops.QKVProject():
                 self._project_qkv(op)
             case ops.HeadNorm():
                 for name, ref in (("q", op.query), ("k", op.key)):
-                    gain = self._weight(ref)
-                    buffers[name] = kernels.normalise(buffers[name], gain, op.spec)
+                    buffers[name] = kernels.normalise_heads(
+                        buffers[name], self._weight(ref), op.spec, op.scope
+                    )
             case ops.Rope():
                 tables = kernels.rope_tables(
                     op.spec, self._batch.positions_T, self._batch.rope_lengths_T
                 )
-                for name in ("q", "k"):
-                    buffers[name] = kernels.rotate(buffers[name], tables)
+                for name, start in (("q", op.query_start), ("k", op.key_start)):
+                    buffers[name] = kernels.rotate(
+                        buffers[name], tables, start=start, interleaved=op.spec.interleaved
+                    )
             case ops.KVWrite():
                 self._write_kv(op)
             case ops.Attend():
                 self._attend(op)
+            case ops.LatentProject():
+                buffers["q"], buffers["k"] = latent.project(op, buffers[op.src], self._weight)
+            case ops.LatentAttend():
+                self._attend_latent(op)
+            case ops.MoE():
+                buffers["h"] = run_moe(op, buffers[op.src], self._weight)
+            case ops.SharedExpert():
+                buffers["shared"] = run_shared(op, buffers[op.src], self._weight)
+            case ops.AddShared():
+                buffers["h"] = buffers["h"] + buffers["shared"]
             case ops.OutProject():
                 weight, bias = self._weight(op.weight), self._optional(op.bias)
                 buffers["h"] = functional.linear(buffers["h"], weight, bias)
             case ops.MLP():
-                buffers["h"] = self._mlp(op, buffers["h"])
+                buffers["h"] = self._mlp(op, buffers[op.src])
             case ops.AddResidual():
-                buffers["x"] = buffers["x"] + buffers["h"]
+                buffers["x"] = buffers["x"] + buffers["h"] * op.scale
             case ops.Head():
                 raise AssertionError("the head is run by `logits`, on the rows that are wanted")
 
@@ -80,7 +98,10 @@ class Forward:
             ("k", op.key, op.key_bias, op.num_kv_heads),
             ("v", op.value, op.value_bias, op.num_kv_heads),
         ):
-            rows = functional.linear(self._buffers["h"], self._weight(weight), self._optional(bias))
+            source = self._buffers[op.src]
+            rows = functional.linear(source, self._weight(weight), self._optional(bias))
+            if op.clip is not None:
+                rows = rows.clamp(-op.clip, op.clip)
             self._buffers[name] = rows.view(len(rows), heads, op.head_dim)
 
     def _write_kv(self, op: ops.KVWrite) -> None:
@@ -94,34 +115,59 @@ class Forward:
             )
             for item in self._batch.segments
         ]
-        self._cache.write(op.layer, torch.cat(rows), self._buffers["k"], self._buffers["v"])
+        v_TKd = self._buffers["v"] if op.has_values else None
+        self._cache.write(op.layer, torch.cat(rows), self._buffers["k"], v_TKd)
 
     def _attend(self, op: ops.Attend) -> None:
+        sinks_H, outputs = self._optional(op.sinks), []
+        for item, first, last in self._batch.ranges():
+            low = 0 if op.window is None else max(0, item.segment.start - op.window + 1)
+            k_CKd, v_CKd = self._read_kv(op, item, low)
+            outputs.append(
+                kernels.attend(
+                    self._buffers["q"][first:last],
+                    k_CKd,
+                    v_CKd,
+                    _visible(item, low, op.window),
+                    scale=op.scale,
+                    cap=op.softcap,
+                    sinks_H=sinks_H,
+                )
+            )
+        self._buffers["h"] = torch.cat(outputs).flatten(1)
+
+    def _attend_latent(self, op: ops.LatentAttend) -> None:
         outputs = []
         for item, first, last in self._batch.ranges():
-            positions = item.kv_positions_C
-            start, stop = item.segment.start, item.segment.stop
-            low = 0 if op.window is None else max(0, start - op.window + 1)
-            rows = item.state.kv_rows(
-                self._batch.role, op.group, low, stop, self._cache.block_tokens
-            )
-            k_CKd, v_CKd = self._cache.read(op.layer, rows)
-            seen = kernels.visible(
-                query_positions_S=positions[start:stop],
-                key_positions_C=positions[low:stop],
-                drafted_SD=item.drafted_SD,
-                window=op.window,
-            )
-            q_SHd = self._buffers["q"][first:last]
-            out = kernels.attend(q_SHd, k_CKd, v_CKd, seen, scale=op.scale, cap=op.softcap)
-            outputs.append(out.flatten(1))
-        self._buffers["h"] = torch.cat(outputs)
+            latent_C1W, _ = self._read_kv(op, item, 0)
+            q_SHd, seen = self._buffers["q"][first:last], _visible(item, 0, None)
+            outputs.append(latent.attend(op, q_SHd, latent_C1W, seen, self._weight))
+        self._buffers["h"] = torch.cat(outputs).flatten(1)
 
-    def _mlp(self, op: ops.MLP, h_TD: torch.Tensor) -> torch.Tensor:
-        up = functional.linear(h_TD, self._weight(op.up), self._optional(op.up_bias))
+    def _read_kv(
+        self, op: ops.Attend | ops.LatentAttend, item: SegmentInput, low: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of KV slots ``[low, stop)`` of a segment."""
+        block_tokens = self._cache.block_tokens
+        stop = item.segment.stop
+        rows = item.state.kv_rows(self._batch.role, op.group, low, stop, block_tokens)
+        return self._cache.read(op.group, op.layer, rows)
+
+    def _mlp(self, op: ops.MLP, x_TD: torch.Tensor) -> torch.Tensor:
+        up = functional.linear(x_TD, self._weight(op.up), self._optional(op.up_bias))
         if op.gate is None:
             inner = kernels.activate(up, op.activation)
         else:
-            gate = functional.linear(h_TD, self._weight(op.gate), self._optional(op.gate_bias))
+            gate = functional.linear(x_TD, self._weight(op.gate), self._optional(op.gate_bias))
             inner = kernels.activate(gate, op.activation) * up
         return functional.linear(inner, self._weight(op.down), self._optional(op.down_bias))
+
+
+def _visible(item: SegmentInput, low: int, window: int | None) -> torch.Tensor:
+    """Which of the KV slots ``[low, stop)`` each token of a segment sees."""
+    return kernels.visible(
+        query_positions_S=item.kv_positions_C[item.segment.start : item.segment.stop],
+        key_positions_C=item.kv_positions_C[low : item.segment.stop],
+        drafted_SD=item.drafted_SD,
+        window=window,
+    )

@@ -1,6 +1,7 @@
 """Paged K and V of one model: a tensor per layer and block tables per sequence.
 
-Shapes: N blocks, B tokens a block, K KV heads, d head width, C positions read.
+Shapes: N blocks, B tokens a block, K KV heads, d and v the widths of a head of K and of V, C
+positions read.
 """
 
 import hashlib
@@ -12,17 +13,17 @@ from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import KVGroup, ModelSpec, kv_groups
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 
 class KVCache:
-    """KV pool of one model. Blocks are written by `write` and `copy`, and owned by the scheduler."""
+    """KV pool of one model. Blocks are written by `write` and copies, owned by the scheduler."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, block_tokens: int) -> None:
         self.groups = kv_groups(spec)
         self.block_tokens = block_tokens
         self._dtype = dtype
-        self._pools: dict[int, torch.Tensor] = {}  # layer -> [2, N, B, K, d]
+        self._pools: dict[int, torch.Tensor] = {}  # layer -> [N, B, K, d + v]
 
     @property
     def layout(self) -> KVLayout:
@@ -43,50 +44,47 @@ class KVCache:
         try:
             for group, count in zip(self.groups, num_blocks, strict=True):
                 for layer in group.layers:
-                    self._pools[layer] = torch.zeros(
-                        (2, count, self.block_tokens, group.num_kv_heads, group.head_dim),
-                        dtype=self._dtype,
-                    )
+                    shape = (count, *self._block_shape(group))
+                    self._pools[layer] = torch.zeros(shape, dtype=self._dtype)
         except RuntimeError as error:
             raise OutOfMemoryError("The KV pool does not fit into memory.") from error
 
     def write(
-        self, layer: int, rows: torch.Tensor, k_TKd: torch.Tensor, v_TKd: torch.Tensor
+        self, layer: int, rows: torch.Tensor, k_TKd: torch.Tensor, v_TKv: torch.Tensor | None
     ) -> None:
-        """Store K and V of some tokens at flat rows ``block · B + offset``."""
-        pool = self._rows(layer)
-        pool[0, rows], pool[1, rows] = k_TKd, v_TKd
+        """Store K, and V if the group has it, at flat rows ``block · B + offset``."""
+        self._rows(layer)[rows] = k_TKd if v_TKv is None else torch.cat([k_TKd, v_TKv], dim=-1)
 
-    def read(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V ``[C, K, d]`` at flat rows."""
-        pool = self._rows(layer)
-        return pool[0, rows], pool[1, rows]
+    def read(self, group: int, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K ``[C, K, d]`` and V ``[C, K, v]`` at flat rows; V is empty if v is zero."""
+        values, k_width = self._rows(layer)[rows], self.groups[group].k_width
+        return values[..., :k_width], values[..., k_width:]
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         for layer in self.groups[group].layers:
-            self._pools[layer][:, target] = self._pools[layer][:, source]
+            self._pools[layer][target] = self._pools[layer][source]
 
     def move_rows(self, group: int, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy tokens from flat rows to other flat rows; sources are read before any write."""
         for layer in self.groups[group].layers:
             pool = self._rows(layer)
-            pool[:, targets] = pool[:, sources]
+            pool[targets] = pool[sources]
 
     def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes:
-        picked = [self._pools[layer][:, list(blocks)] for layer in self.groups[group].layers]
+        picked = [self._pools[layer][list(blocks)] for layer in self.groups[group].layers]
         return torch.stack(picked).contiguous().view(torch.uint8).numpy().tobytes()
 
     def import_blocks(self, group: int, blocks: Sequence[int], data: bytes) -> None:
         if len(data) != self.layout.block_bytes[group] * len(blocks):
             raise ValueError(f"{len(data)} bytes are not {len(blocks)} blocks of group {group}")
-        shape = (len(self.groups[group].layers), 2, len(blocks), *self._block_shape(group))
+        kv = self.groups[group]
+        shape = (len(kv.layers), len(blocks), *self._block_shape(kv))
         values = torch.frombuffer(bytearray(data), dtype=self._dtype).view(shape)
-        for layer, value in zip(self.groups[group].layers, values, strict=True):
-            self._pools[layer][:, list(blocks)] = value
+        for layer, value in zip(kv.layers, values, strict=True):
+            self._pools[layer][list(blocks)] = value
 
     def _rows(self, layer: int) -> torch.Tensor:
-        return self._pools[layer].flatten(1, 2)
+        return self._pools[layer].flatten(0, 1)
 
-    def _block_shape(self, group: int) -> tuple[int, int, int]:
-        kv: KVGroup = self.groups[group]
-        return self.block_tokens, kv.num_kv_heads, kv.head_dim
+    def _block_shape(self, group: KVGroup) -> tuple[int, int, int]:
+        return self.block_tokens, group.num_kv_heads, group.k_width + group.v_width

@@ -5,16 +5,29 @@ d head width. Reductions run in at least float32 (`wide`).
 """
 
 from ridgeline.kernels.reference.attention import attend, visible
-from ridgeline.kernels.reference.elementwise import activate, softcap, wide
-from ridgeline.kernels.reference.norm import normalise
+from ridgeline.kernels.reference.elementwise import activate, gated, softcap, wide
+from ridgeline.kernels.reference.latent_attention import (
+    absorbing_is_cheaper,
+    attend_absorbed,
+    attend_plain,
+)
+from ridgeline.kernels.reference.moe import route, run_experts
+from ridgeline.kernels.reference.norm import normalise, normalise_heads
 from ridgeline.kernels.reference.rope import rope_tables, rotate
 
 __all__ = [
+    "absorbing_is_cheaper",
     "activate",
     "attend",
+    "attend_absorbed",
+    "attend_plain",
+    "gated",
     "normalise",
+    "normalise_heads",
     "rope_tables",
     "rotate",
+    "route",
+    "run_experts",
     "softcap",
     "visible",
     "wide",

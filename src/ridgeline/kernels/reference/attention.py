@@ -13,18 +13,24 @@ def attend(
     *,
     scale: float,
     cap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention output ``[S, H, d]``; each KV head serves H / K consecutive query heads.
+    """Attention output ``[S, H, v]``; each KV head serves H / K consecutive query heads.
 
-    ``visible_SC`` says which keys a query may see; every query must see at least one.
+    V's width v may differ from d. ``visible_SC`` says which keys a query may see; every query must
+    see at least one. ``sinks_H`` are scores that join each head's softmax without a value.
     """
     num_tokens, num_heads, head_dim = q_SHd.shape
     num_kv_heads = k_CKd.shape[1]
     q = wide(q_SHd).view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = softcap(torch.einsum("skgd,ckd->kgsc", q, wide(k_CKd)) * scale, cap)
-    weights = scores.masked_fill(~visible_SC, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~visible_SC, float("-inf"))
+    if sinks_H is not None:
+        sinks = wide(sinks_H).view(num_kv_heads, -1, 1, 1).expand(-1, -1, num_tokens, 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(-1)[..., : len(k_CKd)]
     out = torch.einsum("kgsc,ckd->skgd", weights, wide(v_CKd))
-    return out.reshape(num_tokens, num_heads, head_dim).to(q_SHd.dtype)
+    return out.reshape(num_tokens, num_heads, -1).to(q_SHd.dtype)
 
 
 def visible(

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from ridgeline.core.spec import Activation
+from ridgeline.core.spec import Activation, ClampedSwiGLU
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
@@ -22,6 +22,16 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
             return functional.gelu(x, approximate="tanh")
         case Activation.RELU:
             return functional.relu(x)
+
+
+def gated(
+    gate: torch.Tensor, up: torch.Tensor, activation: Activation | ClampedSwiGLU
+) -> torch.Tensor:
+    """act(gate) · up, or gpt-oss's clamped variant of it, elementwise."""
+    if isinstance(activation, ClampedSwiGLU):
+        gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+        return (up + 1) * gate * torch.sigmoid(activation.alpha * gate)
+    return activate(gate, activation) * up
 
 
 def softcap(x: torch.Tensor, cap: float | None) -> torch.Tensor:

@@ -23,10 +23,25 @@ def rope_tables(
     return angles.cos() * factor, angles.sin() * factor
 
 
-def rotate(x_THd: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotate the first ``rotary_dim`` elements of each head; the rest pass through."""
+def rotate(
+    x_THd: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    *,
+    start: int = 0,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    """Rotate ``rotary_dim`` elements of each head from ``start`` on; the rest pass through.
+
+    Elements i and i + rotary_dim / 2 are a pair, or neighbours if ``interleaved``; either way the
+    pair of a frequency stays where it is.
+    """
     cos, sin = (table.to(x_THd.dtype)[:, None, :] for table in tables)
     half = cos.shape[-1]
-    first, second = x_THd[..., :half], x_THd[..., half : 2 * half]
-    rotated = (first * cos - second * sin, second * cos + first * sin, x_THd[..., 2 * half :])
-    return torch.cat(rotated, dim=-1)
+    before, x, after = x_THd.tensor_split((start, start + 2 * half), dim=-1)
+    if interleaved:
+        first, second = x[..., 0::2], x[..., 1::2]
+    else:
+        first, second = x[..., :half], x[..., half:]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    rotated = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+    return torch.cat([before, rotated, after], dim=-1)

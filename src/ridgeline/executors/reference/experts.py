@@ -1,0 +1,52 @@
+"""The two ops of a mixture of experts that have weights."""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from ridgeline.core import ops
+from ridgeline.kernels import reference as kernels
+
+
+def run_moe(
+    op: ops.MoE, x_TD: torch.Tensor, weight: Callable[[ops.Weight], torch.Tensor]
+) -> torch.Tensor:
+    """``[T, D]``: each token through its experts."""
+
+    def optional(ref: ops.Weight | None) -> torch.Tensor | None:
+        return None if ref is None else weight(ref)
+
+    # The router decides in full precision: a choice that rounding tips is another function.
+    bias = optional(op.router_bias)
+    logits_TE = functional.linear(
+        kernels.wide(x_TD),
+        kernels.wide(weight(op.router)),
+        None if bias is None else kernels.wide(bias),
+    )
+    correction_E = optional(op.correction_bias)
+    experts_Tk, weights_Tk = kernels.route(logits_TE, op.routing, correction_E=correction_E)
+    return kernels.run_experts(
+        x_TD,
+        experts_Tk,
+        weights_Tk,
+        gate_EFD=weight(op.gate),
+        up_EFD=weight(op.up),
+        down_EDF=weight(op.down),
+        gate_bias_EF=optional(op.gate_bias),
+        up_bias_EF=optional(op.up_bias),
+        down_bias_ED=optional(op.down_bias),
+        activation=op.activation,
+    )
+
+
+def run_shared(
+    op: ops.SharedExpert, x_TD: torch.Tensor, weight: Callable[[ops.Weight], torch.Tensor]
+) -> torch.Tensor:
+    """``[T, D]``: all tokens through the shared expert."""
+    gate = functional.linear(x_TD, weight(op.gate))
+    up = functional.linear(x_TD, weight(op.up))
+    out = functional.linear(kernels.gated(gate, up, op.activation), weight(op.down))
+    if op.output_gate is None:
+        return out
+    return out * torch.sigmoid(functional.linear(x_TD, weight(op.output_gate)))

@@ -1,0 +1,67 @@
+"""DeepSeek-V3 and R1 (arXiv 2412.19437): experts chosen by corrected sigmoid scores."""
+
+from ridgeline.core.spec import GroupLimit, GroupScore, ModelSpec, RoutingSpec, Scoring
+from ridgeline.models.config import ConfigReader
+from ridgeline.models.deepseek_v2 import deepseek_decoder
+from ridgeline.models.family import Family, TensorSource
+from ridgeline.models.fields import read_sizes
+from ridgeline.models.mla_config import MLA_TENSORS, read_mla
+from ridgeline.models.moe_config import (
+    DEEPSEEK_MOE_TENSORS,
+    EXPERT_KEYS,
+    read_num_experts,
+    read_top_k,
+)
+from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
+
+# The layer after the last predicts one more token; it is a drafter's, not the model's.
+_EXTRA_LAYER = r"model\.layers\.61\..*"
+
+
+def build(config: ConfigReader) -> ModelSpec:
+    """Groups of experts are ranked by the sum of their best two corrected scores."""
+    config.refuse("scoring_func", unless=("sigmoid",))
+    config.refuse("topk_method", unless=("noaux_tc",))
+    config.ignore("num_nextn_predict_layers")
+    sizes = read_sizes(config, max_position=4096, vocab_size=129_280)
+    num_experts = read_num_experts(config, "n_routed_experts", "num_local_experts")
+    num_groups = config.integer("n_group", default=8)
+    top_groups = config.integer("topk_group", default=4)
+    routing = RoutingSpec(
+        top_k=read_top_k(config, num_experts, default=8),
+        scoring=Scoring.SIGMOID,
+        normalised=config.boolean("norm_topk_prob", default=True),
+        scale=config.number("routed_scaling_factor", minimum=1e-6, maximum=1e6, default=2.5),
+        groups=GroupLimit(num_groups=num_groups, top_groups=top_groups, score=GroupScore.BEST_TWO)
+        if num_groups > 1
+        else None,
+        correction_bias=True,
+    )
+    return deepseek_decoder(
+        config,
+        model_type="deepseek_v3",
+        sizes=sizes,
+        attention=read_mla(
+            config,
+            max_position=sizes.max_position,
+            query_rank=1536,
+            interleaved=config.boolean("rope_interleave", default=True),
+        ),
+        num_experts=num_experts,
+        routing=routing,
+        num_shared=1,
+        num_dense=3,
+    )
+
+
+_CORRECTION = TensorSource(name="model.layers.{i}.mlp.gate.e_score_correction_bias")
+FAMILY = Family(
+    model_type="deepseek_v3",
+    build=build,
+    tensors=LLAMA_TENSORS
+    | MLA_TENSORS
+    | DEEPSEEK_MOE_TENSORS
+    | {"layers.{i}.correction_bias": _CORRECTION},
+    ignored=(*LLAMA_IGNORED, _EXTRA_LAYER),
+    computes=EXPERT_KEYS,
+)

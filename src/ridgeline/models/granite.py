@@ -1,0 +1,59 @@
+"""Granite 3 (IBM, 2024): Llama with four multipliers, after μP (arXiv 2203.03466)."""
+
+from dataclasses import replace
+
+from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.models.config import ConfigReader
+from ridgeline.models.decoder import pre_norm_decoder
+from ridgeline.models.family import Family
+from ridgeline.models.fields import read_heads, read_sizes
+from ridgeline.models.rope_config import read_rope
+from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
+
+_MULTIPLIERS = (
+    "attention_multiplier",
+    "embedding_multiplier",
+    "logits_scaling",
+    "residual_multiplier",
+)
+
+
+def build(config: ConfigReader) -> ModelSpec:
+    """``attention_multiplier`` is the scale of attention; logits are divided by their number."""
+    attention_scale, embedding_scale, logits_scaling, residual_scale = (
+        config.number(name, minimum=1e-9, maximum=1e9, default=1.0) for name in _MULTIPLIERS
+    )
+    sizes = read_sizes(config, max_position=2048)
+    heads = read_heads(config, sizes.hidden_size)
+    bias = config.boolean("attention_bias", default=False)
+    attention = AttentionSpec(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        scale=attention_scale,
+        rope=read_rope(config, head_dim=heads.head_dim, max_position=sizes.max_position),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    spec = pre_norm_decoder(
+        config,
+        model_type="granite",
+        sizes=sizes,
+        attention=[attention] * sizes.num_layers,
+        mlp_bias=config.boolean("mlp_bias", default=False),
+    )
+    return replace(
+        spec,
+        layers=tuple(replace(layer, residual_scale=residual_scale) for layer in spec.layers),
+        embedding_scale=embedding_scale,
+        logit_scale=1.0 / logits_scaling,
+    )
+
+
+FAMILY = Family(
+    model_type="granite",
+    build=build,
+    tensors=LLAMA_TENSORS,
+    ignored=LLAMA_IGNORED,
+    computes=frozenset(_MULTIPLIERS),
+)
