@@ -1,0 +1,16 @@
+"""Number formats of weights: packing and unpacking, and the schemes in which they lie on disk."""
+
+from ridgeline.quant.registry import quant_methods, read_scheme
+from ridgeline.quant.scheme import Scheme, StoragePlan, StoredWeight, TensorInfo
+from ridgeline.quant.tensor import QuantizedTensor, stack
+
+__all__ = [
+    "QuantizedTensor",
+    "Scheme",
+    "StoragePlan",
+    "StoredWeight",
+    "TensorInfo",
+    "quant_methods",
+    "read_scheme",
+    "stack",
+]

@@ -1,0 +1,41 @@
+"""A weight in a GGUF format, as its blocks lie in the file."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ridgeline.quant.gguf_blocks import Bytes
+from ridgeline.quant.gguf_formats import GGUFFormat
+
+_CHUNK_ELEMENTS = 1 << 20  # of float32 beside the result while expanding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFBlocks:
+    """Raw blocks, for executors that compute with them.
+
+    Attributes:
+        format: how a block is laid out.
+        shape: of the weight, ``[..., out, in]``; blocks lie along ``in``.
+        data: uint8 ``[rows, row_bytes]``, the leading axes of ``shape`` flattened into rows.
+    """
+
+    format: GGUFFormat
+    shape: tuple[int, ...]
+    data: Bytes
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight in ``dtype``, rounded once from float32."""
+        out = torch.empty(self.shape, dtype=dtype)
+        expand_rows(self.format, self.data, out.view(len(self.data), -1))
+        return out
+
+
+def expand_rows(fmt: GGUFFormat, data: Bytes, out_RC: torch.Tensor) -> None:
+    """Write the values of ``data``, uint8 ``[R, row_bytes]``, to ``out_RC`` of any float dtype."""
+    rows, columns = out_RC.shape
+    step = max(1, _CHUNK_ELEMENTS // max(columns, 1))
+    for first in range(0, rows, step):
+        values = fmt.dequantize(np.ascontiguousarray(data[first : first + step]).reshape(-1))
+        out_RC[first : first + step] = torch.from_numpy(values.reshape(-1, columns))

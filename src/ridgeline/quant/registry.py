@@ -1,0 +1,67 @@
+"""The schemes by ``quant_method``, and the way from a ``quantization_config`` to one of them."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.models.config import ConfigReader, show
+from ridgeline.quant.awq import AWQ
+from ridgeline.quant.bitsandbytes import BitsAndBytes
+from ridgeline.quant.compressed_tensors import CompressedTensors
+from ridgeline.quant.fp8 import FP8Weights
+from ridgeline.quant.gptq import GPTQ
+from ridgeline.quant.mxfp4 import MXFP4
+from ridgeline.quant.scheme import Scheme
+
+_MAX_LISTED = 12
+_log = logging.getLogger(__name__)
+_SCHEMES: dict[str, Callable[[ConfigReader], Scheme]] = {
+    "awq": AWQ.read,
+    "bitsandbytes": BitsAndBytes.read,
+    "compressed-tensors": CompressedTensors.read,
+    "fp8": FP8Weights.read,
+    "gptq": GPTQ.read,
+    "mxfp4": MXFP4.read,
+}
+
+
+def quant_methods() -> tuple[str, ...]:
+    """Every ``quant_method`` that is supported, in alphabetical order."""
+    return tuple(sorted(_SCHEMES))
+
+
+def read_scheme(quantization_config: Mapping[str, object], *, strict: bool = False) -> Scheme:
+    """The scheme that a checkpoint's ``quantization_config`` describes.
+
+    Keys that nobody knows are listed in one warning.
+
+    Raises:
+        UnsupportedModelError: the scheme or a setting is not supported; or, if ``strict``, there
+            are unknown keys.
+        CorruptFileError: a value is missing, of the wrong type, or absurd.
+    """
+    config = ConfigReader(quantization_config, prefix="quantization_config.")
+    method = config.text("quant_method", default=_guess(config))
+    read = _SCHEMES.get(method)
+    if read is None:
+        raise UnsupportedModelError(
+            f"The checkpoint is quantized by {show(method)}, which is not supported; supported are "
+            f"{', '.join(quant_methods())}; load the unquantized checkpoint of this model instead."
+        )
+    scheme = read(config)
+    unknown = config.leftovers()
+    if unknown:
+        more = f" and {len(unknown) - _MAX_LISTED} more" if len(unknown) > _MAX_LISTED else ""
+        listed = f"{', '.join(unknown[:_MAX_LISTED])}{more}"
+        message = f"config.json has keys that Ridgeline does not know: {listed}."
+        if strict:
+            raise UnsupportedModelError(message)
+        _log.warning(message)
+    return scheme
+
+
+def _guess(config: ConfigReader) -> str | None:
+    """The method of early checkpoints, which do not name it."""
+    if "load_in_4bit" in config or "load_in_8bit" in config:
+        return "bitsandbytes"
+    return "compressed-tensors" if "config_groups" in config else None

@@ -1,0 +1,182 @@
+"""The one form that every quantized weight takes in memory, whatever its scheme on disk.
+
+Layout. Axes ``[..., out, in]``; leading axes are experts. ``in`` is the reduction axis. One code
+per element, unpacked, in ``codes``:
+
+===============  =================  ==================================
+codes            beside them        value
+===============  =================  ==================================
+int8             –                  code · scale
+uint8            ``zeros``          (code − zero) · scale
+uint8            ``table``          table[code] · scale
+float8           –                  code · scale
+===============  =================  ==================================
+
+``scales`` and ``zeros`` are ``[..., ⌈out/R⌉, ⌈in/C⌉]`` for blocks of R rows by C columns, which
+``format`` gives as ``group_rows`` and ``group_size``. With ``group_of`` (act-order), column i
+belongs to column ``group_of[i]`` of the scales, and not to ``i // C``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ridgeline.core.formats import NumberFormat
+
+_CHUNK_ELEMENTS = 1 << 22  # of float32 beside the result while expanding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedTensor:
+    """A quantized weight; the module's docstring says what its tensors mean.
+
+    Attributes:
+        format: bits, block shape and the sizes of scales and zero points as stored on disk.
+        codes: ``[..., out, in]``, int8, uint8 or a float8 dtype.
+        scales: ``[..., ⌈out/R⌉, ⌈in/C⌉]``, float32, float16 or bfloat16.
+        zeros: uint8 of the same shape as ``scales``, or ``None``.
+        table: float32 ``[2^bits]``, what each code stands for, or ``None``.
+        group_of: int64 ``[in]``, the scales' column of each column, or ``None``.
+    """
+
+    format: NumberFormat
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+    group_of: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.codes.shape)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale."""
+        rows, columns = self.codes.shape[-2:]
+        return self.format.group_rows or rows, self.format.group_size or columns
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of the tensor as the scheme packs it, scales and zero points included."""
+        return self.format.num_bytes(self.shape)
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight in ``dtype``; computed in float32 (float64 for float64) and rounded once."""
+        out = torch.empty(self.codes.shape, dtype=dtype)
+        self.dequantize_into(out)
+        return out
+
+    def dequantize_into(self, out: torch.Tensor) -> None:
+        """Write the weight to ``out``, of the same shape and any floating dtype, row by row."""
+        rows, columns = self.codes.shape[-2:]
+        if not self.codes.numel():
+            return
+        unit = 1 if self.scales.shape[-2] == 1 else self.block[0]
+        step = max(1, _CHUNK_ELEMENTS // (columns * unit)) * unit
+        flat_out = out.view(-1, rows, columns)
+        codes = self.codes.reshape(-1, rows, columns)
+        scales = self.scales.reshape(-1, *self.scales.shape[-2:])
+        zeros = None if self.zeros is None else self.zeros.reshape(scales.shape)
+        work = torch.float64 if out.dtype == torch.float64 else torch.float32
+        for index in range(codes.shape[0]):
+            for first in range(0, rows, step):
+                part = slice(first, first + step)
+                blocks = slice(first // unit, -(-(first + step) // unit))
+                if self.scales.shape[-2] == 1:
+                    blocks = slice(0, 1)
+                value = self._values(codes[index, part], work)
+                if zeros is not None:
+                    value -= self._spread(zeros[index, blocks].to(work), value.shape)
+                value *= self._spread(scales[index, blocks].to(work), value.shape)
+                flat_out[index, part] = value
+
+    def rows(self, start: int, stop: int) -> "QuantizedTensor":
+        """Entries ``[start, stop)`` of the first axis: rows of a matrix, or whole experts."""
+        block_rows, form = self.block[0], self.format
+        first, last = start, stop
+
+        def take(blocks: torch.Tensor) -> torch.Tensor:
+            return blocks[first:last]
+
+        if self.codes.ndim == 2:
+            if self.scales.shape[0] == 1 and block_rows > 1:
+                first, last = 0, 1
+            elif start % block_rows == 0:
+                first, last = start // block_rows, -(-stop // block_rows)
+            else:  # blocks are cut: every row gets scales of its own
+                form = replace(form, group_rows=1)
+
+                def take(blocks: torch.Tensor) -> torch.Tensor:
+                    return blocks.repeat_interleave(block_rows, dim=0)[start:stop]
+
+        return replace(
+            self,
+            format=form,
+            codes=self.codes[start:stop],
+            scales=take(self.scales),
+            zeros=None if self.zeros is None else take(self.zeros),
+        )
+
+    def every_other_row(self, first: int) -> "QuantizedTensor":
+        """Rows ``first``, ``first + 2`` and so on, of each expert."""
+        block_rows = self.block[0]
+        if self.scales.shape[-2] == 1 and block_rows > 1:
+            form, scales, zeros = self.format, self.scales, self.zeros
+        else:
+            form = replace(self.format, group_rows=1)
+            index = torch.arange(first, self.codes.shape[-2], 2) // block_rows
+            scales = self.scales[..., index, :]
+            zeros = None if self.zeros is None else self.zeros[..., index, :]
+        codes = self.codes[..., first::2, :]
+        return replace(self, format=form, codes=codes, scales=scales, zeros=zeros)
+
+    def _values(self, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self.table is None:
+            return codes.to(dtype)
+        return self.table.to(dtype)[codes.to(torch.int64)]
+
+    def _spread(self, blocks: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """One number per element (or broadcastable to that) from one per block."""
+        block_rows, block_columns = self.block
+        if self.group_of is not None:
+            blocks = blocks[:, self.group_of]
+        elif blocks.shape[1] > 1:
+            blocks = blocks.repeat_interleave(block_columns, dim=1)[:, : shape[1]]
+        if block_rows > 1 and blocks.shape[0] > 1:
+            blocks = blocks.repeat_interleave(block_rows, dim=0)[: shape[0]]
+        return blocks
+
+
+def stack(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+    """Weights of one kind and shape along a new first axis; ``None`` where they differ in kind."""
+    first = parts[0]
+    alike = all(
+        part.format == first.format
+        and part.codes.dtype == first.codes.dtype
+        and part.scales.dtype == first.scales.dtype
+        and (part.zeros is None) == (first.zeros is None)
+        and _same(part.table, first.table)
+        and _same(part.group_of, first.group_of)
+        for part in parts
+    )
+    if not alike:
+        return None
+    return replace(
+        first,
+        codes=torch.stack([part.codes for part in parts]),
+        scales=torch.stack([part.scales for part in parts]),
+        zeros=_stacked([part.zeros for part in parts]),
+    )
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _stacked(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    found = [tensor for tensor in tensors if tensor is not None]
+    return torch.stack(found) if found else None
