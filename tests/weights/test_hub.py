@@ -11,6 +11,7 @@ import pytest
 import torch
 from huggingface_hub import constants, file_download
 
+from ridgeline import weights
 from ridgeline.core.errors import (
     DiskError,
     ModelNotFoundError,
@@ -84,8 +85,9 @@ def test_without_weights_only_small_files_are_fetched(hub) -> None:
     assert locate_model(NAME, need_weights=False, offline=True) == folder
 
 
-def test_a_stream_that_ends_early_is_resumed_where_it_broke(hub) -> None:
-    hub.cuts["model-2.safetensors"] = [100_000]
+def test_a_stream_that_ends_early_is_resumed_where_it_broke(hub, monkeypatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
+    hub.cuts["model-2.safetensors"] = [105_000]
     calls: list[int] = []
     check_model(locate_model(NAME, progress=lambda done, *_: calls.append(done)))
     first, second = hub.ranges("model-2.safetensors")
@@ -244,7 +246,7 @@ def test_no_network_but_downloaded_before(no_network) -> None:
     [
         (["config.json"], [], ModelNotFoundError, r"no config\.json"),
         (["model.safetensors.index.json"], [], UnsupportedModelError, r"pytorch_model\.bin"),
-        (["model.safetensors.index.json"], ["x.gguf"], UnsupportedModelError, "GGUF"),
+        (["model.safetensors.index.json"], ["x.gguf"], ModelNotFoundError, "only as GGUF"),
     ],
 )
 def test_repositories_that_are_no_model(hub, removed, added, kind, text) -> None:
@@ -264,7 +266,13 @@ def test_the_token_comes_from_the_environment(hub, monkeypatch) -> None:
 
 def test_kill_9_during_a_download(hub, tmp_path: Path) -> None:
     hub.stalls["model-2.safetensors"] = 100_000
-    code = f"from ridgeline.weights import locate_model; locate_model({NAME!r})"
+    # The package without its __init__, which would import torch.
+    code = (
+        "import sys, types, ridgeline.core; package = types.ModuleType('ridgeline.weights');"
+        f"package.__path__ = {[str(Path(weights.__file__).parent)]};"
+        "sys.modules['ridgeline.weights'] = package;"
+        f"from ridgeline.weights.location import locate_model; locate_model({NAME!r})"
+    )
     environment = os.environ | {
         "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": constants.HF_HUB_CACHE, "HF_HUB_OFFLINE": "0",
     }  # fmt: skip

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from ridgeline.core.errors import (
 )
 from ridgeline.core.ops import Embed, Head, Norm, Op, Weight
 from ridgeline.core.spec import NormKind, NormSpec
+from ridgeline.models import TensorSource
 from ridgeline.weights import Checkpoint, load_weights, stream_weights, weight_shapes
 
 RMS = NormSpec(kind=NormKind.RMS, eps=1e-6)
@@ -32,8 +32,8 @@ def ops_for(count: int) -> list[Op]:
     return [Embed(weight=table, scale=1.0), *norms, Head(weight=table, softcap=None)]
 
 
-def sources_for(ops: list[Op]) -> dict[str, SimpleNamespace]:
-    return {name: SimpleNamespace(name=f"model.{name}") for name in weight_shapes(ops)}
+def sources_for(ops: list[Op]) -> dict[str, TensorSource]:
+    return {name: TensorSource(name=f"model.{name}") for name in weight_shapes(ops)}
 
 
 def tensors_for(ops: list[Op], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -210,5 +210,5 @@ def test_a_folder_without_weights_or_with_others(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="pickle"):
         Checkpoint(tmp_path)
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(UnsupportedModelError, match="GGUF"):
+    with pytest.raises(ModelNotFoundError, match="only as GGUF"):
         Checkpoint(tmp_path)

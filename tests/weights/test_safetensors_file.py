@@ -18,6 +18,7 @@ from ridgeline.weights import SafetensorsFile
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+EIGHT_BIT_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -33,6 +34,10 @@ def some_tensors() -> dict[str, torch.Tensor]:
     tensors |= {
         f"integer.{index}": torch.randint(0, 2, (4, 2), generator=generator).to(dtype)
         for index, dtype in enumerate(INTEGERS)
+    }
+    tensors |= {
+        f"eight.{index}": torch.randn(6, generator=generator).to(dtype)
+        for index, dtype in enumerate(EIGHT_BIT_FLOATS)
     }
     return tensors | {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 3)}
 
@@ -92,13 +97,15 @@ def test_unaligned_data_is_read_right(tmp_path: Path) -> None:
     data = len(header).to_bytes(8, "little") + header + b"\x09" + bits(values)
     (tmp_path / "u.safetensors").write_bytes(data)
     with SafetensorsFile(tmp_path / "u.safetensors") as file:
-        assert file.tensor("w").tolist() == [1.5, -2.25]
+        view = file.tensor("w")
+        assert view.tolist() == [1.5, -2.25]
+        assert view.data_ptr() % view.itemsize == 0
         out = torch.empty(2)
         file.read_into("w", out)
     assert out.tolist() == [1.5, -2.25]
 
 
-@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "I4", "F4", "U16", "C64"])
+@pytest.mark.parametrize("dtype", ["F6_E2M3", "I4", "F4", "U16", "C64"])
 def test_other_dtypes_are_named(tmp_path: Path, dtype: str) -> None:
     header = f'{{"layers.0.w":{{"dtype":"{dtype}","shape":[4],"data_offsets":[0,4]}}}}'.encode()
     data = len(header).to_bytes(8, "little") + header + bytes(4)

@@ -8,8 +8,8 @@ import torch
 
 from ridgeline.core.errors import CorruptFileError, ModelNotFoundError
 from ridgeline.weights.files import INDEX_NAME, SINGLE_NAME, check_files, files_in
+from ridgeline.weights.names import list_some, short_name
 from ridgeline.weights.safetensors_file import SafetensorsFile
-from ridgeline.weights.safetensors_header import short_name
 from ridgeline.weights.shard_index import read_index
 
 
@@ -22,6 +22,8 @@ class Checkpoint:
         UnsupportedModelError: the weights are there only in a format that Ridgeline does not read.
         DiskError: a file cannot be read.
     """
+
+    spare: frozenset[str] = frozenset()  # all tensors are somebody's
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,10 +67,15 @@ class Checkpoint:
         return self._file_of[name].tensor(name)
 
     def read_into(
-        self, name: str, out: torch.Tensor, on_bytes: Callable[[int], None] | None = None
+        self,
+        name: str,
+        out: torch.Tensor,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        first_row: int = 0,
     ) -> None:
-        """Read tensor ``name`` into ``out``, converted; see `SafetensorsFile.read_into`."""
-        self._file_of[name].read_into(name, out, on_bytes)
+        """Read rows of tensor ``name`` into ``out``, converted; see `SafetensorsFile.read_into`."""
+        self._file_of[name].read_into(name, out, on_bytes, first_row=first_row)
 
     def _open(self) -> None:
         present = files_in(self.folder)
@@ -109,9 +116,3 @@ class Checkpoint:
     def _has(self, name: str, shard: str) -> bool:
         file = self._file_of.get(name)
         return file is not None and file.path.name == shard
-
-
-def list_some(names: list[str], limit: int = 8) -> str:
-    """The first ``limit`` names, quoted, and how many more there are."""
-    text = ", ".join(short_name(name) for name in names[:limit])
-    return text if len(names) <= limit else f"{text} and {len(names) - limit} more"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ridgeline.core.ops import Embed, HeadNorm, Norm, Op, Weight
+from ridgeline.core.ops import Embed, HeadNorm, Norm, Op, Weight, op_weights
 from ridgeline.weights.loading import weight_shapes
 
 # A prime, so that rows of the usual widths do not line up with the block.
@@ -51,15 +51,17 @@ def _constants(ops: Sequence[Op]) -> dict[str, float]:
             weight = getattr(op, field)
             if not isinstance(weight, Weight):
                 continue
-            if isinstance(op, Norm | HeadNorm):
-                constants[weight.name] = 0.0 if op.spec.unit_offset else 1.0
-            elif field.endswith("bias"):
+            if field.endswith("bias"):
                 constants[weight.name] = 0.0
+            elif isinstance(op, Norm | HeadNorm):
+                constants[weight.name] = 0.0 if op.spec.unit_offset else 1.0
+            elif field.endswith("norm"):
+                constants[weight.name] = 1.0
     return constants
 
 
 def _embeddings(ops: Sequence[Op]) -> set[str]:
-    return {op.weight.name for op in ops if isinstance(op, Embed)}
+    return {weight.name for op in ops if isinstance(op, Embed) for weight in op_weights(op)}
 
 
 def _tiled(twice_block: torch.Tensor, shape: tuple[int, ...], start: int) -> torch.Tensor:

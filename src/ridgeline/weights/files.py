@@ -11,6 +11,8 @@ from ridgeline.core.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
+from ridgeline.weights.gguf.choice import gguf_names, quantization_of
+from ridgeline.weights.names import list_some
 
 CONFIG_NAME = "config.json"
 SINGLE_NAME = "model.safetensors"
@@ -51,6 +53,11 @@ def files_in(folder: Path) -> frozenset[str]:
         raise DiskError(f"{folder} could not be read: {error.strerror or error}.") from None
 
 
+def is_gguf_only(names: Collection[str]) -> bool:
+    """Whether GGUF files are the only weights among ``names``."""
+    return SINGLE_NAME not in names and INDEX_NAME not in names and bool(gguf_names(names))
+
+
 def check_files(
     names: Collection[str], where: str, *, need_config: bool = True, need_weights: bool = True
 ) -> None:
@@ -73,12 +80,13 @@ def check_files(
 
 
 def _other_weights(names: Collection[str], where: str) -> ModelFileError | None:
-    for name in sorted(names):
-        if fnmatch(name, "*.gguf"):
-            return UnsupportedModelError(
-                f"{where} has its weights only as GGUF, which Ridgeline does not read yet; "
-                "use a model that has .safetensors files."
-            )
+    models = gguf_names(names)
+    if models:
+        listed = list_some(sorted({quantization_of(name) for name in models}))
+        return ModelNotFoundError(
+            f"{where} has its weights only as GGUF; name one of its files by what follows the "
+            f"colon in owner/name:Q4_K_M, of {listed}."
+        )
     for name in sorted(names):
         if "/" not in name and any(fnmatch(name, pattern) for pattern in _PICKLES):
             return UnsupportedModelError(

@@ -1,14 +1,15 @@
 """Download of models from the Hugging Face hub, each failure told in one sentence.
 
 ``huggingface_hub`` does the work. It writes each file under a temporary name (``*.incomplete``),
-checks its size and renames it, so that a file under its own name is whole. A stream that breaks
-off is resumed where it broke; after a failed call the files that were finished are kept, and the
-next call fetches the others from their start.
+checks its size and renames it, so that a file under its own name is whole. A stream that ends
+early is resumed after the last 10 MiB that came whole; after a failed call the files that were
+finished are kept, and the next call fetches the others from their start.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from glob import escape
 from logging import ERROR, getLogger
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def download(
     # Imported late: 0.3 s that local folders and the embedded model do without.
     from huggingface_hub import constants
 
-    with _quiet():
+    with quiet():
         if offline or constants.HF_HUB_OFFLINE:
             folder = _cached(name, revision, need_weights)
             if folder is None:
@@ -94,9 +95,53 @@ def _cached(name: str, revision: str | None, need_weights: bool) -> Path | None:
 def _fetched(
     name: str, revision: str | None, need_weights: bool, progress: Progress | None
 ) -> Path:
+    sizes, commit = file_sizes(name, revision)
+    check_files(sizes.keys(), f"The hub model {name}", need_weights=need_weights)
+    wanted = {file: size for file, size in sizes.items() if is_wanted(file, need_weights)}
+    return fetch(
+        name,
+        revision,
+        patterns=wanted_patterns(need_weights),
+        skipped=SKIPPED_PATTERNS,
+        total_bytes=_missing_bytes(name, wanted, commit),
+        progress=progress,
+    )
+
+
+def fetch_files(
+    name: str,
+    revision: str | None,
+    sizes: Mapping[str, int],
+    commit: str | None,
+    progress: Progress | None,
+) -> Path:
+    """The folder of hub model ``name`` with some of its files, by name and size, downloaded.
+
+    Raises:
+        ModelNotFoundError, NetworkError, DiskError: as `download`.
+    """
+    return fetch(
+        name,
+        revision,
+        patterns=[escape(file) for file in sizes],
+        skipped=[],
+        total_bytes=_missing_bytes(name, sizes, commit),
+        progress=progress,
+    )
+
+
+def fetch(
+    name: str,
+    revision: str | None,
+    *,
+    patterns: list[str],
+    skipped: list[str],
+    total_bytes: int,
+    progress: Progress | None,
+) -> Path:
+    """Download what fits ``patterns`` and not ``skipped``, trying again where that may help."""
     from huggingface_hub import constants, snapshot_download
 
-    total_bytes = _bytes_to_fetch(name, revision, need_weights)
     _check_space(name, total_bytes, Path(constants.HF_HUB_CACHE))
     count = ByteCount(total_bytes, name, progress)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -107,8 +152,8 @@ def _fetched(
                 revision=revision,
                 endpoint=constants.ENDPOINT,
                 cache_dir=constants.HF_HUB_CACHE,
-                allow_patterns=wanted_patterns(need_weights),
-                ignore_patterns=SKIPPED_PATTERNS,
+                allow_patterns=patterns,
+                ignore_patterns=skipped,
                 tqdm_class=bar_class(count),
             )
         except Exception as error:
@@ -123,24 +168,28 @@ def _fetched(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _bytes_to_fetch(name: str, revision: str | None, need_weights: bool) -> int:
-    """The size of the wanted files that are not in the cache, once they are known to be a model."""
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+def file_sizes(name: str, revision: str | None) -> tuple[dict[str, int], str | None]:
+    """The files of a hub model with their sizes in bytes, and the commit that they are of."""
+    from huggingface_hub import HfApi, constants
 
     try:
         info = HfApi(endpoint=constants.ENDPOINT).model_info(
             name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S
         )
-        sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+        return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}, info.sha
     except Exception as error:
         raise explain(error, name, revision) from error
-    check_files(sizes.keys(), f"The hub model {name}", need_weights=need_weights)
+
+
+def _missing_bytes(name: str, sizes: Mapping[str, int], commit: str | None) -> int:
+    """The size of the files that are not in the cache."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
     cache = constants.HF_HUB_CACHE
     return sum(
-        sizes[file]
-        for file in sizes
-        if is_wanted(file, need_weights)
-        and not isinstance(try_to_load_from_cache(name, file, cache, info.sha), str)
+        size
+        for file, size in sizes.items()
+        if not isinstance(try_to_load_from_cache(name, file, cache, commit), str)
     )
 
 
@@ -157,7 +206,7 @@ def _check_space(name: str, need_bytes: int, cache: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the library's warnings off the terminal: what matters is raised, and told once."""
     logger = getLogger("huggingface_hub")
     level = logger.level

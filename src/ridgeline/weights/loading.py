@@ -1,24 +1,37 @@
 """Weights of a checkpoint under their canonical names, all shapes checked before a byte is read."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from ridgeline.core.errors import UnsupportedModelError, WeightsMismatchError
 from ridgeline.core.ops import Op, op_weights
-from ridgeline.weights.checkpoint import Checkpoint, list_some
+from ridgeline.models import TensorSource
+from ridgeline.quant import Scheme
+from ridgeline.weights.checkpoint import Checkpoint
+from ridgeline.weights.gguf import GGUFCheckpoint
+from ridgeline.weights.names import list_some, short_name
 from ridgeline.weights.progress import Progress
-from ridgeline.weights.safetensors_header import short_name
+from ridgeline.weights.quantized_checkpoint import QuantizedCheckpoint
+from ridgeline.weights.stacking import split_stacks
+from ridgeline.weights.store import TensorStore
+
+# What needs no scale beside it; eight-bit floats do.
+_PLAIN_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+
+# The weights that a tensor holds, by their place in it: the source without its names.
+Places = dict[TensorSource, list[str]]
 
 
-class NamedSource(Protocol):
-    """Where a weight lies in a checkpoint; `models.registry.TensorSource` is one."""
+AnyCheckpoint = Checkpoint | GGUFCheckpoint
 
-    @property
-    def name(self) -> str: ...
+
+def open_checkpoint(path: Path) -> AnyCheckpoint:
+    """The checkpoint at ``path``: a folder of safetensors, or a GGUF file."""
+    return GGUFCheckpoint(path) if path.suffix.lower() == ".gguf" else Checkpoint(path)
 
 
 def weight_shapes(ops: Iterable[Op]) -> dict[str, tuple[int, ...]]:
@@ -26,7 +39,8 @@ def weight_shapes(ops: Iterable[Op]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for op in ops:
         for weight in op_weights(op):
-            assert shapes.setdefault(weight.name, weight.shape) == weight.shape, weight.name
+            shape = shapes.setdefault(weight.name, weight.shape)
+            assert shape == weight.shape, weight.name
     return shapes
 
 
@@ -34,19 +48,27 @@ def load_weights(
     folder: Path,
     *,
     ops: Sequence[Op],
-    sources: Mapping[str, NamedSource],
+    sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
     dtype: torch.dtype,
+    quantization: Scheme | None = None,
     progress: Progress | None = None,
 ) -> dict[str, torch.Tensor]:
     """All weights that ``ops`` read, by canonical name, in memory of their own.
 
     See `stream_weights` for the arguments and errors. Peak memory is the weights in ``dtype`` plus
-    a few MiB.
+    a few MiB, and one tensor where the checkpoint stores it transposed, or one expert's where it
+    stores experts apart.
     """
     return dict(
         stream_weights(
-            folder, ops=ops, sources=sources, ignored=ignored, dtype=dtype, progress=progress
+            folder,
+            ops=ops,
+            sources=sources,
+            ignored=ignored,
+            dtype=dtype,
+            quantization=quantization,
+            progress=progress,
         )
     )
 
@@ -55,74 +77,142 @@ def stream_weights(
     folder: Path,
     *,
     ops: Sequence[Op],
-    sources: Mapping[str, NamedSource],
+    sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
     dtype: torch.dtype,
+    quantization: Scheme | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (canonical name, weight) in file order, for callers that pack or move each in turn.
 
-    ``sources`` says which tensor of the checkpoint each weight is; ``ignored`` are regular
-    expressions for the full names of tensors that may be left over. A weight that several ops
-    read, such as a tied head, comes once. Values are not looked at: NaN passes.
+    ``sources`` says which tensor of the checkpoint each weight is, or which rows of it; ``ignored``
+    are regular expressions for the full names of tensors that may be left over. A weight that
+    several ops read, such as a tied head, comes once. Values are not looked at: NaN passes. A
+    weight that is stacked from several tensors comes when its last part has been read. Weights that
+    the scheme ``quantization`` stores in parts are expanded, one at a time.
 
     Raises (at the first step, before any weight is read, unless a file fails later):
         WeightsMismatchError: tensors are missing, left over or of another shape; names them.
         UnsupportedModelError: a weight has a dtype that is not a plain floating-point one.
         ModelNotFoundError, CorruptFileError, DiskError: as `Checkpoint`.
     """
-    shapes = weight_shapes(ops)
-    with Checkpoint(folder) as checkpoint:
-        names_of = _match(checkpoint, shapes, sources, ignored)
-        total_bytes = sum(checkpoint.num_bytes(tensor) for tensor in names_of)
+    shapes, sources, stacks = split_stacks(weight_shapes(ops), sources)
+    with open_checkpoint(folder) as files:
+        checkpoint: TensorStore = files
+        if quantization is not None:
+            checkpoint = QuantizedCheckpoint(files, quantization)
+        places_of = match_tensors(checkpoint, shapes, sources, ignored)
+        total_bytes = sum(checkpoint.num_bytes(tensor) for tensor in places_of)
         done_bytes = 0
-        for tensor, names in names_of.items():
+        for tensor, places in places_of.items():
 
-            def advance(num_bytes: int, label: str = names[0]) -> None:
+            def advance(num_bytes: int, label: str = next(iter(places.values()))[0]) -> None:
                 nonlocal done_bytes
                 done_bytes += num_bytes
                 if progress is not None:
                     progress(done_bytes, total_bytes, label)
 
-            weight = torch.empty(checkpoint.shape(tensor), dtype=dtype)
-            checkpoint.read_into(tensor, weight, advance)
-            for name in names:
-                yield name, weight
+            yield from stacks.join(read_places(checkpoint, tensor, places, dtype, advance))
 
 
-def _match(
-    checkpoint: Checkpoint,
+def read_places(
+    checkpoint: TensorStore,
+    tensor: str,
+    places: Places,
+    dtype: torch.dtype,
+    advance: Callable[[int], None],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that a tensor holds, each in memory of its own."""
+    shape = checkpoint.shape(tensor)
+    whole = None
+    if any(place.transpose or place.every_other is not None for place in places):
+        whole = torch.empty(shape, dtype=dtype)
+        checkpoint.read_into(tensor, whole, advance)
+    for place, names in places.items():
+        if whole is not None:
+            part = whole if place.every_other is None else whole[..., place.every_other :: 2]
+            part = part.mT if place.transpose else part
+            # Cloned, since a transposed vector would otherwise be contiguous already.
+            weight = part[slice(*place.rows) if place.rows else slice(None)].clone(
+                memory_format=torch.contiguous_format
+            )
+        else:
+            start, stop = place.rows or (0, shape[0] if shape else 0)
+            weight = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
+            checkpoint.read_into(tensor, weight, advance, first_row=start)
+        for name in names:
+            yield name, weight
+
+
+def match_tensors(
+    checkpoint: TensorStore,
     shapes: Mapping[str, tuple[int, ...]],
-    sources: Mapping[str, NamedSource],
+    sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
-) -> dict[str, list[str]]:
-    """Checkpoint tensor to the weights that it is, in file order, once all of them fit."""
+) -> dict[str, Places]:
+    """Checkpoint tensor to the weights that it holds, in file order, once all of them fit."""
+    available = frozenset(checkpoint.names())
     users: dict[str, list[str]] = {}
     for name in shapes:
-        users.setdefault(sources[name].name, []).append(name)
+        # A weight that the family does not know is missing under its own name.
+        source = sources.get(name) or TensorSource(name=name)
+        users.setdefault(_name_in(available, source), []).append(name)
     present = {tensor: users[tensor] for tensor in checkpoint.names() if tensor in users}
     missing = [tensor for tensor in users if tensor not in present]
     patterns = [re.compile(pattern) for pattern in ignored]
     left_over = [
         tensor
         for tensor in checkpoint.names()
-        if tensor not in users and not any(pattern.fullmatch(tensor) for pattern in patterns)
+        if tensor not in users
+        and tensor not in checkpoint.spare
+        and not any(pattern.fullmatch(tensor) for pattern in patterns)
     ]
     mis_shaped = [
-        f"{short_name(tensor)} is {list(checkpoint.shape(tensor))}, not {list(shapes[name])}"
+        f"{short_name(tensor)} is {list(checkpoint.shape(tensor))}, not {list(shape)}"
         for tensor, names in present.items()
-        for name in names
-        if checkpoint.shape(tensor) != shapes[name]
+        for shape in _expected_shapes(names, shapes, sources)
+        if checkpoint.shape(tensor) != shape
     ]
     if missing or left_over or mis_shaped:
         raise _mismatch(checkpoint.folder, missing, left_over, mis_shaped)
     for tensor in present:
-        if not checkpoint.dtype(tensor).is_floating_point:
+        if checkpoint.dtype(tensor) not in _PLAIN_FLOATS:
             raise UnsupportedModelError(
                 f"Tensor {short_name(tensor)} holds {checkpoint.dtype(tensor)} values: the "
                 "checkpoint is quantized in a way that Ridgeline does not read."
             )
-    return present
+    places_of: dict[str, Places] = {}
+    for tensor, names in present.items():
+        places = places_of.setdefault(tensor, {})
+        for name in names:
+            place = replace(sources[name], name="", other_names=())
+            places.setdefault(place, []).append(name)
+    return places_of
+
+
+def _name_in(available: frozenset[str], source: TensorSource) -> str:
+    """What a checkpoint calls a tensor; its first name if it has none of them."""
+    names = (source.name, *source.other_names)
+    return next((name for name in names if name in available), source.name)
+
+
+def _expected_shapes(
+    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], sources: Mapping[str, TensorSource]
+) -> list[tuple[int, ...]]:
+    """The shapes that a tensor must have to hold some weights: one, if they agree."""
+    stops = [rows[1] for rows in (sources[name].rows for name in names) if rows is not None]
+    expected: dict[tuple[int, ...], None] = {}
+    for name in names:
+        source, shape = sources[name], shapes[name]
+        if source.rows is not None:
+            assert source.rows[1] - source.rows[0] == shape[0], name
+            shape = (max(stops), *shape[1:])
+        if source.transpose:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        if source.every_other is not None:
+            shape = (*shape[:-1], 2 * shape[-1])
+        expected[shape] = None
+    return list(expected)
 
 
 def _mismatch(

@@ -1,18 +1,22 @@
-"""From what a person calls a model to the folder that it is in."""
+"""From what a person calls a model to the folder or GGUF file that it is in."""
 
 import os
 import re
 from importlib import resources
 from pathlib import Path
 
-from ridgeline.core.errors import ModelNotFoundError, UnsupportedModelError
-from ridgeline.weights.files import check_files, files_in
+from ridgeline.core.errors import ModelNotFoundError
+from ridgeline.weights.files import check_files, files_in, is_gguf_only
+from ridgeline.weights.gguf.choice import choose_gguf
 from ridgeline.weights.hub import download
+from ridgeline.weights.hub_gguf import download_gguf
+from ridgeline.weights.names import short_name
 from ridgeline.weights.progress import Progress
 
 _EMBEDDED = ("assets", "target")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"\w[\w./+-]*", re.ASCII)
+_QUANTIZATION = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _MAX_HUB_NAME = 96
 
 
@@ -26,7 +30,9 @@ def locate_model(
 ) -> Path:
     """The folder of model ``name``, downloaded if need be; it has a config and, if needed, weights.
 
-    ``name`` is ``None`` for the embedded model, a folder, or a name on the Hugging Face hub. With
+    ``name`` is ``None`` for the embedded model, a folder, or a name on the Hugging Face hub. A GGUF
+    model is named by its file, or by a folder or hub name with its quantization, as in
+    ``owner/name:Q4_K_M``; then the path is the file's (the first, if it is split). With
     ``offline`` (or ``HF_HUB_OFFLINE=1``) only what was downloaded before is used. Without
     ``need_weights`` they are neither downloaded nor looked for. ``HF_TOKEN`` gives access to gated
     and private models, ``HF_HOME`` says where downloads are kept. ``progress`` is called with the
@@ -34,7 +40,7 @@ def locate_model(
 
     Raises:
         ModelNotFoundError: no such folder, hub model or revision, no access, or files are missing.
-        UnsupportedModelError: the model has its weights only as GGUF or as a pickle.
+        UnsupportedModelError: the model has its weights only as a pickle.
         NetworkError: the hub cannot be reached and the model was not downloaded before.
         DiskError: the download does not fit, or may not be written.
     """
@@ -42,13 +48,25 @@ def locate_model(
         return _checked(_embedded_folder(), need_weights)
     path = os.path.expanduser(name)
     if os.path.isdir(path):
-        return _checked(Path(path), need_weights)
+        return _in_folder(Path(path), None, need_weights)
+    if _is_gguf(name) and os.path.isfile(path):
+        return Path(path)
     _refuse_file(name, path)
+    base, colon, quantization = name.rpartition(":")
+    if colon and _QUANTIZATION.fullmatch(quantization):
+        path = os.path.expanduser(base)
+        if os.path.isdir(path):
+            return _in_folder(Path(path), quantization, need_weights)
+        name = base if "/" in base else name
     if _looks_like_path(name):
-        raise ModelNotFoundError(f"There is no folder {_shown(name)}.")
+        raise ModelNotFoundError(f"There is no folder {short_name(name)}.")
     _check_hub_name(name)
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
-        raise ModelNotFoundError(f"{_shown(revision)} is not the name of a revision.")
+        raise ModelNotFoundError(f"{short_name(revision)} is not the name of a revision.")
+    if name == base and colon:
+        return download_gguf(
+            name, quantization, revision=revision, offline=offline, progress=progress
+        )
     folder = download(
         name, revision=revision, offline=offline, need_weights=need_weights, progress=progress
     )
@@ -62,20 +80,29 @@ def _embedded_folder() -> Path:
     return folder
 
 
+def _in_folder(folder: Path, quantization: str | None, need_weights: bool) -> Path:
+    """The folder, or the GGUF file in it that is meant."""
+    names = files_in(folder)
+    if quantization is not None or is_gguf_only(names):
+        return folder / choose_gguf(names, quantization, str(folder))[0]
+    return _checked(folder, need_weights)
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
+
+
 def _checked(folder: Path, need_weights: bool) -> Path:
     check_files(files_in(folder), str(folder), need_weights=need_weights)
     return folder
 
 
 def _refuse_file(name: str, path: str) -> None:
-    if name.lower().endswith(".gguf"):
-        raise UnsupportedModelError(
-            f"{_shown(name)} is a GGUF file, which Ridgeline does not read yet; "
-            "give a folder or hub name that has .safetensors files."
-        )
+    if _is_gguf(name):
+        raise ModelNotFoundError(f"There is no file {short_name(name)}.")
     if os.path.isfile(path):
         raise ModelNotFoundError(
-            f"{_shown(name)} is a file; give the folder that has it and its config.json."
+            f"{short_name(name)} is a file; give the folder that has it and its config.json."
         )
 
 
@@ -89,18 +116,8 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _check_hub_name(name: str) -> None:
-    base, colon, quantization = name.partition(":")
-    if colon and _HUB_NAME.fullmatch(base) and quantization:
-        raise UnsupportedModelError(
-            f"{_shown(name)} names a GGUF file, which Ridgeline does not read yet; "
-            f"try {base} if it has .safetensors files."
-        )
     good = _HUB_NAME.fullmatch(name) and len(name) <= _MAX_HUB_NAME
     if not good or "--" in name or ".." in name or name.endswith((".", "-", ".git")):
         raise ModelNotFoundError(
-            f"{_shown(name)} is neither a folder nor a name on the hub, such as owner/name."
+            f"{short_name(name)} is neither a folder nor a name on the hub, such as owner/name."
         )
-
-
-def _shown(text: str) -> str:
-    return ascii(text if len(text) <= 120 else f"{text[:117]}...")

@@ -5,30 +5,21 @@ file is left alone, since a page that can no longer be read ends the process (SI
 uses plain reads, so that a file that shrinks or a disk that fails is an error like any other.
 """
 
+import math
 import mmap
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 import torch
 
-from ridgeline.core.errors import (
-    CorruptFileError,
-    DiskError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-)
-from ridgeline.weights.safetensors_header import (
-    TORCH_DTYPES,
-    TensorEntry,
-    read_header,
-    short_name,
-)
+from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.weights.names import short_name
+from ridgeline.weights.reading import open_file, read_exactly, unreadable
+from ridgeline.weights.safetensors_header import TORCH_DTYPES, TensorEntry, read_header
 
 # Reads are cut into blocks, so that progress moves and conversion needs only this much beside.
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 2 << 20
 
 
 class SafetensorsFile:
@@ -43,12 +34,12 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._map: mmap.mmap | None = None
-        self._file, size_bytes = _open(path)
+        self._file, size_bytes = open_file(path)
         try:
             self._entries = read_header(self._file, size_bytes, path.name)
         except OSError as error:
             self.close()
-            raise _unreadable(path, error) from None
+            raise unreadable(path, error) from None
         except BaseException:
             self.close()
             raise
@@ -112,12 +103,18 @@ class SafetensorsFile:
         return data.view(dtype).view(entry.shape)
 
     def read_into(
-        self, name: str, out: torch.Tensor, on_bytes: Callable[[int], None] | None = None
+        self,
+        name: str,
+        out: torch.Tensor,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        first_row: int = 0,
     ) -> None:
-        """Read tensor ``name`` into ``out``, a contiguous CPU tensor of its shape and any dtype.
+        """Read rows of tensor ``name`` into ``out``, a contiguous CPU tensor of any dtype.
 
-        ``out`` is overwritten, converted from the file's dtype where they differ; ``on_bytes`` is
-        called with the number of bytes read, block by block.
+        ``out`` is overwritten, converted from the file's dtype where they differ. It has the
+        tensor's shape but for the number of rows: it is filled from row ``first_row`` on.
+        ``on_bytes`` is called with the number of bytes read, block by block.
 
         Raises:
             UnsupportedModelError: the dtype is one that Ridgeline cannot read.
@@ -126,14 +123,16 @@ class SafetensorsFile:
         """
         entry, dtype = self._entries[name], self.dtype(name)
         assert out.is_contiguous()
-        assert tuple(out.shape) == entry.shape
+        assert tuple(out.shape[1:]) == entry.shape[1:]
+        assert not entry.shape or first_row + len(out) <= entry.shape[0]
+        start = first_row * math.prod(entry.shape[1:])
         flat, step = out.view(-1), _BLOCK_BYTES // dtype.itemsize
         same = out.dtype == dtype
         block = flat if same else torch.empty(min(step, flat.numel()), dtype=dtype)
         for first in range(0, flat.numel(), step):
             target = flat[first : first + step]
             source = target if same else block[: target.numel()]
-            self._read(entry, first * dtype.itemsize, source)
+            self._read(entry, (start + first) * dtype.itemsize, source)
             if not same:
                 target.copy_(source)
             if on_bytes is not None:
@@ -142,15 +141,7 @@ class SafetensorsFile:
     def _read(self, entry: TensorEntry, offset: int, out: torch.Tensor) -> None:
         """Fill the contiguous ``out`` from ``offset`` bytes into the data of ``entry``."""
         buffer = out.view(torch.uint8).numpy().data
-        done = 0
-        while done < len(buffer):
-            try:
-                got = os.preadv(self._file.fileno(), [buffer[done:]], entry.start + offset + done)
-            except OSError as error:
-                raise _unreadable(self.path, error) from None
-            if got == 0:
-                raise CorruptFileError(f"{self.path.name} became shorter while it was being read.")
-            done += got
+        read_exactly(self._file, self.path, entry.start + offset, buffer)
 
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
@@ -158,24 +149,5 @@ class SafetensorsFile:
                 # ACCESS_COPY gives torch a writable buffer; what is written stays in this process.
                 self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
-                raise _unreadable(self.path, error) from None
+                raise unreadable(self.path, error) from None
         return self._map
-
-
-def _open(path: Path) -> tuple[BinaryIO, int]:
-    """The open file and its size in bytes."""
-    try:
-        # Looked at before it is opened: opening a pipe would wait for ever.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ModelNotFoundError(f"{path} is not a regular file.")
-        file = path.open("rb")
-        return file, os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"There is no file {path}.") from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> DiskError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return DiskError(f"{path} could not be read: {reason}.")

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import torch
 
 from ridgeline.core.errors import CorruptFileError
+from ridgeline.weights.names import short_name
 
 # A tensor takes about 120 bytes of header: this is enough for 130,000 of them in one file. JSON
 # made to hurt takes up to some 40 times its size in memory, so this also bounds that.
@@ -34,6 +35,9 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -184,8 +188,3 @@ def _check_size(name: str, entry: TensorEntry) -> None:
             f"tensor {short_name(name)} has {entry.stop - entry.start} bytes, "
             "which is not what its dtype and shape need"
         )
-
-
-def short_name(name: str) -> str:
-    """A tensor's name for a message: quoted, control characters escaped, at most 80 characters."""
-    return ascii(name if len(name) <= 80 else f"{name[:77]}...")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ridgeline.core.errors import CorruptFileError, DiskError
-from ridgeline.weights.safetensors_header import short_name
+from ridgeline.weights.names import short_name
 
 MAX_INDEX_BYTES = 32 << 20
 _MAX_SHARDS = 10_000

@@ -1,0 +1,173 @@
+"""A GGUF model seen as a checkpoint: tensors by name, as Hugging Face's layout has their values.
+
+What converters changed is undone row by row: interleaved heads (llama) and norms stored plus one
+(Gemma). Everything else is only expanded.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ridgeline.core.errors import CorruptFileError
+from ridgeline.quant.gguf_tensor import GGUFBlocks, expand_rows
+from ridgeline.weights.gguf.file import GGUFFile
+from ridgeline.weights.gguf.names import ARCHITECTURES
+from ridgeline.weights.gguf.shards import open_parts
+from ridgeline.weights.gguf.values import Metadata
+from ridgeline.weights.names import short_name
+
+_CHUNK_BYTES = 4 << 20
+
+
+class GGUFCheckpoint:
+    """The tensors of a GGUF file and of the parts that belong to it. The same face as `Checkpoint`.
+
+    Raises:
+        ModelNotFoundError, CorruptFileError, UnsupportedModelError, DiskError: as `GGUFFile` and
+            `open_parts`.
+    """
+
+    spare: frozenset[str] = frozenset()  # all tensors are somebody's
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path
+        self._files = open_parts(path)
+        self._file_of = {name: file for file in self._files for name in file.tensors}
+        self.metadata: Metadata = self._files[0].metadata
+        architecture = self.metadata.get("general.architecture")
+        self._architecture = ARCHITECTURES.get(str(architecture))
+        self._heads = {
+            "attn_q": self.metadata.get(f"{architecture}.attention.head_count"),
+            "attn_k": self.metadata.get(
+                f"{architecture}.attention.head_count_kv",
+                self.metadata.get(f"{architecture}.attention.head_count"),
+            ),
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files; views that were handed out stay valid."""
+        for file in self._files:
+            file.close()
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the weights, in file order."""
+        in_config = () if self._architecture is None else self._architecture.in_config
+        return tuple(name for name in self._file_of if name not in in_config)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of tensor ``name``, without reading it."""
+        return self._file_of[name].tensors[name].shape
+
+    def num_bytes(self, name: str) -> int:
+        """The bytes that tensor ``name`` takes on disk."""
+        entry = self._file_of[name].tensors[name]
+        return entry.stop - entry.start
+
+    def dtype(self, name: str) -> torch.dtype:
+        """float32: what blocks expand to; ``UnsupportedModelError`` for formats that cannot."""
+        self._file_of[name].entry(name)
+        return torch.float32
+
+    def vector(self, name: str) -> npt.NDArray[np.float32] | None:
+        """The values of tensor ``name`` as stored, flat, or ``None`` if there is none."""
+        file = self._file_of.get(name)
+        if file is None:
+            return None
+        entry = file.entry(name)
+        rows = int(np.prod(entry.shape[:-1]))
+        return entry.format.dequantize(file.read_rows(name, 0, rows).reshape(-1))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Tensor ``name`` in float32."""
+        out = torch.empty(self.shape(name), dtype=torch.float32)
+        self.read_into(name, out)
+        return out
+
+    def blocks(self, name: str) -> GGUFBlocks:
+        """Tensor ``name`` as blocks, rows in their right order (norms keep their offset)."""
+        found = self._file_of[name].blocks(name)
+        order = self._row_order(name, len(found.data))
+        return found if order is None else replace(found, data=found.data[np.argsort(order)])
+
+    def read_into(
+        self,
+        name: str,
+        out: torch.Tensor,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        first_row: int = 0,
+    ) -> None:
+        """Read rows of tensor ``name`` into ``out``, expanded; see `SafetensorsFile.read_into`.
+
+        Raises:
+            UnsupportedModelError: the tensor's format is not one that Ridgeline expands.
+            CorruptFileError: the file has become shorter since it was opened.
+            DiskError: the file cannot be read.
+        """
+        file = self._file_of[name]
+        entry = file.entry(name)
+        assert out.is_contiguous()
+        assert tuple(out.shape[1:]) == entry.shape[1:]
+        assert first_row + len(out) <= entry.shape[0]
+        columns = entry.shape[-1]
+        if len(entry.shape) == 1:
+            self._read_vector(file, name, out, first_row)
+            if on_bytes is not None:
+                on_bytes(entry.format.num_bytes(len(out)))
+            return
+        out_RC = out.view(-1, columns)
+        start = first_row * (out_RC.shape[0] // max(len(out), 1))
+        order = self._row_order(name, int(np.prod(entry.shape[:-1])))
+        assert order is None or len(order) == len(out_RC)
+        step = max(1, _CHUNK_BYTES // entry.format.num_bytes(columns))
+        for first in range(0, len(out_RC), step):
+            count = min(step, len(out_RC) - first)
+            data = file.read_rows(name, start + first, count)
+            if order is None:
+                expand_rows(entry.format, data, out_RC[first : first + count])
+            else:
+                rows = torch.empty((count, columns), dtype=out.dtype)
+                expand_rows(entry.format, data, rows)
+                out_RC[torch.from_numpy(order[first : first + count])] = rows
+            if on_bytes is not None:
+                on_bytes(data.nbytes)
+
+    def _read_vector(self, file: GGUFFile, name: str, out: torch.Tensor, first: int) -> None:
+        entry = file.entry(name)
+        values = entry.format.dequantize(file.read_rows(name, 0, 1).reshape(-1))
+        if self._architecture is not None and name.endswith("norm.weight"):
+            values = values - np.float32(self._architecture.norm_offset)
+        order = self._row_order(name, len(values))
+        if order is not None:
+            values = values[np.argsort(order)]
+        out.copy_(torch.from_numpy(values[first : first + len(out)]))
+
+    def _row_order(self, name: str, rows: int) -> npt.NDArray[np.int64] | None:
+        """Where each stored row belongs, or ``None`` if all are in place.
+
+        llama.cpp rotates neighbours; ``LlamaModel.permute`` of the converter put row j of the first
+        half of a head at 2j and row j of the second half at 2j + 1.
+        """
+        module = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+        if self._architecture is None or not self._architecture.interleaved:
+            return None
+        if module not in self._heads:
+            return None
+        heads = self._heads[module]
+        if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
+            raise CorruptFileError(
+                f"Tensor {short_name(name)} has {rows} rows, which are no whole number of heads."
+            )
+        rows_HRP = np.arange(rows).reshape(heads, 2, rows // heads // 2)  # halves, then pairs
+        return np.ascontiguousarray(rows_HRP.swapaxes(1, 2)).reshape(-1)

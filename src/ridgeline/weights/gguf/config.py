@@ -1,0 +1,255 @@
+"""From a GGUF file's metadata to a model: a Hugging Face config is made up, and understood.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; defaults that files leave out are
+those of llama.cpp (``src/models/*.cpp``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.models import ModelDefinition, describe
+from ridgeline.models.config import show
+from ridgeline.models.fields import FULL, SLIDING
+from ridgeline.weights.gguf.checkpoint import GGUFCheckpoint
+from ridgeline.weights.gguf.keys import Keys
+from ridgeline.weights.gguf.names import ARCHITECTURES
+from ridgeline.weights.gguf.rope import rope_scaling
+
+Config = dict[str, object]
+
+_MAX_LAYERS = 4096
+_EMBED = "token_embd.weight"
+_DTYPE_OF_FILE_TYPE: Mapping[int, str] = {0: "float32", 1: "float16"}  # ``enum llama_ftype``
+_GUESSED_FILE_TYPE = 1024  # a flag
+
+
+def describe_gguf(checkpoint: GGUFCheckpoint, *, strict: bool = False) -> ModelDefinition:
+    """The model in a GGUF file; its sources are names of GGUF tensors.
+
+    Raises:
+        CorruptFileError: a key is missing, of the wrong type, or absurd.
+        UnsupportedModelError: the architecture, or something that the file asks for, is one that
+            Ridgeline lacks.
+    """
+    name = checkpoint.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise CorruptFileError("The GGUF file does not name its general.architecture.")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"The GGUF file has the architecture {show(name)}; supported are "
+            f"{', '.join(ARCHITECTURES)}."
+        )
+    definition = describe(config_of(checkpoint, name), strict=strict)
+    architecture = ARCHITECTURES[name]
+    family = replace(
+        definition.family, tensors=architecture.tensors, fused=architecture.fused, ignored=()
+    )
+    return replace(definition, family=family)
+
+
+def config_of(checkpoint: GGUFCheckpoint, architecture: str) -> Config:
+    """The config.json that the model would have."""
+    keys = Keys(checkpoint.metadata, architecture)
+    if _EMBED not in checkpoint.names() or len(checkpoint.shape(_EMBED)) != 2:
+        raise CorruptFileError(f"The GGUF file has no matrix {_EMBED}.")
+    rows = checkpoint.shape(_EMBED)[0]
+    shared: Config = {
+        "vocab_size": rows,
+        "tie_word_embeddings": "output.weight" not in checkpoint.names(),
+        "torch_dtype": _dtype(checkpoint),
+    }
+    return shared | _BUILDERS[architecture](keys, checkpoint)
+
+
+def _dtype(checkpoint: GGUFCheckpoint) -> str:
+    """What weights are expanded to: the format that most of them have, bfloat16 for quantized ones.
+
+    bfloat16 and not float16, whose range some models' activations leave.
+    """
+    file_type = checkpoint.metadata.get("general.file_type")
+    if isinstance(file_type, int):
+        return _DTYPE_OF_FILE_TYPE.get(file_type & ~_GUESSED_FILE_TYPE, "bfloat16")
+    stored = checkpoint.blocks(_EMBED).format.name
+    return {"F32": "float32", "F16": "float16"}.get(stored, "bfloat16")
+
+
+def _head_dim(keys: Keys) -> int:
+    heads = keys.integer("attention.head_count")
+    head_dim = keys.integer(
+        "attention.key_length", default=max(1, keys.integer("embedding_length") // heads)
+    )
+    if keys.integer("attention.value_length", default=head_dim) != head_dim:
+        raise UnsupportedModelError(
+            "The GGUF file gives keys and values of different widths, which is not supported."
+        )
+    return head_dim
+
+
+def _decoder(keys: Keys) -> Config:
+    """What Llama and its relatives have in common."""
+    heads, head_dim = keys.integer("attention.head_count"), _head_dim(keys)
+    theta = keys.number("rope.freq_base", default=10_000.0)
+    if not 2.0 <= theta <= 1e15:
+        raise CorruptFileError(f"The GGUF file gives a rope.freq_base of {theta:g}.")
+    rotated = keys.integer("rope.dimension_count", default=head_dim)
+    config: Config = {
+        "hidden_size": keys.integer("embedding_length"),
+        "num_hidden_layers": keys.integer("block_count"),
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", default=heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": keys.integer("context_length"),
+        "rope_theta": theta,
+    }
+    if rotated != head_dim:
+        config["partial_rotary_factor"] = rotated / head_dim
+    return config
+
+
+def _with_scaling(config: Config, keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+    head_dim, theta = config["head_dim"], config["rope_theta"]
+    assert isinstance(head_dim, int)
+    assert isinstance(theta, float)
+    factors = checkpoint.vector("rope_freqs.weight") if head_dim % 2 == 0 else None
+    scaling = rope_scaling(keys, factors, head_dim=head_dim, theta=theta)
+    return config if scaling is None else config | {"rope_scaling": scaling}
+
+
+def _llama(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+    """Llama, Mistral and Mixtral: converters give all of them this architecture."""
+    config = _with_scaling(_decoder(keys), keys, checkpoint)
+    names = checkpoint.names()
+    window = keys.integer("attention.sliding_window", default=0, minimum=0)
+    experts = keys.integer("expert_count", default=0, minimum=0)
+    if experts:
+        if "blk.0.ffn_gate.0.weight" in names:
+            raise UnsupportedModelError(
+                "The GGUF file stores each expert by itself, as files of 2023 do; take a newer one."
+            )
+        return config | {
+            "model_type": "mixtral",
+            "num_local_experts": experts,
+            "num_experts_per_tok": keys.integer("expert_used_count"),
+            "sliding_window": window or None,
+        }
+    if window:
+        return config | {"model_type": "mistral", "sliding_window": window}
+    return config | {
+        "model_type": "llama",
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "mlp_bias": "blk.0.ffn_gate.bias" in names,
+    }
+
+
+def _qwen2(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+    config = _with_scaling(_decoder(keys), keys, checkpoint)
+    return config | {"model_type": "qwen2", "use_sliding_window": False}
+
+
+def _qwen3(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+    return _qwen2(keys, checkpoint) | {"model_type": "qwen3"}
+
+
+def _gemma(keys: Keys, config: Config, *, layers_of_27b: int) -> Config:
+    """What Gemma 2 and 3 share; the 27B models scale attention by another width than their heads'.
+
+    The file does not say so; llama.cpp tells them by their number of layers too.
+    """
+    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    is_27b = config["num_hidden_layers"] == layers_of_27b
+    return config | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": hidden // heads if is_27b else config["head_dim"],
+    }
+
+
+def _gemma2(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+    config = _with_scaling(_decoder(keys), keys, checkpoint)
+    return _gemma(keys, config, layers_of_27b=46) | {
+        "model_type": "gemma2",
+        "sliding_window": keys.integer("attention.sliding_window", default=4096),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", default=50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", default=30.0),
+    }
+
+
+def _gemma3(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+    config = _with_scaling(_decoder(keys), keys, checkpoint)
+    num_layers = keys.integer("block_count")
+    if num_layers > _MAX_LAYERS:
+        raise CorruptFileError(f"The GGUF file claims {num_layers} layers.")
+    window = keys.integer("attention.sliding_window", default=0, minimum=0)
+    cap = keys.number("final_logit_softcapping", default=0.0)
+    return _gemma(keys, config, layers_of_27b=62) | {
+        "model_type": "gemma3_text",
+        "layer_types": _layer_types(keys, num_layers) if window else [FULL] * num_layers,
+        "sliding_window": window or None,
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", default=10_000.0),
+        "final_logit_softcapping": cap or None,
+    }
+
+
+def _layer_types(keys: Keys, num_layers: int) -> list[str]:
+    """Every sixth layer sees everything, unless the file has a pattern of its own."""
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):
+        if pattern.shape != (num_layers,):
+            raise CorruptFileError(
+                f"The GGUF file has a sliding_window_pattern of {pattern.size} for {num_layers} "
+                "layers."
+            )
+        return [SLIDING if windowed else FULL for windowed in pattern.tolist()]
+    every = keys.integer("attention.sliding_window_pattern", default=6)
+    return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(num_layers)]
+
+
+def _phi3(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+    """Positions beyond the original context are divided by the tensors of long factors."""
+    config = _decoder(keys)
+    window = keys.integer("attention.sliding_window", default=0, minimum=0)
+    config |= {
+        "model_type": "phi3",
+        "sliding_window": window or None,
+        "original_max_position_embeddings": keys.integer(
+            "rope.scaling.original_context_length", default=keys.integer("context_length")
+        ),
+    }
+    long, short = (checkpoint.vector(f"rope_factors_{kind}.weight") for kind in ("long", "short"))
+    if (long is None) != (short is None):
+        raise CorruptFileError("The GGUF file has one of the two tensors rope_factors only.")
+    if long is not None and short is not None:
+        config["rope_scaling"] = {
+            "type": "longrope",
+            "long_factor": [float(str(value)) for value in long],
+            "short_factor": [float(str(value)) for value in short],
+        }
+    return config
+
+
+def _gpt2(keys: Keys, _: GGUFCheckpoint) -> Config:
+    return {
+        "model_type": "gpt2",
+        "n_embd": keys.integer("embedding_length"),
+        "n_layer": keys.integer("block_count"),
+        "n_head": keys.integer("attention.head_count"),
+        "n_inner": keys.integer("feed_forward_length"),
+        "n_positions": keys.integer("context_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+_BUILDERS: Mapping[str, Callable[[Keys, GGUFCheckpoint], Config]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+    "gpt2": _gpt2,
+}

@@ -1,0 +1,62 @@
+"""Weights that are stacked from one tensor for each expert."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ridgeline.models import TensorSource
+
+
+@dataclass(slots=True)
+class Stacks:
+    """Weights being stacked: which part belongs where, and what has been read so far."""
+
+    places: Mapping[str, tuple[str, int]]  # part -> weight and its index in it
+    sizes: Mapping[str, int]
+    _unfinished: dict[str, torch.Tensor] = field(default_factory=dict)
+    _num_read: dict[str, int] = field(default_factory=dict)
+
+    def join(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Pass weights through; collect parts and yield a stack with its last part.
+
+        Parts are copied into the stack, so that beside it one part takes memory.
+        """
+        for name, values in weights:
+            if name not in self.places:
+                yield name, values
+                continue
+            stack, index = self.places[name]
+            if stack not in self._unfinished:
+                shape = (self.sizes[stack], *values.shape)
+                self._unfinished[stack] = torch.empty(shape, dtype=values.dtype)
+            self._unfinished[stack][index] = values
+            self._num_read[stack] = self._num_read.get(stack, 0) + 1
+            if self._num_read[stack] == self.sizes[stack]:
+                yield stack, self._unfinished.pop(stack)
+
+
+def split_stacks(
+    shapes: Mapping[str, tuple[int, ...]], sources: Mapping[str, TensorSource]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, TensorSource], Stacks]:
+    """Shapes and sources with each stacked weight replaced by its parts.
+
+    A source whose name has ``{e}`` is stacked; the weight's first axis says how many parts it has.
+    """
+    part_shapes: dict[str, tuple[int, ...]] = {}
+    part_sources = dict(sources)
+    places: dict[str, tuple[str, int]] = {}
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
+        source = sources.get(name)
+        if source is None or "{e}" not in source.name:
+            part_shapes[name] = shape
+            continue
+        sizes[name] = shape[0]
+        for index in range(shape[0]):
+            part = f"{name}[{index}]"
+            part_shapes[part], part_sources[part] = shape[1:], source.of_expert(index)
+            places[part] = name, index
+    return part_shapes, part_sources, Stacks(places=places, sizes=sizes)

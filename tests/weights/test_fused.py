@@ -1,0 +1,107 @@
+"""Weights that share a tensor, transposed tensors, and tensors with several names."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ridgeline.core.errors import WeightsMismatchError
+from ridgeline.core.ops import Head, Op, Weight
+from ridgeline.models import TensorSource
+from ridgeline.weights import load_weights
+
+FUSED = torch.arange(54.0).view(9, 6)
+SOURCES = {
+    "q": TensorSource(name="qkv", rows=(0, 4)),
+    "k": TensorSource(name="qkv", rows=(4, 6)),
+    "v": TensorSource(name="qkv", rows=(6, 9)),
+}
+
+
+def ops_of(**shapes: tuple[int, ...]) -> list[Op]:
+    return [Head(weight=Weight(name=n, shape=s), softcap=None) for n, s in shapes.items()]
+
+
+SPLIT = ops_of(q=(4, 6), k=(2, 6), v=(3, 6))
+
+
+def load(folder: Path, tensors: dict[str, torch.Tensor], ops: list[Op], **options: object):
+    save_file(tensors, folder / "model.safetensors")
+    arguments = {"sources": SOURCES, "ignored": [], "dtype": torch.float32} | options
+    return load_weights(folder, ops=ops, **arguments)
+
+
+def transposed(sources: dict[str, TensorSource]) -> dict[str, TensorSource]:
+    return {
+        name: TensorSource(name=source.name, rows=source.rows, transpose=True)
+        for name, source in sources.items()
+    }
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_split(tmp_path: Path, stored: torch.dtype, transpose: bool) -> None:
+    tensor = FUSED.to(stored)
+    calls: list[tuple[int, int, str]] = []
+    weights = load(
+        tmp_path,
+        {"qkv": tensor.T.contiguous() if transpose else tensor},
+        SPLIT,
+        sources=transposed(SOURCES) if transpose else SOURCES,
+        progress=lambda *call: calls.append(call),
+    )
+    for name, (start, stop) in {"q": (0, 4), "k": (4, 6), "v": (6, 9)}.items():
+        assert torch.equal(weights[name], tensor[start:stop].float())
+        assert weights[name].is_contiguous()
+        assert weights[name].untyped_storage().nbytes() == weights[name].nbytes
+    assert calls[-1][:2] == (tensor.nbytes, tensor.nbytes)
+
+
+def test_split_vector(tmp_path: Path) -> None:
+    weights = load(tmp_path, {"qkv": torch.arange(9.0)}, ops_of(q=(4,), k=(2,), v=(3,)))
+    assert weights["k"].tolist() == [4.0, 5.0]
+
+
+def test_whole_and_transposed(tmp_path: Path) -> None:
+    sources = {"o": TensorSource(name="o", transpose=True)}
+    weights = load(tmp_path, {"o": FUSED}, ops_of(o=(6, 9)), sources=sources)
+    assert torch.equal(weights["o"], FUSED.T)
+    assert weights["o"].is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("shape", "sources", "message"),
+    [
+        ((8, 6), SOURCES, r"1 of another shape: 'qkv' is \[8, 6\], not \[9, 6\]"),
+        ((10, 6), SOURCES, r"1 of another shape: 'qkv' is \[10, 6\], not \[9, 6\]"),
+        ((9, 6), transposed(SOURCES), r"1 of another shape: 'qkv' is \[9, 6\], not \[6, 9\]"),
+        ((9,), SOURCES, r"1 of another shape: 'qkv' is \[9\], not \[9, 6\]"),
+    ],
+)
+def test_shapes_are_of_the_tensor_in_the_file(
+    tmp_path: Path, shape: tuple[int, ...], sources: dict[str, TensorSource], message: str
+) -> None:
+    with pytest.raises(WeightsMismatchError, match=message):
+        load(tmp_path, {"qkv": torch.zeros(shape)}, SPLIT, sources=sources)
+
+
+def test_a_fused_tensor_is_missing_once(tmp_path: Path) -> None:
+    with pytest.raises(WeightsMismatchError, match=r"\(1 missing: 'qkv'; 1 left over: 'other'\)"):
+        load(tmp_path, {"other": FUSED}, SPLIT)
+
+
+def test_other_names(tmp_path: Path) -> None:
+    sources = {"o": TensorSource(name="model.o", other_names=("o",))}
+    ops = ops_of(o=(9, 6))
+    for name in ("model.o", "o"):
+        assert torch.equal(load(tmp_path, {name: FUSED}, ops, sources=sources)["o"], FUSED)
+    with pytest.raises(WeightsMismatchError, match=r"1 left over: 'o'"):
+        load(tmp_path, {"model.o": FUSED, "o": FUSED.clone()}, ops, sources=sources)
+    with pytest.raises(WeightsMismatchError, match=r"1 missing: 'model\.o'"):
+        load(tmp_path, {"x": FUSED}, ops, sources=sources)
+
+
+def test_a_weight_that_the_family_does_not_know(tmp_path: Path) -> None:
+    with pytest.raises(WeightsMismatchError, match="1 missing: 'mystery'"):
+        load(tmp_path, {"qkv": FUSED}, [*SPLIT, *ops_of(mystery=(1,))])
