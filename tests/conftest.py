@@ -1,6 +1,7 @@
 """A tiny model folder with a tokenizer of its own, in float64 so that equalities are exact."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -9,6 +10,10 @@ from tests.tiny import CONFIG, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ridgeline import LLM
+
+# Tiny matrices: more threads only wait for each other. Inherited by subprocesses of tests, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

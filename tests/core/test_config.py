@@ -1,12 +1,11 @@
 import pytest
+from tests.tiny import CONFIG
 
 from ridgeline.core.config import EngineConfig, resolve, with_overrides
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import FLOAT32, NumberFormat, float_format
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.models import describe
-
-from tests.tiny import CONFIG
 
 BLOCK_BYTES = (16 * 3 * 2 * 2 * 8 * 4,)  # 16 tokens × 3 layers × K and V × 2 heads × 8 × float32
 

@@ -301,11 +301,13 @@ def test_a_failing_executor_fails_every_later_call(model_folder, monkeypatch):
 def test_cached_equals_uncached(llm, model_folder, params):
     prompts = ["the cat sat on the mat " * 3 + end for end in ("the cat", "a mat", "the cat", "")]
     prompts = [prompt.strip() for prompt in prompts]
-    with LLM(str(model_folder), dtype="float64", block_tokens=4, enable_prefix_caching=False) as off:
+    settings = {"dtype": "float64", "block_tokens": 4, "enable_prefix_caching": False}
+    with LLM(str(model_folder), **settings) as off:
         expected = off.generate(prompts, params)
     assert {output.num_cached_tokens for output in expected} == {0}
     for _ in range(2):
-        outputs = [llm.generate(prompt, params, cache_salt=f"a{params.seed}")[0] for prompt in prompts]
+        salt = f"a{params.seed}"
+        outputs = [llm.generate(prompt, params, cache_salt=salt)[0] for prompt in prompts]
         assert [tokens(output) for output in outputs] == [tokens(output) for output in expected]
     assert all(output.num_cached_tokens >= 16 for output in outputs)
     (other,) = llm.generate(prompts[0], params, cache_salt=f"b{params.seed}")

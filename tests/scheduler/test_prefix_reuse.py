@@ -1,11 +1,10 @@
 """What is reused, by whom, and how much of it."""
 
 import pytest
-
-from ridgeline.kvcache import prefix_cache
-
 from tests.fakes import FakeExecutor
 from tests.scheduler.test_scheduler import expected_output, make, request, run
+
+from ridgeline.kvcache import prefix_cache
 
 
 def computed_tokens(executor) -> int:
@@ -59,7 +58,7 @@ def test_tenants_and_opted_out_requests_share_nothing(keys):
 
 def test_a_hash_collision_is_a_miss(monkeypatch):
     """With a hash that is always equal, outputs stay right: a hit is verified."""
-    monkeypatch.setattr(prefix_cache, "block_key", lambda parent, tokens: b"same")
+    monkeypatch.setattr(prefix_cache, "block_key", lambda *_: b"same")
     for windows in ((None,), (5,)):
         scheduler = make(windows=windows)
         executor = FakeExecutor(windows=windows)

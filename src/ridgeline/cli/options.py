@@ -1,4 +1,4 @@
-"""Options generated from the configuration dataclasses, so that neither can drift from the other."""
+"""Options generated from the configuration dataclasses, so that neither drifts from the other."""
 
 import argparse
 import dataclasses

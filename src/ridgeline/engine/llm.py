@@ -149,7 +149,7 @@ class LLM:
         )
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Logits after each token, float32 ``[tokens, vocabulary]``, in one forward pass or more."""
+        """Logits after each token, float32 ``[tokens, vocabulary]``, in one pass or more."""
         request = self._request(token_ids, SamplingParams(max_tokens=1), wants_logits=True)
         state = self._loop.add(request)
         self._finish([state])

@@ -12,8 +12,10 @@ from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import float_format
 from ridgeline.executors import ExecutorModel
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
-from ridgeline.text import ChatTemplate, Tokenizer
+from ridgeline.quant import read_scheme
+from ridgeline.text import ChatTemplate, Tokenizer, tokenizer_from_gguf
 from ridgeline.weights import dummy_weights, load_weights, locate_model
+from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
         MachineError: no network, disk or memory for it.
     """
     preset = PRESETS.get(config.model or "")
-    folder = None
+    folder = tokenizer = None
     if config.load_format == "dummy" and preset is not None:
         definition = describe(preset, strict=config.strict)
     else:
@@ -52,10 +54,13 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
             need_weights=config.load_format != "dummy",
             progress=progress,
         )
-        definition = describe(read_config(folder), strict=config.strict)
+        definition, tokenizer = _described(folder, config)
     dtype_name = definition.dtype if config.dtype == "auto" else float_format(config.dtype).name
     dtype: torch.dtype = getattr(torch, dtype_name)
     ops = lower(definition.spec)
+    scheme = None
+    if definition.quantization is not None:
+        scheme = read_scheme(definition.quantization, strict=config.strict)
     if config.load_format == "dummy" or folder is None:
         weights = dummy_weights(ops, dtype=dtype, seed=config.seed)
     else:
@@ -65,9 +70,9 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
             sources=definition.sources,
             ignored=definition.ignored,
             dtype=dtype,
+            quantization=scheme,
             progress=progress,
         )
-    tokenizer = None if folder is None else _load_tokenizer(folder)
     return LoadedModel(
         name=config.model or "embedded",
         definition=definition,
@@ -75,6 +80,19 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
         tokenizer=tokenizer,
         chat_template=_load_chat_template(config, tokenizer),
     )
+
+
+def _described(path: Path, config: EngineConfig) -> tuple[ModelDefinition, Tokenizer | None]:
+    """The model and the tokenizer of a folder, or of a GGUF file, which has both in it."""
+    if path.is_dir():
+        definition = describe(read_config(path), strict=config.strict)
+        return definition, _load_tokenizer(path)
+    with GGUFCheckpoint(path) as checkpoint:
+        definition = describe_gguf(checkpoint, strict=config.strict)
+        tokenizer = tokenizer_from_gguf(checkpoint.metadata)
+    if tokenizer is None:
+        _log.warning("%s has no tokenizer; prompts must be token ids.", path)
+    return definition, tokenizer
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer | None:

@@ -27,39 +27,38 @@ class SampleOutput:
         self._stop_reason: str | int | None = None
 
     def push(self, update: SequenceUpdate) -> tuple[CompletionChunk, bool]:
-        """Take a step's tokens. Returns the chunk, and whether a stop string was completed in it."""
-        tokens = update.new_token_ids
+        """Take a step's tokens. Returns the chunk, and whether it completed a stop string."""
         finished = self.sequence.is_finished
-        text, matched, used = "", False, 0
-        for used, token in enumerate(tokens, start=1):  # noqa: B007
-            if finished and used == len(tokens) and self._hides_last_token():
-                break
-            text += self._stops.push(self._detokenize(token))
-            if self._stops.matched is not None:
-                matched = True
-                break
-        if finished and not matched:
+        tokens, text = self._take(update.new_token_ids, hide_last=finished and self._hides_end())
+        if finished and self._stops.matched is None:
             text += self._flush()
-            matched = self._stops.matched is not None
-        if matched:
-            self._stop_reason = self._stops.matched
-        elif finished:
-            self._stop_reason = self.sequence.stop_reason
-        logprobs = update.result.logprobs[:used]
+        matched = self._stops.matched is not None
+        self._stop_reason = self._stops.matched if matched else self.sequence.stop_reason
+        logprobs = update.result.logprobs[: len(tokens)]
         self._text.append(text)
-        self._token_ids.extend(tokens[:used])
+        self._token_ids.extend(tokens)
         self._logprobs.extend(logprobs)
-        reason = FinishReason.STOP if matched else self.sequence.finish_reason
         chunk = CompletionChunk(
             request_id=self.sequence.request.request_id,
             index=self.sequence.sample_index,
             text=text,
-            token_ids=tokens[:used],
+            token_ids=tokens,
             logprobs=logprobs,
-            finish_reason=reason,
+            finish_reason=FinishReason.STOP if matched else self.sequence.finish_reason,
             stop_reason=self._stop_reason,
         )
         return chunk, matched
+
+    def _take(self, tokens: tuple[int, ...], *, hide_last: bool) -> tuple[tuple[int, ...], str]:
+        """The tokens up to the one that completes a stop string, and their text."""
+        text = ""
+        for count, token in enumerate(tokens, start=1):
+            if hide_last and count == len(tokens):
+                break
+            text += self._stops.push(self._detokenize(token))
+            if self._stops.matched is not None:
+                return tokens[:count], text
+        return tokens, text
 
     def output(self) -> CompletionOutput:
         """All of it so far."""
@@ -76,7 +75,8 @@ class SampleOutput:
             ),
         )
 
-    def _hides_last_token(self) -> bool:
+    def _hides_end(self) -> bool:
+        """Whether the token that ended the output stays out of the text."""
         sequence = self.sequence
         return (
             sequence.finish_reason is FinishReason.STOP

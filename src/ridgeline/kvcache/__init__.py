@@ -1,4 +1,4 @@
-"""Who owns which KV block, and which prefixes are cached. Integers only: executors hold the bytes."""
+"""Who owns which KV block, and which prefixes are cached; executors hold the bytes."""
 
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import CacheStats, Match, Node, PrefixCache, block_key

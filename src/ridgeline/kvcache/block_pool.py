@@ -14,7 +14,9 @@ class BlockPool:
     one when a block is needed, and ``on_evict`` is told. The pool never touches KV itself.
     """
 
-    def __init__(self, num_blocks: int, *, on_evict: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self, num_blocks: int, *, on_evict: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._free = list(range(num_blocks - 1, -1, -1))

@@ -2,8 +2,8 @@
 
 Full blocks form a tree: a node is one block of tokens after its parent's. Nodes are found by a
 SHA-256 key over the parent's key and the tokens, and verified by root, parent and tokens, so a
-collision is a miss, never a wrong reuse. The root's key carries everything else that KV depends on: weights,
-layout, adapter, tenant.
+collision is a miss, never a wrong reuse. The root's key carries everything else that KV depends on:
+weights, layout, adapter, tenant.
 """
 
 import hashlib
@@ -132,7 +132,8 @@ class PrefixCache:
         for group, holders in enumerate(self._holders):
             assert len(holders) == self.pools[group].num_cached
             for block, node in holders.items():
-                assert node.blocks[group] == block and self._nodes[node.key] is node
+                assert node.blocks[group] == block
+                assert self._nodes[node.key] is node
         children = [node.parent for node in self._nodes.values() if node.parent is not None]
         for node in self._nodes.values():
             assert node.num_children == sum(parent is node for parent in children)
@@ -210,6 +211,4 @@ class PrefixCache:
 
 
 def _is(node: Node, root_key: bytes, parent: Node | None, token_ids: tuple[int, ...]) -> bool:
-    return (
-        node.parent is parent and node.token_ids == token_ids and node.root_key == root_key
-    )
+    return node.parent is parent and node.token_ids == token_ids and node.root_key == root_key

@@ -234,7 +234,7 @@ class Scheduler:
         return False
 
     def _drop_waiting_blocks(self, *, but: Sequence | None = None) -> bool:
-        """Take the blocks from the last waiting sequence that holds some: a fork, or a cache hit."""
+        """Take the blocks of the last waiting sequence that holds some: a fork, or a hit."""
         for sequence in reversed(self._waiting):
             if sequence is not but and any(sequence.tables):
                 self._blocks.release(sequence)

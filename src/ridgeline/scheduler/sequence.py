@@ -9,6 +9,8 @@ from ridgeline.kvcache import Node
 
 
 class SequenceStatus(StrEnum):
+    """Where a sequence is on its way."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
