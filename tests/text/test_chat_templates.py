@@ -47,6 +47,10 @@ CONVERSATIONS: dict[str, list[Message]] = {
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": UNICODE},
     ],
+    "ends with spaces": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "half a  "},
+    ],
     "tools used": [
         {"role": "user", "content": "Weather?"},
         {
@@ -108,7 +112,7 @@ def _variants() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, extra in itertools.product(("user", "turns", "tools used"), EXTRAS):
         yield name, {"chat_template_kwargs": extra, "documents": DOCUMENTS, "tools": TOOLS}
         yield name, {"chat_template_kwargs": extra, "add_generation_prompt": True}
-    for name in ("ends with assistant", "parts", "user", "tools used"):
+    for name in ("ends with assistant", "ends with spaces", "parts", "user", "tools used"):
         yield name, {"continue_final_message": True}
 
 

@@ -1,5 +1,6 @@
 """Deltas joined equal the full decode, for any tokens and any kind of tokenizer."""
 
+import json
 import random
 from collections.abc import Callable
 
@@ -89,6 +90,17 @@ def test_context_that_ends_inside_a_character() -> None:
     detokenizer = IncrementalDetokenizer(tokenizer, context_ids=whole[:2])
     assert detokenizer.push(whole[2:3]) == ""
     assert detokenizer.push(whole[3:]) == "🎉"
+
+
+def test_special_token_that_its_normalizer_respells() -> None:
+    """The library then no longer skips it; neither may the deltas."""
+    state = json.loads(build("wordpiece")[0].to_str())
+    state["added_tokens"][0]["normalized"] = True
+    tokenizer = Tokenizer(Backend.from_str(json.dumps(state)))
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert detokenizer.push([0, 1]) + detokenizer.finish() == tokenizer.decode([0, 1]) == "[unk]"
+    assert not tokenizer.is_special(0)
+    assert tokenizer.is_special(1)
 
 
 def test_invalid_bytes_at_the_end() -> None:

@@ -226,6 +226,15 @@ def test_prefix_that_would_abort_the_library(tmp_path: Path) -> None:
         write_folder(tmp_path, "llama2")
 
 
+def test_token_that_would_overflow_the_stack(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "unigram")
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["model"]["vocab"].append(["q" * 10**6, -9.0])
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(TokenizerError, match="characters"):
+        Tokenizer.from_folder(folder)
+
+
 def test_prompt_is_not_in_the_errors(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, "gpt2")
     tokenizer = Tokenizer.from_folder(folder)

@@ -20,6 +20,7 @@ from ridgeline.core.errors import (
     UnsupportedModelError,
 )
 from ridgeline.weights import Checkpoint, locate_model
+from ridgeline.weights.hub_progress import ByteCount
 
 NAME = "owner/name"
 WANTED = [
@@ -63,10 +64,24 @@ def test_download_takes_what_is_needed_and_no_pickle(hub, capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_progress_never_goes_back_nor_over_the_total() -> None:
+    calls: list[tuple[int, int, str]] = []
+    count = ByteCount(100, "x", lambda *call: calls.append(call))
+    count.start_attempt()
+    for num_bytes in (30, 20, 60):
+        count.set_attempt_bytes(num_bytes)
+    assert count.start_attempt() == 60
+    count.set_attempt_bytes(10)
+    assert [call[0] for call in calls] == [30, 60, 70]
+    count.finish()
+    count.set_attempt_bytes(500)
+    assert calls[3:] == [(100, 100, "x")]
+
+
 def test_a_second_call_fetches_nothing_nor_does_an_offline_one(hub, monkeypatch) -> None:
     folder = locate_model(NAME)
     hub.requests.clear()
-    assert locate_model(NAME) == folder
+    assert locate_model(NAME, progress=lambda *_: pytest.fail("nothing to do")) == folder
     assert hub.fetched() == []
     hub.requests.clear()
     assert locate_model(NAME, offline=True) == folder
@@ -85,7 +100,7 @@ def test_without_weights_only_small_files_are_fetched(hub) -> None:
     assert locate_model(NAME, need_weights=False, offline=True) == folder
 
 
-def test_a_stream_that_ends_early_is_resumed_where_it_broke(hub, monkeypatch) -> None:
+def test_a_stream_that_ends_early_is_resumed_where_it_broke(hub, monkeypatch, capfd) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
     hub.cuts["model-2.safetensors"] = [105_000]
     calls: list[int] = []
@@ -93,6 +108,7 @@ def test_a_stream_that_ends_early_is_resumed_where_it_broke(hub, monkeypatch) ->
     first, second = hub.ranges("model-2.safetensors")
     assert (first, second) == (None, "bytes=100000-")
     assert calls[-1] == sum(len(hub.files[name]) for name in WANTED)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_connection_that_is_reset_is_tried_again(hub) -> None:
@@ -103,12 +119,13 @@ def test_a_connection_that_is_reset_is_tried_again(hub) -> None:
     assert leftovers() == []
 
 
-def test_a_connection_that_never_holds_ends_in_an_error(hub) -> None:
-    hub.resets["model-2.safetensors"] = [1000] * 100
+def test_a_connection_that_never_holds_ends_in_an_error(hub, monkeypatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
+    hub.resets["model-2.safetensors"] = [20_000 * count for count in range(1, 10)]
     with pytest.raises(NetworkError) as caught:
         locate_model(NAME)
     assert "could not be downloaded" in sentence(caught.value)
-    assert hub.fetched().count("model-2.safetensors") <= 3
+    assert hub.fetched().count("model-2.safetensors") == 3
     assert leftovers() == []
     with pytest.raises(ModelNotFoundError):
         locate_model(NAME, offline=True)

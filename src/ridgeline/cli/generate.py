@@ -30,6 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--prompt-ids", type=token_ids, metavar="IDS", help="token ids to complete: 1,2,3"
     )
+    parser.add_argument("--adapter", metavar="NAME", help="which of --adapters to use")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     add_sampling_options(parser)
     parser.set_defaults(run=run)
@@ -44,14 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
         if not arguments.json and params.n == 1:
-            stream = llm.stream(prompt, params)
+            stream = llm.stream(prompt, params, adapter=arguments.adapter)
             print(text, end="", flush=True)
             for chunk in stream:
                 print(chunk.text, end="", flush=True)
             print()
             output = stream.output()
         else:
-            (output,) = llm.generate(prompt, params)
+            (output,) = llm.generate(prompt, params, adapter=arguments.adapter)
             _print_outputs(llm.name, output, as_json=arguments.json)
     if not arguments.json:
         _print_timing(output)

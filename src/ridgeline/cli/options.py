@@ -46,6 +46,22 @@ class _HelpAll(argparse.Action):
         sys.exit(0)
 
 
+class _Pairs(argparse.Action):
+    """Collects repeated NAME=VALUE arguments into a dictionary."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        name, equals, value = str(values).partition("=")
+        if not name or not equals or not value:
+            parser.error(f"argument {option_string}: expected NAME=VALUE")
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), name: value})
+
+
 def add_model_options(parser: Parser) -> None:
     """MODEL and every field of `EngineConfig`."""
     parser.add_argument(
@@ -114,6 +130,8 @@ def _argument_options(hint: Any) -> dict[str, Any]:
         return {"action": "append", "type": item, "metavar": item.__name__.upper()}
     if kind in (int, float, str):
         return {"type": kind, "metavar": {int: "N", float: "X", str: "S"}[kind]}
+    if typing.get_args(kind)[0] is str:
+        return {"action": _Pairs, "metavar": "NAME=VALUE"}
     return {"type": _json_mapping, "metavar": "JSON"}
 
 

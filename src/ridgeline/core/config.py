@@ -1,7 +1,8 @@
 """Engine configuration: what the user wrote, and the pure function that completes it."""
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import float_format
@@ -31,6 +32,7 @@ class EngineConfig:
         offline: never use the network.
         chat_template: a template, or the path of a file that holds one, instead of the model's own.
         strict: an unknown config key is an error, not a warning.
+        adapters: LoRA adapters by name, each a folder in PEFT's layout; a request chooses one.
     """
 
     model: str | None = None
@@ -48,6 +50,7 @@ class EngineConfig:
     offline: bool = False
     chat_template: str | None = None
     strict: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):

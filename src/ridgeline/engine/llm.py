@@ -48,6 +48,7 @@ class LLM:
         loaded = load_model(config, progress=progress)
         self.name = loaded.name
         self.tokenizer: Tokenizer | None = loaded.tokenizer
+        self.adapters = tuple(config.adapters)
         self._chat_template = loaded.chat_template
         self._executor = create_executor(
             config.executor, {ModelRole.TARGET: loaded.model}, block_tokens=config.block_tokens
@@ -86,26 +87,36 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str | None] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Complete prompts: strings or lists of token ids, one or several.
 
-        ``params`` is one for all prompts or one for each. Outputs are in the order of the prompts.
-        Only requests of the same ``cache_salt`` reuse each other's prefixes.
+        ``params`` is one for all prompts or one for each, and so is ``adapter``, the name of one
+        of the engine's LoRA adapters. Outputs are in the order of the prompts. Only requests of
+        the same ``cache_salt`` reuse each other's prefixes.
 
         Raises:
             InvalidRequestError: a prompt or setting is out of bounds; nothing was computed.
             ContextLengthError: a prompt does not fit the context.
         """
-        states = self._add_all(as_prompts(prompts), params, cache_salt)
+        batch = as_prompts(prompts)
+        if adapter is None or isinstance(adapter, str):
+            adapter = [adapter] * len(batch)
+        states = self._add_all(batch, params, adapter, cache_salt)
         self._finish(states)
         return [state.output() for state in states]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+        cache_salt: str = "",
     ) -> CompletionStream:
         """Complete one prompt, chunk by chunk; several streams may be open at once."""
-        (state,) = self._add_all([prompt], params, cache_salt)
+        (state,) = self._add_all([prompt], params, [adapter], cache_salt)
         request_id = state.request.request_id
         stream = CompletionStream(state, self._step, lambda: self._loop.abort(request_id))
         self._streams[request_id] = stream
@@ -148,9 +159,13 @@ class LLM:
             messages, add_generation_prompt=add_generation_prompt, **template_options
         )
 
-    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def logits(
+        self, token_ids: Sequence[int], *, adapter: str | None = None
+    ) -> npt.NDArray[np.float32]:
         """Logits after each token, float32 ``[tokens, vocabulary]``, in one pass or more."""
-        request = self._request(token_ids, SamplingParams(max_tokens=1), wants_logits=True)
+        request = self._request(
+            token_ids, SamplingParams(max_tokens=1), adapter=adapter, wants_logits=True
+        )
         state = self._loop.add(request)
         self._finish([state])
         return state.prompt_logits()
@@ -174,15 +189,20 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        adapters: Sequence[str | None],
         cache_salt: str,
     ) -> list[RequestState]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidRequestError(f"{len(params)} sampling params for {len(prompts)} prompts.")
+        if len(adapters) != len(prompts):
+            raise InvalidRequestError(f"{len(adapters)} adapters for {len(prompts)} prompts.")
         requests = [
-            self._request(encode_prompt(prompt, self.tokenizer), each, cache_salt=cache_salt)
-            for prompt, each in zip(prompts, params, strict=True)
+            self._request(
+                encode_prompt(prompt, self.tokenizer), each, adapter=adapter, cache_salt=cache_salt
+            )
+            for prompt, each, adapter in zip(prompts, params, adapters, strict=True)
         ]
         states: list[RequestState] = []
         try:
@@ -200,10 +220,12 @@ class LLM:
         token_ids: Sequence[int],
         params: SamplingParams,
         *,
+        adapter: str | None,
         cache_salt: str = "",
         wants_logits: bool = False,
     ) -> Request:
         check_token_ids(token_ids, params, vocab_size=self.spec.vocab_size)
+        slot = self._adapter_slot(adapter)
         request_id = next(self._request_ids)
         eos = () if params.ignore_eos or not self.tokenizer else self.tokenizer.eos_token_ids
         # What reports on every position of the prompt has to compute every position.
@@ -215,16 +237,25 @@ class LLM:
             params=params,
             seed=derive_seed(self.config.seed, request_id) if params.seed is None else params.seed,
             eos_token_ids=tuple(sorted(eos)),
+            adapter=slot,
             wants_logits=wants_logits,
-            cache_key=self._cache_key(len(token_ids), cache_salt) if uses_cache else None,
+            cache_key=self._cache_key(len(token_ids), slot, cache_salt) if uses_cache else None,
         )
 
-    def _cache_key(self, num_prompt_tokens: int, salt: str) -> bytes:
+    def _adapter_slot(self, name: str | None) -> int:
+        if name is None:
+            return 0
+        if name not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise InvalidRequestError(f"There is no adapter {name!r}; loaded are: {known}.")
+        return self.adapters.index(name) + 1
+
+    def _cache_key(self, num_prompt_tokens: int, adapter: int, salt: str) -> bytes:
         return cache_key(
             layout_digest=self._kv_digest,
             spec=self.spec,
             num_prompt_tokens=num_prompt_tokens,
-            adapter=0,
+            adapter=adapter,
             salt=salt,
         )
 

@@ -14,7 +14,7 @@ from ridgeline.executors import ExecutorModel
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
 from ridgeline.quant import read_scheme
 from ridgeline.text import ChatTemplate, Tokenizer, tokenizer_from_gguf
-from ridgeline.weights import dummy_weights, load_weights, locate_model
+from ridgeline.weights import dummy_weights, load_lora, load_weights, locate_model
 from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 
 _log = logging.getLogger(__name__)
@@ -73,10 +73,16 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
             quantization=scheme,
             progress=progress,
         )
+    adapters = tuple(
+        load_lora(Path(adapter), ops=ops, sources=definition.sources, dtype=dtype)
+        for adapter in config.adapters.values()
+    )
     return LoadedModel(
         name=config.model or "embedded",
         definition=definition,
-        model=ExecutorModel(spec=definition.spec, ops=ops, weights=weights, dtype=dtype),
+        model=ExecutorModel(
+            spec=definition.spec, ops=ops, weights=weights, dtype=dtype, adapters=adapters
+        ),
         tokenizer=tokenizer,
         chat_template=_load_chat_template(config, tokenizer),
     )

@@ -37,9 +37,12 @@ class Tokenizer:
             added = backend.get_added_tokens_decoder()
             decoder = None if backend.decoder is None else backend.decoder.__getstate__()
             self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+            # decode goes by the spelling, which a normalizer may have changed for an added token.
+            special = {token.content for token in added.values() if token.special}
+            skipped = [index for index in added if backend.id_to_token(index) in special]
         self._backend = backend
         self._decoder_state: bytes | None = decoder
-        self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._special_ids = frozenset(skipped)
         self.decoder = DecoderPlan.from_json(decoder)
         self.special_tokens = dict(special_tokens or {})
         self.eos_token_ids = eos_token_ids

@@ -13,6 +13,8 @@ from ridgeline.text.reading import backend_errors, read_bytes, read_json
 from ridgeline.text.special_tokens import SpecialTokens, add_missing_tokens
 
 _NO_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*(?:null|"")')
+_UNIGRAM_VOCAB = re.compile(rb'"vocab"\s*:\s*\[')
+_UNIGRAM_TOKEN_CHARS = 1024
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:6[1-9A-Fa-f]|7[0-9Aa]|5[Ff])")
 _TOKENIZER_LIMIT_BYTES = 512 << 20
 
@@ -33,7 +35,7 @@ def load_backend(folder: Path, config: dict[str, Any], tokens: SpecialTokens) ->
         raise TokenizerError("There is no model folder to load a tokenizer from.")
     data = read_bytes(folder / "tokenizer.json", _TOKENIZER_LIMIT_BYTES)
     if data is not None:
-        _check_subword_prefix(data)
+        _check_what_would_abort(data)
         with backend_errors("tokenizer.json is damaged or of an unknown format"):
             return Backend.from_buffer(data)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -46,15 +48,17 @@ def load_backend(folder: Path, config: dict[str, Any], tokens: SpecialTokens) ->
     raise TokenizerError("The folder has no tokenizer.json, nor vocab.json with merges.txt.")
 
 
-def _check_subword_prefix(data: bytes) -> None:
-    """Refuse a BPE whose merges lack its ``continuing_subword_prefix``; TokenizerError.
+def _check_what_would_abort(data: bytes) -> None:
+    """Refuse what kills the process inside the library, past any except clause; TokenizerError.
 
-    The library cuts that many bytes off each right-hand side unseen, and aborts the process when
-    the cut falls inside a character. Almost no file has a prefix, or spells letters as escapes, so
-    almost no file is parsed twice.
+    A BPE whose merges lack its ``continuing_subword_prefix``: the library cuts that many bytes off
+    each right-hand side unseen, perhaps inside a character. A very long token of a Unigram: the
+    trie is freed by recursion, which overflows the stack. Files that have neither a prefix, nor a
+    vocabulary that is a list, nor letters spelt as escapes, are not parsed twice.
     """
     prefixes = data.count(b"continuing_subword_prefix")
-    if prefixes == len(_NO_PREFIX.findall(data)) and not _ESCAPED_LETTER.search(data):
+    plain = prefixes == len(_NO_PREFIX.findall(data)) and not _UNIGRAM_VOCAB.search(data)
+    if plain and not _ESCAPED_LETTER.search(data):
         return
     with backend_errors("tokenizer.json is damaged or of an unknown format"):
         model = json.loads(data)["model"]
@@ -63,6 +67,13 @@ def _check_subword_prefix(data: bytes) -> None:
         rights = [pair.split(" ")[1] if isinstance(pair, str) else pair[1] for pair in merges]
         if any(not right.startswith(prefix) for right in rights):
             raise TokenizerError("The merges in tokenizer.json lack the prefix that it declares.")
+        vocabulary = model.get("vocab")
+        if isinstance(vocabulary, list) and any(
+            len(token) > _UNIGRAM_TOKEN_CHARS for token, _ in vocabulary
+        ):
+            raise TokenizerError(
+                f"tokenizer.json has a token of more than {_UNIGRAM_TOKEN_CHARS} characters."
+            )
 
 
 def _from_vocab_and_merges(folder: Path, config: dict[str, Any], tokens: SpecialTokens) -> Backend:

@@ -4,15 +4,19 @@ from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.dummy import dummy_weights
 from ridgeline.weights.loading import load_weights, stream_weights, weight_shapes
 from ridgeline.weights.location import locate_model
+from ridgeline.weights.lora import Adapter, LoRAWeights, load_lora
 from ridgeline.weights.packed import stream_packed_weights
 from ridgeline.weights.progress import Progress
 from ridgeline.weights.safetensors_file import SafetensorsFile
 
 __all__ = [
+    "Adapter",
     "Checkpoint",
+    "LoRAWeights",
     "Progress",
     "SafetensorsFile",
     "dummy_weights",
+    "load_lora",
     "load_weights",
     "locate_model",
     "stream_packed_weights",

@@ -8,9 +8,8 @@ import torch
 from ridgeline.core.ops import Embed, HeadNorm, Norm, Op, Weight, op_weights
 from ridgeline.weights.loading import weight_shapes
 
-# A prime, so that rows of the usual widths do not line up with the block.
+# A prime, so that no two rows of a usual width are the same part of the block.
 _BLOCK_ELEMENTS = 1_048_573
-_ROTATION = 654_321
 _EMBEDDING_STD = 0.02
 
 
@@ -22,9 +21,9 @@ def dummy_weights(ops: Sequence[Op], *, dtype: torch.dtype, seed: int) -> dict[s
     keep their scale from layer to layer. Each tensor depends on ``seed``, its name, shape and
     ``dtype`` alone, not on its place among the ops.
 
-    Values come from one block of about a million normal numbers, repeated, each time rotated by
-    another amount: within a tensor they are distributed as they should be, but beyond a million
-    elements they are not independent. Good for measuring speed and memory, and nothing else.
+    Values come from one block of about a million normal numbers, repeated, from another place on
+    for each tensor: they are distributed as they should be, but beyond a million elements they are
+    not independent. Good for measuring speed and memory, and nothing else.
     """
     constants, embeddings = _constants(ops), _embeddings(ops)
     generator = torch.Generator().manual_seed(_hash("", seed))
@@ -37,7 +36,7 @@ def dummy_weights(ops: Sequence[Op], *, dtype: torch.dtype, seed: int) -> dict[s
             continue
         std = _EMBEDDING_STD if name in embeddings else max(shape[-1], 1) ** -0.5
         if std not in scaled:
-            # Twice in a row, so that every rotation is one slice.
+            # Twice in a row, so that from any place on a whole block is one slice.
             scaled[std] = (block * std).to(dtype).repeat(2)
         weights[name] = _tiled(scaled[std], shape, _hash(name, seed))
     return weights
@@ -65,12 +64,11 @@ def _embeddings(ops: Sequence[Op]) -> set[str]:
 
 
 def _tiled(twice_block: torch.Tensor, shape: tuple[int, ...], start: int) -> torch.Tensor:
-    """A tensor filled with rotations of the block, the first by ``start`` elements."""
+    """A tensor filled with repetitions of the block, from its element ``start`` on."""
     weight = torch.empty(shape, dtype=twice_block.dtype)
-    flat = weight.view(-1)
-    for index, first in enumerate(range(0, flat.numel(), _BLOCK_ELEMENTS)):
+    flat, offset = weight.view(-1), start % _BLOCK_ELEMENTS
+    for first in range(0, flat.numel(), _BLOCK_ELEMENTS):
         target = flat[first : first + _BLOCK_ELEMENTS]
-        offset = (start + index * _ROTATION) % _BLOCK_ELEMENTS
         target.copy_(twice_block[offset : offset + target.numel()])
     return weight
 

@@ -32,8 +32,7 @@ class ByteCount:
 
     def finish(self) -> None:
         """All is there."""
-        self.done_bytes = self._total_bytes
-        self._report()
+        self.set_attempt_bytes(self._total_bytes)
 
     def _report(self) -> None:
         if self._progress is not None:

@@ -41,6 +41,19 @@ class Forward:
     def _optional(self, weight: ops.Weight | None) -> torch.Tensor | None:
         return None if weight is None else self._model.weights[weight.name]
 
+    def _linear(
+        self, x_TI: torch.Tensor, weight: ops.Weight, bias: ops.Weight | None
+    ) -> torch.Tensor:
+        """x times a matrix, plus a bias, plus each sequence's adapter."""
+        out_TO = functional.linear(x_TI, self._weight(weight), self._optional(bias))
+        for item, first, last in self._batch.ranges():
+            slot = item.state.admission.adapter
+            lora = self._model.adapters[slot - 1].get(weight.name) if slot else None
+            if lora is not None:
+                low_rank = functional.linear(x_TI[first:last], lora.down)
+                out_TO[first:last] += functional.linear(low_rank, lora.up)
+        return out_TO
+
     def _step(self, op: ops.Op) -> None:
         buffers = self._buffers
         match op:
@@ -83,8 +96,7 @@ class Forward:
             case ops.AddShared():
                 buffers["h"] = buffers["h"] + buffers["shared"]
             case ops.OutProject():
-                weight, bias = self._weight(op.weight), self._optional(op.bias)
-                buffers["h"] = functional.linear(buffers["h"], weight, bias)
+                buffers["h"] = self._linear(buffers["h"], op.weight, op.bias)
             case ops.MLP():
                 buffers["h"] = self._mlp(op, buffers[op.src])
             case ops.AddResidual():
@@ -98,8 +110,7 @@ class Forward:
             ("k", op.key, op.key_bias, op.num_kv_heads),
             ("v", op.value, op.value_bias, op.num_kv_heads),
         ):
-            source = self._buffers[op.src]
-            rows = functional.linear(source, self._weight(weight), self._optional(bias))
+            rows = self._linear(self._buffers[op.src], weight, bias)
             if op.clip is not None:
                 rows = rows.clamp(-op.clip, op.clip)
             self._buffers[name] = rows.view(len(rows), heads, op.head_dim)
@@ -154,13 +165,13 @@ class Forward:
         return self._cache.read(op.group, op.layer, rows)
 
     def _mlp(self, op: ops.MLP, x_TD: torch.Tensor) -> torch.Tensor:
-        up = functional.linear(x_TD, self._weight(op.up), self._optional(op.up_bias))
+        up = self._linear(x_TD, op.up, op.up_bias)
         if op.gate is None:
             inner = kernels.activate(up, op.activation)
         else:
-            gate = functional.linear(x_TD, self._weight(op.gate), self._optional(op.gate_bias))
+            gate = self._linear(x_TD, op.gate, op.gate_bias)
             inner = kernels.activate(gate, op.activation) * up
-        return functional.linear(inner, self._weight(op.down), self._optional(op.down_bias))
+        return self._linear(inner, op.down, op.down_bias)
 
 
 def _visible(item: SegmentInput, low: int, window: int | None) -> torch.Tensor:
