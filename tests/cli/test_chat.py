@@ -40,3 +40,8 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(model_folder, capsy
         assert conversation.messages == before
         assert [message["role"] for message in before] == ["system", "user", "assistant"]
     assert "the context holds" in capsys.readouterr().err
+
+
+def test_several_answers_are_refused(model_folder, capsys):
+    assert main(["chat", str(model_folder), "--n", "2"]) == 2
+    assert "n must be 1" in capsys.readouterr().err

@@ -89,7 +89,8 @@ BAD_COMMAND_LINES = [
     (["--dtype", "int7"], "int7"),
     (["--executor", "abacus"], "abacus"),
     (["--no-such-option"], "--no-such-option"),
-    (["--prompt-file", "/no/such/file"], None),
+    (["--prompt-file", "/no/such/file"], "--prompt-file"),
+    (["--prompt-ids", "1"], "--prompt-ids"),
 ]
 
 
@@ -100,9 +101,6 @@ def test_bad_command_lines_are_one_sentence_and_code_2(model_folder, capsys, opt
     except SystemExit as stop:  # argparse
         code, captured = stop.code, capsys.readouterr()
         out, err = captured.out, captured.err
-    if named is None:  # --prompt wins over a file that is not read
-        assert code == 0
-        return
     assert code == 2
     assert out == ""
     assert err.startswith("error: ")
@@ -222,3 +220,14 @@ def test_token_ids_as_prompt(model_folder, capsys):
     assert (code, out) == (0, ids["text"] + "\n")
     with pytest.raises(SystemExit):
         main([*map(str, options), "--prompt-ids", "1,x"])
+
+
+def test_a_full_disk_is_one_sentence(model_folder):
+    command = [sys.executable, "-m", "ridgeline", "generate", str(model_folder), "--prompt", "a"]
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [*command, "--max-tokens", "2"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert process.returncode == 1
+    assert b"Traceback" not in process.stderr
+    assert b"cannot be written" in process.stderr

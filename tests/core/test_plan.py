@@ -88,7 +88,7 @@ def test_result_survives_the_wire():
 
 @pytest.mark.parametrize("message", [b"", b"\x80", encode(PLAN)[:-3], encode({"step_id": "x"})])
 def test_damaged_messages_are_refused(message):
-    with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
+    with pytest.raises(msgspec.DecodeError):
         decode(message, StepPlan)
 
 

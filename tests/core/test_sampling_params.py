@@ -9,7 +9,7 @@ BAD = [
     ("n", 0), ("n", 129), ("n", 1.5), ("n", True), ("n", "1"),
     ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf),
     ("temperature", "hot"), ("temperature", 101),
-    ("top_k", -1), ("top_k", 2**31), ("top_p", 0.0), ("top_p", 1.1), ("top_p", -1),
+    ("top_k", -2), ("top_k", 2**31), ("top_p", 0.0), ("top_p", 1.1), ("top_p", -1),
     ("min_p", -0.1), ("min_p", 1.1), ("repetition_penalty", 0.0), ("repetition_penalty", -1),
     ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("frequency_penalty", math.nan),
     ("seed", -1), ("seed", 2**64), ("max_tokens", 0), ("max_tokens", 2**31), ("min_tokens", -1),

@@ -6,7 +6,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 from ridgeline import SamplingParams
-from ridgeline.decoding import History, process_logits, sample, token_logprobs
+from ridgeline.decoding import History, NothingToSampleError, process_logits, sample, token_logprobs
 
 VOCAB = 97
 PROMPT, OUTPUT = [5, 6, 7, 5], [8, 9, 8, 8]
@@ -45,7 +45,8 @@ def test_stages_equal_transformers(params, processors, seed):
     expected = logits[None]
     for processor in processors:
         expected = processor(torch.tensor([HISTORY.token_ids]), expected)
-    torch.testing.assert_close(process_logits(logits, params, HISTORY), expected[0])
+    ours = process_logits(logits, params, HISTORY)
+    torch.testing.assert_close(ours, expected[0] - expected[0].max())  # up to a constant
 
 
 def test_presence_and_frequency_count_only_the_output():
@@ -53,7 +54,8 @@ def test_presence_and_frequency_count_only_the_output():
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
     expected = torch.zeros(VOCAB).double()
     expected[8], expected[9] = -0.5 - 3 * 0.25, -0.5 - 0.25
-    torch.testing.assert_close(process_logits(logits, params, HISTORY), expected)
+    ours = process_logits(logits, params, HISTORY)
+    torch.testing.assert_close(ours, expected)
 
 
 def test_min_tokens_bars_every_end():
@@ -117,3 +119,24 @@ def test_logprobs():
     assert entry.logprob == pytest.approx(float(expected[2]))
     assert [token for token, _ in entry.top] == [1, 2]
     assert token_logprobs(logits, 0, 100).rank == 3
+
+
+def test_the_coldest_temperature_is_greedy():
+    params = SamplingParams(temperature=5e-324)
+    for seed in range(20):
+        assert sample(torch.tensor([1.0, 5.0, 9.0, 2.0]), params, HISTORY, seed=seed) == 2
+
+
+def test_when_only_an_end_is_possible_min_tokens_gives_way():
+    params = SamplingParams(min_tokens=9, stop_token_ids=(0, 1, 2))
+    assert sample(torch.tensor([1.0, 5.0, 2.0]), params, HISTORY, seed=0) in (0, 1, 2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_to_sample_is_an_error_of_its_own(temperature):
+    params = SamplingParams(temperature=temperature)
+    nothing = torch.zeros(4, dtype=torch.bool)
+    with pytest.raises(NothingToSampleError):
+        sample(torch.zeros(4), params, HISTORY, seed=0, mask_V=nothing)
+    with pytest.raises(NothingToSampleError):
+        sample(torch.full((4,), float("nan")), params, HISTORY, seed=0)

@@ -1,4 +1,6 @@
 import gc
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import (
     ChatTemplateError,
     ContextLengthError,
+    CorruptFileError,
     EngineError,
     InvalidRequestError,
     OutOfMemoryError,
@@ -233,7 +236,10 @@ def test_number_of_params_must_fit(llm):
     ("settings", "error", "message"),
     [
         ({"max_model_len": 257}, InvalidRequestError, "256 positions"),
-        ({"max_model_len": 0}, InvalidRequestError, "positive"),
+        ({"max_model_len": 0}, InvalidRequestError, "max_model_len"),
+        ({"max_num_seqs": "a"}, InvalidRequestError, "max_num_seqs"),
+        ({"block_tokens": 16.5}, InvalidRequestError, "block_tokens"),
+        ({"seed": -1}, InvalidRequestError, "seed"),
         ({"dtype": "float8"}, InvalidRequestError, "float8"),
         ({"executor": "abacus"}, InvalidRequestError, "abacus"),
         ({"load_format": "pickle"}, InvalidRequestError, "load_format"),
@@ -291,7 +297,7 @@ def test_an_interrupt_loses_nothing(llm, monkeypatch):
 
 def test_a_failing_executor_fails_every_later_call(model_folder, monkeypatch):
     with LLM(str(model_folder)) as llm:
-        monkeypatch.setattr(llm._executor, "_states", None)
+        monkeypatch.setattr(llm._executor, "_run", lambda _: 1 / 0)
         for _ in range(2):
             with pytest.raises(EngineError, match="executor failed"):
                 llm.generate(PROMPTS[0], GREEDY)
@@ -321,3 +327,76 @@ def test_reports_on_the_prompt_compute_all_of_it(llm):
     assert second.num_cached_tokens == 0
     assert first.prompt_logprobs == second.prompt_logprobs
     assert None not in second.prompt_logprobs[1:]
+
+
+def test_a_stop_string_in_the_last_allowed_token_is_a_stop(llm):
+    (whole,) = llm.generate(PROMPTS[0], GREEDY)
+    text = whole.outputs[0].text
+    params = SamplingParams(temperature=0, max_tokens=12, stop=text[-2:])
+    first = text.index(text[-2:])
+    stream = llm.stream(PROMPTS[0], params)
+    last = [*stream][-1]
+    sample = stream.output().outputs[0]
+    assert (last.finish_reason, sample.finish_reason) == (FinishReason.STOP, FinishReason.STOP)
+    assert last.stop_reason == sample.stop_reason == text[-2:]
+    assert sample.text == text[:first]
+
+
+def test_logits_of_a_prompt_that_was_preempted(llm, model_folder):
+    """A decode beside it takes its blocks, so that its chunks come again, cut differently."""
+    ids = [3, 7, 100, 21, 9] * 6
+    pool = 14 * 4 * 3 * 2 * 2 * 8 * 8
+    settings = {"max_model_len": 48, "kv_cache_memory_bytes": pool, "max_num_batched_tokens": 5}
+    with LLM(str(model_folder), dtype="float64", block_tokens=4, **settings) as small:
+        streams = [small.stream([i], SamplingParams(max_tokens=30, seed=i)) for i in range(2)]
+        for stream in streams:
+            next(stream)
+        logits = small.logits(ids)
+    assert logits.shape == (30, 300)
+    np.testing.assert_allclose(logits, llm.logits(ids), atol=1e-5)
+
+
+def test_a_closed_engine_says_so(model_folder):
+    llm = LLM(str(model_folder))
+    llm.close()
+    for call in (lambda: llm.generate("a"), lambda: llm.logits([1])):
+        with pytest.raises(EngineError, match="closed"):
+            call()
+
+
+def test_a_second_thread_is_told(llm):
+    with llm._loop._stepping, pytest.raises(EngineError, match="two threads"):
+        llm.generate(PROMPTS[0], GREEDY)
+
+
+def test_the_models_own_sampling_settings_are_the_default(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"temperature": 1e-6, "top_k": 1, "do_sample": True}))
+    with LLM(str(folder), dtype="float64") as llm:
+        assert llm.sampling_defaults == {"temperature": 1e-6, "top_k": 1}
+        (output,) = llm.generate("the cat")
+        greedy = SamplingParams(temperature=0)
+        assert tokens(output) == tokens(llm.generate("the cat", greedy)[0])
+    path.write_text(json.dumps({"temperature": -1}))
+    with pytest.raises(CorruptFileError, match="temperature"):
+        LLM(str(folder))
+
+
+@pytest.mark.parametrize("prompts", [None, b"abc", {"prompt": "a"}, [None], ["a", 1], [1.5], 7])
+def test_what_is_no_prompt_is_refused(llm, prompts):
+    with pytest.raises(InvalidRequestError):
+        llm.generate(prompts, GREEDY)
+
+
+def test_arrays_of_token_ids_are_prompts(llm):
+    expected = tokens(llm.generate([1, 2, 3], GREEDY)[0])
+    array = np.array([1, 2, 3])
+    for prompts in (array, [array], array[None], list(array), (1, 2, 3)):
+        assert tokens(llm.generate(prompts, GREEDY)[0]) == expected
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [None], "greedy"])
+def test_what_is_no_sampling_params_is_refused(llm, params):
+    with pytest.raises(InvalidRequestError):
+        llm.generate(["a"], params)

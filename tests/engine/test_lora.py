@@ -175,7 +175,7 @@ DAMAGE = [
         lambda f: edit_tensors(f, lambda t: {k: v[:, :1].contiguous() for k, v in t.items()}),
         WeightsMismatchError,
     ),
-    (lambda f: edit_tensors(f, lambda t: {}), WeightsMismatchError),
+    (lambda f: edit_tensors(f, lambda _: {}), WeightsMismatchError),
 ]
 
 

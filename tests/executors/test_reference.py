@@ -95,15 +95,61 @@ def test_replay_equals_single_steps(config, params):
 
 
 def test_replay_stops_when_told(driver):
-    segment = driver.segment(0, 0, PROMPT, fresh=True, outputs=Outputs(sample=True, masked=True))
+    """The step before waits for a mask, so the abort comes before the replay begins."""
+    driver.start(1, PROMPT)
+    masked = Outputs(sample=True, masked=True)
+    blocking = driver.submit(driver.segment(1, len(PROMPT), [5], outputs=masked))
+    segment = driver.segment(0, 0, PROMPT, fresh=True)
     handle = driver.submit(
         passes=[Pass(segments=(segment,), num_steps=40)], admissions=(driver.admit(0, PROMPT),)
     )
     handle.abort()
-    handle.set_masks({(0, 0): np.full((1, 5), 2**32 - 1, dtype=np.uint32)})
+    blocking.set_masks({(0, 0): np.full((1, 5), 2**32 - 1, dtype=np.uint32)})
     result = handle.result()
     assert result.aborted
     assert len(result.passes[0][0].token_ids) == 1
+
+
+def test_closing_ends_a_step_that_waits_for_masks():
+    driver = Driver(tiny_executor())
+    driver.start(0, PROMPT)
+    masked = Outputs(sample=True, masked=True)
+    handle = driver.submit(driver.segment(0, len(PROMPT), [5], outputs=masked))
+    driver.executor.close()
+    with pytest.raises(EngineError, match="waited for masks"):
+        handle.result()
+
+
+def test_a_segment_whose_token_was_not_yielded_is_void(driver):
+    """The next step assumed that both drafts would be accepted; one was wrong."""
+    expected = driver.decode(0, PROMPT, 5)
+    driver.start(1, PROMPT)
+    driver.start(2, PROMPT)
+    drafts = [expected[1], (expected[2] + 1) % 151]
+    verify = driver.segment(1, len(PROMPT), [expected[0], *drafts], num_drafts=2)
+    first = driver.submit(verify, driver.segment(2, len(PROMPT), expected[:1]))
+    hopeful = driver.segment(1, len(PROMPT) + 3, [step_in_flight(2)])
+    second = driver.submit(hopeful, driver.segment(2, len(PROMPT) + 1, [step_in_flight(3)]))
+    assert first.result().passes[0][0].token_ids == tuple(expected[1:3])
+    void, other = second.result().passes[0]
+    assert void.token_ids == ()
+    assert other.token_ids == (expected[2],)
+    again = driver.run(driver.segment(1, len(PROMPT) + 2, [expected[2]])).passes[0][0]
+    assert again.token_ids == (expected[3],)
+
+
+def test_a_sequence_without_a_possible_token_does_not_fail_the_step(driver):
+    driver.start(0, PROMPT)
+    expected = driver.decode(1, PROMPT, 2)
+    masked = Outputs(sample=True, masked=True)
+    handle = driver.submit(
+        driver.segment(0, len(PROMPT), [5], outputs=masked),
+        driver.segment(1, len(PROMPT) + 1, expected[1:]),
+    )
+    handle.set_masks({(0, 0): np.zeros((1, 5), dtype=np.uint32)})
+    barred, other = handle.result().passes[0]
+    assert barred.token_ids == ()
+    assert len(other.token_ids) == 1
 
 
 @BOTH_KINDS
@@ -307,7 +353,7 @@ def test_prompt_logprobs_are_those_of_the_logits(driver):
 
 def test_a_failing_step_raises_from_result(driver):
     handle = driver.submit(driver.segment(9, 0, PROMPT))  # a slot that was never admitted
-    with pytest.raises(KeyError):
+    with pytest.raises(EngineError, match="KeyError"):
         handle.result()
 
 

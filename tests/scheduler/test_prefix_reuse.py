@@ -93,15 +93,21 @@ def test_a_window_holds_only_its_blocks():
     assert sequence.output_token_ids == expected_output(sequence.request, 0, 64, 8)
 
 
-def test_clearing_forgets_everything_and_leaves_running_sequences_alone():
-    scheduler, executor = make(), FakeExecutor()
-    finish(scheduler, executor, request(0, range(20), cache_key=b"k", max_tokens=1))
-    (running,) = scheduler.add(request(1, range(20), cache_key=b"k", max_tokens=9))
-    plan = scheduler.schedule()
-    scheduler.update(plan, executor.submit(plan).result())
-    scheduler.prefix_cache.clear()
+def test_a_long_prompt_waits_until_all_of_it_fits():
+    """Otherwise it is preempted and computed again and again beside a decode."""
+    scheduler, executor = make(num_blocks=(16,), max_num_batched_tokens=8), FakeExecutor()
+    scheduler.add(request(0, range(8), max_tokens=30))
+    (long,) = scheduler.add(request(1, range(40), max_tokens=2))
     run(scheduler, executor)
-    assert running.output_token_ids == expected_output(running.request, 0, 64)
-    scheduler.prefix_cache.clear()
-    scheduler.check_integrity()
-    assert finish(scheduler, executor, request(0, range(20), cache_key=b"k", max_tokens=1))[0] == 20
+    assert scheduler.num_preemptions == 0
+    assert computed_tokens(executor) == 8 + 29 + 40 + 1
+    assert long.output_token_ids == expected_output(long.request, 0, 64)
+
+
+def test_hits_are_counted_once_and_as_they_were_used():
+    scheduler, executor = make(max_num_seqs=1, num_blocks=(24,)), FakeExecutor()
+    for number in range(4):
+        scheduler.add(request(number, range(20), cache_key=b"k", max_tokens=4))
+    run(scheduler, executor)
+    stats = scheduler.prefix_cache.stats
+    assert (stats.queried_tokens, stats.hit_tokens) == (80, 3 * 16)

@@ -2,12 +2,14 @@
 """No template gets out of the sandbox, and none runs beyond its limits of CPU time and memory."""
 
 import os
+import signal
 import threading
 
 import pytest
 
 from ridgeline.core.errors import ChatTemplateError
 from ridgeline.text import ChatTemplate, RenderLimits
+from ridgeline.text.template_process import template_process
 
 MESSAGES = [{"role": "user", "content": "hello " * 10}, {"role": "assistant", "content": "x"}]
 BIG = "{% set big = 'a' * 8000000 %}"
@@ -287,3 +289,23 @@ def test_output_is_capped() -> None:
     with pytest.raises(ChatTemplateError):
         template.render(MESSAGES)
     assert template.render(MESSAGES[1:]) == "x"
+
+
+def test_an_interrupted_rendering_does_not_answer_the_next_one() -> None:
+    slow = "{% for i in range(300000) %}{% endfor %}SECRET"
+    template = ChatTemplate("{{ messages[0].content }}")
+    limits = RenderLimits()
+    process = template_process(limits)
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises((InterruptedError, ChatTemplateError)):
+            process.render(slow.replace("300000", "99999") * 8, {})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert template.render(MESSAGES) == MESSAGES[0]["content"]

@@ -78,6 +78,22 @@ def test_progress_never_goes_back_nor_over_the_total() -> None:
     assert calls[3:] == [(100, 100, "x")]
 
 
+def test_progress_ends_at_the_total_though_files_are_alike(hub) -> None:
+    hub.files |= dict.fromkeys(["a.json", "b.json"], b"1" * 50_000)  # fetched once
+    calls: list[tuple[int, int, str]] = []
+    locate_model(NAME, need_weights=False, progress=lambda *call: calls.append(call))
+    assert calls[-1][0] == calls[-1][1] > 100_000
+
+
+def test_a_progress_that_fails_does_not_hang_this_download_or_the_next(hub) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        locate_model(NAME, progress=fail)
+    check_model(locate_model(NAME))
+
+
 def test_a_second_call_fetches_nothing_nor_does_an_offline_one(hub, monkeypatch) -> None:
     folder = locate_model(NAME)
     hub.requests.clear()

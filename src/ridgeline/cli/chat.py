@@ -3,9 +3,9 @@
 import argparse
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -17,10 +17,12 @@ from ridgeline.cli.options import (
     engine_settings,
     sampling_params,
 )
-from ridgeline.core.errors import RequestError
+from ridgeline.core.errors import InvalidRequestError, RequestError
 from ridgeline.core.request import FinishReason
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.engine import LLM
+
+if TYPE_CHECKING:
+    from ridgeline.engine import LLM, CompletionStream
 
 HELP = "/reset forgets the conversation, /exit ends it; Ctrl-C stops an answer."
 
@@ -36,12 +38,16 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read turns from standard input until it ends; answers stream to standard output."""
-    params = sampling_params(arguments)
+    if sampling_params(arguments).n != 1:
+        raise InvalidRequestError("A chat has one answer to each turn; n must be 1.")
+    from ridgeline.engine import LLM  # torch takes a second: not for --help
+
     with loading_bar(enabled=sys.stderr.isatty()) as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
         llm.render_chat([{"role": "user", "content": "Hello"}])  # a model without template: say so
         error_console.print(f"{llm.name}. {HELP}", style="dim")
+        params = sampling_params(arguments, **llm.sampling_defaults)
         conversation = Conversation(llm, params, arguments.system)
         for line in _turns():
             if line == "/exit":
@@ -56,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 class Conversation:
     """Messages so far; a turn that fails or is stopped before a word leaves them as they were."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, llm: "LLM", params: SamplingParams, system: str | None) -> None:
         self._llm = llm
         self._params = params
         self._system = [{"role": "system", "content": system}] if system else []
@@ -67,9 +73,9 @@ class Conversation:
         """Forget everything but the system message."""
         self.messages = list(self._system)
 
-    def answer(self, text: str) -> None:
+    def answer(self, question: str) -> None:
         """Stream the answer to one turn."""
-        turn = [*self.messages, {"role": "user", "content": text}]
+        turn = [*self.messages, {"role": "user", "content": question}]
         console = Console(highlight=False, soft_wrap=True)
         parts: list[str] = []
         try:
@@ -77,15 +83,13 @@ class Conversation:
         except RequestError as error:
             error_console.print(f"error: {error}", style="red", markup=False)
             return
-        with _interrupt_flag() as interrupted:
+        with _interrupts_close(stream):
             for chunk in stream:
                 parts.append(chunk.text)
                 console.out(chunk.text, end="", highlight=False)
-                if interrupted.is_set():
-                    stream.close()
         console.out("")
-        if parts:
-            self.messages = [*turn, {"role": "assistant", "content": "".join(parts)}]
+        if text := "".join(parts):
+            self.messages = [*turn, {"role": "assistant", "content": text}]
         output = stream.output()
         if output.timings is not None:
             (sample,) = output.outputs
@@ -99,12 +103,11 @@ class Conversation:
 
 
 @contextmanager
-def _interrupt_flag() -> Iterator[threading.Event]:
-    """Ctrl-C sets the flag instead of raising in the middle of a step."""
-    flag = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: flag.set())
+def _interrupts_close(stream: "CompletionStream") -> Iterator[None]:
+    """Ctrl-C ends the answer after the step that runs, instead of raising in the middle of it."""
+    before = signal.signal(signal.SIGINT, lambda *_: stream.request_close())
     try:
-        yield flag
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
 

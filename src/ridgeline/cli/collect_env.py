@@ -15,8 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.options import Parser
-from ridgeline.executors import executor_names
-from ridgeline.models import model_types
 
 PACKAGES = (
     "ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub",
@@ -54,6 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Facts by name; sizes in bytes."""
+    from ridgeline.executors import executor_names  # torch takes a second: not for --help
+    from ridgeline.models import model_types
+
     memory = psutil.virtual_memory()
     return {
         "python": sys.version.split()[0],

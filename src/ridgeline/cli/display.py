@@ -1,6 +1,6 @@
 """What commands show on a terminal beside their answer; all of it goes to standard error."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -8,13 +8,13 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
-    TaskID,
     TextColumn,
     TransferSpeedColumn,
 )
 
 from ridgeline.core.request import RequestTimings
-from ridgeline.engine.loading import Progress as ProgressCallback
+
+ProgressCallback = Callable[[int, int, str], None]
 
 error_console = Console(stderr=True, highlight=False)
 
@@ -27,12 +27,10 @@ def loading_bar(*, enabled: bool) -> Iterator[ProgressCallback | None]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, TransferSpeedColumn(), console=error_console, transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
+        task = bar.add_task("loading")
 
         def update(done: int, total: int, label: str) -> None:
-            if label not in tasks:
-                tasks[label] = bar.add_task(label)
-            bar.update(tasks[label], completed=done, total=total or None)
+            bar.update(task, completed=done, total=total or None, description=label[:32])
 
         yield update
 

@@ -18,16 +18,16 @@ from ridgeline.cli.options import (
     token_ids,
 )
 from ridgeline.core.request import CompletionOutput, RequestOutput
-from ridgeline.engine import LLM
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     """Add this command to the command line."""
     parser = commands.add_parser("generate", help="complete a prompt")
     add_model_options(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="text to complete (else standard input)")
-    parser.add_argument("--prompt-file", type=Path, metavar="FILE", help="file to complete")
-    parser.add_argument(
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="text to complete (else standard input)")
+    prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="file to complete")
+    prompt.add_argument(
         "--prompt-ids", type=token_ids, metavar="IDS", help="token ids to complete: 1,2,3"
     )
     parser.add_argument("--adapter", metavar="NAME", help="which of --adapters to use")
@@ -38,19 +38,22 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, complete, print; the text streams unless ``--json`` or several samples are wanted."""
-    params = sampling_params(arguments)
+    sampling_params(arguments)  # a mistake in it is found before the model is loaded
     prompt = arguments.prompt_ids or read_prompt(arguments)
     text = prompt if isinstance(prompt, str) else ""
+    from ridgeline.engine import LLM  # torch takes a second: not for --help
+
     with loading_bar(enabled=sys.stderr.isatty()) as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
+        params = sampling_params(arguments, **llm.sampling_defaults)
         if not arguments.json and params.n == 1:
             stream = llm.stream(prompt, params, adapter=arguments.adapter)
             print(text, end="", flush=True)
             for chunk in stream:
                 print(chunk.text, end="", flush=True)
-            print()
             output = stream.output()
+            print("" if llm.tokenizer else ",".join(map(str, output.outputs[0].token_ids)))
         else:
             (output,) = llm.generate(prompt, params, adapter=arguments.adapter)
             _print_outputs(llm.name, output, as_json=arguments.json)
@@ -84,6 +87,7 @@ def to_json(name: str, output: RequestOutput) -> dict[str, Any]:
         "model": name,
         **first,
         "prompt_tokens": len(output.prompt_token_ids),
+        "cached_tokens": output.num_cached_tokens,
         "timing": asdict(output.timings) if output.timings else None,
     }
     if output.prompt_logprobs is not None:

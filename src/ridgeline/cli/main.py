@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import ridgeline
 from ridgeline.cli import chat, collect_env, generate
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
@@ -21,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except RidgelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -30,12 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away: `ridgeline generate | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # standard output cannot be written: a full disk
+        print(f"error: The output cannot be written: {error.strerror}.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = Parser(prog="ridgeline", description=__doc__ and "LLM inference that knows its bound.")
+    parser = Parser(prog="ridgeline", description="LLM inference that knows its bound.")
+    parser.add_argument("--version", action="version", version=ridgeline.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for module in COMMANDS:
         module.add_parser(commands)

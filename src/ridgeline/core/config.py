@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import float_format
+from ridgeline.core.sampling_params import MAX_SEED, MAX_TOKENS, check_int
 from ridgeline.core.spec import ModelSpec, kv_groups
 
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
@@ -26,7 +27,7 @@ class EngineConfig:
         block_tokens: tokens in one KV block.
         enable_prefix_caching: reuse the KV of prefixes that were computed before.
         kv_cache_memory_bytes: size of the KV pool.
-        seed: from which requests without a seed of their own draw theirs.
+        seed: source of the seeds of requests that have none; the same commands give the same text.
         load_format: auto, or dummy for random weights of the config's shapes.
         revision: branch, tag or commit of a hub name.
         offline: never use the network.
@@ -54,14 +55,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidRequestError(f"{name} must be positive.")
-        for name in ("max_model_len", "kv_cache_memory_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequestError(f"{name} must be positive.")
-        if not 0 <= self.seed < 2**64:
-            raise InvalidRequestError("seed must be between 0 and 2^64 − 1.")
+            check_int(name, getattr(self, name), 1, MAX_TOKENS)
+        check_int("max_model_len", self.max_model_len, 1, MAX_TOKENS, optional=True)
+        check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**62, optional=True)
+        check_int("seed", self.seed, 0, MAX_SEED)
         if self.load_format not in LOAD_FORMATS:
             raise InvalidRequestError(f"load_format must be one of {', '.join(LOAD_FORMATS)}.")
         if self.dtype != "auto":

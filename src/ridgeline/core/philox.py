@@ -26,8 +26,7 @@ class Stream(IntEnum):
     """Independent sequences of noise for one token."""
 
     SAMPLE = 0
-    ACCEPT = 1
-    SEED = 2
+    SEED = 1
 
 
 def philox(

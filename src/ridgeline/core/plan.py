@@ -12,7 +12,9 @@ sequence from its `Admission` to its release):
 * one block table per model role and KV group, changed only by `BlockTableUpdate`;
 * the sampling settings.
 
-Order within a step: releases, admissions, loads, copies, passes in order, saves.
+Order within a step: releases, admissions, saves, loads, copies in order, passes in order. Saves
+come early, so that a block that is swapped out can be written in the same step; transfers are
+complete when the step is.
 """
 
 from dataclasses import dataclass
@@ -124,6 +126,10 @@ class Segment:
     drafts; a drafted token then stands at the position of its depth and sees only its ancestors.
     Verification leaves the KV of the accepted path at consecutive positions; what lies beyond is
     free to be written again.
+
+    A segment is void if one of its references stands for a token that was not yielded: a draft was
+    rejected, a replay was aborted, or the sequence ended. Nothing is computed for it and its result
+    is empty. So a step can be submitted on the assumption that all drafts will be accepted.
     """
 
     slot: int
@@ -146,7 +152,7 @@ class Pass:
 
     ``num_steps`` > 1 feeds each sampled token back and goes on without returning, so that each
     segment yields ``num_steps`` tokens (decode replay, or a drafter's chain). The blocks for them
-    are in the tables already.
+    are in the tables already, and nothing but samples, without masks, is wanted out.
     """
 
     segments: tuple[Segment, ...]
@@ -197,7 +203,15 @@ class StepPlan:
 
 def check_plan(plan: StepPlan) -> None:
     """Assert what every plan satisfies; run on each step in tests."""
+    num_outputs = 0
     for a_pass in plan.passes:
+        for token in (token for segment in a_pass.segments for token in segment.token_ids):
+            assert not is_earlier_pass(token) or referenced_output(token) < num_outputs
+        num_outputs += sum(
+            a_pass.num_steps + segment.num_drafts
+            for segment in a_pass.segments
+            if segment.outputs.sample
+        )
         slots = [segment.slot for segment in a_pass.segments]
         assert len(slots) == len(set(slots)), "a slot occurs twice in one pass"
         assert a_pass.segments, "a pass has no segments"
@@ -213,4 +227,4 @@ def _check_segment(segment: Segment, *, replayed: bool) -> None:
     assert len(segment.parents) in (0, segment.num_drafts)
     assert all(-1 <= parent < i for i, parent in enumerate(segment.parents))
     assert not segment.num_drafts or segment.outputs.sample
-    assert not replayed or (segment.outputs.sample and not segment.num_drafts)
+    assert not replayed or (segment.outputs == Outputs(sample=True) and not segment.num_drafts)

@@ -16,8 +16,9 @@ from ridgeline.core.spec import KVGroup, ModelSpec
 class KVLayout:
     """How an executor stores KV: what a block is, and who can read its bytes.
 
-    ``block_bytes[g]`` is the size of one block of group g. ``digest`` names everything that the
-    bytes depend on (format, order, version, rank); blocks with another digest are not importable.
+    ``block_bytes[g]`` is the size of one block of group g. ``digest`` names the layout (format,
+    order, version, rank): blocks with another digest are not importable. It does not name the
+    weights; whoever keeps blocks beyond the executor's life adds them.
     """
 
     block_tokens: int
@@ -37,7 +38,10 @@ class StepHandle(Protocol):
         """
 
     def abort(self) -> None:
-        """Ask a replayed step (``num_steps`` > 1) to return after the token that it is on."""
+        """Ask the step to end early: a replay after the token that it is on.
+
+        A step that waits for masks fails.
+        """
 
     def done(self) -> bool: ...
 

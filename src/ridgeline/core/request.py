@@ -9,11 +9,12 @@ from ridgeline.core.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why an output ended: by itself, at a length limit, or because it was not wanted any more."""
+    """Why an output ended: by itself, at a limit, unwanted, or because no token was possible."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

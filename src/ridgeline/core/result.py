@@ -24,10 +24,11 @@ class SegmentResult:
     """What one segment yielded.
 
     ``token_ids``: accepted drafts, then the token drawn after them; for ``num_steps`` > 1, the
-    tokens in order. ``accepted``: indices of the accepted drafts, in order of their depth.
-    ``logprobs``: one per token, where the request asked for them. ``prompt_logprobs``: entry i is
-    for the token that follows position ``start + i``. ``logits``: float32 ``[tokens, vocabulary]``.
-    ``pooled``: float32 ``[hidden]``.
+    tokens in order. Empty although a sample was wanted: no token was possible (an empty mask, or
+    logits that are not numbers), or the segment was void (see `Segment`). ``accepted``: indices of
+    the accepted drafts, in order of their depth. ``logprobs``: one per token, where the request
+    asked for them. ``prompt_logprobs``: entry i is for the token that follows position
+    ``start + i``. ``logits``: float32 ``[tokens, vocabulary]``. ``pooled``: float32 ``[hidden]``.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ridgeline.core.errors import InvalidRequestError
 
 MAX_LOGPROBS = 128
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 64
+MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_STRING_CHARS = 1024
 MAX_LOGIT_BIASES = 4096
 MAX_SEED = 2**64 - 1
@@ -22,7 +24,7 @@ class SamplingParams:
     Attributes:
         n: how many independent completions of the prompt are made.
         temperature: 0 is greedy; logits are divided by it otherwise.
-        top_k: keep the k most likely tokens; 0 keeps all.
+        top_k: keep the k most likely tokens; 0 or −1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this.
         min_p: drop tokens below this share of the most likely token's probability.
         repetition_penalty: divides positive and multiplies negative logits of tokens already in
@@ -31,7 +33,7 @@ class SamplingParams:
         frequency_penalty: subtracted for each time that a token is in the output.
         logit_bias: added to the logits of these token ids, −100 to 100.
         seed: the same seed gives the same text, whatever else is in the batch; ``None`` draws one.
-        max_tokens: output length limit; ``None`` goes on until the context is full.
+        max_tokens: output length limit; without it the output may fill the context.
         min_tokens: the end-of-sequence and stop tokens are impossible before this many.
         stop: strings at which the output ends.
         stop_token_ids: tokens at which the output ends, beside the model's own.
@@ -68,19 +70,19 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check_int("n", self.n, 1, MAX_SAMPLES)
+        check_int("n", self.n, 1, MAX_SAMPLES)
         _check_float("temperature", self.temperature, 0.0, 100.0)
-        _check_int("top_k", self.top_k, 0, MAX_TOKENS)
+        check_int("top_k", self.top_k, -1, MAX_TOKENS)
         _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_int("seed", self.seed, 0, MAX_SEED, optional=True)
-        _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS, optional=True)
-        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS)
-        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
-        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
+        check_int("seed", self.seed, 0, MAX_SEED, optional=True)
+        check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS, optional=True)
+        check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS)
+        check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
+        check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be true or false.")
@@ -91,9 +93,14 @@ class SamplingParams:
             )
 
     def _check_collections(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = _as_tuple("stop", [self.stop] if isinstance(self.stop, str) else self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        ids = _as_tuple("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ids)
+        if len(ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids has {len(ids)} entries; {MAX_STOP_TOKEN_IDS} at most."
+            )
         if len(stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(f"stop has {len(stop)} strings; {MAX_STOP_STRINGS} at most.")
         for text in stop:
@@ -102,13 +109,13 @@ class SamplingParams:
                     f"Each stop string must have 1 to {MAX_STOP_STRING_CHARS} characters."
                 )
         for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, 0, MAX_TOKENS)
+            check_int("stop_token_ids", token_id, 0, MAX_TOKENS)
         if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_LOGIT_BIASES:
             raise InvalidRequestError(
                 f"logit_bias must map token ids to numbers, {MAX_LOGIT_BIASES} entries at most."
             )
         for token_id, bias in self.logit_bias.items():
-            _check_int("logit_bias token id", token_id, 0, MAX_TOKENS)
+            check_int("logit_bias token id", token_id, 0, MAX_TOKENS)
             _check_float("logit_bias", bias, -100.0, 100.0)
 
     @property
@@ -124,7 +131,17 @@ class SamplingParams:
         )
 
 
-def _check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
+    """A list, a tuple, or nothing (``None``) as a tuple."""
+    if values is None:
+        return ()
+    if not isinstance(values, list | tuple):
+        raise InvalidRequestError(f"{name} must be a list.")
+    return tuple(values)
+
+
+def check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    """Raise `InvalidRequestError` unless ``value`` is a whole number within the bounds."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):

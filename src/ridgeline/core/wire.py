@@ -31,5 +31,5 @@ def encode(message: object) -> bytes:
 
 
 def decode(data: bytes, message_type: type[T]) -> T:
-    """The inverse of `encode`; raises ``msgspec.ValidationError`` on anything that does not fit."""
+    """The inverse of `encode`; raises ``msgspec.DecodeError`` on anything that does not fit."""
     return msgspec.msgpack.decode(data, type=message_type, dec_hook=_decode)

@@ -16,6 +16,10 @@ from ridgeline.decoding.noise import gumbel, random_words
 _NEVER = float("-inf")
 
 
+class NothingToSampleError(Exception):
+    """No token is possible for one sequence; the others of the step are not concerned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """The tokens before the one that is drawn, whose position is ``len(token_ids)``."""
@@ -38,8 +42,14 @@ def sample(
     sample_index: int = 0,
     mask_V: torch.Tensor | None = None,
 ) -> int:
-    """Draw the token at position ``len(history.token_ids)``. ``mask_V``: bool, the allowed ones."""
+    """Draw the token at position ``len(history.token_ids)``. ``mask_V``: bool, the allowed ones.
+
+    Raises:
+        NothingToSampleError: no token is possible: an empty mask, or logits that are NaN.
+    """
     processed = process_logits(logits_V, params, history, mask_V=mask_V)
+    if not processed.max() > _NEVER:  # −inf, or NaN
+        raise NothingToSampleError
     if params.is_greedy:
         return int(processed.argmax())
     candidates = torch.nonzero(processed > _NEVER)[:, 0]
@@ -66,7 +76,7 @@ def process_logits(
         logits = _penalise(logits, params, history)
     if params.is_greedy:
         return logits
-    logits = logits / params.temperature
+    logits = (logits - logits.max()) / params.temperature  # no overflow, however cold
     logits = _top_k(logits, params.top_k)
     logits = _top_p(logits, params.top_p)
     return _min_p(logits, params.min_p)
@@ -84,7 +94,8 @@ def _minimum_length(logits: torch.Tensor, params: SamplingParams, history: Histo
     barred = (*history.eos_token_ids, *params.stop_token_ids)
     if len(history.output) >= params.min_tokens or not barred:
         return logits
-    return logits.index_fill(0, torch.tensor(barred), _NEVER)
+    without = logits.index_fill(0, torch.tensor(barred), _NEVER)
+    return without if without.max() > _NEVER else logits  # where only an end is possible, it ends
 
 
 def _penalise(logits: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
@@ -100,7 +111,7 @@ def _penalise(logits: torch.Tensor, params: SamplingParams, history: History) ->
 
 def _top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     """Keep the k best; ties with the k-th are kept, so that the order of ids does not matter."""
-    if k == 0 or k >= len(logits):
+    if k <= 0 or k >= len(logits):
         return logits
     return logits.masked_fill(logits < logits.topk(k).values[-1], _NEVER)
 

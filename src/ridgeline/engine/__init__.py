@@ -3,5 +3,6 @@
 from ridgeline.engine.llm import LLM
 from ridgeline.engine.loading import LoadedModel, load_model
 from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.stream import CompletionStream
 
-__all__ = ["LLM", "EngineLoop", "LoadedModel", "load_model"]
+__all__ = ["LLM", "CompletionStream", "EngineLoop", "LoadedModel", "load_model"]

@@ -1,6 +1,7 @@
 """`LLM`: the engine in the caller's own process."""
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +28,8 @@ from ridgeline.executors import create_executor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 from ridgeline.text import Tokenizer
 
+_log = logging.getLogger(__name__)
+
 Message = Mapping[str, Any]
 
 
@@ -47,8 +50,10 @@ class LLM:
         config = with_overrides(EngineConfig(model=model), **settings)
         loaded = load_model(config, progress=progress)
         self.name = loaded.name
+        self.spec: ModelSpec = loaded.model.spec
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.adapters = tuple(config.adapters)
+        self.sampling_defaults = loaded.sampling_defaults
         self._chat_template = loaded.chat_template
         self._executor = create_executor(
             config.executor, {ModelRole.TARGET: loaded.model}, block_tokens=config.block_tokens
@@ -61,6 +66,13 @@ class LLM:
             block_bytes=self._executor.kv_layout().block_bytes,
             free_bytes=psutil.virtual_memory().available,
         )
+        if config.max_model_len is None and self.config.max_model_len < self.spec.max_position:
+            _log.warning(
+                "The context is clipped from %d to %d tokens: the KV pool has %.1f GB.",
+                self.spec.max_position,
+                self.config.max_model_len,
+                self.config.kv_cache_bytes / 1e9,
+            )
         layout = self._executor.kv_layout()
         self._kv_digest = layout.digest
         self._executor.allocate_kv(self.config.num_blocks)
@@ -78,10 +90,6 @@ class LLM:
         self._request_ids = itertools.count()
         self._streams: WeakValueDictionary[int, CompletionStream] = WeakValueDictionary()
 
-    @property
-    def spec(self) -> ModelSpec:
-        return self._executor.spec()
-
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -92,7 +100,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts: strings or lists of token ids, one or several.
 
-        ``params`` is one for all prompts or one for each, and so is ``adapter``, the name of one
+        ``params`` is one for all prompts or one for each (without it the model's own
+        ``sampling_defaults`` hold), and so is ``adapter``, the name of one
         of the engine's LoRA adapters. Outputs are in the order of the prompts. Only requests of
         the same ``cache_salt`` reuse each other's prefixes.
 
@@ -171,7 +180,8 @@ class LLM:
         return state.prompt_logits()
 
     def close(self) -> None:
-        """Stop the executor; the object is of no use afterwards."""
+        """Free weights and KV; every later call raises `EngineError`."""
+        self._loop.close()
         self._executor.close()
 
     def __enter__(self) -> Self:
@@ -193,7 +203,9 @@ class LLM:
         cache_salt: str,
     ) -> list[RequestState]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params or SamplingParams(**self.sampling_defaults)] * len(prompts)
+        if not all(isinstance(each, SamplingParams) for each in params):
+            raise InvalidRequestError("params must be SamplingParams, one or a list.")
         if len(params) != len(prompts):
             raise InvalidRequestError(f"{len(params)} sampling params for {len(prompts)} prompts.")
         if len(adapters) != len(prompts):
@@ -225,6 +237,8 @@ class LLM:
         wants_logits: bool = False,
     ) -> Request:
         check_token_ids(token_ids, params, vocab_size=self.spec.vocab_size)
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
         slot = self._adapter_slot(adapter)
         request_id = next(self._request_ids)
         eos = () if params.ignore_eos or not self.tokenizer else self.tokenizer.eos_token_ids

@@ -1,15 +1,17 @@
 """From a model's name to everything that an engine needs of it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import CorruptFileError, InvalidRequestError
 from ridgeline.core.formats import float_format
+from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import ExecutorModel
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
 from ridgeline.quant import read_scheme
@@ -21,18 +23,24 @@ _log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
+_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory. ``tokenizer`` and ``chat_template`` are ``None`` where there are none."""
+    """A model in memory. ``tokenizer`` and ``chat_template`` are ``None`` where there are none.
+
+    ``sampling_defaults`` are the settings that its ``generation_config.json`` recommends.
+    """
 
     name: str
     definition: ModelDefinition
     model: ExecutorModel
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
+    sampling_defaults: Mapping[str, Any]
 
 
 def load_model(config: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
@@ -85,6 +93,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
         ),
         tokenizer=tokenizer,
         chat_template=_load_chat_template(config, tokenizer),
+        sampling_defaults=_sampling_defaults(folder),
     )
 
 
@@ -99,6 +108,25 @@ def _described(path: Path, config: EngineConfig) -> tuple[ModelDefinition, Token
     if tokenizer is None:
         _log.warning("%s has no tokenizer; prompts must be token ids.", path)
     return definition, tokenizer
+
+
+def _sampling_defaults(folder: Path | None) -> dict[str, Any]:
+    """What ``generation_config.json`` says of sampling, if there is one.
+
+    Raises:
+        CorruptFileError: a value is out of bounds.
+    """
+    if folder is None or not (folder / "generation_config.json").is_file():
+        return {}
+    config = read_config(folder / "generation_config.json")
+    defaults: dict[str, Any] = {
+        name: config[name] for name in _SAMPLING_KEYS if config.get(name) is not None
+    }
+    try:
+        SamplingParams(**defaults)
+    except InvalidRequestError as error:
+        raise CorruptFileError(f"generation_config.json: {error}") from error
+    return defaults
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer | None:

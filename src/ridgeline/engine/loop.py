@@ -1,5 +1,6 @@
 """`EngineLoop`: schedule, execute, update, detokenize; one step at a time."""
 
+import threading
 import time
 from collections.abc import Sequence as Seq
 
@@ -7,6 +8,8 @@ from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.protocols import Executor, StepHandle
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
+from ridgeline.core.result import StepResult
+from ridgeline.engine.interrupts import deferred_interrupts
 from ridgeline.engine.request_state import RequestState
 from ridgeline.scheduler import Scheduler
 from ridgeline.text import Tokenizer
@@ -23,6 +26,7 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._states: dict[int, RequestState] = {}
         self._failure: EngineError | None = None
+        self._stepping = threading.Lock()
         # Kept until its result is here: Ctrl-C while waiting loses nothing.
         self._in_flight: tuple[StepPlan, StepHandle, float] | None = None
 
@@ -45,19 +49,32 @@ class EngineLoop:
         Raises:
             EngineError: the executor failed; every later call raises it again.
         """
+        if not self._stepping.acquire(blocking=False):
+            raise EngineError("The engine is used from two threads at once.")
+        try:
+            return self._step()
+        finally:
+            self._stepping.release()
+
+    def _step(self) -> Seq[CompletionChunk]:
         self._check_alive()
         if self._in_flight is None:
-            plan = self._scheduler.schedule()
-            if plan is None:
-                return ()
-            self._in_flight = (plan, self._executor.submit(plan), time.monotonic())
+            with deferred_interrupts():
+                plan = self._scheduler.schedule()
+                if plan is None:
+                    return ()
+                self._in_flight = (plan, self._executor.submit(plan), time.monotonic())
         plan, handle, started_s = self._in_flight
         try:
             result = handle.result()
         except Exception as error:
-            self._failure = EngineError(f"The executor failed: {type(error).__name__}: {error}")
+            self._failure = EngineError(f"The executor failed: {error}")
             raise self._failure from error
-        self._in_flight = None
+        with deferred_interrupts():
+            self._in_flight = None
+            return self._apply(plan, result, started_s)
+
+    def _apply(self, plan: StepPlan, result: StepResult, started_s: float) -> Seq[CompletionChunk]:
         chunks = []
         for update in self._scheduler.update(plan, result):
             state = self._states[update.sequence.request.request_id]
@@ -77,6 +94,10 @@ class EngineLoop:
         state = self._states.pop(request_id, None)
         for sequence in state.sequences if state else ():
             self._scheduler.finish(sequence, FinishReason.ABORT)
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        self._failure = self._failure or EngineError("The engine is closed.")
 
     def check_integrity(self) -> None:
         """Assert the scheduler's invariants; tests call it after every step."""

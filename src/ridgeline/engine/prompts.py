@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
+
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.text import Tokenizer
@@ -11,10 +13,21 @@ Prompt = str | Sequence[int]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, from a list or from a single one (a string, or token ids)."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    """A list of prompts, from a list or from a single one: a string, or whole numbers.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise InvalidRequestError(
+            "Prompts must be a string, a list of token ids, or a list of such prompts."
+        )
+    is_single = bool(prompts) and isinstance(prompts[0], int | np.integer)
+    return [cast(Prompt, prompts)] if is_single else list(prompts)
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
@@ -23,8 +36,12 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     Raises:
         InvalidRequestError: text without a tokenizer, or no token at all.
     """
+    if isinstance(prompt, np.ndarray):
+        prompt = prompt.tolist()
+    if not isinstance(prompt, str | list | tuple):
+        raise InvalidRequestError("A prompt must be a string or a list of token ids.")
     if not isinstance(prompt, str):
-        return list(prompt)
+        return [int(token) if isinstance(token, np.integer) else token for token in prompt]
     if tokenizer is None:
         raise InvalidRequestError("This model has no tokenizer; give the prompt as token ids.")
     token_ids = tokenizer.encode(prompt)

@@ -28,7 +28,7 @@ class RequestState:
         self._prompt = prompt
         self._samples = [SampleOutput(sequence, tokenizer) for sequence in sequences]
         self._prompt_logprobs: dict[int, TokenLogprobs] = {}
-        self._logits: dict[int, npt.NDArray[np.float32]] = {}
+        self._logits: npt.NDArray[np.float32] | None = None
         self._started_s: float | None = None
         self._first_token_s: float | None = None
         self._last_token_s = request.arrival_s
@@ -50,12 +50,20 @@ class RequestState:
         for offset, entry in enumerate(update.result.prompt_logprobs):
             self._prompt_logprobs[update.start + offset + 1] = entry
         if update.result.logits is not None:
-            self._logits[update.start] = update.result.logits
+            self._take_logits(update.start, update.result.logits)
         return self._samples[update.sequence.sample_index].push(update)
 
     def prompt_logits(self) -> npt.NDArray[np.float32]:
         """Logits of the whole prompt, float32 ``[tokens, vocabulary]``, if they were wanted."""
-        return np.concatenate([self._logits[start] for start in sorted(self._logits)])
+        assert self._logits is not None
+        return self._logits
+
+    def _take_logits(self, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """Chunks may come again, cut differently, after a preemption."""
+        if self._logits is None:
+            shape = (len(self.request.prompt_token_ids), logits.shape[1])
+            self._logits = np.empty(shape, dtype=np.float32)
+        self._logits[start : start + len(logits)] = logits
 
     def output(self) -> RequestOutput:
         """The outcome so far; timings once it is finished."""

@@ -18,7 +18,11 @@ class SampleOutput:
         self._detokenizer = (
             None
             if tokenizer is None
-            else IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            else IncrementalDetokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                context_ids=sequence.request.prompt_token_ids,
+            )
         )
         self._stops = StopStringMatcher(params.stop, include_stop=params.include_stop_str_in_output)
         self._text: list[str] = []
@@ -44,10 +48,15 @@ class SampleOutput:
             text=text,
             token_ids=tokens,
             logprobs=logprobs,
-            finish_reason=FinishReason.STOP if matched else self.sequence.finish_reason,
+            finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
         )
         return chunk, matched
+
+    @property
+    def _finish_reason(self) -> FinishReason | None:
+        """A stop string wins over whatever else ended the sequence in the same step."""
+        return FinishReason.STOP if self._stops.matched else self.sequence.finish_reason
 
     def _take(self, tokens: tuple[int, ...], *, hide_last: bool) -> tuple[tuple[int, ...], str]:
         """The tokens up to the one that completes a stop string, and their text."""
@@ -67,7 +76,7 @@ class SampleOutput:
             index=self.sequence.sample_index,
             text="".join(self._text),
             token_ids=tuple(self._token_ids),
-            finish_reason=self.sequence.finish_reason,
+            finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             logprobs=tuple(self._logprobs) if wants_logprobs else None,
             cumulative_logprob=(

@@ -22,6 +22,7 @@ class CompletionStream(Iterator[CompletionChunk]):
         self._step = step
         self._abort = abort
         self._chunks: deque[CompletionChunk] = deque()
+        self._closing = False
 
     def put(self, chunk: CompletionChunk) -> None:
         self._chunks.append(chunk)
@@ -31,6 +32,8 @@ class CompletionStream(Iterator[CompletionChunk]):
 
     def __next__(self) -> CompletionChunk:
         while not self._chunks:
+            if self._closing:
+                self.close()
             if self._state.is_finished:
                 raise StopIteration
             self._step()
@@ -44,6 +47,10 @@ class CompletionStream(Iterator[CompletionChunk]):
         """Abort the request if it still runs; nothing more is yielded."""
         self._abort()
         self._chunks.clear()
+
+    def request_close(self) -> None:
+        """Close between this step and the next; may be called from a signal handler."""
+        self._closing = True
 
     def __del__(self) -> None:
         self.close()

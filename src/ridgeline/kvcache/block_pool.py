@@ -71,17 +71,6 @@ class BlockPool:
         assert self._references[block] > 0, "only a held block becomes cached"
         self._cached.add(block)
 
-    def uncache(self, block: int) -> None:
-        """Forget that the block is cached; it becomes free if nobody holds it."""
-        self._cached.remove(block)
-        if block in self._idle:
-            del self._idle[block]
-            self._free.append(block)
-
-    def is_idle(self, block: int) -> bool:
-        """Whether the block is cached and nobody holds it."""
-        return block in self._idle
-
     def is_shared(self, block: int) -> bool:
         """Whether writing to the block would be seen by another holder."""
         return block != NO_BLOCK and self._references[block] > 1

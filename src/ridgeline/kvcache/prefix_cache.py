@@ -2,8 +2,8 @@
 
 Full blocks form a tree: a node is one block of tokens after its parent's. Nodes are found by a
 SHA-256 key over the parent's key and the tokens, and verified by root, parent and tokens, so a
-collision is a miss, never a wrong reuse. The root's key carries everything else that KV depends on:
-weights, layout, adapter, tenant.
+collision is a miss, never a wrong reuse. The root's key carries what else KV depends on within one
+engine: layout, adapter, tenant.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class CacheStats:
-    """Tokens asked for and found, since the start."""
+    """Tokens of admitted requests, those of them found, and blocks evicted, since the start."""
 
     queried_tokens: int = 0
     hit_tokens: int = 0
@@ -79,8 +79,6 @@ class PrefixCache:
         """
         nodes = list(self._walk(root_key, token_ids))
         count = self._usable(nodes)
-        self.stats.queried_tokens += len(token_ids)
-        self.stats.hit_tokens += count * self.block_tokens
         tables = []
         for group in range(len(self.pools)):
             first = self.first_visible_block(group, count * self.block_tokens)
@@ -119,13 +117,6 @@ class PrefixCache:
         """The first table entry that the token at position ``num_computed`` can see."""
         window = self.windows[group]
         return 0 if window is None else max(0, num_computed - window + 1) // self.block_tokens
-
-    def clear(self) -> None:
-        """Forget every prefix; held blocks stay with their holders."""
-        for group, holders in enumerate(self._holders):
-            for block in list(holders):
-                self._forget(group, block)
-                self.pools[group].uncache(block)
 
     def check_integrity(self) -> None:
         """Assert that nodes and blocks point at each other and that no node is left without use."""

@@ -34,12 +34,36 @@ class BlockTables:
             sequence.tables[group] = table
         sequence.nodes = list(match.nodes)
         sequence.num_computed = len(match.nodes) * self.block_tokens
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = sequence.num_computed
+
+    def count_hit(self, sequence: Sequence) -> None:
+        """Note what a sequence found in the cache when it is admitted for the first time."""
+        if sequence.num_cached_tokens is not None:
+            return
+        sequence.num_cached_tokens = len(sequence.nodes) * self.block_tokens
+        if sequence.request.cache_key is not None:
+            self._cache.stats.queried_tokens += len(sequence.token_ids)
+            self._cache.stats.hit_tokens += sequence.num_cached_tokens
+
+    def can_hold(self, sequence: Sequence, step_tokens: int) -> bool:
+        """Whether the blocks for all known tokens are free, or held by the sequence already.
+
+        Behind a window these are the window's and those of a step of ``step_tokens``.
+        """
+        length = len(sequence.token_ids)
+        for group, pool in enumerate(self._pools):
+            window, table = self._cache.windows[group], sequence.tables[group]
+            span = length if window is None else window + step_tokens + self.block_tokens
+            held = sum(entry != NO_BLOCK for entry in table)
+            shared = len(self._shared_entries(table, pool, sequence.num_computed))
+            if self._num_columns(min(length, span)) - held + shared > pool.num_free:
+                return False
+        return True
 
     def note_computed(self, sequence: Sequence) -> None:
         """Cache the blocks that the last step filled, and give up those that no window reaches."""
         root_key, size = sequence.request.cache_key, self.block_tokens
+        if sequence.collided:
+            root_key = None
         while root_key is not None and (len(sequence.nodes) + 1) * size <= sequence.num_computed:
             entry = len(sequence.nodes)
             node = self._cache.insert(
@@ -49,6 +73,7 @@ class BlockTables:
                 [table[entry] for table in sequence.tables],
             )
             if node is None:
+                sequence.collided = True
                 break
             sequence.nodes.append(node)
         for group, table in enumerate(sequence.tables):

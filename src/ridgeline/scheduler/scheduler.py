@@ -102,7 +102,8 @@ class Scheduler:
         while budget and self._waiting and self._free_slots:
             sequence = self._waiting[0]
             self._blocks.reuse_prefix(sequence)
-            if not self._fits(sequence, budget):
+            if not self._blocks.can_hold(sequence, self.config.max_num_batched_tokens):
+                # Alone it fits always; then others that wait may hold what it needs.
                 if self._running or not self._drop_waiting_blocks(but=sequence):
                     break
                 continue
@@ -151,6 +152,7 @@ class Scheduler:
                 self._waiting.remove(sequence)
             for fork in list(forks):
                 self.finish(fork, reason)
+            self._forks.pop(sequence.request.request_id, None)
         self._blocks.release(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
@@ -169,6 +171,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> Admission:
         request = sequence.request
+        self._blocks.count_hit(sequence)
         sequence.slot = self._free_slots.pop()
         sequence.status = SequenceStatus.RUNNING
         self._running.append(sequence)
@@ -276,6 +279,8 @@ class Scheduler:
             sequence.token_ids.append(token)
             if self._ended(sequence, token):
                 break
+        if segment.outputs.sample and not outcome.token_ids:
+            self.finish(sequence, FinishReason.ERROR)
         if sequence.request.wants_logits and segment.stop == sequence.num_prompt_tokens:
             self.finish(sequence, FinishReason.LENGTH)
         return SequenceUpdate(

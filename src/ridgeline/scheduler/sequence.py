@@ -24,7 +24,8 @@ class Sequence:
     tokens known. ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
     prompt's. ``num_sent`` counts the table entries that the executor has been told of,
     ``num_given_up`` those at the front that no window reaches any more. ``nodes`` are the prefix
-    cache's, one for each full block; ``num_cached_tokens`` were found there on arrival.
+    cache's, one for each full block, until one ``collided``; ``num_cached_tokens`` were found there
+    when it was first admitted.
     """
 
     request: Request
@@ -36,6 +37,7 @@ class Sequence:
     num_given_up: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    collided: bool = False
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -1,16 +1,13 @@
 """Rendering conversations by a model's chat template."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from jinja2 import Environment, TemplateSyntaxError, nodes
 
 from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
 from ridgeline.text.chat_messages import check_messages, check_objects, join_text_parts, plain
 from ridgeline.text.continuation import cut_continuation, mark_continuation
 from ridgeline.text.template_process import RenderLimits, template_process
-from ridgeline.text.template_worker import MAX_MESSAGE_CHARS, environment
+from ridgeline.text.template_worker import MAX_MESSAGE_CHARS
 from ridgeline.text.tokenizer import Tokenizer
 
 _MAX_SOURCE_CHARS = 1 << 16
@@ -35,8 +32,10 @@ class ChatTemplate:
         self._named = not isinstance(source, str)
         self._special_tokens = dict(special_tokens or {})
         self._process = template_process(limits or RenderLimits())
+        if any(len(text) > _MAX_SOURCE_CHARS for text in sources.values()):
+            raise ChatTemplateError("The chat template is longer than 64 Ki characters.")
         self._templates = {
-            name: (text, _takes_parts(_parse(text))) for name, text in sources.items()
+            name: (text, self._process.takes_parts(text)) for name, text in sources.items()
         }
 
     @classmethod
@@ -102,34 +101,3 @@ class ChatTemplate:
                 f"chat_template_kwargs cannot set {', '.join(sorted(reserved))}."
             )
         return checked
-
-
-@functools.cache
-def _environment() -> Environment:
-    return environment()
-
-
-def _parse(source: str) -> nodes.Template:
-    """The syntax tree of a template; parsing runs nothing of it."""
-    if len(source) > _MAX_SOURCE_CHARS:
-        raise ChatTemplateError("The chat template is longer than 64 Ki characters.")
-    try:
-        return _environment().parse(source)
-    except TemplateSyntaxError as error:
-        message = (error.message or "")[:MAX_MESSAGE_CHARS]
-        raise ChatTemplateError(
-            f"The chat template does not compile (line {error.lineno}): {message!r}"
-        ) from error
-    except (RecursionError, ValueError) as error:  # ValueError: a number of too many digits
-        raise ChatTemplateError("The chat template is nested too deeply to compile.") from error
-
-
-def _takes_parts(tree: nodes.Template) -> bool:
-    """Say whether a template iterates over content, as one that knows content parts does."""
-    return any(
-        (isinstance(node, nodes.Getattr) and node.attr == "content")
-        or (isinstance(node, nodes.Getitem) and getattr(node.arg, "value", None) == "content")
-        or (isinstance(node, nodes.Name) and node.name == "content")
-        for loop in tree.find_all(nodes.For)
-        for node in [loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem, nodes.Name))]
-    )

@@ -13,6 +13,12 @@ from typing import Any
 from ridgeline.core.errors import ChatTemplateError
 from ridgeline.text import template_worker
 
+_VERBS = {
+    "raised": "refuses the conversation",
+    "uncompiled": "does not compile",
+    "failed": "failed",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RenderLimits:
@@ -36,17 +42,24 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
+    def takes_parts(self, source: str) -> bool:
+        """Whether a template iterates over a message's content; it is compiled on the way.
+
+        Raises:
+            ChatTemplateError: it does not compile, or exceeds its limits.
+        """
+        return self._ask({"source": source}) == "parts"
+
     def render(self, source: str, variables: dict[str, Any]) -> str:
         """The text of a template.
 
         Raises:
             ChatTemplateError: it does not compile, raises, or exceeds its limits.
         """
-        request = {
-            "source": source,
-            "variables": variables,
-            "max_output_chars": self._limits.output_chars,
-        }
+        return self._ask({"source": source, "variables": variables})
+
+    def _ask(self, request: dict[str, Any]) -> str:
+        request["max_output_chars"] = self._limits.output_chars
         with self._lock:
             reply = self._exchange(json.dumps(request).encode())
         if reply is None or reply.get("kind") == "exceeded":
@@ -55,7 +68,7 @@ class TemplateProcess:
             )
         if "text" in reply:
             return reply["text"]
-        verb = "refuses the conversation" if reply["kind"] == "raised" else "failed"
+        verb = _VERBS[reply["kind"]]
         raise ChatTemplateError(f"The chat template {verb}: {_printable(reply['problem'])}")
 
     def close(self) -> None:
@@ -81,6 +94,9 @@ class TemplateProcess:
             data = process.stdout.read(size) if len(header) == 4 else b""
         except BrokenPipeError:
             data, size = b"", 1
+        except BaseException:  # Ctrl-C: what is still in the pipe must not answer the next request
+            self.close()
+            raise
         finally:
             timer.cancel()
         if not data or len(data) != size:

@@ -80,18 +80,43 @@ def _strftime_now(format: str) -> str:  # noqa: A002 - the name that templates k
     return datetime.now().strftime(format)
 
 
-def render(compile_template: Callable[[str], Any], request: dict[str, Any]) -> dict[str, str]:
+class Renderer:
+    """Compiles and renders templates; the last few stay compiled."""
+
+    def __init__(self) -> None:
+        self._environment = environment()
+        self._compile = functools.lru_cache(maxsize=16)(self._environment.from_string)
+
+    def answer(self, request: dict[str, Any]) -> str:
+        """The rendered text; or, without variables, whether a template iterates over content."""
+        if "variables" in request:
+            return self._compile(request["source"]).render(**request["variables"])
+        self._compile(request["source"])
+        return "parts" if takes_parts(self._environment.parse(request["source"])) else "strings"
+
+
+def takes_parts(tree: nodes.Template) -> bool:
+    """Whether a template iterates over content, as one that knows content parts does."""
+    return any(
+        (isinstance(node, nodes.Getattr) and node.attr == "content")
+        or (isinstance(node, nodes.Getitem) and getattr(node.arg, "value", None) == "content")
+        or (isinstance(node, nodes.Name) and node.name == "content")
+        for loop in tree.find_all(nodes.For)
+        for node in [loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem, nodes.Name))]
+    )
+
+
+def reply_to(renderer: Renderer, request: dict[str, Any]) -> dict[str, str]:
     """The reply to one request: ``text``, or a ``problem`` of a kind and its message."""
     try:
-        template = compile_template(request["source"])
-        text = template.render(**request["variables"])
+        text = renderer.answer(request)
     except (MemoryError, RecursionError, OverflowError):
         return {"kind": "exceeded", "problem": ""}
     except TemplateRaised as error:
         return {"kind": "raised", "problem": (error.message or "")[:MAX_MESSAGE_CHARS]}
     except TemplateSyntaxError as error:
-        message = f"line {error.lineno}: {error.message}"
-        return {"kind": "failed", "problem": message[:MAX_MESSAGE_CHARS]}
+        message = f"(line {error.lineno}) {error.message}"
+        return {"kind": "uncompiled", "problem": message[:MAX_MESSAGE_CHARS]}
     except (SecurityError, UndefinedError) as error:
         return {"kind": "failed", "problem": (error.message or "")[:MAX_MESSAGE_CHARS]}
     except Exception as error:  # its message may quote the conversation
@@ -119,11 +144,11 @@ def set_timer(cpu_seconds: float) -> None:
 
 def serve(requests: BinaryIO, replies: BinaryIO, *, cpu_seconds: float) -> None:
     """Answer requests until there are no more."""
-    compile_template = functools.lru_cache(maxsize=16)(environment().from_string)
+    renderer = Renderer()
     while len(header := requests.read(4)) == 4:
         request = json.loads(requests.read(int.from_bytes(header, "little")))
         set_timer(cpu_seconds)
-        reply = json.dumps(render(compile_template, request)).encode()
+        reply = json.dumps(reply_to(renderer, request)).encode()
         set_timer(0)
         replies.write(len(reply).to_bytes(4, "little") + reply)
         replies.flush()

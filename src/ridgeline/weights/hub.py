@@ -157,6 +157,8 @@ def fetch(
                 tqdm_class=bar_class(count),
             )
         except Exception as error:
+            if count.failure is not None:
+                raise count.failure from None
             told = explain(error, name, revision)
             # The library resumes a stream that ends early, but not one that is reset.
             hopeless = not isinstance(told, NetworkError) or count.done_bytes == before

@@ -1,22 +1,26 @@
 """The hub library's progress, turned into calls of a `Progress`."""
 
-import io
-from typing import Any
-
-from tqdm.std import tqdm  # type: ignore[import-untyped]
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
 
 from ridgeline.weights.progress import Progress
 
 
 class ByteCount:
-    """Bytes downloaded so far, of a total known beforehand; never goes back or over the total."""
+    """Bytes downloaded so far, of a total known beforehand; never goes back or over the total.
+
+    ``failure`` is what ``progress`` raised, if it did: the caller's error, not the download's.
+    """
 
     def __init__(self, total_bytes: int, label: str, progress: Progress | None) -> None:
         self.done_bytes = 0
+        self.failure: Exception | None = None
         self._total_bytes = total_bytes
         self._label = label
         self._progress = progress
         self._kept_bytes = 0
+        self._lock = threading.RLock()
 
     def start_attempt(self) -> int:
         """Count from here on; returns the bytes done."""
@@ -25,35 +29,70 @@ class ByteCount:
 
     def set_attempt_bytes(self, num_bytes: int) -> None:
         """The bytes that this attempt has downloaded."""
-        done = min(self._kept_bytes + num_bytes, self._total_bytes)
-        if done > self.done_bytes:
-            self.done_bytes = done
-            self._report()
+        with self._lock:
+            done = min(self._kept_bytes + num_bytes, self._total_bytes)
+            if done > self.done_bytes:
+                self.done_bytes = done
+                self._report()
 
     def finish(self) -> None:
         """All is there."""
         self.set_attempt_bytes(self._total_bytes)
 
     def _report(self) -> None:
-        if self._progress is not None:
+        if self._progress is None:
+            return
+        try:
             self._progress(self.done_bytes, self._total_bytes, self._label)
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 def bar_class(count: ByteCount) -> type[Any]:
-    """A bar class for ``snapshot_download`` that draws nothing and feeds ``count``."""
+    """A bar for ``snapshot_download`` that draws nothing and feeds ``count``.
 
-    class Bar(tqdm):  # type: ignore[misc]
-        monitor_interval = 0
+    It has what the library uses of ``tqdm``, and is none: tqdm keeps its lock for ever when drawing
+    fails, which would hang the next download.
+    """
+
+    class Bar:
+        _lock: Any = threading.RLock()
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)
-            # A disabled bar does not count, so this one draws into nothing.
-            kwargs |= {"disable": False, "file": io.StringIO(), "mininterval": 0.0, "miniters": 0}
-            super().__init__(*args, **kwargs)
-
-        def display(self, *_: Any, **__: Any) -> None:
+            self._items = args[0] if args else ()
             # One bar counts files, and another the bytes on the wire.
-            if self.unit == "B" and self.desc != "Downloading bytes":
-                count.set_attempt_bytes(int(self.n))
+            self._counts = kwargs.get("unit") == "B" and kwargs.get("desc") != "Downloading bytes"
+            self.total = kwargs.get("total")
+            self.n = 0
+            self.format_dict: dict[str, Any] = {}
+
+        @classmethod
+        def get_lock(cls) -> Any:
+            return cls._lock
+
+        @classmethod
+        def set_lock(cls, lock: Any) -> None:
+            cls._lock = lock
+
+        def update(self, num: float | None = 1) -> None:
+            with self._lock:
+                self.n += int(num or 0)
+                if self._counts:
+                    count.set_attempt_bytes(self.n)
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from self._items
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def _nothing(self, *_: Any, **__: Any) -> None:
+            pass
+
+        refresh = close = set_description = set_description_str = set_postfix_str = _nothing
 
     return Bar

@@ -15,7 +15,7 @@ from ridgeline.executors.reference.state import SequenceState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentInput:
-    """One segment with its references resolved.
+    """One segment, its references resolved, with the tokens ``known`` of its sequence.
 
     ``kv_positions_C``: position of each KV slot ``[0, stop)``. ``drafted_SD``: which of the D
     drafted KV slots each of the S tokens sees, for trees.
@@ -23,7 +23,7 @@ class SegmentInput:
 
     segment: Segment
     state: SequenceState
-    token_ids: tuple[int, ...]
+    known: Sequence[int]
     kv_positions_C: torch.Tensor
     drafted_SD: torch.Tensor | None
 
@@ -33,7 +33,7 @@ class SegmentInput:
 
     @property
     def drafts(self) -> tuple[int, ...]:
-        return self.token_ids[len(self.token_ids) - self.segment.num_drafts :]
+        return self.segment.token_ids[self.segment.num_tokens - self.segment.num_drafts :]
 
     @property
     def positions(self) -> list[int]:
@@ -61,33 +61,31 @@ class Batch:
 
 
 def build_batch(
-    segments: Sequence[Segment],
-    token_ids: Sequence[Sequence[int]],
-    states: Mapping[int, SequenceState],
-    role: ModelRole,
+    segments: Sequence[Segment], states: Mapping[int, SequenceState], role: ModelRole
 ) -> Batch:
-    """Tensors for one forward pass; applies block-table updates and records known tokens."""
+    """Tensors for one forward pass over segments whose references are resolved.
+
+    Applies block-table updates and records known tokens in the states.
+    """
     inputs = []
-    for segment, tokens in zip(segments, token_ids, strict=True):
+    for segment in segments:
         state = states[segment.slot]
         for update in segment.block_updates:
             state.update_table(role, update)
-        known = len(tokens) - segment.num_drafts
-        state.set_tokens(segment.start, tokens[:known])
-        inputs.append(_segment_input(segment, tuple(tokens), state))
+        known = segment.token_ids[: segment.num_tokens - segment.num_drafts]
+        state.set_tokens(role, segment.start, known)
+        inputs.append(_segment_input(segment, state, role))
     flat = [(item.state, position) for item in inputs for position in item.positions]
     return Batch(
         role=role,
         segments=tuple(inputs),
-        token_ids_T=torch.tensor([token for tokens in token_ids for token in tokens]),
+        token_ids_T=torch.tensor([token for segment in segments for token in segment.token_ids]),
         positions_T=torch.tensor([position for _, position in flat]),
         rope_lengths_T=torch.tensor([state.rope_length(position) for state, position in flat]),
     )
 
 
-def _segment_input(
-    segment: Segment, token_ids: tuple[int, ...], state: SequenceState
-) -> SegmentInput:
+def _segment_input(segment: Segment, state: SequenceState, role: ModelRole) -> SegmentInput:
     first_draft = segment.stop - segment.num_drafts
     positions = torch.arange(segment.stop)
     drafted = None
@@ -100,7 +98,7 @@ def _segment_input(
     return SegmentInput(
         segment=segment,
         state=state,
-        token_ids=token_ids,
+        known=state.known(role),
         kv_positions_C=positions,
         drafted_SD=drafted,
     )

@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 
@@ -51,6 +52,7 @@ class _Handle:
 
     def abort(self) -> None:
         self.aborted.set()
+        self.masks_complete.set()
 
     def done(self) -> bool:
         return self.future.done()
@@ -59,6 +61,15 @@ class _Handle:
         if not self.masks_complete.is_set():
             raise EngineError("A step was awaited before the masks that it needs were set.")
         return self.future.result()
+
+    def wait_for_masks(self) -> None:
+        self.masks_complete.wait()
+        if not self._masked <= self.masks.keys():
+            raise EngineError("A step was aborted while it waited for masks.")
+
+    def masks_of(self, pass_index: int, segment_index: int) -> Callable[[], Mask | None]:
+        """Looks up a segment's mask when it is needed, since it may be set while the pass runs."""
+        return lambda: self.masks.get((pass_index, segment_index))
 
     def _signal_if_complete(self) -> None:
         if self._masked <= self.masks.keys():
@@ -76,6 +87,7 @@ class ReferenceExecutor:
             role: KVCache(model.spec, model.dtype, block_tokens) for role, model in models.items()
         }
         self._states: dict[int, SequenceState] = {}
+        self._handles: list[_Handle] = []  # submitted, perhaps not done
         self._previous_outputs: list[int] = []  # of the plan before, by output number
         self._outputs: list[int] = []  # of the plan that runs
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference-executor")
@@ -100,12 +112,25 @@ class ReferenceExecutor:
         self._thread.submit(self._caches[role].import_blocks, group, blocks, data).result()
 
     def close(self) -> None:
+        for handle in self._handles:
+            handle.abort()
         self._thread.shutdown()
+        for owned in (self._models, self._caches, self._states):
+            owned.clear()
 
     def submit(self, plan: StepPlan) -> _Handle:
         handle = _Handle(plan)
-        handle.future = self._thread.submit(self._run, handle)
+        self._handles = [*(each for each in self._handles if not each.done()), handle]
+        handle.future = self._thread.submit(self._run_or_fail, handle)
         return handle
+
+    def _run_or_fail(self, handle: _Handle) -> StepResult:
+        try:
+            return self._run(handle)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"A step failed: {type(error).__name__}: {error}") from error
 
     @torch.inference_mode()
     def _run(self, handle: _Handle) -> StepResult:
@@ -116,7 +141,7 @@ class ReferenceExecutor:
         for slot in plan.releases:
             del self._states[slot]
         for admission in plan.admissions:
-            self._states[admission.slot] = SequenceState(admission, list(admission.token_ids))
+            self._states[admission.slot] = SequenceState(admission)
         for copy in plan.copies:
             self._caches[copy.role].copy_block(copy.group, copy.source, copy.target)
         results = tuple(
@@ -132,57 +157,61 @@ class ReferenceExecutor:
     def _run_pass(
         self, a_pass: Pass, index: int, handle: _Handle, clock: "_Clock"
     ) -> tuple[SegmentResult, ...]:
-        first = self._forward(a_pass.segments, index, a_pass.role, handle, clock)
-        steps = [first]
-        segments = a_pass.segments
-        while len(steps) < a_pass.num_steps and not handle.aborted.is_set():
-            segments = tuple(
+        tokens = [self._resolve(segment.token_ids) for segment in a_pass.segments]
+        live = [number for number, resolved in enumerate(tokens) if resolved is not None]
+        segments = [replace(a_pass.segments[n], token_ids=tokens[n] or ()) for n in live]
+        masks = [handle.masks_of(index, number) for number in live]
+        steps = [self._forward(segments, a_pass.role, handle, masks, clock)] if live else []
+        while live and len(steps) < a_pass.num_steps and not handle.aborted.is_set():
+            if not all(result.token_ids for result in steps[-1]):
+                break  # a sequence without a possible token; the others go on in the next step
+            segments = [
                 _next_segment(segment, result.token_ids[-1])
                 for segment, result in zip(segments, steps[-1], strict=True)
-            )
-            steps.append(self._forward(segments, index, a_pass.role, handle, clock))
-        results = tuple(_join(parts) for parts in zip(*steps, strict=True))
+            ]
+            steps.append(self._forward(segments, a_pass.role, handle, masks, clock))
+        results = [SegmentResult()] * len(a_pass.segments)
+        for number, *parts in zip(live, *steps, strict=True):
+            results[number] = _join(parts)
         for segment, result in zip(a_pass.segments, results, strict=True):
             self._number_outputs(segment, result, a_pass.num_steps)
-        return results
+        return tuple(results)
 
     def _forward(
         self,
         segments: Sequence[Segment],
-        pass_index: int,
         role: ModelRole,
         handle: _Handle,
+        masks: Sequence[Callable[[], Mask | None]],
         clock: "_Clock",
     ) -> tuple[SegmentResult, ...]:
-        tokens = [[self._resolve(token) for token in segment.token_ids] for segment in segments]
-        batch = build_batch(segments, tokens, self._states, role)
+        batch = build_batch(segments, self._states, role)
         clock.lap("prepare_s")
         forward = Forward(self._models[role], self._caches[role], batch)
         hidden_TD = forward.run()
         clock.lap("forward_s")
-        handle.masks_complete.wait()
+        handle.wait_for_masks()
         results = []
-        for number, (item, first, last) in enumerate(batch.ranges()):
-            mask = handle.masks.get((pass_index, number))
-            results.append(segment_result(item, hidden_TD[first:last], forward.logits, mask))
+        for (item, first, last), mask in zip(batch.ranges(), masks, strict=True):
+            results.append(segment_result(item, hidden_TD[first:last], forward.logits, mask()))
             self._record(item, results[-1], batch)
         clock.lap("sample_s")
         return tuple(results)
 
-    def _resolve(self, token: int) -> int:
-        if not is_reference(token):
-            return token
-        outputs = self._outputs if is_earlier_pass(token) else self._previous_outputs
-        value = outputs[referenced_output(token)]
-        if value == _NOT_SAMPLED:
-            raise EngineError("A plan refers to an output that the step before did not yield.")
-        return value
+    def _resolve(self, token_ids: Sequence[int]) -> tuple[int, ...] | None:
+        """The tokens with references replaced; ``None`` if one of them was not yielded."""
+        resolved = []
+        for token in token_ids:
+            if is_reference(token):
+                outputs = self._outputs if is_earlier_pass(token) else self._previous_outputs
+                token = outputs[referenced_output(token)]
+                if token == _NOT_SAMPLED:
+                    return None
+            resolved.append(token)
+        return tuple(resolved)
 
     def _record(self, item: SegmentInput, result: SegmentResult, batch: Batch) -> None:
-        """Remember sampled tokens; move the KV of an accepted path to consecutive slots.
-
-        A draft model's tokens are proposals: they stay unknown until the target accepts them.
-        """
+        """Remember sampled tokens; move the KV of an accepted path to consecutive slots."""
         segment, state = item.segment, item.state
         first_draft = segment.stop - segment.num_drafts
         if segment.parents and result.accepted:
@@ -192,8 +221,7 @@ class ReferenceExecutor:
                 rows = state.kv_rows(batch.role, group, 0, segment.stop, cache.block_tokens)
                 targets = rows[first_draft : first_draft + len(sources)]
                 cache.move_rows(group, rows[sources], targets)
-        if batch.role is ModelRole.TARGET and result.token_ids:
-            state.set_tokens(first_draft, result.token_ids)
+        state.set_tokens(batch.role, first_draft, result.token_ids)
 
     def _number_outputs(self, segment: Segment, result: SegmentResult, num_steps: int) -> None:
         if segment.outputs.sample:

@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
+from ridgeline.core.spec import RopeSpec
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.batch import Batch, SegmentInput
@@ -20,6 +21,7 @@ class Forward:
         self._cache = cache
         self._batch = batch
         self._buffers: dict[str, torch.Tensor] = {}
+        self._tables: dict[RopeSpec, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def run(self) -> torch.Tensor:
         """Final hidden states ``[T, D]``, normed: the input of the LM head."""
@@ -54,6 +56,12 @@ class Forward:
                 out_TO[first:last] += functional.linear(low_rank, lora.up)
         return out_TO
 
+    def _rope_tables(self, spec: RopeSpec) -> tuple[torch.Tensor, torch.Tensor]:
+        if spec not in self._tables:
+            batch = self._batch
+            self._tables[spec] = kernels.rope_tables(spec, batch.positions_T, batch.rope_lengths_T)
+        return self._tables[spec]
+
     def _step(self, op: ops.Op) -> None:
         buffers = self._buffers
         match op:
@@ -74,9 +82,7 @@ class Forward:
                         buffers[name], self._weight(ref), op.spec, op.scope
                     )
             case ops.Rope():
-                tables = kernels.rope_tables(
-                    op.spec, self._batch.positions_T, self._batch.rope_lengths_T
-                )
+                tables = self._rope_tables(op.spec)
                 for name, start in (("q", op.query_start), ("k", op.key_start)):
                     buffers[name] = kernels.rotate(
                         buffers[name], tables, start=start, interleaved=op.spec.interleaved

@@ -40,12 +40,16 @@ class KVCache:
         )
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
-        """Create the pools. Raises `OutOfMemoryError` if they do not fit."""
+        """Create the pools, whose memory is taken as blocks are written.
+
+        Raises:
+            OutOfMemoryError: they do not fit.
+        """
         try:
             for group, count in zip(self.groups, num_blocks, strict=True):
                 for layer in group.layers:
                     shape = (count, *self._block_shape(group))
-                    self._pools[layer] = torch.zeros(shape, dtype=self._dtype)
+                    self._pools[layer] = torch.empty(shape, dtype=self._dtype)
         except RuntimeError as error:
             raise OutOfMemoryError("The KV pool does not fit into memory.") from error
 

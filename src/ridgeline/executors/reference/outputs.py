@@ -1,5 +1,6 @@
 """From hidden states to a segment's result: sampling, verification, log-probabilities."""
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from ridgeline.core.result import SegmentResult, TokenLogprobs
-from ridgeline.decoding import ancestors, sample, token_logprobs, verify
+from ridgeline.decoding import NothingToSampleError, ancestors, sample, token_logprobs, verify
 from ridgeline.executors.reference.batch import SegmentInput
 
 Mask = npt.NDArray[np.uint32]
@@ -28,7 +29,8 @@ def segment_result(
     accepted: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     if wanted.sample:
-        tokens, accepted, logprobs = _draw(item, logits[num_rows - num_sampled :], mask)
+        with contextlib.suppress(NothingToSampleError):
+            tokens, accepted, logprobs = _draw(item, logits[num_rows - num_sampled :], mask)
     return SegmentResult(
         token_ids=tokens,
         accepted=accepted,
@@ -44,7 +46,7 @@ def _draw(
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[TokenLogprobs, ...]]:
     """Tokens, accepted drafts and log-probabilities; row 0 is the last known token, 1.. drafts."""
     state, admission = item.state, item.state.admission
-    known = state.token_ids[: item.segment.stop - item.segment.num_drafts]
+    known = item.known[: item.segment.stop - item.segment.num_drafts]
     allowed = None if mask is None else _unpack(mask, logits_NV.shape[1])
 
     def draw(node: int) -> int:
@@ -73,7 +75,7 @@ def _draw(
 def _prompt_logprobs(item: SegmentInput, logits_SV: torch.Tensor) -> tuple[TokenLogprobs, ...]:
     num_top = item.state.admission.params.prompt_logprobs or 0
     start, stop = item.segment.start, item.segment.stop
-    following = item.state.token_ids[start + 1 : stop + 1]
+    following = item.known[start + 1 : stop + 1]
     return tuple(
         token_logprobs(row, token, num_top)
         for row, token in zip(logits_SV, following, strict=False)

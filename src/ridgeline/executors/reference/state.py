@@ -11,10 +11,13 @@ from ridgeline.decoding import History
 
 @dataclass(slots=True)
 class SequenceState:
-    """Known tokens and block tables of one slot; mutated as plans are executed."""
+    """Known tokens and block tables of one slot, for each model; mutated as plans are executed.
+
+    A draft model's proposals are known to the draft model alone.
+    """
 
     admission: Admission
-    token_ids: list[int]
+    tokens: dict[ModelRole, list[int]] = field(default_factory=dict)
     tables: dict[tuple[ModelRole, int], list[int]] = field(default_factory=dict)
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
@@ -22,10 +25,15 @@ class SequenceState:
         assert update.first <= len(table), "a block table has no gaps"
         table[update.first : update.first + len(update.blocks)] = update.blocks
 
-    def set_tokens(self, start: int, token_ids: Sequence[int]) -> None:
+    def known(self, role: ModelRole) -> list[int]:
+        """The tokens that a model knows; those beyond what it has computed may be overtaken."""
+        return self.tokens.setdefault(role, list(self.admission.token_ids))
+
+    def set_tokens(self, role: ModelRole, start: int, token_ids: Sequence[int]) -> None:
         """Tokens at ``start`` onward become these; what was known beyond them is kept."""
-        assert start <= len(self.token_ids), "a sequence has no gaps"
-        self.token_ids[start : start + len(token_ids)] = token_ids
+        known = self.known(role)
+        assert start <= len(known), "a sequence has no gaps"
+        known[start : start + len(token_ids)] = token_ids
 
     def kv_rows(
         self, role: ModelRole, group: int, start: int, stop: int, block_tokens: int
