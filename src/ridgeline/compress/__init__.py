@@ -1,1 +1,1 @@
-"""Training-side work: the embedded model's recipe, distillation, quantizing, pruning."""
+"""Training: the recipe of the embedded model, and the distillation of its draft."""
