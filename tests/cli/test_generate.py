@@ -180,7 +180,7 @@ def test_closed_output_ends_quietly(model_folder):
     process.stdout.read(1)
     process.stdout.close()
     assert b"Traceback" not in process.stderr.read()
-    process.wait(60)
+    process.wait(300)
 
 
 def test_every_setting_is_an_option_and_help_fits_a_screen(capsys):

@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[: self.hub.stalls[name]])
             self.wfile.flush()
             self.hub.stalled.set()
-            self.hub.released.wait(60)
+            self.hub.released.wait(300)
             body = body[self.hub.stalls[name] :]
         self.wfile.write(body)
 

@@ -20,7 +20,7 @@ from safetensors.torch import save
 
 HERE = Path(__file__).parent
 LIMIT_S = 5.0
-CLOCK_LIMIT_S = 30.0
+CLOCK_LIMIT_S = 120.0
 START_LIMIT_S = 180.0
 SPARE_BYTES = 48 << 20
 MUTATIONS = 300
@@ -158,7 +158,7 @@ for line in sys.stdin:
 
 
 def test_the_harness_names_the_case_that_crashes_or_hangs_and_goes_on() -> None:
-    worker = Watched([sys.executable, "-c", SHAM_WORKER], 2.0, start_limit_s=30.0)
+    worker = Watched([sys.executable, "-c", SHAM_WORKER], 5.0, start_limit_s=120.0)
     names = ("1-fine", "2-crash", "3-fine", "4-fine", "5-hang", "6-fine")
     told = [worker.run(Path(name)).outcome for name in names]
     worker.stop()
