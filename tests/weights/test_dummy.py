@@ -20,7 +20,14 @@ OPS: list[Op] = [
     Embed(weight=weight("embed", 3000, 512), scale=1.0),
     Norm(src="x", dst="h", weight=weight("norm", 512), spec=RMS),
     Norm(src="x", dst="h", weight=weight("gemma_norm", 512), spec=GEMMA),
-    HeadNorm(query=weight("q_norm", 64), key=weight("k_norm", 64), spec=GEMMA),
+    HeadNorm(
+        query=weight("q_norm", 64),
+        key=weight("k_norm", 64),
+        spec=GEMMA,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+    ),
     QKVProject(
         query=weight("q", 512, 512),
         key=weight("k", 128, 512),

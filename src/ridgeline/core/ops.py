@@ -96,6 +96,9 @@ class HeadNorm:
     query: Weight
     key: Weight
     spec: NormSpec
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
     scope: NormScope = NormScope.HEAD
 
 
@@ -103,20 +106,31 @@ class HeadNorm:
 class Rope:
     """Rotate q[T, H, d] and k[T, K, d] by their positions.
 
-    ``query_start`` and ``key_start`` are the first elements of a head that are rotated.
+    ``query_start`` and ``key_start`` are the first elements of a head that are rotated;
+    ``head_dim`` and ``key_dim`` the whole widths of a head of q and of k.
     """
 
     spec: RopeSpec
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    key_dim: int
     query_start: int = 0
     key_start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVWrite:
-    """Store k, and v if the layer has it, of the pass's tokens into the KV cache of ``layer``."""
+    """Store k, and v if the layer has it, of the pass's tokens into the KV cache of ``layer``.
+
+    ``num_kv_heads`` heads of ``k_width`` and ``v_width`` elements.
+    """
 
     layer: int
     group: int
+    num_kv_heads: int
+    k_width: int
+    v_width: int
     has_values: bool = True
 
 

@@ -140,7 +140,14 @@ class _Layer:
                 pairs = spec.rope.rotary_dim // 2
                 assert len(spec.rope.scaling.short_factors) == pairs
                 assert len(spec.rope.scaling.long_factors) == pairs
-            ops.append(Rope(spec=spec.rope))
+            rope = Rope(
+                spec=spec.rope,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                key_dim=spec.head_dim,
+            )
+            ops.append(rope)
         attend = Attend(
             layer=self.index,
             group=self.group,
@@ -156,7 +163,14 @@ class _Layer:
             weight=self.weight("o", self.hidden_size, q_width),
             bias=self.weight("o_bias", self.hidden_size) if spec.out_bias else None,
         )
-        return [*ops, KVWrite(layer=self.index, group=self.group), attend, out]
+        write = KVWrite(
+            layer=self.index,
+            group=self.group,
+            num_kv_heads=spec.num_kv_heads,
+            k_width=spec.head_dim,
+            v_width=spec.head_dim,
+        )
+        return [*ops, write, attend, out]
 
     def head_norm(self, spec: AttentionSpec, norm: NormSpec) -> HeadNorm:
         def gain(name: str, heads: int) -> Weight:
@@ -171,7 +185,15 @@ class _Layer:
         assert norm.gain
         assert not norm.bias
         query, key = gain("q_norm", spec.num_heads), gain("k_norm", spec.num_kv_heads)
-        return HeadNorm(query=query, key=key, spec=norm, scope=spec.qk_norm_scope)
+        return HeadNorm(
+            query=query,
+            key=key,
+            spec=norm,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scope=spec.qk_norm_scope,
+        )
 
     def mlp(self, spec: MLPSpec, src: str) -> MLP:
         biased, gated = spec.bias, spec.gated

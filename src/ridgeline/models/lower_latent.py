@@ -53,5 +53,21 @@ def latent_attention_ops(
         weight=weight("o", hidden_size, spec.num_heads * spec.v_dim),
         bias=weight("o_bias", hidden_size) if spec.out_bias else None,
     )
-    rope = Rope(spec=spec.rope, query_start=spec.nope_dim, key_start=spec.latent_dim)
-    return [project, rope, KVWrite(layer=layer, group=group, has_values=False), attend, out]
+    rope = Rope(
+        spec=spec.rope,
+        num_heads=spec.num_heads,
+        num_kv_heads=1,
+        head_dim=spec.nope_dim + spec.rope_dim,
+        key_dim=latent_width,
+        query_start=spec.nope_dim,
+        key_start=spec.latent_dim,
+    )
+    write = KVWrite(
+        layer=layer,
+        group=group,
+        num_kv_heads=1,
+        k_width=latent_width,
+        v_width=0,
+        has_values=False,
+    )
+    return [project, rope, write, attend, out]
