@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.structured_outputs import StructuredOutputs
 
 T = TypeVar("T", EngineConfig, SamplingParams)
 
@@ -130,6 +131,8 @@ def _argument_options(hint: Any) -> dict[str, Any]:
         return {"action": "append", "type": item, "metavar": item.__name__.upper()}
     if kind in (int, float, str):
         return {"type": kind, "metavar": {int: "N", float: "X", str: "S"}[kind]}
+    if kind is StructuredOutputs:
+        return {"type": _json_object, "metavar": "JSON"}
     if typing.get_args(kind)[0] is str:
         return {"action": _Pairs, "metavar": "NAME=VALUE"}
     return {"type": _json_mapping, "metavar": "JSON"}
@@ -138,6 +141,16 @@ def _argument_options(hint: Any) -> dict[str, Any]:
 def _union_members(hint: Any) -> Sequence[Any]:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError("expected JSON") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("expected a JSON object")
+    return value
 
 
 def _json_mapping(text: str) -> dict[int, float]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
 from ridgeline.core.spec import KVGroup, ModelSpec
+from ridgeline.core.structured_outputs import StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +104,11 @@ class Draft:
 class Drafter(Protocol):
     """Guesses the next tokens of sequences; one object serves all of them, told apart by slot."""
 
-    def start(self, slot: int, token_ids: Sequence[int]) -> None:
-        """A sequence with these known tokens begins."""
+    def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None:
+        """A sequence with these known tokens begins.
+
+        What it says may serve as drafts of others in its ``namespace``; ``None`` keeps it alone.
+        """
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         """The sequence went on with these tokens (accepted ones, not proposals)."""
@@ -114,3 +118,38 @@ class Drafter(Protocol):
 
     def finish(self, slot: int) -> None:
         """Forget the sequence."""
+
+    def begin_step(self, lengths: Mapping[int, int]) -> None:
+        """A step is about to be planned; the known tokens of each slot that may draft in it."""
+
+    def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
+        """So many tokens of the slot's last proposal were verified, and so many accepted."""
+
+
+class Constraint(Protocol):
+    """What the output of one sequence may be; follows its tokens."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """The output went on with these tokens."""
+
+    def forced(self, max_tokens: int) -> tuple[int, ...]:
+        """Next tokens that the grammar leaves no other text for; may be empty."""
+
+    def num_valid(self, token_ids: Sequence[int]) -> int:
+        """How many of these next tokens the grammar accepts, one after the other."""
+
+    def masks(self, drafts: Sequence[int]) -> npt.NDArray[np.uint32]:
+        """Allowed tokens now and after each of ``drafts``, ``[1 + len(drafts), words]``.
+
+        Rows after a draft that is not allowed are never read. See `StepHandle.set_masks`.
+        """
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is whole and nothing can follow."""
+
+
+class ConstraintFactory(Protocol):
+    """Makes the constraint of a sequence; what its request asks for is compiled already."""
+
+    def __call__(self, wanted: StructuredOutputs) -> Constraint: ...

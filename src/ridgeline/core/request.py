@@ -22,8 +22,11 @@ class Request:
     """A prompt and what is wanted of it.
 
     ``cache_key`` names all that the KV of a prefix depends on beside its tokens (see
-    `ridgeline.kvcache`); ``None`` keeps the request out of the prefix cache. ``arrival_s`` is on
-    the ``time.monotonic`` clock.
+    `ridgeline.kvcache`); ``None`` keeps the request out of the prefix cache. Requests of one
+    ``draft_namespace`` may serve each other's drafts (see `ridgeline.core.protocols.Drafter`).
+    ``wants_logits`` asks for the prompt's logits and ``wants_pooled`` for its final hidden state,
+    instead of output. A lower ``priority`` runs first. ``deadline_s`` and ``arrival_s`` are on the
+    ``time.monotonic`` clock.
     """
 
     request_id: int
@@ -33,7 +36,33 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     adapter: int = 0
     wants_logits: bool = False
+    wants_pooled: bool = False
     cache_key: bytes | None = None
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    draft_namespace: str | None = None
+    arrival_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """What a caller of the engine asks for; the engine makes a `Request` of it.
+
+    ``request_id`` is the caller's own, unique among the requests in progress. ``prompt`` is text or
+    token ids; ``adapter`` the name of a LoRA adapter. Only requests of one ``cache_salt`` reuse
+    each other's prefixes. A lower ``priority`` runs first. ``deadline_s`` and ``arrival_s`` are on
+    the ``time.monotonic`` clock.
+    """
+
+    request_id: str
+    prompt: str | tuple[int, ...]
+    params: SamplingParams
+    adapter: str | None = None
+    cache_salt: str = ""
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
     arrival_s: float = field(default_factory=time.monotonic)
 
 
@@ -54,7 +83,11 @@ class RequestTimings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
-    """One of the n samples of a request."""
+    """One of the n samples of a request.
+
+    ``num_drafted[i]`` tokens were drafted at position i of a draft, ``num_accepted[i]`` of them
+    accepted.
+    """
 
     index: int
     text: str
@@ -63,6 +96,20 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cumulative_logprob: float | None = None
+    num_drafted: tuple[int, ...] = ()
+    num_accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReport:
+    """What is known of a prompt once it is computed.
+
+    ``logprobs[i]`` is for prompt token i (``None`` for the first), where they were asked for.
+    """
+
+    num_tokens: int
+    num_cached_tokens: int
+    logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +117,8 @@ class CompletionChunk:
     """What a step added to one sample: the unit of streaming.
 
     ``text`` may be empty while a character or a possible stop string is held back, and may belong
-    to earlier tokens than ``token_ids``. The last chunk of a sample has a ``finish_reason``.
+    to earlier tokens than ``token_ids``. The last chunk of a sample has a ``finish_reason``. The
+    first chunk of a request has its ``prompt`` report, the last one its ``timings``.
     """
 
     request_id: int
@@ -80,6 +128,8 @@ class CompletionChunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    prompt: PromptReport | None = None
+    timings: RequestTimings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 128
 MAX_SAMPLES = 128
@@ -42,6 +43,8 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         logprobs: report the chosen token's log-probability and this many alternatives.
         prompt_logprobs: the same for each prompt token but the first.
+        structured_outputs: what the output must be: {"json": schema}, {"regex": pattern},
+            {"choice": [texts]}, {"grammar": Lark} or {"format": name}.
 
     Log-probabilities are those of the raw model, before penalties, temperature and truncation.
 
@@ -68,6 +71,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1, MAX_SAMPLES)
@@ -87,6 +91,9 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be true or false.")
         self._check_collections()
+        object.__setattr__(
+            self, "structured_outputs", StructuredOutputs.of(self.structured_outputs)
+        )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})."
