@@ -269,7 +269,7 @@ def test_dummy_weights_from_a_shape_preset():
 
 def test_an_interrupt_loses_nothing(llm, monkeypatch):
     """Ctrl-C while a step runs: the request is aborted, and the engine goes on."""
-    executor, calls = llm._executor, []
+    executor, calls = llm._engine.executor, []
     submit = executor.submit
 
     def interrupted_submit(plan):
@@ -297,7 +297,7 @@ def test_an_interrupt_loses_nothing(llm, monkeypatch):
 
 def test_a_failing_executor_fails_every_later_call(model_folder, monkeypatch):
     with LLM(str(model_folder)) as llm:
-        monkeypatch.setattr(llm._executor, "_run", lambda _: 1 / 0)
+        monkeypatch.setattr(llm._engine.executor, "_run", lambda _: 1 / 0)
         for _ in range(2):
             with pytest.raises(EngineError, match="executor failed"):
                 llm.generate(PROMPTS[0], GREEDY)

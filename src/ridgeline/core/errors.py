@@ -18,7 +18,9 @@
     │   ├── DiskError
     │   ├── NetworkError
     │   └── MissingDependencyError   an optional package is not installed; names the extra
+    ├── OverloadedError      more is waiting than the queue takes; try again later
     └── EngineError          something broke inside; the request is not to blame
+        └── EngineUnavailableError   it starts, restarts, drains or has stopped; try again later
 
 ``str(error)`` is one sentence for the person who ran the command; it never carries prompt text.
 ``exit_code`` is what the command line ends with: 2 for the caller's mistakes, 1 for the rest.
@@ -93,5 +95,17 @@ class MissingDependencyError(MachineError):
     """An optional package is not installed; the message names the extra that brings it."""
 
 
+class OverloadedError(RidgelineError):
+    """The queue is full. ``retry_after_s``: seconds after which there is likely to be room."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class EngineError(RidgelineError):
     """Something broke inside the engine."""
+
+
+class EngineUnavailableError(EngineError):
+    """The engine takes no requests now: it starts, restarts, drains, stalls or has stopped."""

@@ -9,12 +9,16 @@ from ridgeline.core.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why an output ended: by itself, at a limit, unwanted, or because no token was possible."""
+    """Why an output ended: by itself, at a limit, unwanted, or because no token was possible.
+
+    ``SHED``: a full queue gave its place to another, before anything was computed of it.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    SHED = "shed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,8 @@ class Request:
     `ridgeline.kvcache`); ``None`` keeps the request out of the prefix cache. Requests of one
     ``draft_namespace`` may serve each other's drafts (see `ridgeline.core.protocols.Drafter`).
     ``wants_logits`` asks for the prompt's logits and ``wants_pooled`` for its final hidden state,
-    instead of output. A lower ``priority`` runs first. ``deadline_s`` and ``arrival_s`` are on the
+    instead of output. Queue policies go by ``tenant``, ``priority`` (lower runs first) and
+    ``deadline_s``, by when the last token is due. ``deadline_s`` and ``arrival_s`` are on the
     ``time.monotonic`` clock.
     """
 
@@ -43,6 +48,11 @@ class Request:
     deadline_s: float | None = None
     draft_namespace: str | None = None
     arrival_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def generates(self) -> bool:
+        """Whether output tokens are wanted."""
+        return not (self.wants_logits or self.wants_pooled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

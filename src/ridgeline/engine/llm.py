@@ -1,7 +1,5 @@
 """`LLM`: the engine in the caller's own process."""
 
-import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -9,26 +7,18 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
-from ridgeline.core.config import EngineConfig, ResolvedConfig, resolve, with_overrides
+from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
 from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
-from ridgeline.core.philox import derive_seed
-from ridgeline.core.plan import ModelRole
-from ridgeline.core.request import Request, RequestOutput
+from ridgeline.core.request import RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import ModelSpec
-from ridgeline.engine.cache_keys import cache_key
-from ridgeline.engine.loading import Progress, load_model
-from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.prompts import Prompt, as_prompts, check_token_ids, encode_prompt
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.loading import Progress
+from ridgeline.engine.prompts import Prompt, as_prompts, encode_prompt
 from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stream import CompletionStream
-from ridgeline.executors import create_executor
-from ridgeline.scheduler import Scheduler, SchedulerConfig
 from ridgeline.text import Tokenizer
-
-_log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 
@@ -47,47 +37,18 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, progress: Progress | None = None, **settings: Any
     ) -> None:
-        config = with_overrides(EngineConfig(model=model), **settings)
-        loaded = load_model(config, progress=progress)
-        self.name = loaded.name
-        self.spec: ModelSpec = loaded.model.spec
-        self.tokenizer: Tokenizer | None = loaded.tokenizer
-        self.adapters = tuple(config.adapters)
-        self.sampling_defaults = loaded.sampling_defaults
-        self._chat_template = loaded.chat_template
-        self._executor = create_executor(
-            config.executor, {ModelRole.TARGET: loaded.model}, block_tokens=config.block_tokens
+        self._engine = Engine(
+            with_overrides(EngineConfig(model=model), **settings), progress=progress
         )
-        self.config: ResolvedConfig = resolve(
-            config,
-            spec=loaded.model.spec,
-            executor=self._executor.name,
-            dtype=str(loaded.model.dtype).removeprefix("torch."),
-            block_bytes=self._executor.kv_layout().block_bytes,
-            free_bytes=psutil.virtual_memory().available,
-        )
-        if config.max_model_len is None and self.config.max_model_len < self.spec.max_position:
-            _log.warning(
-                "The context is clipped from %d to %d tokens: the KV pool has %.1f GB.",
-                self.spec.max_position,
-                self.config.max_model_len,
-                self.config.kv_cache_bytes / 1e9,
-            )
-        layout = self._executor.kv_layout()
-        self._kv_digest = layout.digest
-        self._executor.allocate_kv(self.config.num_blocks)
-        scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=self.config.max_num_seqs,
-                max_num_batched_tokens=self.config.max_num_batched_tokens,
-                max_model_len=self.config.max_model_len,
-                num_blocks=self.config.num_blocks,
-                windows=tuple(group.window for group in layout.groups),
-                block_tokens=self.config.block_tokens,
-            )
-        )
-        self._loop = EngineLoop(self._executor, scheduler, self.tokenizer)
-        self._request_ids = itertools.count()
+        self._loop = self._engine.loop
+        info = self._engine.info
+        self.name = info.name
+        self.spec: ModelSpec = info.spec
+        self.config: ResolvedConfig = info.config
+        self.tokenizer: Tokenizer | None = info.tokenizer
+        self.adapters = info.adapters
+        self.sampling_defaults = info.sampling_defaults
+        self._chat_template = info.chat_template
         self._streams: WeakValueDictionary[int, CompletionStream] = WeakValueDictionary()
 
     def generate(
@@ -172,17 +133,42 @@ class LLM:
         self, token_ids: Sequence[int], *, adapter: str | None = None
     ) -> npt.NDArray[np.float32]:
         """Logits after each token, float32 ``[tokens, vocabulary]``, in one pass or more."""
-        request = self._request(
+        request = self._engine.requests.build(
             token_ids, SamplingParams(max_tokens=1), adapter=adapter, wants_logits=True
         )
         state = self._loop.add(request)
         self._finish([state])
         return state.prompt_logits()
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        adapter: str | None = None,
+        cache_salt: str = "",
+    ) -> npt.NDArray[np.float32]:
+        """Embeddings of prompts, float32 ``[prompts, hidden]``, each of length 1.
+
+        An embedding is the hidden state of the last token after the final norm (what the LM head
+        reads), which has seen the whole prompt.
+        """
+        requests = [
+            self._engine.requests.build(
+                encode_prompt(prompt, self.tokenizer),
+                SamplingParams(max_tokens=1),
+                adapter=adapter,
+                cache_salt=cache_salt,
+                wants_pooled=True,
+            )
+            for prompt in as_prompts(prompts)
+        ]
+        states = [self._loop.add(request) for request in requests]
+        self._finish(states)
+        return np.stack([state.embedding() for state in states])
+
     def close(self) -> None:
         """Free weights and KV; every later call raises `EngineError`."""
-        self._loop.close()
-        self._executor.close()
+        self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +197,7 @@ class LLM:
         if len(adapters) != len(prompts):
             raise InvalidRequestError(f"{len(adapters)} adapters for {len(prompts)} prompts.")
         requests = [
-            self._request(
+            self._engine.requests.build(
                 encode_prompt(prompt, self.tokenizer), each, adapter=adapter, cache_salt=cache_salt
             )
             for prompt, each, adapter in zip(prompts, params, adapters, strict=True)
@@ -226,52 +212,6 @@ class LLM:
                 self._loop.abort(state.request.request_id)
             raise
         return states
-
-    def _request(
-        self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        adapter: str | None,
-        cache_salt: str = "",
-        wants_logits: bool = False,
-    ) -> Request:
-        check_token_ids(token_ids, params, vocab_size=self.spec.vocab_size)
-        if params.stop and self.tokenizer is None:
-            raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
-        slot = self._adapter_slot(adapter)
-        request_id = next(self._request_ids)
-        eos = () if params.ignore_eos or not self.tokenizer else self.tokenizer.eos_token_ids
-        # What reports on every position of the prompt has to compute every position.
-        reports_prompt = wants_logits or params.prompt_logprobs is not None
-        uses_cache = self.config.enable_prefix_caching and not reports_prompt
-        return Request(
-            request_id=request_id,
-            prompt_token_ids=tuple(token_ids),
-            params=params,
-            seed=derive_seed(self.config.seed, request_id) if params.seed is None else params.seed,
-            eos_token_ids=tuple(sorted(eos)),
-            adapter=slot,
-            wants_logits=wants_logits,
-            cache_key=self._cache_key(len(token_ids), slot, cache_salt) if uses_cache else None,
-        )
-
-    def _adapter_slot(self, name: str | None) -> int:
-        if name is None:
-            return 0
-        if name not in self.adapters:
-            known = ", ".join(self.adapters) or "none"
-            raise InvalidRequestError(f"There is no adapter {name!r}; loaded are: {known}.")
-        return self.adapters.index(name) + 1
-
-    def _cache_key(self, num_prompt_tokens: int, adapter: int, salt: str) -> bytes:
-        return cache_key(
-            layout_digest=self._kv_digest,
-            spec=self.spec,
-            num_prompt_tokens=num_prompt_tokens,
-            adapter=adapter,
-            salt=salt,
-        )
 
     def _finish(self, states: Sequence[RequestState]) -> None:
         """Run steps until these requests are finished; they are aborted if that is interrupted."""

@@ -1,8 +1,12 @@
 """`EngineLoop`: schedule, execute, update, detokenize; one step at a time."""
 
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Protocol
 
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import StepPlan
@@ -11,24 +15,48 @@ from ridgeline.core.request import CompletionChunk, FinishReason, Request
 from ridgeline.core.result import StepResult
 from ridgeline.engine.interrupts import deferred_interrupts
 from ridgeline.engine.request_state import RequestState
-from ridgeline.scheduler import Scheduler
+from ridgeline.engine.stats import EngineStats, StepRecord
+from ridgeline.scheduler import Scheduler, SequenceUpdate
 from ridgeline.text import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_KEPT_STEPS = 256
+
+
+class StepObserver(Protocol):
+    """Is told of every step that was executed, and how long it took in seconds."""
+
+    def observe(self, plan: StepPlan, result: StepResult, measured_s: float) -> None: ...
 
 
 class EngineLoop:
     """Owns the requests in progress. Not thread-safe: one thread adds, steps and aborts."""
 
     def __init__(
-        self, executor: Executor, scheduler: Scheduler, tokenizer: Tokenizer | None
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None,
+        *,
+        observer: StepObserver | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._tokenizer = tokenizer
+        self._observer = observer
         self._states: dict[int, RequestState] = {}
         self._failure: EngineError | None = None
         self._stepping = threading.Lock()
         # Kept until its result is here: Ctrl-C while waiting loses nothing.
         self._in_flight: tuple[StepPlan, StepHandle, float] | None = None
+        self._records: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
+        self._prompt_tokens = self._generated_tokens = 0
+        self._last_step_id, self._last_progress_s = 0, time.monotonic()
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or self._in_flight is not None
 
     def add(self, request: Request, prompt: str | None = None) -> RequestState:
         """Queue a request; its state fills as steps are run, and is the caller's to keep.
@@ -41,6 +69,7 @@ class EngineLoop:
         sequences = self._scheduler.add(request)
         state = RequestState(request, sequences, self._tokenizer, prompt)
         self._states[request.request_id] = state
+        self._prompt_tokens += len(request.prompt_token_ids)
         return state
 
     def step(self) -> Seq[CompletionChunk]:
@@ -72,22 +101,76 @@ class EngineLoop:
             raise self._failure from error
         with deferred_interrupts():
             self._in_flight = None
+            self._note(plan, result, started_s)
             return self._apply(plan, result, started_s)
 
     def _apply(self, plan: StepPlan, result: StepResult, started_s: float) -> Seq[CompletionChunk]:
-        chunks = []
+        chunks: list[CompletionChunk] = []
+        ending: set[int] = set()
         for update in self._scheduler.update(plan, result):
             state = self._states[update.sequence.request.request_id]
             state.note_start(started_s)
-            chunk, stopped = state.apply(update)
-            if stopped:
-                self._scheduler.finish(update.sequence, FinishReason.STOP)
+            chunk = self._take(state, update)
             if chunk.token_ids or chunk.finish_reason:
                 chunks.append(chunk)
-        for request_id in {chunk.request_id for chunk in chunks if chunk.finish_reason}:
+            if chunk.finish_reason:
+                ending.add(chunk.request_id)
+        for request_id in ending:
             if self._states[request_id].is_finished:
-                del self._states[request_id]
+                state = self._states.pop(request_id)
+                chunks.extend(state.unreported_ends())
+                last = max(i for i, chunk in enumerate(chunks) if chunk.request_id == request_id)
+                chunks[last] = replace(chunks[last], timings=state.timings())
         return chunks
+
+    def _take(self, state: RequestState, update: SequenceUpdate) -> CompletionChunk:
+        """What a step did for one sample; if that cannot be told, only this sample ends."""
+        self._generated_tokens += len(update.new_token_ids)
+        try:
+            chunk, stopped = state.apply(update)
+        except Exception:
+            _log.exception("The output of a request could not be made.")
+            self._scheduler.finish(update.sequence, FinishReason.ERROR)
+            return state.end_chunk(update.sequence)
+        if stopped:
+            self._scheduler.finish(update.sequence, FinishReason.STOP)
+        return chunk
+
+    def _note(self, plan: StepPlan, result: StepResult, started_s: float) -> None:
+        now = time.monotonic()
+        seconds = now - max(started_s, self._last_progress_s)
+        self._last_step_id, self._last_progress_s = plan.step_id, now
+        if self._observer is not None:
+            self._observer.observe(plan, result, seconds)
+        self._records.append(
+            StepRecord(
+                step_id=plan.step_id,
+                finished_s=now,
+                seconds=seconds,
+                num_tokens=plan.num_tokens,
+                num_sequences=sum(len(a_pass.segments) for a_pass in plan.passes),
+                num_steps=max((a_pass.num_steps for a_pass in plan.passes), default=1),
+            )
+        )
+
+    def stats(self) -> EngineStats:
+        """Counters and the steps since the last call."""
+        scheduler = self._scheduler
+        cache = scheduler.prefix_cache
+        records, self._records = self._records, deque(maxlen=_KEPT_STEPS)
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=max(1 - pool.num_free / pool.num_blocks for pool in cache.pools),
+            prefix_queries=cache.stats.queried_tokens,
+            prefix_hits=cache.stats.hit_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            step_id=self._last_step_id,
+            last_progress_s=self._last_progress_s,
+            steps=tuple(records),
+        )
 
     def abort(self, request_id: int) -> None:
         """End a request in any state; nothing happens if it has ended already."""

@@ -2,15 +2,24 @@
 
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.core.request import CompletionChunk, Request, RequestOutput, RequestTimings
+from ridgeline.core.request import (
+    CompletionChunk,
+    PromptReport,
+    Request,
+    RequestOutput,
+    RequestTimings,
+)
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.engine.sample_output import SampleOutput
 from ridgeline.scheduler import Sequence, SequenceUpdate
 from ridgeline.text import Tokenizer
+
+_TINY = 1e-12
 
 
 class RequestState:
@@ -29,6 +38,9 @@ class RequestState:
         self._samples = [SampleOutput(sequence, tokenizer) for sequence in sequences]
         self._prompt_logprobs: dict[int, TokenLogprobs] = {}
         self._logits: npt.NDArray[np.float32] | None = None
+        self._pooled: npt.NDArray[np.float32] | None = None
+        self._is_reported = False
+        self._ended: set[int] = set()  # samples whose last chunk was given out
         self._started_s: float | None = None
         self._first_token_s: float | None = None
         self._last_token_s = request.arrival_s
@@ -51,12 +63,40 @@ class RequestState:
             self._prompt_logprobs[update.start + offset + 1] = entry
         if update.result.logits is not None:
             self._take_logits(update.start, update.result.logits)
-        return self._samples[update.sequence.sample_index].push(update)
+        if update.result.pooled is not None:
+            self._pooled = update.result.pooled
+        chunk, stopped = self._samples[update.sequence.sample_index].push(update)
+        if not self._is_reported and (chunk.token_ids or chunk.finish_reason):
+            self._is_reported = True
+            chunk = replace(chunk, prompt=self._prompt_report())
+        if chunk.finish_reason:
+            self._ended.add(chunk.index)
+        return chunk, stopped
+
+    def end_chunk(self, sequence: Sequence) -> CompletionChunk:
+        """The last chunk of a sample that ended without one of its own."""
+        self._ended.add(sequence.sample_index)
+        return CompletionChunk(
+            request_id=self.request.request_id,
+            index=sequence.sample_index,
+            text="",
+            token_ids=(),
+            finish_reason=sequence.finish_reason,
+        )
+
+    def unreported_ends(self) -> list[CompletionChunk]:
+        """Last chunks of samples that ended with another, before they were computed at all."""
+        return [self.end_chunk(s) for s in self.sequences if s.sample_index not in self._ended]
 
     def prompt_logits(self) -> npt.NDArray[np.float32]:
         """Logits of the whole prompt, float32 ``[tokens, vocabulary]``, if they were wanted."""
         assert self._logits is not None
         return self._logits
+
+    def embedding(self) -> npt.NDArray[np.float32]:
+        """The prompt's pooled hidden state, float32 ``[hidden]``, of length 1, if it was wanted."""
+        assert self._pooled is not None
+        return self._pooled / max(float(np.linalg.norm(self._pooled)), _TINY)
 
     def _take_logits(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Chunks may come again, cut differently, after a preemption."""
@@ -67,24 +107,31 @@ class RequestState:
 
     def output(self) -> RequestOutput:
         """The outcome so far; timings once it is finished."""
-        num_prompt = len(self.request.prompt_token_ids)
-        wants_prompt = self.request.params.prompt_logprobs is not None
+        report = self._prompt_report()
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
             prompt_token_ids=self.request.prompt_token_ids,
             outputs=tuple(sample.output() for sample in self._samples),
             finished=self.is_finished,
-            prompt_logprobs=(
-                tuple(self._prompt_logprobs.get(position) for position in range(num_prompt))
-                if wants_prompt
-                else None
-            ),
-            num_cached_tokens=self.sequences[0].num_cached_tokens or 0,
-            timings=self._timings() if self.is_finished else None,
+            prompt_logprobs=report.logprobs,
+            num_cached_tokens=report.num_cached_tokens,
+            timings=self.timings() if self.is_finished else None,
         )
 
-    def _timings(self) -> RequestTimings:
+    def _prompt_report(self) -> PromptReport:
+        num_tokens = len(self.request.prompt_token_ids)
+        logprobs = None
+        if self.request.params.prompt_logprobs is not None:
+            logprobs = tuple(self._prompt_logprobs.get(position) for position in range(num_tokens))
+        return PromptReport(
+            num_tokens=num_tokens,
+            num_cached_tokens=self.sequences[0].num_cached_tokens or 0,
+            logprobs=logprobs,
+        )
+
+    def timings(self) -> RequestTimings:
+        """Seconds of a request that is finished."""
         arrival = self.request.arrival_s
         end_to_end = self._last_token_s - arrival
         tokens = max(sequence.num_output_tokens for sequence in self.sequences)

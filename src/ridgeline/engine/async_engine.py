@@ -1,0 +1,311 @@
+"""`AsyncEngine`: the engine of a server."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core import errors
+from ridgeline.core.config import EngineConfig, ResolvedConfig
+from ridgeline.core.errors import EngineError, EngineUnavailableError, InvalidRequestError
+from ridgeline.core.request import CompletionChunk, GenerateRequest, Request
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.spec import ModelSpec
+from ridgeline.engine.info import EngineInfo
+from ridgeline.engine.loading import Progress
+from ridgeline.engine.messages import (
+    Abort,
+    Add,
+    Event,
+    Failed,
+    Output,
+    Pooled,
+    Refused,
+    Report,
+    Started,
+)
+from ridgeline.engine.prompts import encode_prompt
+from ridgeline.engine.request_factory import RequestFactory
+from ridgeline.engine.stats import EngineStats, EngineStatus, Health, StepRecord
+from ridgeline.engine.streams import RequestStream
+from ridgeline.engine.thread_host import ThreadHost
+from ridgeline.text import ChatTemplate, Tokenizer
+
+_KEPT_STEPS = 4096
+_LONG_TEXT_CHARS = 2048  # tokenized off the event loop
+_DRAIN_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """The pooled hidden state of a text, float32 ``[hidden]``, of length 1."""
+
+    vector: npt.NDArray[np.float32]
+    num_tokens: int
+
+
+class AsyncEngine:
+    """Generates for many callers at once, in one event loop.
+
+    The model runs in a child process, or with ``in_process`` in a thread of this one. A child that
+    dies is started again: requests that had no output yet are retried, the others fail. Nothing
+    that a reader does, or leaves undone, holds back another: what waits for a slow reader is merged
+    and its request goes on.
+
+    Args:
+        config: what to load, and how to run it.
+        in_process: run the model in a thread of this process; then nothing restarts it.
+        progress: called with (bytes done, bytes in all, label) while weights load (in a thread).
+
+    Every method is called in the event loop in which `start` was awaited.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        in_process: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self._host = ThreadHost(config, progress)
+        self._info: EngineInfo | None = None
+        self._requests: RequestFactory | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._numbers: dict[str, int] = {}  # the callers' ids of open requests
+        self._health = Health(status=EngineStatus.STARTING, reason="The model is not loaded yet.")
+        self._stats = EngineStats()
+        self._steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
+        self._started: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Load the model and begin to serve.
+
+        Raises:
+            ModelFileError: it is missing, damaged or not supported.
+            MachineError: no network, disk or memory for it.
+        """
+        self._started = asyncio.get_running_loop().create_future()
+        self._host.start(self._on_event)
+        await self._started
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[CompletionChunk]:
+        """Complete a prompt, chunk by chunk: an async generator.
+
+        Closing it, or cancelling the task that reads it, aborts the request. The first chunk has a
+        `PromptReport`, the last one the `RequestTimings`; the chunks of the n samples come mixed,
+        told apart by ``index``.
+
+        Raises (when it is first read, unless said otherwise):
+            InvalidRequestError, ContextLengthError: the request is not possible.
+            EngineUnavailableError: the engine takes no requests now; also later, when the engine
+                dies before the first token and cannot be started again.
+            EngineError: the engine died after some output.
+        """
+        return self._generate(request)
+
+    async def _generate(self, wanted: GenerateRequest) -> AsyncIterator[CompletionChunk]:
+        token_ids = await self._encode(wanted.prompt)
+        request = self._factory().build(
+            token_ids,
+            wanted.params,
+            adapter=wanted.adapter,
+            cache_salt=wanted.cache_salt,
+            tenant=wanted.tenant,
+            priority=wanted.priority,
+            deadline_s=wanted.deadline_s,
+            arrival_s=wanted.arrival_s,
+        )
+        stream = self._open(wanted.request_id, request)
+        try:
+            async for chunk in stream.chunks():
+                yield chunk
+        finally:
+            self._close(wanted.request_id, stream)
+
+    async def embed(
+        self,
+        prompt: str | tuple[int, ...],
+        *,
+        request_id: str,
+        adapter: str | None = None,
+        cache_salt: str = "",
+        tenant: str = "",
+        priority: int = 0,
+    ) -> Embedding:
+        """The final hidden state of the prompt's last token, after the last norm, of length 1.
+
+        Raises what `generate` raises. Cancelling it aborts the request.
+        """
+        token_ids = await self._encode(prompt)
+        request = self._factory().build(
+            token_ids,
+            SamplingParams(max_tokens=1),
+            adapter=adapter,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            priority=priority,
+            wants_pooled=True,
+        )
+        stream = self._open(request_id, request)
+        try:
+            async for _ in stream.chunks():
+                pass
+        finally:
+            self._close(request_id, stream)
+        assert stream.vector is not None
+        return Embedding(vector=stream.vector, num_tokens=len(token_ids))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request in any state; its reader gets ``finish_reason`` abort.
+
+        Nothing happens if there is no such request (any more).
+        """
+        number = self._numbers.get(request_id)
+        if number is None:
+            return
+        self._host.send(Abort(number=number))
+        self._streams[number].abort()
+
+    def health(self) -> Health:
+        """Whether requests are taken now; follows the progress of steps."""
+        return self._health
+
+    def stats(self) -> EngineStats:
+        """Counters, at most a fraction of a second old, and the latest executed steps."""
+        return replace(self._stats, steps=tuple(self._steps))
+
+    async def shutdown(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, let those in progress end for ``drain_s`` seconds, then stop.
+
+        What is left then is aborted. The engine cannot be started again.
+        """
+        loop = asyncio.get_running_loop()
+        self._health = Health(status=EngineStatus.DRAINING, reason="The engine is shutting down.")
+        deadline_s = loop.time() + drain_s
+        while self._streams and loop.time() < deadline_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        for stream in list(self._streams.values()):
+            stream.abort()
+        await self._host.stop()
+        self._health = Health(status=EngineStatus.DEAD, reason="The engine has been shut down.")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.shutdown()
+
+    @property
+    def model_name(self) -> str:
+        return self._loaded().name
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._loaded().spec
+
+    @property
+    def config(self) -> ResolvedConfig:
+        return self._loaded().config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._loaded().tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._loaded().chat_template
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """The sampling settings that the model recommends."""
+        return self._loaded().sampling_defaults
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters that a request can choose."""
+        return self._loaded().adapters
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._streams)
+
+    def _loaded(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineUnavailableError("The model is not loaded yet.")
+        return self._info
+
+    def _factory(self) -> RequestFactory:
+        if not self._health.is_ready:
+            raise EngineUnavailableError(self._health.reason)
+        assert self._requests is not None
+        return self._requests
+
+    async def _encode(self, prompt: str | tuple[int, ...]) -> list[int]:
+        tokenizer = self._loaded().tokenizer
+        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARS:
+            return await asyncio.to_thread(encode_prompt, prompt, tokenizer)
+        return encode_prompt(prompt, tokenizer)
+
+    def _open(self, request_id: str, request: Request) -> RequestStream:
+        if request_id in self._numbers:
+            raise InvalidRequestError("A request with this id is in progress.")
+        stream = RequestStream(request)
+        self._streams[request.request_id] = stream
+        self._numbers[request_id] = request.request_id
+        self._host.send(Add(request=request))
+        return stream
+
+    def _close(self, request_id: str, stream: RequestStream) -> None:
+        if not stream.is_finished:
+            self._host.send(Abort(number=stream.request.request_id))
+        self._streams.pop(stream.request.request_id, None)
+        self._numbers.pop(request_id, None)
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Output(chunks=chunks):
+                for chunk in chunks:
+                    stream = self._streams.get(chunk.request_id)
+                    if stream is not None and not stream.is_finished:
+                        stream.put(chunk)
+            case Report(stats=stats):
+                self._steps.extend(stats.steps)
+                self._stats = stats
+            case Pooled(number=number, vector=vector):
+                if number in self._streams:
+                    self._streams[number].put_vector(vector)
+            case Refused(number=number, error=error, message=message):
+                if number in self._streams:
+                    self._streams[number].fail(_to_error(error, message))
+            case Started():
+                self._info = self._host.info()
+                self._requests = RequestFactory(self._info)
+                self._health = Health(status=EngineStatus.READY)
+                assert self._started is not None
+                self._started.set_result(None)
+            case Failed(error=error, message=message):
+                self._fail(_to_error(error, message))
+
+    def _fail(self, error: errors.RidgelineError) -> None:
+        self._health = Health(status=EngineStatus.DEAD, reason=str(error))
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
+        for stream in self._streams.values():
+            stream.fail(error)
+
+
+def _to_error(name: str, message: str) -> errors.RidgelineError:
+    kind = getattr(errors, name, EngineError)
+    assert issubclass(kind, errors.RidgelineError)
+    return kind(message)

@@ -1,0 +1,27 @@
+"""What callers of an engine may know of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.core.config import ResolvedConfig
+from ridgeline.core.spec import ModelSpec
+from ridgeline.text import ChatTemplate, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """A loaded model and the resolved configuration that runs it.
+
+    ``kv_digest`` names the executor's KV layout. ``adapters`` are the names of LoRA adapters, slot
+    by slot from 1.
+    """
+
+    name: str
+    spec: ModelSpec
+    config: ResolvedConfig
+    kv_digest: str
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    sampling_defaults: Mapping[str, Any]
+    adapters: tuple[str, ...] = ()

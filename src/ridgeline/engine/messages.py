@@ -1,0 +1,70 @@
+"""What the front of an `AsyncEngine` and its worker say to each other."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.config import ResolvedConfig
+from ridgeline.core.request import CompletionChunk, Request
+from ridgeline.engine.stats import EngineStats
+
+
+class Add(msgspec.Struct, tag=True, frozen=True):
+    """Queue a request; `Output`, `Pooled` or `Refused` follow."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """End a request in any state; nothing follows."""
+
+    number: int
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """End the worker, whatever is in progress."""
+
+
+class Started(msgspec.Struct, tag=True, frozen=True):
+    """The model is loaded."""
+
+    config: ResolvedConfig
+    kv_digest: str
+
+
+class Output(msgspec.Struct, tag=True, frozen=True):
+    """What a step added; several chunks of one sample are in order."""
+
+    chunks: list[CompletionChunk]
+
+
+class Pooled(msgspec.Struct, tag=True, frozen=True):
+    """The embedding of a request, float32 ``[hidden]``; the request has ended."""
+
+    number: int
+    vector: npt.NDArray[np.float32]
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """A request ended without output; ``error`` names a class of `ridgeline.core.errors`."""
+
+    number: int
+    error: str
+    message: str
+
+
+class Report(msgspec.Struct, tag=True, frozen=True):
+    """The latest counters."""
+
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The worker ends; every request in progress is lost. ``error`` as in `Refused`."""
+
+    error: str
+    message: str
+
+
+Command = Add | Abort | Stop
+Event = Started | Output | Pooled | Refused | Report | Failed

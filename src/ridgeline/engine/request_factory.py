@@ -1,0 +1,95 @@
+"""From a caller's wish to a checked `Request`."""
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from ridgeline.core.errors import ContextLengthError, InvalidRequestError
+from ridgeline.core.philox import derive_seed
+from ridgeline.core.request import Request
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.engine.cache_keys import cache_key
+from ridgeline.engine.info import EngineInfo
+from ridgeline.engine.prompts import check_token_ids
+
+
+class RequestFactory:
+    """Numbers requests, checks them against the model, and fills in what follows from it.
+
+    It needs no weights, so a server refuses a bad request without a word to the engine process.
+    """
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
+        self._numbers = itertools.count()
+        self._eos = tuple(sorted(info.tokenizer.eos_token_ids)) if info.tokenizer else ()
+
+    def build(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        cache_salt: str = "",
+        tenant: str = "",
+        priority: int = 0,
+        deadline_s: float | None = None,
+        arrival_s: float | None = None,
+        wants_logits: bool = False,
+        wants_pooled: bool = False,
+    ) -> Request:
+        """A request with the next number.
+
+        Raises:
+            InvalidRequestError: a token id or the adapter does not exist.
+            ContextLengthError: the prompt leaves no room in the context.
+        """
+        info = self._info
+        check_token_ids(token_ids, params, vocab_size=info.spec.vocab_size)
+        if params.stop and info.tokenizer is None:
+            raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
+        room = 0 if wants_logits or wants_pooled else 1
+        if len(token_ids) + room > info.config.max_model_len:
+            raise ContextLengthError(
+                f"The prompt has {len(token_ids)} tokens and the context holds "
+                f"{info.config.max_model_len}, output included."
+            )
+        slot = self._adapter_slot(adapter)
+        number = next(self._numbers)
+        # What reports on every position of the prompt has to compute every position.
+        reports_prompt = wants_logits or params.prompt_logprobs is not None
+        uses_cache = info.config.enable_prefix_caching and not reports_prompt
+        key = self._cache_key(len(token_ids), slot, cache_salt) if uses_cache else None
+        seed = derive_seed(info.config.seed, number) if params.seed is None else params.seed
+        return Request(
+            request_id=number,
+            prompt_token_ids=tuple(token_ids),
+            params=params,
+            seed=seed,
+            eos_token_ids=() if params.ignore_eos else self._eos,
+            adapter=slot,
+            wants_logits=wants_logits,
+            wants_pooled=wants_pooled,
+            cache_key=key,
+            tenant=tenant,
+            priority=priority,
+            deadline_s=deadline_s,
+            arrival_s=time.monotonic() if arrival_s is None else arrival_s,
+        )
+
+    def _adapter_slot(self, name: str | None) -> int:
+        if name is None:
+            return 0
+        if name not in self._info.adapters:
+            known = ", ".join(self._info.adapters) or "none"
+            raise InvalidRequestError(f"There is no adapter {name!r}; loaded are: {known}.")
+        return self._info.adapters.index(name) + 1
+
+    def _cache_key(self, num_prompt_tokens: int, adapter: int, salt: str) -> bytes:
+        return cache_key(
+            layout_digest=self._info.kv_digest,
+            spec=self._info.spec,
+            num_prompt_tokens=num_prompt_tokens,
+            adapter=adapter,
+            salt=salt,
+        )

@@ -1,0 +1,71 @@
+"""The open requests of an `AsyncEngine`, each with what waits for its reader."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.errors import RidgelineError
+from ridgeline.core.request import CompletionChunk, FinishReason, Request
+from ridgeline.engine.stream_buffer import ChunkBuffer
+
+
+class RequestStream:
+    """One request between the worker's events and its reader; lives in one event loop."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.has_output = False
+        self.is_finished = False
+        self.vector: npt.NDArray[np.float32] | None = None
+        self._buffer = ChunkBuffer()
+        self._open_samples = set(range(request.params.n))
+        self._error: RidgelineError | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, chunk: CompletionChunk) -> None:
+        """Take a chunk; the last one has the request's timings."""
+        self.has_output = True
+        if chunk.finish_reason is not None:
+            self._open_samples.discard(chunk.index)
+        self._buffer.put(chunk)
+        self.is_finished = self.is_finished or not self._open_samples
+        self._changed.set()
+
+    def put_vector(self, vector: npt.NDArray[np.float32]) -> None:
+        self.vector = vector
+        self.is_finished = True
+        self._changed.set()
+
+    def abort(self) -> None:
+        """End every sample that is still open."""
+        for index in sorted(self._open_samples):
+            number = self.request.request_id
+            self.put(
+                CompletionChunk(
+                    request_id=number,
+                    index=index,
+                    text="",
+                    token_ids=(),
+                    finish_reason=FinishReason.ABORT,
+                )
+            )
+
+    def fail(self, error: RidgelineError) -> None:
+        """Raise ``error`` to the reader, after what waits."""
+        self._error = error
+        self.is_finished = True
+        self._changed.set()
+
+    async def chunks(self) -> AsyncIterator[CompletionChunk]:
+        """Until the request ends; raises what it failed with."""
+        while True:
+            while self._buffer:
+                yield self._buffer.take()
+            if self._error is not None:
+                raise self._error
+            if self.is_finished:
+                return
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,104 @@
+"""The side of an `AsyncEngine` that owns the model: takes commands, runs steps, sends events."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ridgeline.core.errors import EngineError, RidgelineError
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    Event,
+    Failed,
+    Output,
+    Pooled,
+    Refused,
+    Report,
+    Started,
+    Stop,
+)
+from ridgeline.engine.request_state import RequestState
+
+_log = logging.getLogger(__name__)
+
+_REPORT_EVERY_S = 0.1
+
+
+class Receive(Protocol):
+    """Takes the commands that have come; waits for one at the most so long."""
+
+    def __call__(self, *, wait_s: float) -> Sequence[Command]: ...
+
+
+class Worker:
+    """Serves one `Engine` in the thread that calls `run`; ``send`` must not block."""
+
+    def __init__(self, engine: Engine, receive: Receive, send: Callable[[Event], None]) -> None:
+        self._engine = engine
+        self._loop = engine.loop
+        self._receive = receive
+        self._send = send
+        self._pooling: dict[int, RequestState] = {}
+        self._running = True
+        self._reported_s = 0.0
+
+    def run(self) -> None:
+        """Serve until told to stop, or until the engine fails; then the engine is closed."""
+        info = self._engine.info
+        self._send(Started(config=info.config, kv_digest=info.kv_digest))
+        try:
+            while self._running:
+                self._turn()
+        except EngineError as error:
+            self._send(Failed(error="EngineError", message=str(error)))
+        finally:
+            self._engine.close()
+
+    def _turn(self) -> None:
+        wait_s = 0.0 if self._loop.has_work else 1.0
+        for command in self._receive(wait_s=wait_s):
+            self._handle(command)
+        if self._loop.has_work:
+            chunks = self._loop.step()
+            if chunks:
+                self._send(Output(chunks=list(chunks)))
+            for number in [chunk.request_id for chunk in chunks if self._pooling]:
+                if (state := self._pooling.pop(number, None)) is not None:
+                    self._send(Pooled(number=number, vector=state.embedding()))
+        now = time.monotonic()
+        if now - self._reported_s >= _REPORT_EVERY_S or not self._loop.has_work:
+            self._reported_s = now
+            self._send(Report(stats=self._loop.stats()))
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Add(request=request):
+                try:
+                    state = self._loop.add(request)
+                except EngineError:
+                    raise
+                except RidgelineError as error:
+                    self._refuse(request.request_id, error)
+                except Exception as error:  # one request must not end the others
+                    _log.exception("A request could not be added.")
+                    self._refuse(request.request_id, EngineError(type(error).__name__))
+                else:
+                    if request.wants_pooled:
+                        self._pooling[request.request_id] = state
+            case Abort(number=number):
+                self._pooling.pop(number, None)
+                self._loop.abort(number)
+            case Stop():
+                self._running = False
+
+    def _refuse(self, number: int, error: RidgelineError) -> None:
+        name = type(error).__name__
+        self._send(Refused(number=number, error=name, message=str(error)))
+
+
+def start_error(error: RidgelineError) -> Failed:
+    """The event for a model that could not be loaded."""
+    return Failed(error=type(error).__name__, message=str(error))
