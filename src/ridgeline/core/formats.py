@@ -46,6 +46,30 @@ FLOAT32 = NumberFormat(name="float32", bits=32, is_float=True)
 BFLOAT16 = NumberFormat(name="bfloat16", bits=16, is_float=True)
 FLOAT16 = NumberFormat(name="float16", bits=16, is_float=True)
 
+
+def _quantized(name: str, bits: float, group_size: int | None, scale_bits: float) -> NumberFormat:
+    return NumberFormat(
+        name=name, bits=bits, is_float=False, group_size=group_size, scale_bits=scale_bits
+    )
+
+
+# What weights and KV are commonly stored in, scales included. GGUF's blocks of 256 hold 8
+# sub-blocks' scales and minima beside two float16 (ggml-common.h); ternary is ggml's TQ1_0.
+_QUANTIZED = (
+    _quantized("int8", 8, None, 16),  # one scale for each output channel
+    _quantized("int4", 4, 128, 16),
+    _quantized("int3", 3, 128, 16),
+    _quantized("fp8", 8, None, 32),
+    _quantized("nf4", 4, 64, 8 + 32 / 256),  # double quantization (QLoRA, arXiv 2305.14314, §3)
+    _quantized("mxfp4", 4, 32, 8),
+    _quantized("q4_0", 4, 32, 16),
+    _quantized("q8_0", 8, 32, 16),
+    _quantized("q4_k", 4, 256, 8 * 12 + 32),
+    _quantized("q5_k", 5, 256, 8 * 12 + 32),
+    _quantized("q6_k", 6, 256, 16 * 8 + 16),
+    _quantized("ternary", 1.625, 256, 16),
+)
+
 _BY_NAME = {fmt.name: fmt for fmt in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16)}
 _ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _ALIASES |= {"double": "float64", "float": "float32", "half": "float16"}
@@ -64,3 +88,21 @@ def float_format(name: str) -> NumberFormat:
             f"Unknown number format {name!r}; choose one of {', '.join(sorted(_BY_NAME))}."
         )
     return fmt
+
+
+def number_format(name: str) -> NumberFormat:
+    """The format called ``name``, floating-point or quantized.
+
+    Raises:
+        InvalidRequestError: there is no such format.
+    """
+    quantized = {fmt.name: fmt for fmt in _QUANTIZED}
+    if name in quantized:
+        return quantized[name]
+    try:
+        return float_format(name)
+    except InvalidRequestError:
+        known = sorted([*_BY_NAME, *quantized])
+        raise InvalidRequestError(
+            f"Unknown number format {name!r}; choose one of {', '.join(known)}."
+        ) from None

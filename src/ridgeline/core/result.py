@@ -54,10 +54,12 @@ class StepResult:
     """``passes[p][s]`` is the outcome of segment s of pass p of the plan with this ``step_id``.
 
     ``aborted``: the step was told to stop early; what is reported is valid, and a replay may be
-    short.
+    short. ``experts_read``: expert networks that the target's passes read, summed over layers and
+    passes; ``None`` where the executor does not count them.
     """
 
     step_id: int
     passes: tuple[tuple[SegmentResult, ...], ...]
     timings: StepTimings = StepTimings()
     aborted: bool = False
+    experts_read: int | None = None

@@ -90,6 +90,7 @@ class ReferenceExecutor:
         self._handles: list[_Handle] = []  # submitted, perhaps not done
         self._previous_outputs: list[int] = []  # of the plan before, by output number
         self._outputs: list[int] = []  # of the plan that runs
+        self._experts_read = 0  # by the target, in the plan that runs
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference-executor")
 
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
@@ -144,6 +145,7 @@ class ReferenceExecutor:
             self._states[admission.slot] = SequenceState(admission)
         for copy in plan.copies:
             self._caches[copy.role].copy_block(copy.group, copy.source, copy.target)
+        self._experts_read = 0
         results = tuple(
             self._run_pass(a_pass, index, handle, clock) for index, a_pass in enumerate(plan.passes)
         )
@@ -152,6 +154,7 @@ class ReferenceExecutor:
             passes=results,
             timings=clock.timings(),
             aborted=handle.aborted.is_set(),
+            experts_read=self._experts_read,
         )
 
     def _run_pass(
@@ -189,6 +192,7 @@ class ReferenceExecutor:
         clock.lap("prepare_s")
         forward = Forward(self._models[role], self._caches[role], batch)
         hidden_TD = forward.run()
+        self._experts_read += forward.experts_read if role is ModelRole.TARGET else 0
         clock.lap("forward_s")
         handle.wait_for_masks()
         results = []

@@ -11,8 +11,8 @@ from ridgeline.kernels import reference as kernels
 
 def run_moe(
     op: ops.MoE, x_TD: torch.Tensor, weight: Callable[[ops.Weight], torch.Tensor]
-) -> torch.Tensor:
-    """``[T, D]``: each token through its experts."""
+) -> tuple[torch.Tensor, int]:
+    """``[T, D]``: each token through its experts; and how many experts were read."""
 
     def optional(ref: ops.Weight | None) -> torch.Tensor | None:
         return None if ref is None else weight(ref)
@@ -26,7 +26,7 @@ def run_moe(
     )
     correction_E = optional(op.correction_bias)
     experts_Tk, weights_Tk = kernels.route(logits_TE, op.routing, correction_E=correction_E)
-    return kernels.run_experts(
+    out_TD = kernels.run_experts(
         x_TD,
         experts_Tk,
         weights_Tk,
@@ -38,6 +38,7 @@ def run_moe(
         down_bias_ED=optional(op.down_bias),
         activation=op.activation,
     )
+    return out_TD, len(torch.unique(experts_Tk))
 
 
 def run_shared(

@@ -20,6 +20,7 @@ class Forward:
         self._model = model
         self._cache = cache
         self._batch = batch
+        self.experts_read = 0  # summed over layers
         self._buffers: dict[str, torch.Tensor] = {}
         self._tables: dict[RopeSpec, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -96,7 +97,8 @@ class Forward:
             case ops.LatentAttend():
                 self._attend_latent(op)
             case ops.MoE():
-                buffers["h"] = run_moe(op, buffers[op.src], self._weight)
+                buffers["h"], experts_read = run_moe(op, buffers[op.src], self._weight)
+                self.experts_read += experts_read
             case ops.SharedExpert():
                 buffers["shared"] = run_shared(op, buffers[op.src], self._weight)
             case ops.AddShared():

@@ -1,0 +1,136 @@
+"""`account`: the price of a step corrected by what only its outcome tells."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ridgeline.core.ops import MoE
+from ridgeline.core.plan import ModelRole, Segment, StepPlan, is_reference
+from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.roofline.batch import batch_of, batches_of
+from ridgeline.roofline.model import PricedModel
+from ridgeline.roofline.op_cost import experts_touched
+from ridgeline.roofline.price import (
+    Phase,
+    StepCost,
+    add_costs,
+    pass_work,
+    phase_of,
+    price_segments,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAccount:
+    """What a step did. ``cost`` is that of what was computed; ``useful_flops`` leave out rejected
+    drafts and draft models. ``drafted`` and ``accepted`` count tokens, ``yielded`` those that
+    requests got."""
+
+    cost: StepCost
+    useful_flops: Mapping[Phase, float]
+    drafted: int
+    accepted: int
+    yielded: int
+
+
+def account(
+    models: Mapping[ModelRole, PricedModel], plan: StepPlan, result: StepResult
+) -> StepAccount:
+    """The price corrected by what only the outcome tells.
+
+    Void segments and the missing steps of a replay that was cut short cost nothing; rejected drafts
+    cost their bytes, and are not useful; experts are those that were read, where the executor
+    reports it (``StepResult.experts_read``).
+    """
+    costs, useful = [], dict.fromkeys(Phase, 0.0)
+    drafted = accepted = yielded = 0
+    for a_pass, outcomes in zip(plan.passes, result.passes, strict=True):
+        model = models[a_pass.role]
+        ran = [
+            (segment, outcome)
+            for segment, outcome in zip(a_pass.segments, outcomes, strict=True)
+            if not _is_void(segment, outcome)
+        ]
+        if not ran:
+            continue
+        segments = [segment for segment, _ in ran]
+        steps = (
+            max(1, *(len(outcome.token_ids) for _, outcome in ran)) if a_pass.num_steps > 1 else 1
+        )
+        cost = price_segments(model, replace(a_pass, num_steps=steps), segments)
+        costs.append(cost)
+        if a_pass.role is not ModelRole.TARGET:
+            continue
+        wasted = _rejected(model, ran)
+        for phase, work in cost.by_phase.items():
+            useful[phase] += work.flops - wasted.get(phase, 0.0)
+        drafted += sum(segment.num_drafts for segment in segments)
+        accepted += sum(len(outcome.accepted) for _, outcome in ran)
+        yielded += sum(len(outcome.token_ids) for _, outcome in ran)
+    cost = add_costs(costs)
+    if result.experts_read is not None:
+        cost = _with_experts(models[ModelRole.TARGET], plan, cost, result.experts_read)
+    return StepAccount(
+        cost=cost, useful_flops=useful, drafted=drafted, accepted=accepted, yielded=yielded
+    )
+
+
+def _is_void(segment: Segment, outcome: SegmentResult) -> bool:
+    """Nothing came out because a token that the segment refers to was not yielded."""
+    refers = any(map(is_reference, segment.token_ids))
+    return refers and segment.outputs.sample and not outcome.token_ids
+
+
+def _rejected(
+    model: PricedModel, ran: Sequence[tuple[Segment, SegmentResult]]
+) -> dict[Phase, float]:
+    """FLOPs of drafted tokens that were not accepted, by phase."""
+    wasted: dict[Phase, float] = {}
+    for segment, outcome in ran:
+        rejected = segment.num_drafts - len(outcome.accepted)
+        if rejected:
+            kept = replace(
+                segment,
+                stop=segment.stop - rejected,
+                token_ids=segment.token_ids[: segment.num_tokens - rejected],
+                num_drafts=segment.num_drafts - rejected,
+                parents=(),
+            )
+            flops = pass_work(model, batch_of([segment])).flops
+            phase = phase_of(segment)
+            wasted[phase] = (
+                wasted.get(phase, 0.0) + flops - pass_work(model, batch_of([kept])).flops
+            )
+    return wasted
+
+
+def _with_experts(
+    model: PricedModel, plan: StepPlan, cost: StepCost, experts_read: int
+) -> StepCost:
+    """Exchange the expected number of experts for the number that was read."""
+    correction = 0.0
+    num_moe = sum(isinstance(op, MoE) for op in model.ops)
+    for op, count in model.grouped_ops:
+        if not isinstance(op, MoE):
+            continue
+        stacked = (op.gate, op.up, op.down, op.gate_bias, op.up_bias, op.down_bias)
+        one = sum(map(model.bytes_of, stacked)) / op.gate.shape[0]
+        expected = sum(
+            experts_touched(op.gate.shape[0], op.routing.top_k, batch.num_tokens)
+            for a_pass in plan.passes
+            if a_pass.role is ModelRole.TARGET
+            for batch in batches_of(a_pass)
+        )
+        ranks = max(model.layout.tensor, model.layout.expert)
+        correction += count * one * (experts_read / num_moe - expected) / ranks
+    if not correction:
+        return cost
+    share = {
+        phase: correction * count / sum(cost.tokens.values())
+        for phase, count in cost.tokens.items()
+    }
+    by_phase = {
+        phase: replace(work, weight_bytes=work.weight_bytes + share[phase])
+        for phase, work in cost.by_phase.items()
+    }
+    work = replace(cost.work, weight_bytes=cost.work.weight_bytes + correction)
+    return replace(cost, work=work, by_phase=by_phase)

@@ -1,0 +1,104 @@
+"""What of a pass sets its cost: how many tokens, over which contexts, and rows of logits."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.plan import Pass, Segment
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One forward pass: segment i computes positions ``[starts[i], stops[i])``.
+
+    ``logit_rows`` are the positions of all segments whose logits are wanted.
+    """
+
+    starts: Integers
+    stops: Integers
+    logit_rows: int
+
+    @cached_property
+    def num_tokens(self) -> int:
+        return int((self.stops - self.starts).sum())
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.starts)
+
+    def visible_pairs(self, window: int | None) -> int:
+        """(query, key) pairs that attention needs: each position sees itself and those before it,
+        ``window`` of them at the most."""
+        if window is None:
+            return int((_triangle(self.stops) - _triangle(self.starts)).sum())
+        return int((_capped(self.stops, window) - _capped(self.starts, window)).sum())
+
+    def square_pairs(self, window: int | None) -> int:
+        """Pairs of a kernel that computes masked scores too, as the reference does."""
+        return int(((self.stops - self.starts) * self._rows_read(window)).sum())
+
+    def kv_rows(self, window: int | None) -> int:
+        """Tokens whose K and V are read, once for each segment."""
+        return int(self._rows_read(window).sum())
+
+    def _rows_read(self, window: int | None) -> Integers:
+        if window is None:
+            return self.stops
+        return self.stops - np.maximum(0, self.starts - window + 1)
+
+
+def make_batch(ranges: Sequence[tuple[int, int]], logit_rows: int | None = None) -> Batch:
+    """A batch of half-open ranges; without ``logit_rows`` each yields the logits of its last."""
+    bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+    rows = len(ranges) if logit_rows is None else logit_rows
+    return Batch(starts=bounds[:, 0], stops=bounds[:, 1], logit_rows=rows)
+
+
+def decode_batch(batch_size: int, context: int) -> Batch:
+    """``batch_size`` sequences that each compute one token, with ``context`` tokens in all."""
+    return make_batch([(context - 1, context)] * batch_size)
+
+
+def prefill_batch(num_tokens: int, *, batch_size: int = 1, start: int = 0) -> Batch:
+    """``batch_size`` prompts' chunks of ``num_tokens`` tokens after ``start``."""
+    return make_batch([(start, start + num_tokens)] * batch_size)
+
+
+def batch_of(segments: Iterable[Segment]) -> Batch:
+    """The batch that some segments of a pass make."""
+    bounds: list[int] = []
+    rows = 0
+    for segment in segments:
+        bounds += (segment.start, segment.stop)
+        outputs = segment.outputs
+        if outputs.every_position:
+            rows += segment.num_tokens
+        elif outputs.sample:
+            rows += 1 + segment.num_drafts
+    array = np.array(bounds, dtype=np.int64).reshape(-1, 2)
+    return Batch(starts=array[:, 0], stops=array[:, 1], logit_rows=rows)
+
+
+def batches_of(a_pass: Pass) -> list[Batch]:
+    """The forward passes of a pass: one, or ``num_steps`` where sampled tokens are fed back."""
+    first = batch_of(a_pass.segments)
+    replayed = [
+        Batch(starts=first.stops + step, stops=first.stops + step + 1, logit_rows=len(first.stops))
+        for step in range(a_pass.num_steps - 1)
+    ]
+    return [first, *replayed]
+
+
+def _triangle(length: Integers) -> Integers:
+    return length * (length + 1) // 2
+
+
+def _capped(length: Integers, window: int) -> Integers:
+    """Σ over positions below ``length`` of what each sees behind a window."""
+    inside = np.minimum(length, window)
+    return _triangle(inside) + (length - inside) * window

@@ -1,0 +1,110 @@
+"""A model as the roofline prices it: its ops, the formats of its numbers, its ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+from ridgeline.core.formats import BFLOAT16, NumberFormat
+from ridgeline.core.ops import Embed, Head, MoE, Op, Weight, op_weights
+from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.spec import KVGroup, ModelSpec, RoutingSpec, kv_groups
+
+_WIDE = ("router", "router_bias", "correction_bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedModel:
+    """What `price` needs to know beside the batch.
+
+    Attributes:
+        spec: the model.
+        ops: what `models.lower` made of it.
+        activations: format of the buffers between ops, and of weights that are not quantized.
+        weights: format of the matrices of the layers. Embeddings, the head, norms, biases and
+            routers stay in ``activations``, as quantizers leave them.
+        weight_formats: formats of single weights by name, before all else.
+        kv: format of the KV cache.
+        layout: how the model is spread over ranks. Prices are those of one rank.
+        dense_attention: masked scores are computed too (the reference executor does).
+    """
+
+    spec: ModelSpec
+    ops: tuple[Op, ...]
+    activations: NumberFormat = BFLOAT16
+    weights: NumberFormat | None = None
+    weight_formats: Mapping[str, NumberFormat] = field(default_factory=dict)
+    kv: NumberFormat | None = None
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    dense_attention: bool = False
+
+    @property
+    def kv_format(self) -> NumberFormat:
+        return self.kv or self.activations
+
+    @property
+    def activation_bytes(self) -> float:
+        """Of one element of a buffer."""
+        return self.activations.bits / 8
+
+    @cached_property
+    def groups(self) -> tuple[KVGroup, ...]:
+        return kv_groups(self.spec)
+
+    def kv_token_bytes(self, group: KVGroup) -> float:
+        """Of one token in one layer of a KV group, scales included."""
+        widths = (group.k_width, group.v_width)
+        bits = sum(width * self.kv_format.bits_per_element(width) for width in widths if width)
+        return group.num_kv_heads * bits / 8
+
+    def format_of(self, weight: Weight) -> NumberFormat:
+        """How a weight is stored."""
+        if weight.name in self.weight_formats:
+            return self.weight_formats[weight.name]
+        if self.weights is not None and weight.name in self._quantized_names:
+            return self.weights
+        return self.activations
+
+    def bytes_of(self, weight: Weight | None) -> float:
+        return 0.0 if weight is None else self.format_of(weight).num_bytes(weight.shape)
+
+    @cached_property
+    def _quantized_names(self) -> frozenset[str]:
+        """Matrices of the layers, routers excepted."""
+        names: set[str] = set()
+        for op in self.ops:
+            if isinstance(op, Embed | Head):
+                continue
+            matrices = (w for w in op_weights(op) if len(w.shape) > 1 and "norm" not in w.name)
+            stacked_bias = isinstance(op, MoE)
+            names.update(
+                w.name
+                for w in matrices
+                if w.name.rsplit(".", 1)[-1] not in _WIDE
+                and not (stacked_bias and w.name.endswith("_bias"))
+            )
+        return frozenset(names)
+
+    @cached_property
+    def grouped_ops(self) -> tuple[tuple[Op, int], ...]:
+        """Ops that cost the same, each with how often it occurs, in order of the first."""
+        counts: dict[object, tuple[Op, int]] = {}
+        for op in self.ops:
+            key = (type(op), tuple(self._cost_key(op, f.name) for f in fields(op)))
+            first, count = counts.get(key, (op, 0))
+            counts[key] = (first, count + 1)
+        return tuple(counts.values())
+
+    def _cost_key(self, op: Op, name: str) -> object:
+        """What of a field sets the cost: shapes and counts, not names and numbers."""
+        value = getattr(op, name)
+        if isinstance(value, Weight):
+            return value.shape, self.format_of(value)
+        if isinstance(value, RoutingSpec):
+            return value.top_k
+        return value if isinstance(value, int) and name not in ("layer", "group") else None
+
+
+def weights_of(model: PricedModel) -> tuple[Weight, ...]:
+    """Every weight once, in the order of the ops; a tied head is the embedding."""
+    found = {weight.name: weight for op in model.ops for weight in op_weights(op)}
+    return tuple(found.values())

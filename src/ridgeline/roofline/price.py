@@ -1,0 +1,151 @@
+"""`price`: the bytes and FLOPs of a plan before it runs.
+
+Work is told apart by kind of op, and by phase. A segment is *decode* if at most one of its tokens
+is not a draft, else *prefill*. Of bytes that segments share (weights), each phase has the share of
+its tokens.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ridgeline.core.ops import (
+    MLP,
+    Attend,
+    Head,
+    LatentAttend,
+    LatentProject,
+    MoE,
+    Op,
+    OutProject,
+    QKVProject,
+    SharedExpert,
+)
+from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
+from ridgeline.roofline.batch import Batch, batch_of, batches_of
+from ridgeline.roofline.model import PricedModel
+from ridgeline.roofline.op_cost import op_work
+from ridgeline.roofline.work import NOTHING, Work, total
+
+
+class OpKind(StrEnum):
+    """Kernels of one kind share their efficiencies."""
+
+    LINEAR = "linear"
+    EXPERTS = "experts"
+    ATTENTION = "attention"
+    OTHER = "other"
+
+
+class Phase(StrEnum):
+    """What a segment is to its request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+_LINEAR = (QKVProject, LatentProject, OutProject, MLP, SharedExpert, Head)
+
+
+def kind_of(op: Op) -> OpKind:
+    """The kind of kernel that runs an op."""
+    if isinstance(op, _LINEAR):
+        return OpKind.LINEAR
+    if isinstance(op, MoE):
+        return OpKind.EXPERTS
+    return OpKind.ATTENTION if isinstance(op, Attend | LatentAttend) else OpKind.OTHER
+
+
+def phase_of(segment: Segment) -> Phase:
+    """A segment's phase; the plan itself knows none."""
+    return Phase.PREFILL if segment.num_tokens - segment.num_drafts > 1 else Phase.DECODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCost:
+    """``count`` ops that cost ``work`` each."""
+
+    op: Op
+    count: int
+    work: Work
+
+
+def op_costs(model: PricedModel, batch: Batch) -> tuple[OpCost, ...]:
+    """The price of one forward pass, by op, on one rank of one pipeline (all stages)."""
+    return tuple(
+        OpCost(op=op, count=count, work=op_work(op, batch, model))
+        for op, count in model.grouped_ops
+    )
+
+
+def pass_work(model: PricedModel, batch: Batch) -> Work:
+    """The price of one forward pass."""
+    return total([cost.work * cost.count for cost in op_costs(model, batch)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """A step's work, and each phase's part of it. ``tokens`` are those computed, by phase."""
+
+    work: Work
+    by_phase: Mapping[Phase, Work]
+    tokens: Mapping[Phase, int]
+
+    @property
+    def phase(self) -> Phase | None:
+        """The step's only phase, or ``None`` if it mixes them."""
+        return next(iter(self.by_phase)) if len(self.by_phase) == 1 else None
+
+
+def price(models: Mapping[ModelRole, PricedModel], plan: StepPlan) -> StepCost:
+    """What a plan will move and compute."""
+    return add_costs(price_segments(models[a.role], a, a.segments) for a in plan.passes)
+
+
+def price_segments(model: PricedModel, a_pass: Pass, segments: Sequence[Segment]) -> StepCost:
+    """The price of a pass over some of its segments, and of each phase's part."""
+    members: dict[Phase, list[Segment]] = {}
+    for segment in segments:
+        members.setdefault(phase_of(segment), []).append(segment)
+    first, *replayed = batches_of(replace(a_pass, segments=tuple(segments)))
+    work = pass_work(model, first)
+    tokens = {phase: sum(s.num_tokens for s in part) for phase, part in members.items()}
+    by_phase = dict.fromkeys(members, work)
+    if len(members) > 1:
+        by_phase = _split(model, members, tokens, work)
+    if replayed:
+        later = total([pass_work(model, batch) for batch in replayed])
+        work = work + later
+        by_phase[Phase.DECODE] = by_phase.get(Phase.DECODE, NOTHING) + later
+        decoded = len(segments) * len(replayed)
+        tokens[Phase.DECODE] = tokens.get(Phase.DECODE, 0) + decoded
+    return StepCost(work=work, by_phase=by_phase, tokens=tokens)
+
+
+def _split(
+    model: PricedModel,
+    members: Mapping[Phase, Sequence[Segment]],
+    tokens: Mapping[Phase, int],
+    whole: Work,
+) -> dict[Phase, Work]:
+    num_tokens = sum(tokens.values())
+    return {
+        phase: replace(
+            pass_work(model, batch_of(part)),
+            weight_bytes=whole.weight_bytes * tokens[phase] / num_tokens,
+            link_messages=whole.link_messages * tokens[phase] / num_tokens,
+        )
+        for phase, part in members.items()
+    }
+
+
+def add_costs(costs: Iterable[StepCost]) -> StepCost:
+    """The sum."""
+    work, by_phase, tokens = NOTHING, dict[Phase, Work](), dict[Phase, int]()
+    for cost in costs:
+        work = work + cost.work
+        for phase, part in cost.by_phase.items():
+            by_phase[phase] = by_phase.get(phase, NOTHING) + part
+        for phase, count in cost.tokens.items():
+            tokens[phase] = tokens.get(phase, 0) + count
+    return StepCost(work=work, by_phase=by_phase, tokens=tokens)

@@ -1,0 +1,136 @@
+"""Accounted bytes and FLOPs against independent counts, over families, types and batches."""
+
+import pytest
+import torch
+from tests.parity.every_case import CASES
+from tests.parity.oracle import _model
+from tests.roofline.counting import count
+from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_executor, tiny_model
+
+from ridgeline.core.formats import float_format
+from ridgeline.core.plan import ModelRole, Outputs, Pass
+from ridgeline.executors import ExecutorModel
+from ridgeline.executors.reference.executor import _Handle
+from ridgeline.models import describe, lower
+from ridgeline.roofline import PricedModel, account, pass_work, prefill_batch, price
+from ridgeline.weights import dummy_weights
+
+PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
+BYTES = ("weight_bytes", "kv_read_bytes", "kv_write_bytes", "activation_bytes")
+
+
+def priced(model):
+    return PricedModel(
+        spec=model.spec,
+        ops=model.ops,
+        activations=float_format(str(model.dtype)),
+        dense_attention=True,
+    )
+
+
+class _Recorder:
+    """An executor that runs on the caller's thread, where the FLOP counter counts."""
+
+    def __init__(self, executor):
+        self._executor = executor
+        self.plan = None
+
+    def __getattr__(self, name):
+        return getattr(self._executor, name)
+
+    def submit(self, plan):
+        self.plan = plan
+        handle = _Handle(plan)
+        handle.future.set_result(self._executor._run_or_fail(handle))
+        return handle
+
+
+def check(monkeypatch, model, drive, *, prepare=None):
+    recorder = _Recorder(tiny_executor(model=model))
+    driver = Driver(recorder)
+    if prepare is not None:
+        prepare(driver)
+    counts, result = count(monkeypatch, lambda: drive(driver))
+    work = account({ModelRole.TARGET: priced(model)}, recorder.plan, result).cost.work
+    for name in BYTES:
+        assert getattr(work, name) == pytest.approx(getattr(counts, name), rel=0.01), name
+    assert work.flops == pytest.approx(counts.flops, rel=0.01)
+    assert result.experts_read == counts.experts_read
+
+
+def start_two(driver):
+    for slot, tokens in ((0, PROMPT), (1, PROMPT[:5])):
+        driver.start(slot, tokens)
+
+
+def decode_and_prefill(driver):
+    """Two decodes, one of them verifying two drafts, and a prompt, in one batch."""
+    return driver.run(
+        driver.segment(0, len(PROMPT), [7]),
+        driver.segment(1, 5, [7, 8, 9], num_drafts=2),
+        driver.segment(2, 0, PROMPT, fresh=True, outputs=Outputs(sample=True, logits=True)),
+        admissions=(driver.admit(2, PROMPT),),
+    )
+
+
+def family_model(case):
+    """Random weights for a parity case, whose config transformers completes."""
+    definition = describe(_model(case).config.to_dict())
+    ops = lower(definition.spec)
+    weights = dummy_weights(ops, dtype=torch.float32, seed=0)
+    return ExecutorModel(spec=definition.spec, ops=ops, weights=weights, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_every_family(case, monkeypatch):
+    model = family_model(case)
+    check(monkeypatch, model, decode_and_prefill, prepare=start_two)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config", [CONFIG, WINDOWED, EXPERTS, LATENT, SINKS])
+def test_types(config, dtype, monkeypatch):
+    model = tiny_model(config, dtype=dtype)
+    check(monkeypatch, model, decode_and_prefill, prepare=start_two)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("context", [2, 40])
+def test_decode(batch_size, context, monkeypatch):
+    def prepare(driver):
+        for slot in range(batch_size):
+            driver.start(slot, [5] * context)
+
+    def drive(driver):
+        return driver.run(*(driver.segment(slot, context, [7]) for slot in range(batch_size)))
+
+    check(monkeypatch, tiny_model(WINDOWED), drive, prepare=prepare)
+
+
+def test_replay_is_the_sum_of_its_steps():
+    model = priced(tiny_model())
+    driver = Driver(_Recorder(tiny_executor()))
+    segment = driver.segment(0, 0, PROMPT, fresh=True)
+    driver.run(
+        passes=[Pass(segments=(segment,), num_steps=3)], admissions=(driver.admit(0, PROMPT),)
+    )
+    replay = price({ModelRole.TARGET: model}, driver.executor.plan)
+    parts = []
+    for start, count_ in ((0, len(PROMPT)), (len(PROMPT), 1), (len(PROMPT) + 1, 1)):
+        driver.run(
+            driver.segment(0, start, [3] * count_, fresh=start == 0),
+            admissions=(driver.admit(0, PROMPT),) if start == 0 else (),
+            releases=(0,) if start == 0 else (),
+        )
+        parts.append(price({ModelRole.TARGET: model}, driver.executor.plan).work)
+    assert replay.work.num_bytes == pytest.approx(sum(part.num_bytes for part in parts))
+    assert replay.work.flops == pytest.approx(sum(part.flops for part in parts))
+
+
+def test_causal_attention_is_half_the_square():
+    spec = describe(CONFIG).spec
+    batch = prefill_batch(100)
+    dense = pass_work(PricedModel(spec=spec, ops=lower(spec), dense_attention=True), batch)
+    causal = pass_work(PricedModel(spec=spec, ops=lower(spec)), batch)
+    layers, width = len(spec.layers), 6 * 8
+    assert dense.flops - causal.flops == 4 * layers * width * (100 * 100 - 100 * 101 // 2)
