@@ -3,8 +3,17 @@ block tables: a wrong block, a lost copy or a missed position changes the output
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ridgeline.core.plan import ModelRole, StepPlan, check_plan
+from ridgeline.core.plan import (
+    ModelRole,
+    Pass,
+    Segment,
+    StepPlan,
+    check_plan,
+    is_earlier_pass,
+    referenced_output,
+)
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.core.spec import KVGroup, ModelSpec
@@ -30,12 +39,18 @@ def next_token(token_ids: Sequence[int], seed: int = 0, sample_index: int = 0) -
     return zlib.crc32(text.encode()) % VOCAB
 
 
+def draft_token(token_ids: Sequence[int], seed: int = 0, sample_index: int = 0) -> int:
+    """What its draft model proposes: two times in three what the target says."""
+    token = next_token(token_ids, seed, sample_index)
+    return token if token % 3 else (token + 1) % VOCAB
+
+
 class _Handle:
     def __init__(self, result: StepResult) -> None:
         self._result = result
 
     def set_masks(self, masks: object) -> None:
-        raise AssertionError("the fake executor has no masks")
+        assert not masks, "the fake executor has no masks"
 
     def abort(self) -> None: ...
 
@@ -56,7 +71,7 @@ class FakeExecutor:
             KVGroup(layers=(0,), num_kv_heads=1, k_width=4, v_width=4, window=window)
             for window in windows
         )
-        self._kv: dict[tuple[int, int, int], int] = {}  # (group, block, offset) -> token
+        self._kv: dict[tuple[ModelRole, int, int, int], int] = {}  # (…, group, block, offset)
         self._slots: dict[int, dict] = {}
         self.plans: list[StepPlan] = []
 
@@ -86,49 +101,82 @@ class FakeExecutor:
             del self._slots[slot]
         for admission in plan.admissions:
             assert admission.slot not in self._slots, "a slot is admitted twice"
-            tables = [[] for _ in self._groups]
+            tables = {role: [[] for _ in self._groups] for role in ModelRole}
             self._slots[admission.slot] = {"admission": admission, "tables": tables}
         for copy in plan.copies:
             for offset in range(self.block_tokens):
-                key = (copy.group, copy.source, offset)
+                key = (copy.role, copy.group, copy.source, offset)
                 if key in self._kv:
-                    self._kv[copy.group, copy.target, offset] = self._kv[key]
-        (a_pass,) = plan.passes
-        writes = [self._write(segment) for segment in a_pass.segments]
-        flat = [row for rows in writes for row in rows]
-        assert len(flat) == len(set(flat)), "two sequences write to one place"
-        results = tuple(self._read(segment) for segment in a_pass.segments)
-        return _Handle(StepResult(step_id=plan.step_id, passes=(results,)))
+                    self._kv[copy.role, copy.group, copy.target, offset] = self._kv[key]
+        outputs: list[int] = []  # of the draft model
+        passes = tuple(self._run_pass(a_pass, outputs) for a_pass in plan.passes)
+        return _Handle(StepResult(step_id=plan.step_id, passes=passes))
 
-    def _write(self, segment) -> list[tuple[int, int, int]]:
-        tables = self._slots[segment.slot]["tables"]
+    def _run_pass(self, a_pass: Pass, outputs: list[int]) -> tuple[SegmentResult, ...]:
+        segments = []
+        for segment in a_pass.segments:
+            tokens = tuple(
+                outputs[referenced_output(token)] if is_earlier_pass(token) else token
+                for token in segment.token_ids
+            )
+            segments.append(replace(segment, token_ids=tokens))
+        flat = [row for segment in segments for row in self._write(segment, a_pass)]
+        assert len(flat) == len(set(flat)), "two sequences write to one place"
+        results = tuple(self._read(segment, a_pass) for segment in segments)
+        if a_pass.role is ModelRole.DRAFT:
+            outputs.extend(token for result in results for token in result.token_ids)
+        return results
+
+    def _write(self, segment: Segment, a_pass: Pass) -> list[tuple[ModelRole, int, int, int]]:
+        tables = self._slots[segment.slot]["tables"][a_pass.role]
         for update in segment.block_updates:
             table = tables[update.group]
             assert update.first <= len(table)
             table[update.first : update.first + len(update.blocks)] = update.blocks
         rows = []
-        for position, token in zip(
-            range(segment.start, segment.stop), segment.token_ids, strict=True
-        ):
-            for group, table in enumerate(tables):
-                block, offset = divmod(position, self.block_tokens)
-                rows.append((group, table[block], offset))
-                self._kv[rows[-1]] = token
+        for position, token in enumerate(segment.token_ids, start=segment.start):
+            rows += self._store(a_pass.role, tables, position, token)
         return rows
 
-    def _read(self, segment) -> SegmentResult:
+    def _store(self, role, tables, position, token) -> list[tuple[ModelRole, int, int, int]]:
+        rows = []
+        for group, table in enumerate(tables):
+            block, offset = divmod(position, self.block_tokens)
+            rows.append((role, group, table[block], offset))
+            self._kv[rows[-1]] = token
+        return rows
+
+    def _read(self, segment: Segment, a_pass: Pass) -> SegmentResult:
         if not segment.outputs.sample:
             return SegmentResult()
         state = self._slots[segment.slot]
+        admission, tables = state["admission"], state["tables"][a_pass.role]
+        drafts = segment.token_ids[segment.num_tokens - segment.num_drafts :]
+        known, tokens = segment.stop - segment.num_drafts, []
+        is_draft = a_pass.role is ModelRole.DRAFT
+        while True:
+            length = known + len(tokens)
+            if tokens and is_draft:
+                self._store(a_pass.role, tables, length - 1, tokens[-1])
+            seen = self._seen(a_pass.role, tables, segment.start, length)
+            draw = draft_token if is_draft else next_token
+            tokens.append(draw(seen, admission.seed, admission.sample_index))
+            if is_draft and len(tokens) == a_pass.num_steps:
+                return SegmentResult(token_ids=tuple(tokens))
+            if is_draft:
+                continue
+            if len(tokens) > len(drafts) or drafts[len(tokens) - 1] != tokens[-1]:
+                accepted = tuple(range(len(tokens) - 1))
+                return SegmentResult(token_ids=tuple(tokens), accepted=accepted)
+
+    def _seen(self, role, tables, start: int, stop: int) -> list[int]:
         read = []
-        for group, table in enumerate(state["tables"]):
+        for group, table in enumerate(tables):
             window = self.windows[group]
-            low = 0 if window is None else max(0, segment.start - window + 1)
-            places = (divmod(position, self.block_tokens) for position in range(low, segment.stop))
-            read.append([self._kv[group, table[block], offset] for block, offset in places])
+            low = 0 if window is None else max(0, start - window + 1)
+            places = (divmod(position, self.block_tokens) for position in range(low, stop))
+            read.append([self._kv[role, group, table[block], offset] for block, offset in places])
         longest = max(read, key=len)
         for tokens in read:
             assert tokens == longest[len(longest) - len(tokens) :], "KV groups disagree"
-        seen = longest if None in self.windows else longest[-max(self.windows) :]
-        admission = state["admission"]
-        return SegmentResult(token_ids=(next_token(seen, admission.seed, admission.sample_index),))
+        return longest if None in self.windows else longest[-max(self.windows) :]

@@ -1,11 +1,14 @@
 """Block tables of sequences over the pools of all KV groups, with prefix reuse."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate
 from ridgeline.kvcache import NO_BLOCK, BlockPool, PrefixCache
 from ridgeline.scheduler.sequence import Sequence
+
+_NEVER = sys.maxsize
 
 
 class BlockTables:
@@ -61,6 +64,8 @@ class BlockTables:
 
     def note_computed(self, sequence: Sequence) -> None:
         """Cache the blocks that the last step filled, and give up those that no window reaches."""
+        if sequence.num_computed < sequence.note_at:
+            return
         root_key, size = sequence.request.cache_key, self.block_tokens
         if sequence.collided:
             root_key = None
@@ -82,21 +87,25 @@ class BlockTables:
             self._pools[group].release(table[first:last][::-1])  # the oldest are evicted first
             table[first:last] = [NO_BLOCK] * len(table[first:last])
             sequence.num_given_up[group] = max(first, last)
+        sequence.note_at = self._next_note(sequence)
 
     def can_write(self, sequence: Sequence, start: int, stop: int) -> bool:
         """Whether every group has the blocks for KV positions ``[start, stop)``."""
-        return all(
+        return stop <= sequence.num_writable or all(
             self._num_missing(sequence, group, start, stop) <= pool.num_free
             for group, pool in enumerate(self._pools)
         )
 
     def prepare_write(
-        self, sequence: Sequence, start: int, stop: int
+        self, sequence: Sequence, start: int, stop: int, *, reserve: int = 0
     ) -> tuple[tuple[BlockTableUpdate, ...], list[BlockCopy]]:
         """Extend the tables to ``stop``; blocks to be written that others hold too are replaced.
 
-        Returns what the executor must be told: table entries that it does not know yet, and copies.
+        Groups without a window are extended to ``reserve`` tokens, if blocks are free. Returns what
+        the executor must be told: table entries that it does not know yet, and copies.
         """
+        if stop <= sequence.num_writable:
+            return (), []
         updates: list[BlockTableUpdate] = []
         copies: list[BlockCopy] = []
         for group, pool in enumerate(self._pools):
@@ -107,12 +116,26 @@ class BlockTables:
                 pool.release([table[entry]])
                 table[entry] = fresh
                 first_known = min(first_known, entry)
-            table.extend(pool.allocate(self._num_columns(stop) - len(table)))
+            table.extend(pool.allocate(max(0, self._num_columns(stop) - len(table))))
+            spare = self._num_columns(reserve) - len(table)
+            if 0 < spare <= pool.num_free and self._cache.windows[group] is None:
+                table.extend(pool.allocate(spare))
             if first_known < len(table):
                 blocks = tuple(table[first_known:])
                 updates.append(BlockTableUpdate(group=group, first=first_known, blocks=blocks))
             sequence.num_sent[group] = len(table)
+        sequence.num_writable = min(map(len, sequence.tables)) * self.block_tokens
         return tuple(updates), copies
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back blocks beyond the known tokens, to which rejected drafts were written."""
+        columns = self._num_columns(len(sequence.token_ids))
+        for group, pool in enumerate(self._pools):
+            table = sequence.tables[group]
+            pool.release(table[columns:])
+            del table[columns:]
+            sequence.num_sent[group] = min(sequence.num_sent[group], columns)
+        sequence.num_writable = min(sequence.num_writable, columns * self.block_tokens)
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Let ``child`` hold the parent's blocks of its first ``num_tokens`` tokens."""
@@ -122,6 +145,7 @@ class BlockTables:
             child.num_given_up[group] = min(parent.num_given_up[group], columns)
             pool.share(child.tables[group])
         child.nodes = parent.nodes[: num_tokens // self.block_tokens]
+        parent.num_writable = 0  # its last block is shared now
 
     def release(self, sequence: Sequence) -> None:
         for group, pool in enumerate(self._pools):
@@ -129,6 +153,7 @@ class BlockTables:
             sequence.tables[group] = []
             sequence.num_sent[group] = sequence.num_given_up[group] = 0
         sequence.nodes = []
+        sequence.num_writable = sequence.note_at = 0
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Assert that the blocks of these sequences and the free ones are all there is."""
@@ -138,6 +163,16 @@ class BlockTables:
             del held[NO_BLOCK]
             pool.check_integrity(held)
         self._cache.check_integrity()
+
+    def _next_note(self, sequence: Sequence) -> int:
+        """The number of computed tokens at which `note_computed` has something to do again."""
+        at, size = _NEVER, self.block_tokens
+        if sequence.request.cache_key is not None and not sequence.collided:
+            at = (len(sequence.nodes) + 1) * size
+        for group, window in enumerate(self._cache.windows):
+            if window is not None:
+                at = min(at, (sequence.num_given_up[group] + 1) * size + window - 1)
+        return at
 
     def _num_columns(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)

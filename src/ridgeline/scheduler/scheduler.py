@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ridgeline.core.errors import ContextLengthError
-from ridgeline.core.plan import Admission, BlockCopy, Outputs, Pass, Segment, StepPlan
+from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Outputs, Segment, StepPlan
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.kvcache import PrefixCache
 from ridgeline.scheduler.blocks import BlockTables
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
+from ridgeline.scheduler.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +34,12 @@ class Scheduler:
 
     `schedule` gives running sequences their next tokens first, in order of arrival, then admits
     waiting ones, as far as the token budget and the blocks go. When blocks run out, the latest
-    arrival loses its own and is computed again later.
+    arrival loses its own and is computed again later. Drafts take what budget and blocks are left.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, speculation: Speculation | None = None) -> None:
         self.config = config
+        self.speculation = speculation or Speculation()
         self.prefix_cache = PrefixCache(config.num_blocks, config.windows, config.block_tokens)
         self._blocks = BlockTables(self.prefix_cache)
         self._waiting: deque[Sequence] = deque()
@@ -68,7 +70,7 @@ class Scheduler:
             ContextLengthError: the prompt leaves no room for a token of output.
         """
         num_prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
-        if num_prompt + (0 if request.wants_logits else 1) > limit:
+        if num_prompt + (1 if request.generates else 0) > limit:
             raise ContextLengthError(
                 f"The prompt has {num_prompt} tokens and the context holds {limit}, "
                 "output included."
@@ -96,6 +98,7 @@ class Scheduler:
         copies: list[BlockCopy] = []
         admissions: list[Admission] = []
         budget = self.config.max_num_batched_tokens
+        self.speculation.begin_step(self._running)
         for sequence in list(self._running):
             if budget and sequence.status is SequenceStatus.RUNNING:
                 budget -= self._plan_segment(sequence, budget, segments, copies)
@@ -110,14 +113,15 @@ class Scheduler:
             self._waiting.popleft()
             admissions.append(self._admit(sequence))
             budget -= self._plan_segment(sequence, budget, segments, copies)
-        if not segments:
+        passes = self.speculation.passes(segments)
+        if not passes:
             assert not self.has_work, "work is left but nothing can run"
             return None
         self._step_id += 1
         releases, self._releases = tuple(self._releases), []
         return StepPlan(
             step_id=self._step_id,
-            passes=(Pass(segments=tuple(segments)),),
+            passes=passes,
             admissions=tuple(admissions),
             releases=releases,
             copies=tuple(copies),
@@ -126,9 +130,13 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
         """Advance by what the step computed; finished sequences give up their blocks."""
         assert plan.step_id == result.step_id == self._step_id
-        updates = []
-        for segment, outcome in zip(plan.passes[0].segments, result.passes[0], strict=True):
-            sequence = self._in_flight.pop(segment.slot)
+        updates: list[SequenceUpdate] = []
+        self.speculation.note_drafts(plan, result)
+        in_flight, self._in_flight = self._in_flight, {}
+        if plan.passes[-1].role is not ModelRole.TARGET:
+            return updates
+        for segment, outcome in zip(plan.passes[-1].segments, result.passes[-1], strict=True):
+            sequence = in_flight[segment.slot]
             if not sequence.is_finished:  # it was aborted while the step ran
                 updates.append(self._advance(sequence, segment, outcome))
         return updates
@@ -160,6 +168,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every block and every slot is accounted for."""
         self._blocks.check_integrity(self._all())
+        self.speculation.check_integrity()
         slots = [s.slot for s in self._running if s.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_num_seqs))
 
@@ -175,6 +184,7 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         sequence.status = SequenceStatus.RUNNING
         self._running.append(sequence)
+        self.speculation.start(sequence)
         return Admission(
             slot=sequence.slot,
             token_ids=tuple(sequence.token_ids),
@@ -199,27 +209,57 @@ class Scheduler:
         while not self._fits(sequence, budget):
             if not self._make_room(sequence):
                 return 0
-        updates, new_copies = self._blocks.prepare_write(sequence, start, stop)
-        copies.extend(new_copies)
         request, slot = sequence.request, sequence.slot
         assert slot is not None
+        self._in_flight[slot] = sequence
         reports_prompt = start < sequence.num_prompt_tokens and sequence.sample_index == 0
+        samples = stop == len(sequence.token_ids) and request.generates
+        drafts: tuple[int, ...] | None = ()
+        reports_logprobs = reports_prompt and request.params.prompt_logprobs is not None
+        if samples and not reports_logprobs:
+            drafts = self.speculation.propose(sequence, self._room_for_drafts(sequence, budget))
+        if drafts is None:
+            return 0
+        token_ids = (*sequence.token_ids[start:stop], *drafts)
+        stop += len(drafts)
+        updates, new_copies = self._blocks.prepare_write(sequence, start, stop)
+        copies.extend(new_copies)
         segments.append(
             Segment(
                 slot=slot,
                 start=start,
                 stop=stop,
-                token_ids=tuple(sequence.token_ids[start:stop]),
+                token_ids=token_ids,
+                num_drafts=len(drafts),
                 block_updates=updates,
                 outputs=Outputs(
-                    sample=stop == len(sequence.token_ids) and not request.wants_logits,
-                    prompt_logprobs=reports_prompt and request.params.prompt_logprobs is not None,
+                    sample=samples,
+                    masked=samples and self.speculation.is_masked(sequence),
+                    prompt_logprobs=reports_logprobs,
                     logits=reports_prompt and request.wants_logits,
+                    pooled=stop == len(sequence.token_ids) and request.wants_pooled,
                 ),
             )
         )
-        self._in_flight[slot] = sequence
         return stop - start
+
+    def _room_for_drafts(self, sequence: Sequence, budget: int) -> int:
+        """Drafts that the context, the limit of output, the budget and the free blocks allow.
+
+        Each yields a token, and one more follows. One token is left for each sequence whose turn
+        comes later in this step.
+        """
+        start, length = sequence.num_computed, len(sequence.token_ids)
+        limits = [
+            self.config.max_model_len - length - 1,
+            budget - (length - start) - (len(self._running) - len(self._in_flight)),
+        ]
+        if sequence.request.params.max_tokens is not None:
+            limits.append(sequence.request.params.max_tokens - sequence.num_output_tokens - 1)
+        room = self.speculation.room(sequence, max(0, min(limits)))
+        while room and not self._blocks.can_write(sequence, start, length + room):
+            room -= 1
+        return room
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Free some blocks for ``sequence``; False if its own had to go.
@@ -262,6 +302,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self._running.remove(sequence)
+        self.speculation.finish(sequence)
         self._free_slots.append(sequence.slot)
         self._releases.append(sequence.slot)
         sequence.slot = None
@@ -269,19 +310,33 @@ class Scheduler:
     def _advance(
         self, sequence: Sequence, segment: Segment, outcome: SegmentResult
     ) -> SequenceUpdate:
-        sequence.num_computed = segment.stop
-        if segment.stop >= sequence.num_prompt_tokens:
-            self._start_forks(sequence)
-        self._blocks.note_computed(sequence)
-        accepted = []
+        if segment.num_drafts and self.speculation.is_void(sequence, segment):
+            self._blocks.trim(sequence)
+            return SequenceUpdate(
+                sequence=sequence, start=segment.start, new_token_ids=(), result=outcome
+            )
+        known = segment.stop - segment.num_drafts
+        accepted: list[int] = []
+        end: tuple[FinishReason, int | None] | None = None
         for token in outcome.token_ids:
             accepted.append(token)
             sequence.token_ids.append(token)
-            if self._ended(sequence, token):
+            end = self._end(sequence, token)
+            if end is not None:
                 break
+        sequence.num_computed = min(known + len(outcome.accepted), len(sequence.token_ids))
+        if known >= sequence.num_prompt_tokens:
+            self._start_forks(sequence)
+        if segment.num_drafts:
+            self._blocks.trim(sequence)
+        self._blocks.note_computed(sequence)
+        if segment.outputs.sample:
+            self.speculation.verified(sequence, segment, outcome, accepted)
+        if end is not None:
+            self.finish(sequence, *end)
         if segment.outputs.sample and not outcome.token_ids:
             self.finish(sequence, FinishReason.ERROR)
-        if sequence.request.wants_logits and segment.stop == sequence.num_prompt_tokens:
+        if not sequence.request.generates and segment.stop == sequence.num_prompt_tokens:
             self.finish(sequence, FinishReason.LENGTH)
         return SequenceUpdate(
             sequence=sequence,
@@ -290,17 +345,22 @@ class Scheduler:
             result=outcome,
         )
 
-    def _ended(self, sequence: Sequence, token: int) -> bool:
-        params = sequence.request.params
-        if token in sequence.request.eos_token_ids or token in params.stop_token_ids:
-            is_eos = token in sequence.request.eos_token_ids
-            self.finish(sequence, FinishReason.STOP, None if is_eos else token)
-        elif (
+    def _end(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None] | None:
+        """Why the output ends with this token, its last, if it does."""
+        request, params = sequence.request, sequence.request.params
+        is_whole = self.speculation.advance(sequence, token)
+        if token in request.eos_token_ids:
+            return FinishReason.STOP, None
+        if token in params.stop_token_ids:
+            return FinishReason.STOP, token
+        if is_whole:
+            return FinishReason.STOP, None
+        if (
             len(sequence.token_ids) >= self.config.max_model_len
             or sequence.num_output_tokens == params.max_tokens
         ):
-            self.finish(sequence, FinishReason.LENGTH)
-        return sequence.is_finished
+            return FinishReason.LENGTH, None
+        return None
 
     def _start_forks(self, parent: Sequence) -> None:
         """Queue the other samples, as if all but the last prompt token were computed for them."""

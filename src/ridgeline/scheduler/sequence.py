@@ -16,16 +16,25 @@ class SequenceStatus(StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """Mutated by the scheduler alone.
 
     A step closes part of the gap between ``num_computed`` (tokens whose KV is in the cache) and the
-    tokens known. ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
+    tokens known. ``num_planned`` counts those of the plans in flight as well, of which
+    ``num_in_flight`` have a part of it; the last one samples a token that ``reference`` stands for,
+    if the next plan may build on it.
+
+    ``order`` numbers requests as they arrive; ``postponed``: its deadline cannot be met any more.
+
+    ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
     prompt's. ``num_sent`` counts the table entries that the executor has been told of,
     ``num_given_up`` those at the front that no window reaches any more. ``nodes`` are the prefix
     cache's, one for each full block, until one ``collided``; ``num_cached_tokens`` were found there
-    when it was first admitted.
+    when it was first admitted. ``num_writable`` positions can be written without a change of the
+    tables, and nothing can be cached or given up before ``note_at`` tokens are computed.
+    ``num_drafted[i]`` tokens were drafted at position i of a draft, and
+    ``num_accepted[i]`` of them accepted.
     """
 
     request: Request
@@ -38,14 +47,28 @@ class Sequence:
     nodes: list[Node] = field(default_factory=list)
     num_cached_tokens: int | None = None
     collided: bool = False
+    num_writable: int = 0
+    note_at: int = 0
+    order: int = 0
+    postponed: bool = False
+    num_planned: int = 0
+    num_in_flight: int = 0
+    reference: int | None = None
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    num_drafted: list[int] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether it has run, now or before a preemption."""
+        return self.num_cached_tokens is not None
 
     @property
     def num_output_tokens(self) -> int:
@@ -54,6 +77,14 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    def count_drafts(self, num_drafted: int, num_accepted: int) -> None:
+        """Note the outcome of one draft."""
+        for counts in (self.num_drafted, self.num_accepted):
+            counts.extend([0] * (num_drafted - len(counts)))
+        for position in range(num_drafted):
+            self.num_drafted[position] += 1
+            self.num_accepted[position] += position < num_accepted
 
     @property
     def is_finished(self) -> bool:

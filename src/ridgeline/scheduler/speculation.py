@@ -1,0 +1,214 @@
+"""Drafts and grammars in the plan: what is proposed for each sequence, and what came of it."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_earlier_pass
+from ridgeline.core.protocols import Constraint, ConstraintFactory, Draft, Drafter
+from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.scheduler.draft_model import DraftModel
+from ridgeline.scheduler.sequence import Sequence
+
+MAX_FORCED_TOKENS = 32
+_TO_COME = -1  # stands for the draft model's proposals until its pass has a place in the plan
+
+
+@dataclass(slots=True)
+class _State:
+    """A running sequence. ``constraint`` follows its output.
+
+    ``from_model``: the draft model's proposals, in this step or kept from the step before.
+    ``is_guess``: the drafter made what is being verified, not the grammar.
+    """
+
+    slot: int
+    constraint: Constraint | None
+    from_model: SegmentResult | None = None
+    is_guess: bool = False
+
+
+class Speculation:
+    """What the scheduler asks about drafts; without drafter and grammars it proposes nothing.
+
+    Tokens that a grammar forces are proposed as drafts: the mask leaves the target nothing else to
+    draw, so they are verified in one pass, and the output is that of a run without.
+
+    The tokens of a draft model are not known when a plan is made. Where a grammar has to see them
+    first, the draft model runs in one step and the target in the next.
+    """
+
+    def __init__(
+        self,
+        *,
+        drafter: Drafter | None = None,
+        max_tokens: int = 0,
+        draft_model: DraftModel | None = None,
+        constraints: ConstraintFactory | None = None,
+    ) -> None:
+        self.drafter = drafter
+        self._max_tokens = max_tokens
+        self._draft_model = draft_model
+        self._constraints = constraints
+        self._states: dict[Sequence, _State] = {}
+        self._alone: dict[int, Sequence] = {}  # by slot: in this step the draft model's only
+
+    def start(self, sequence: Sequence) -> None:
+        """The sequence has a slot; after a preemption its output is known in part."""
+        request, slot = sequence.request, sequence.slot
+        assert slot is not None
+        constraint = None
+        if request.params.structured_outputs is not None:
+            assert self._constraints is not None, "the engine refuses grammars that it has not"
+            constraint = self._constraints(request.params.structured_outputs)
+            constraint.advance(sequence.output_token_ids)
+        self._states[sequence] = _State(slot, constraint)
+        if self.drafter is not None:
+            self.drafter.start(slot, sequence.token_ids, request.draft_namespace)
+
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence loses its slot."""
+        state = self._states.pop(sequence)
+        if self.drafter is not None:
+            self.drafter.finish(state.slot)
+        if self._draft_model is not None:
+            self._draft_model.finish(sequence)
+
+    def begin_step(self, running: Iterable[Sequence]) -> None:
+        """A step is about to be planned."""
+        self._alone = {}
+        if self._draft_model is not None:
+            self._draft_model.begin_step()
+        if self.drafter is not None:
+            lengths = {
+                self._states[each].slot: len(each.token_ids)
+                for each in running
+                if each.num_computed + 1 == len(each.token_ids)
+            }
+            self.drafter.begin_step(lengths)
+
+    def is_masked(self, sequence: Sequence) -> bool:
+        """Whether a grammar restricts what is sampled."""
+        return self._states[sequence].constraint is not None
+
+    def room(self, sequence: Sequence, most: int) -> int:
+        """How many drafts could be used, ``most`` at the most."""
+        forced = MAX_FORCED_TOKENS if self.is_masked(sequence) else 0
+        return min(most, max(self._max_tokens, forced))
+
+    def propose(self, sequence: Sequence, most: int) -> tuple[int, ...] | None:
+        """Drafts to verify after all known tokens; ``None`` if the target does nothing this time.
+
+        A draft model's are placeholders, which `passes` replaces.
+        """
+        state = self._states[sequence]
+        constraint = state.constraint
+        state.is_guess = False
+        if state.from_model is not None:
+            return self._guess(state, state.from_model.token_ids[:most])
+        if constraint is not None and (forced := constraint.forced(most)):
+            return forced
+        most = min(most, self._max_tokens)
+        draft = Draft()
+        if most > 0 and self.drafter is not None:
+            draft = self.drafter.propose(state.slot, most)
+        if draft.num_model_tokens == 0 or self._draft_model is None:
+            return self._guess(state, draft.token_ids[:most])
+        count = self._draft_model.propose(sequence, min(most, draft.num_model_tokens))
+        if count and constraint is not None:
+            self._alone[state.slot] = sequence
+            return None
+        state.is_guess = count > 0
+        return (_TO_COME,) * count
+
+    def passes(self, segments: Seq[Segment]) -> tuple[Pass, ...]:
+        """The step's passes: the draft model's, then the target's over ``segments``."""
+        if self._draft_model is None:
+            return (Pass(segments=tuple(segments)),) if segments else ()
+        passes, references = self._draft_model.passes()
+        targets = tuple(
+            replace(each, token_ids=each.token_ids[: -each.num_drafts] + references[each.slot])
+            if each.num_drafts and each.token_ids[-1] == _TO_COME
+            else each
+            for each in segments
+        )
+        return (*passes, Pass(segments=targets)) if targets else passes
+
+    def masks(self, plan: StepPlan) -> dict[tuple[int, int], npt.NDArray[np.uint32]]:
+        """What `StepHandle.set_masks` takes; computed while the step runs."""
+        constraints = {state.slot: state.constraint for state in self._states.values()}
+        masks = {}
+        for p, a_pass in enumerate(plan.passes):
+            for s, segment in enumerate(a_pass.segments):
+                constraint = constraints.get(segment.slot) if segment.outputs.masked else None
+                if constraint is not None:
+                    drafts = segment.token_ids[segment.num_tokens - segment.num_drafts :]
+                    masks[p, s] = constraint.masks(drafts)
+        return masks
+
+    def note_drafts(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """Take the draft model's proposals; returns the sequences whose step was only that."""
+        states = {state.slot: state for state in self._states.values()}
+        for a_pass, outcomes in zip(plan.passes, result.passes, strict=True):
+            if a_pass.role is not ModelRole.DRAFT:
+                continue
+            for segment, outcome in zip(a_pass.segments, outcomes, strict=True):
+                if segment.outputs.sample and segment.slot in states:
+                    states[segment.slot].from_model = outcome
+        return list(self._alone.values())
+
+    def advance(self, sequence: Sequence, token: int) -> bool:
+        """The output went on with ``token``; whether its grammar says that it is whole."""
+        state = self._states[sequence]
+        if state.constraint is None:
+            return False
+        state.constraint.advance((token,))
+        return state.constraint.is_complete
+
+    def verified(
+        self, sequence: Sequence, segment: Segment, outcome: SegmentResult, new: Seq[int]
+    ) -> None:
+        """The step gave a running sequence the tokens ``new``."""
+        state = self._states[sequence]
+        num_accepted = len(outcome.accepted)
+        if self.drafter is not None:
+            if state.is_guess:
+                self.drafter.verified(state.slot, segment.num_drafts, num_accepted)
+            self.drafter.extend(state.slot, new)
+        if state.from_model is not None:
+            assert self._draft_model is not None
+            self._draft_model.verified(sequence, state.from_model, num_accepted)
+            state.from_model = None
+        if state.is_guess:
+            sequence.count_drafts(segment.num_drafts, num_accepted)
+
+    def is_void(self, sequence: Sequence, segment: Segment) -> bool:
+        """Whether the step did nothing for the sequence, since the draft model had no token.
+
+        It is not asked again for this sequence.
+        """
+        state = self._states[sequence]
+        if state.from_model is None or not any(map(is_earlier_pass, segment.token_ids)):
+            return False
+        if len(state.from_model.token_ids) >= segment.num_drafts:
+            return False
+        assert self._draft_model is not None
+        self._draft_model.fail(sequence)
+        state.from_model = None
+        return True
+
+    def check_integrity(self) -> None:
+        """Assert that the draft model's blocks are accounted for."""
+        if self._draft_model is not None:
+            self._draft_model.check_integrity()
+
+    def _guess(self, state: _State, token_ids: Seq[int]) -> tuple[int, ...]:
+        """What is left of a guess once the grammar has seen it."""
+        count = len(token_ids)
+        if state.constraint is not None and count:
+            count = state.constraint.num_valid(token_ids)
+        state.is_guess = count > 0
+        return tuple(token_ids[:count])

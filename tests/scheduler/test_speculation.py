@@ -1,0 +1,157 @@
+"""Drafts in the plan: outputs are as without, blocks come back, limits hold."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from tests.fakes import FakeExecutor, next_token
+from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run
+
+from ridgeline.core.plan import ModelRole
+from ridgeline.core.protocols import Draft, Drafter
+from ridgeline.core.request import FinishReason
+from ridgeline.scheduler import (
+    DraftModel,
+    DraftModelConfig,
+    Scheduler,
+    SchedulerConfig,
+    Speculation,
+)
+
+
+class Oracle(Drafter):
+    """Proposes what the fake target says, with some tokens wrong; or asks for the draft model."""
+
+    def __init__(self, rng: random.Random, *, wrong=0.3, model=False, window=1000) -> None:
+        self._rng, self._wrong, self._model, self._window = rng, wrong, model, window
+        self.tokens: dict[int, list[int]] = {}
+        self.outcomes: list[tuple[int, int]] = []
+
+    def start(self, slot, token_ids, namespace=None):
+        assert slot not in self.tokens
+        self.tokens[slot] = list(token_ids)
+
+    def extend(self, slot, token_ids):
+        self.tokens[slot] += token_ids
+
+    def finish(self, slot):
+        del self.tokens[slot]
+
+    def verified(self, slot, num_drafted, num_accepted):
+        assert 0 <= num_accepted <= num_drafted
+        self.outcomes.append((num_drafted, num_accepted))
+
+    def propose(self, slot, max_tokens):
+        count = self._rng.randint(0, max_tokens)
+        if self._model:
+            return Draft(num_model_tokens=count)
+        tokens = list(self.tokens[slot])
+        for _ in range(count):
+            right = next_token(tokens[-self._window :])
+            tokens.append(right if self._rng.random() > self._wrong else 5)
+        return Draft(token_ids=tuple(tokens[len(tokens) - count :]))
+
+
+def make(drafter, *, max_tokens=4, draft_blocks=None, **changes) -> Scheduler:
+    settings = {**CONFIG, **changes}
+    settings.setdefault("windows", (None,) * len(settings["num_blocks"]))
+    draft_model = None
+    if draft_blocks is not None:
+        draft_model = DraftModel(
+            DraftModelConfig(
+                num_blocks=(draft_blocks,) * len(settings["windows"]),
+                windows=settings["windows"],
+                block_tokens=settings["block_tokens"],
+                max_pass_tokens=settings["max_num_batched_tokens"],
+            )
+        )
+    speculation = Speculation(drafter=drafter, max_tokens=max_tokens, draft_model=draft_model)
+    return Scheduler(SchedulerConfig(**settings), speculation)
+
+
+@pytest.mark.parametrize("model", [False, True], ids=["host", "draft model"])
+@pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
+@pytest.mark.parametrize("seed", range(15))
+def test_random_workloads_under_preemption(seed, windows, model):
+    rng = random.Random(seed)
+    window = 1000 if None in windows else max(windows)
+    drafter = Oracle(rng, model=model, window=window)
+    scheduler = make(
+        drafter,
+        num_blocks=(18,) * len(windows),
+        draft_blocks=rng.choice([9, 40]) if model else None,
+        windows=windows,
+        max_num_batched_tokens=rng.choice([3, 7, 64]),
+        max_tokens=rng.choice([1, 3, 8]),
+    )
+    executor = FakeExecutor(windows=windows)
+    common = [rng.randrange(1000) for _ in range(40)]
+    pending = [
+        request(
+            0,
+            common[: rng.randint(0, 40)] + [rng.randrange(1000) for _ in range(rng.randint(1, 10))],
+            cache_key=rng.choice([b"tenant a", b"tenant b", None]),
+            n=rng.choice([1, 1, 3]),
+            max_tokens=rng.choice([1, 2, 5, 30, None]),
+        )
+        for number in range(8)
+    ]
+    # One seed for all, since the drafter guesses with it.
+    pending = [replace(each, request_id=number) for number, each in enumerate(pending)]
+    sequences, aborted = [], set()
+
+    def each_step():
+        if pending and rng.random() < 0.5:
+            sequences.extend(scheduler.add(pending.pop(0)))
+        if sequences and rng.random() < 0.02:
+            victim = rng.choice(sequences)
+            if not victim.is_finished:
+                aborted.add(victim)
+                scheduler.finish(victim, FinishReason.ABORT)
+                aborted.update(s for s in sequences if s.finish_reason is FinishReason.ABORT)
+
+    while pending or scheduler.has_work:
+        each_step()
+        run(scheduler, executor, each_step=each_step)
+    for sequence in sequences:
+        expected = expected_output(sequence.request, sequence.sample_index, 64, window)
+        if sequence in aborted:
+            expected = expected[: sequence.num_output_tokens]
+        assert sequence.output_token_ids == expected
+        assert all(a <= d for a, d in zip(sequence.num_accepted, sequence.num_drafted, strict=True))
+    assert not drafter.tokens
+    if scheduler.config.max_num_batched_tokens == 64:
+        assert sum(accepted for _, accepted in drafter.outcomes) > 0
+    if model:
+        roles = {a_pass.role for plan in executor.plans for a_pass in plan.passes}
+        assert ModelRole.DRAFT in roles
+
+
+def test_right_drafts_save_steps_and_are_counted():
+    class Right(Oracle):
+        def propose(self, slot, max_tokens):
+            tokens = list(self.tokens[slot])
+            for _ in range(max_tokens):
+                tokens.append(next_token(tokens))
+            return Draft(token_ids=tuple(tokens[len(self.tokens[slot]) :]))
+
+    scheduler, executor = make(Right(random.Random(0)), max_tokens=4), FakeExecutor()
+    (sequence,) = scheduler.add(request(0, range(6), max_tokens=15))
+    assert run(scheduler, executor) == 3
+    assert sequence.num_drafted == sequence.num_accepted == [3, 3, 3, 3]
+    assert [segment.num_drafts for plan in executor.plans for segment in plan.passes[0].segments]
+
+
+def test_the_end_within_an_accepted_run_cuts_it():
+    outputs = expected_output(request(0, range(6), max_tokens=20), 0, 64)
+    for place in range(20):
+        if outputs.index(outputs[place]) != place:
+            continue
+        drafter = Oracle(random.Random(place), wrong=0.0)
+        scheduler, executor = make(drafter, max_tokens=8, max_model_len=64), FakeExecutor()
+        params = {"max_tokens": 20, "stop_token_ids": (outputs[place],)}
+        (sequence,) = scheduler.add(request(0, range(6), **params))
+        run(scheduler, executor)
+        assert sequence.output_token_ids == outputs[: place + 1]
+        assert sequence.finish_reason is FinishReason.STOP
+        assert sequence.stop_reason == outputs[place]
