@@ -23,12 +23,14 @@ from ridgeline.engine.messages import (
     Add,
     Event,
     Failed,
+    Lost,
     Output,
     Pooled,
     Refused,
     Report,
     Started,
 )
+from ridgeline.engine.process_host import ProcessHost
 from ridgeline.engine.prompts import encode_prompt
 from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.stats import EngineStats, EngineStatus, Health, StepRecord
@@ -72,12 +74,12 @@ class AsyncEngine:
         in_process: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self._host = ThreadHost(config, progress)
+        self._host = ThreadHost(config, progress) if in_process else ProcessHost(config, progress)
         self._info: EngineInfo | None = None
         self._requests: RequestFactory | None = None
         self._streams: dict[int, RequestStream] = {}
         self._numbers: dict[str, int] = {}  # the callers' ids of open requests
-        self._health = Health(status=EngineStatus.STARTING, reason="The model is not loaded yet.")
+        self._closing: Health | None = None
         self._stats = EngineStats()
         self._steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
         self._started: asyncio.Future[None] | None = None
@@ -90,7 +92,7 @@ class AsyncEngine:
             MachineError: no network, disk or memory for it.
         """
         self._started = asyncio.get_running_loop().create_future()
-        self._host.start(self._on_event)
+        await self._host.start(self._on_event)
         await self._started
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[CompletionChunk]:
@@ -168,12 +170,17 @@ class AsyncEngine:
         number = self._numbers.get(request_id)
         if number is None:
             return
-        self._host.send(Abort(number=number))
         self._streams[number].abort()
+        self._host.send(Abort(number=number))
 
     def health(self) -> Health:
         """Whether requests are taken now; follows the progress of steps."""
-        return self._health
+        return self._closing or self._host.health
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The process in which the model runs now."""
+        return self._host.pid
 
     def stats(self) -> EngineStats:
         """Counters, at most a fraction of a second old, and the latest executed steps."""
@@ -185,14 +192,14 @@ class AsyncEngine:
         What is left then is aborted. The engine cannot be started again.
         """
         loop = asyncio.get_running_loop()
-        self._health = Health(status=EngineStatus.DRAINING, reason="The engine is shutting down.")
+        self._closing = Health(status=EngineStatus.DRAINING, reason="The engine is shutting down.")
         deadline_s = loop.time() + drain_s
         while self._streams and loop.time() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         for stream in list(self._streams.values()):
             stream.abort()
         await self._host.stop()
-        self._health = Health(status=EngineStatus.DEAD, reason="The engine has been shut down.")
+        self._closing = self._host.health
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -246,8 +253,9 @@ class AsyncEngine:
         return self._info
 
     def _factory(self) -> RequestFactory:
-        if not self._health.is_ready:
-            raise EngineUnavailableError(self._health.reason)
+        health = self.health()
+        if not health.is_ready:
+            raise EngineUnavailableError(health.reason)
         assert self._requests is not None
         return self._requests
 
@@ -281,7 +289,7 @@ class AsyncEngine:
                         stream.put(chunk)
             case Report(stats=stats):
                 self._steps.extend(stats.steps)
-                self._stats = stats
+                self._stats = replace(stats, num_restarts=self._host.num_restarts)
             case Pooled(number=number, vector=vector):
                 if number in self._streams:
                     self._streams[number].put_vector(vector)
@@ -289,20 +297,34 @@ class AsyncEngine:
                 if number in self._streams:
                     self._streams[number].fail(_to_error(error, message))
             case Started():
-                self._info = self._host.info()
-                self._requests = RequestFactory(self._info)
-                self._health = Health(status=EngineStatus.READY)
-                assert self._started is not None
-                self._started.set_result(None)
+                self._on_started()
+            case Lost(message=message):
+                self._on_lost(message)
             case Failed(error=error, message=message):
-                self._fail(_to_error(error, message))
+                self._on_failed(_to_error(error, message))
 
-    def _fail(self, error: errors.RidgelineError) -> None:
-        self._health = Health(status=EngineStatus.DEAD, reason=str(error))
+    def _on_started(self) -> None:
+        if self._info is None:
+            self._info = self._host.info()
+            self._requests = RequestFactory(self._info)
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)
+        for stream in self._streams.values():
+            if not stream.is_finished:
+                self._host.send(Add(request=stream.request))
+
+    def _on_lost(self, reason: str) -> None:
+        """Fail what had output; the rest is retried once, since one of them may be the cause."""
+        for stream in self._streams.values():
+            if stream.has_output or stream.num_retries:
+                stream.fail(EngineError(f"{reason} The request was lost."))
+            stream.num_retries += 1
+
+    def _on_failed(self, error: errors.RidgelineError) -> None:
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
         for stream in self._streams.values():
-            stream.fail(error)
+            stream.fail(EngineUnavailableError(str(error)))
 
 
 def _to_error(name: str, message: str) -> errors.RidgelineError:

@@ -29,11 +29,24 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """A model in memory. ``tokenizer`` and ``chat_template`` are ``None`` where there are none.
+class ModelDescription:
+    """All of a model but its weights. ``folder`` is ``None`` for a preset with random weights.
 
-    ``sampling_defaults`` are the settings that its ``generation_config.json`` recommends.
+    ``tokenizer`` and ``chat_template`` are ``None`` where there are none; ``sampling_defaults`` are
+    the settings that its ``generation_config.json`` recommends.
     """
+
+    name: str
+    folder: Path | None
+    definition: ModelDefinition
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    sampling_defaults: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory; see `ModelDescription`."""
 
     name: str
     definition: ModelDefinition
@@ -43,12 +56,12 @@ class LoadedModel:
     sampling_defaults: Mapping[str, Any]
 
 
-def load_model(config: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
-    """Find, read and check a model.
+def describe_model(config: EngineConfig, *, progress: Progress | None = None) -> ModelDescription:
+    """Find a model, download it if need be, and read all but its weights.
 
     Raises:
         ModelFileError: it is missing, damaged or not supported.
-        MachineError: no network, disk or memory for it.
+        MachineError: no network or disk for it.
     """
     preset = PRESETS.get(config.model or "")
     folder = tokenizer = None
@@ -63,6 +76,25 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
             progress=progress,
         )
         definition, tokenizer = _described(folder, config)
+    return ModelDescription(
+        name=config.model or "embedded",
+        folder=folder,
+        definition=definition,
+        tokenizer=tokenizer,
+        chat_template=_load_chat_template(config, tokenizer),
+        sampling_defaults=_sampling_defaults(folder),
+    )
+
+
+def load_model(config: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
+    """Find, read and check a model.
+
+    Raises:
+        ModelFileError: it is missing, damaged or not supported.
+        MachineError: no network, disk or memory for it.
+    """
+    description = describe_model(config, progress=progress)
+    definition, folder = description.definition, description.folder
     dtype_name = definition.dtype if config.dtype == "auto" else float_format(config.dtype).name
     dtype: torch.dtype = getattr(torch, dtype_name)
     ops = lower(definition.spec)
@@ -86,14 +118,14 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
         for adapter in config.adapters.values()
     )
     return LoadedModel(
-        name=config.model or "embedded",
+        name=description.name,
         definition=definition,
         model=ExecutorModel(
             spec=definition.spec, ops=ops, weights=weights, dtype=dtype, adapters=adapters
         ),
-        tokenizer=tokenizer,
-        chat_template=_load_chat_template(config, tokenizer),
-        sampling_defaults=_sampling_defaults(folder),
+        tokenizer=description.tokenizer,
+        chat_template=description.chat_template,
+        sampling_defaults=description.sampling_defaults,
     )
 
 

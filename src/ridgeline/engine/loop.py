@@ -153,6 +153,10 @@ class EngineLoop:
             )
         )
 
+    def progress(self) -> tuple[int, bool]:
+        """The last step, and whether there is work; may be called from another thread."""
+        return self._last_step_id, self.has_work
+
     def stats(self) -> EngineStats:
         """Counters and the steps since the last call."""
         scheduler = self._scheduler

@@ -25,6 +25,14 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the worker, whatever is in progress."""
 
 
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    """Bytes done and bytes in all of what is being loaded."""
+
+    done: int
+    total: int
+    label: str
+
+
 class Started(msgspec.Struct, tag=True, frozen=True):
     """The model is loaded."""
 
@@ -66,5 +74,19 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
+class Lost(msgspec.Struct, tag=True, frozen=True):
+    """The worker died and another one starts; what was in it is gone. Made by the front."""
+
+    message: str
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """The worker's process runs: its last step, whether it has work, its processor time so far."""
+
+    step_id: int
+    is_busy: bool
+    cpu_s: float
+
+
 Command = Add | Abort | Stop
-Event = Started | Output | Pooled | Refused | Report | Failed
+Event = Loading | Started | Output | Pooled | Refused | Report | Failed | Lost

@@ -18,6 +18,7 @@ class RequestStream:
         self.request = request
         self.has_output = False
         self.is_finished = False
+        self.num_retries = 0
         self.vector: npt.NDArray[np.float32] | None = None
         self._buffer = ChunkBuffer()
         self._open_samples = set(range(request.params.n))
@@ -53,7 +54,9 @@ class RequestStream:
             )
 
     def fail(self, error: RidgelineError) -> None:
-        """Raise ``error`` to the reader, after what waits."""
+        """Raise ``error`` to the reader, after what waits; nothing happens if it has ended."""
+        if self.is_finished:
+            return
         self._error = error
         self.is_finished = True
         self._changed.set()

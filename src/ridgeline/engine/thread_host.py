@@ -1,6 +1,8 @@
 """The worker in a thread of this process."""
 
 import asyncio
+import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -10,8 +12,9 @@ from ridgeline.core.errors import RidgelineError
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.loading import Progress
-from ridgeline.engine.messages import Command, Event, Stop
-from ridgeline.engine.worker import Worker, start_error
+from ridgeline.engine.messages import Command, Event, Failed, Started, Stop
+from ridgeline.engine.stats import EngineStatus, Health
+from ridgeline.engine.worker import Worker
 
 _JOIN_S = 30.0
 
@@ -25,13 +28,27 @@ class ThreadHost:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._info: EngineInfo | None = None
+        self.num_restarts = 0
+        self.health = Health(status=EngineStatus.STARTING, reason="The model is not loaded yet.")
 
-    def start(self, on_event: Callable[[Event], None]) -> None:
+    @property
+    def pid(self) -> int | None:
+        return os.getpid()
+
+    async def start(self, on_event: Callable[[Event], None]) -> None:
         loop = asyncio.get_running_loop()
 
+        def take(event: Event) -> None:
+            match event:
+                case Started():
+                    self.health = Health(status=EngineStatus.READY)
+                case Failed(message=message):
+                    self.health = Health(status=EngineStatus.DEAD, reason=message)
+            on_event(event)
+
         def send(event: Event) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(on_event, event)
+            with contextlib.suppress(RuntimeError):  # the event loop has been closed
+                loop.call_soon_threadsafe(take, event)
 
         self._thread = threading.Thread(
             target=self._run, args=(send,), name="ridgeline-engine", daemon=True
@@ -47,6 +64,7 @@ class ThreadHost:
         self._commands.put(command)
 
     async def stop(self) -> None:
+        self.health = Health(status=EngineStatus.DEAD, reason="The engine has been shut down.")
         self.send(Stop())
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, _JOIN_S)
@@ -64,7 +82,9 @@ class ThreadHost:
         try:
             engine = Engine(self._config, progress=self._progress)
         except RidgelineError as error:
-            send(start_error(error))
+            send(Failed(error=type(error).__name__, message=str(error)))
             return
         self._info = engine.info
-        Worker(engine, receive=self.receive, send=send).run()
+        failure = Worker(engine, receive=self.receive, send=send).run()
+        if failure is not None:
+            send(failure)

@@ -45,7 +45,7 @@ class Worker:
         self._running = True
         self._reported_s = 0.0
 
-    def run(self) -> None:
+    def run(self) -> Failed | None:
         """Serve until told to stop, or until the engine fails; then the engine is closed."""
         info = self._engine.info
         self._send(Started(config=info.config, kv_digest=info.kv_digest))
@@ -53,25 +53,31 @@ class Worker:
             while self._running:
                 self._turn()
         except EngineError as error:
-            self._send(Failed(error="EngineError", message=str(error)))
+            return Failed(error="EngineError", message=str(error))
         finally:
             self._engine.close()
+        return None
 
     def _turn(self) -> None:
         wait_s = 0.0 if self._loop.has_work else 1.0
         for command in self._receive(wait_s=wait_s):
             self._handle(command)
         if self._loop.has_work:
-            chunks = self._loop.step()
+            chunks = list(self._loop.step())
+            if self._pooling:
+                chunks = [chunk for chunk in chunks if not self._send_pooled(chunk.request_id)]
             if chunks:
-                self._send(Output(chunks=list(chunks)))
-            for number in [chunk.request_id for chunk in chunks if self._pooling]:
-                if (state := self._pooling.pop(number, None)) is not None:
-                    self._send(Pooled(number=number, vector=state.embedding()))
+                self._send(Output(chunks=chunks))
         now = time.monotonic()
         if now - self._reported_s >= _REPORT_EVERY_S or not self._loop.has_work:
             self._reported_s = now
             self._send(Report(stats=self._loop.stats()))
+
+    def _send_pooled(self, number: int) -> bool:
+        state = self._pooling.pop(number, None)
+        if state is not None:
+            self._send(Pooled(number=number, vector=state.embedding()))
+        return state is not None
 
     def _handle(self, command: Command) -> None:
         match command:
@@ -97,8 +103,3 @@ class Worker:
     def _refuse(self, number: int, error: RidgelineError) -> None:
         name = type(error).__name__
         self._send(Refused(number=number, error=name, message=str(error)))
-
-
-def start_error(error: RidgelineError) -> Failed:
-    """The event for a model that could not be loaded."""
-    return Failed(error=type(error).__name__, message=str(error))

@@ -1,0 +1,140 @@
+"""One life of the engine's process, seen from the front."""
+
+import asyncio
+import os
+import shutil
+import stat
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from ridgeline.core import wire
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import EngineUnavailableError
+from ridgeline.engine.messages import Abort, Add, Command, Event, Pulse, Started
+
+_MAX_MESSAGES = 256  # taken in one turn of the event loop
+_SEND_HWM = 16_384
+
+
+class EngineProcess:
+    """Starts the process, carries commands and events, and keeps the latest pulse.
+
+    Its sockets lie in a private folder, which is removed as soon as both ends are connected: from
+    then on nothing is left in the file system, however the two processes end.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.BLOCKY, 0)
+        self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))  # mode 0700
+        self._events = self._bind("events")
+        self._pulses = self._bind("pulses")
+        self._event_decoder = msgspec.msgpack.Decoder(Event, dec_hook=wire.decode_hook)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=wire.encode_hook)
+        self._unsent: list[Abort] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._loop = asyncio.get_running_loop()
+        self._descriptors: list[int] = []
+        self._is_closed = False
+        self.last_pulse_s = time.monotonic()
+        self.pulse = Pulse(step_id=0, is_busy=True, cpu_s=0.0)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self, config: EngineConfig) -> None:
+        """Start it; `Started` or `Failed` follows among the events."""
+        for socket, read in ((self._events, self._read_events), (self._pulses, self._read_pulses)):
+            descriptor = int(socket.get(zmq.FD))
+            self._descriptors.append(descriptor)
+            self._loop.add_reader(descriptor, read)
+        command = [sys.executable, "-P", *["-O"] * sys.flags.optimize]
+        command += ["-m", "ridgeline.engine.process_main", str(self._folder), str(os.getpid())]
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        data = wire.encode(config)
+        self._process.stdin.write(struct.pack("<I", len(data)) + data)
+
+    def send(self, command: Command) -> None:
+        """Send a command, without waiting.
+
+        Raises:
+            EngineUnavailableError: too many commands wait already; aborts are kept nevertheless.
+        """
+        try:
+            while self._unsent:
+                self._events.send(self._encoder.encode(self._unsent[-1]), zmq.NOBLOCK)
+                self._unsent.pop()
+            self._events.send(self._encoder.encode(command), zmq.NOBLOCK)
+        except zmq.Again:
+            if isinstance(command, Abort):
+                self._unsent.append(command)
+            elif isinstance(command, Add):
+                raise EngineUnavailableError("The engine does not take requests now.") from None
+        self._loop.call_soon(self._read_events)  # sending may swallow the wake-up of a receipt
+
+    async def wait(self) -> int:
+        """Wait for its end; what it sent before has then been handled. Returns the exit code."""
+        assert self._process is not None
+        code = await self._process.wait()
+        self._read_events(limit=sys.maxsize)
+        self._close()
+        return code
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def _bind(self, name: str) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(zmq.PAIR)
+        socket.set(zmq.SNDHWM, _SEND_HWM)
+        socket.set(zmq.LINGER, 0)
+        path = self._folder / name
+        socket.bind(f"ipc://{path}")
+        path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        return socket
+
+    def _read_events(self, limit: int = _MAX_MESSAGES) -> None:
+        for _ in range(limit):
+            data = self._receive(self._events)
+            if data is None:
+                return
+            event = self._event_decoder.decode(data)
+            if isinstance(event, Started):
+                shutil.rmtree(self._folder, ignore_errors=True)
+            self._on_event(event)
+        self._loop.call_soon(self._read_events)
+
+    def _read_pulses(self) -> None:
+        while (data := self._receive(self._pulses)) is not None:
+            self.pulse = wire.decode(data, Pulse)
+            self.last_pulse_s = time.monotonic()
+
+    def _receive(self, socket: "zmq.Socket[Any]") -> bytes | None:
+        if self._is_closed:
+            return None
+        try:
+            return bytes(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def _close(self) -> None:
+        self._is_closed = True
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
+        self._events.close()
+        self._pulses.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
