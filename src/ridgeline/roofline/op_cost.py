@@ -136,7 +136,8 @@ def experts_touched(num_experts: int, top_k: int, num_tokens: float) -> float:
     >>> round(experts_touched(8, 2, 1), 9), round(experts_touched(8, 2, 4), 2)
     (2.0, 5.47)
     """
-    return num_experts * (1.0 - (1.0 - top_k / num_experts) ** num_tokens)
+    missed: float = (1.0 - top_k / num_experts) ** num_tokens
+    return num_experts * (1.0 - missed)
 
 
 def _qkv(op: QKVProject, p: _Pricing) -> Work:

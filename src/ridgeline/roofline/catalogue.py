@@ -1,0 +1,121 @@
+"""The hardware catalogue: a data file with a source and a confidence for every figure."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
+from ridgeline.roofline.storage import config_folder
+
+_CONFIDENCES = ("high", "medium", "low")
+
+
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure, where it is from, and how far to trust it: high, medium or low."""
+
+    value: float
+    source: str
+    confidence: str
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One accelerator or CPU. GB and TB are powers of ten; rates are dense."""
+
+    name: str
+    memory_gb: Cell
+    bandwidth_tbps: Cell
+    tflops: dict[str, Cell]
+    power_w: Cell | None = None
+    usd_per_hour: Cell | None = None
+    link_gbps: Cell | None = None
+    link_latency_us: Cell | None = None
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory_gb.value * 1e9
+
+    def ceilings(self) -> Ceilings:
+        """The datasheet's roof, marked as not measured."""
+        bandwidth = self.bandwidth_tbps.value * 1e12
+        level = MemoryLevel(name="memory", size_bytes=self.memory_bytes, bytes_per_s=bandwidth)
+        return Ceilings(
+            name=self.name,
+            levels=(level,),
+            flops_per_s={name: cell.value * 1e12 for name, cell in self.tflops.items()},
+            link_bytes_per_s=self.link_gbps.value * 1e9 if self.link_gbps else 0.0,
+            link_latency_s=self.link_latency_us.value / 1e6 if self.link_latency_us else 0.0,
+        )
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sources: dict[str, str]
+    devices: dict[str, Device]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """Devices by key, such as ``h100``, and what the names of sources mean."""
+
+    devices: Mapping[str, Device]
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def device(self, key: str) -> Device:
+        """The device called ``key``.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        found = self.devices.get(key.lower())
+        if found is None:
+            known = ", ".join(sorted(self.devices))
+            raise InvalidRequestError(f"Unknown hardware {key!r}; choose this, or one of {known}.")
+        return found
+
+
+def load_catalogue(user_file: Path | None = None) -> Catalogue:
+    """The built-in devices, and over them those of the user's own file, if there is one.
+
+    Raises:
+        InvalidRequestError: the user's file is not in the form of the built-in one.
+    """
+    builtin = files("ridgeline.roofline").joinpath("catalogue.toml").read_bytes()
+    parts = [_parse(builtin, "the built-in catalogue")]
+    path = user_file or config_folder() / "hardware.toml"
+    if path.is_file():
+        parts.append(_parse(path.read_bytes(), str(path)))
+    elif user_file is not None:
+        raise InvalidRequestError(f"{path} is not a file.")
+    return Catalogue(
+        devices={key: device for part in parts for key, device in part.devices.items()},
+        sources={key: text for part in parts for key, text in part.sources.items()},
+    )
+
+
+def _parse(data: bytes, where: str) -> _File:
+    try:
+        parsed = msgspec.convert(tomllib.loads(data.decode()), _File)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise InvalidRequestError(f"{where}: {error}") from error
+    for key, device in parsed.devices.items():
+        _check(device, f"{where}: {key}", parsed.sources)
+    return parsed
+
+
+def _check(device: Device, where: str, sources: Mapping[str, str]) -> None:
+    cells = [getattr(device, name) for name in device.__struct_fields__]
+    for cell in [*cells, *device.tflops.values()]:
+        if not isinstance(cell, Cell):
+            continue
+        if not 0 < cell.value < 1e9:
+            raise InvalidRequestError(f"{where}: {cell.value} is not a positive figure.")
+        if cell.confidence not in _CONFIDENCES:
+            raise InvalidRequestError(f"{where}: confidence is high, medium or low.")
+        if cell.source not in sources:
+            raise InvalidRequestError(f"{where}: the source {cell.source!r} is not explained.")
+    if not device.tflops:
+        raise InvalidRequestError(f"{where} has no rate.")

@@ -1,0 +1,142 @@
+"""Memory of weights and KV, and the largest batch and context that fit."""
+
+from dataclasses import dataclass
+
+from ridgeline.core.ops import MoE, Op, QKVProject, Weight, op_weights
+from ridgeline.roofline.model import PricedModel, weights_of
+
+# Left to the runtime, activations and fragmentation, as vLLM's gpu_memory_utilization does.
+USABLE_SHARE = 0.9
+
+
+def weights_bytes(model: PricedModel) -> float:
+    """Bytes of all weights, over all ranks of one replica without what ranks hold twice."""
+    return sum(map(model.bytes_of, weights_of(model)))
+
+
+def rank_weights_bytes(model: PricedModel) -> float:
+    """Bytes of weights that the fullest rank holds.
+
+    Matrices of the layers and the head are split over the tensor-parallel ranks, KV heads at most
+    by their number, experts over the expert-parallel ranks; layers over the pipeline.
+    """
+    layout, seen, total = model.layout, set[str](), 0.0
+    for op in model.ops:
+        for weight in op_weights(op):
+            if weight.name not in seen:
+                seen.add(weight.name)
+                total += model.bytes_of(weight) / _split(op, weight, model)
+    return total / layout.pipeline
+
+
+def _split(op: Op, weight: Weight, model: PricedModel) -> int:
+    ranks = model.layout.tensor
+    if isinstance(op, MoE) and len(weight.shape) == 3:
+        return max(ranks, model.layout.expert)
+    if len(weight.shape) < 2:
+        return 1
+    if isinstance(op, QKVProject) and weight in (op.key, op.value):
+        return min(ranks, op.num_kv_heads)
+    return ranks
+
+
+def kv_bytes_per_token(model: PricedModel) -> float:
+    """Bytes of K and V that one more token adds while no window is full, over all ranks."""
+    return sum(len(group.layers) * model.kv_token_bytes(group) for group in model.groups)
+
+
+def kv_bytes(model: PricedModel, context: int) -> float:
+    """Bytes of K and V of one sequence of ``context`` tokens; windowed layers hold their window."""
+    return sum(
+        len(group.layers) * model.kv_token_bytes(group) * min(context, group.window or context)
+        for group in model.groups
+    )
+
+
+def rank_kv_bytes(model: PricedModel, context: int) -> float:
+    """The part of `kv_bytes` that one rank holds: a KV head is on max(1, ranks / heads) of them."""
+    layout = model.layout
+    return sum(
+        len(group.layers)
+        * model.kv_token_bytes(group)
+        * min(context, group.window or context)
+        / min(layout.tensor, group.num_kv_heads)
+        for group in model.groups
+    ) / (layout.pipeline * layout.context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """What a device of ``memory_bytes`` holds beside its part of the weights."""
+
+    memory_bytes: float
+    weights_bytes: float
+    kv_pool_bytes: float
+    max_batch: int
+    max_context: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether one sequence of the asked length runs."""
+        return self.max_batch > 0
+
+
+def fit(model: PricedModel, *, memory_bytes: float, context: int) -> MemoryFit:
+    """How many sequences of ``context`` tokens fit, and how long a single one may be."""
+    held = rank_weights_bytes(model)
+    pool = max(0.0, memory_bytes * USABLE_SHARE - held)
+    low, high = 0, model.spec.max_position
+    while low < high:  # the longest context whose KV fits
+        middle = (low + high + 1) // 2
+        if rank_kv_bytes(model, middle) <= pool:
+            low = middle
+        else:
+            high = middle - 1
+    return MemoryFit(
+        memory_bytes=memory_bytes,
+        weights_bytes=held,
+        kv_pool_bytes=pool,
+        max_batch=int(pool // rank_kv_bytes(model, context)),
+        max_context=low,
+    )
+
+
+def parameter_bytes(num_parameters: float, bits: float) -> float:
+    """Bytes of so many parameters.
+
+    >>> [f"{parameter_bytes(7e9, bits) / 1e9:.3g}" for bits in (16, 8, 4, 4.5, 3)]
+    ['14', '7', '3.5', '3.94', '2.62']
+
+    A published table gives 4, 2.6 and 1.5 GB for 4.5, 3 and 1.58 bits. The first two are these
+    rounded; 1.58 bits are 1.38 GB, and 1.5 GB only as packed with scales (1.6875 bits):
+
+    >>> [f"{parameter_bytes(7e9, bits) / 1e9:.2f}" for bits in (1.58, 1.6875)]
+    ['1.38', '1.48']
+    >>> f"{parameter_bytes(70e9, 16) / 1e9:.0f} GB"
+    '140 GB'
+    """
+    return num_parameters * bits / 8
+
+
+def attention_kv_bytes(
+    *, layers: int, kv_heads: int, head_dim: int, tokens: int, element_bytes: float = 2
+) -> float:
+    """K and V of multi-head, grouped-query or multi-query attention: 2·L·H_kv·h·b a token.
+
+    13B, batch 32 of 2,048 tokens:
+
+    >>> f"{attention_kv_bytes(layers=40, kv_heads=40, head_dim=128, tokens=32 * 2048) / 1e9:.0f} GB"
+    '54 GB'
+
+    500B+ with multi-head attention, batch 512 of 2,048 tokens (118 layers, 48 heads of 128):
+
+    >>> f"{attention_kv_bytes(layers=118, kv_heads=48, head_dim=128, tokens=512 * 2048) / 1e12:.0f} TB"
+    '3 TB'
+
+    A published table says 2.5 GB for a 70B model with grouped queries and 4,096 tokens. Its own
+    formula gives 1.34:
+
+    >>> f"{attention_kv_bytes(layers=80, kv_heads=8, head_dim=128, tokens=4096) / 1e9:.2f} GB"
+    '1.34 GB'
+    """
+    return 2.0 * layers * kv_heads * head_dim * tokens * element_bytes

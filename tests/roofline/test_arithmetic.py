@@ -1,0 +1,116 @@
+"""The published worked examples, as doctests; and what they do not show."""
+
+import doctest
+import random
+
+import pytest
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.roofline import (
+    catalogue,
+    cost,
+    energy,
+    memory,
+    metrics,
+    op_cost,
+    placement,
+    queueing,
+)
+from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.roofline.placement import Device, Item, place
+
+
+@pytest.mark.parametrize("module", [cost, energy, memory, metrics, op_cost, placement, queueing])
+def test_worked_examples(module):
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+def test_every_device_has_a_roof_and_every_source_is_explained():
+    loaded = load_catalogue()
+    assert {"h100", "h200", "l4", "v100", "a6000", "epyc-9654"} <= set(loaded.devices)
+    for device in loaded.devices.values():
+        ceilings = device.ceilings()
+        assert not ceilings.measured
+        assert ceilings.memory.bytes_per_s > 1e11
+
+
+def test_users_add_their_own(tmp_path):
+    path = tmp_path / "hardware.toml"
+    path.write_text(
+        '[sources]\nmine = "measured"\n[devices.box]\nname = "Box"\n'
+        'memory_gb = { value = 64, source = "mine", confidence = "high" }\n'
+        'bandwidth_tbps = { value = 0.05, source = "mine", confidence = "high" }\n'
+        'tflops.float32 = { value = 1, source = "mine", confidence = "low" }\n'
+    )
+    loaded = load_catalogue(path)
+    assert loaded.device("box").memory_bytes == 64e9
+    assert loaded.device("H100").name.startswith("NVIDIA")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "[sources]\n[devices.a]\nname = 'a'\n",
+        "[sources]\n[devices.a]\nname='a'\nmemory_gb={value=-1,source='x',confidence='high'}\n"
+        "bandwidth_tbps={value=1,source='x',confidence='high'}\ntflops={}\n",
+        "\udcff",
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path, text):
+    path = tmp_path / "hardware.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InvalidRequestError):
+        load_catalogue(path)
+
+
+def test_an_unknown_device_names_the_known_ones():
+    with pytest.raises(InvalidRequestError, match="h100"):
+        load_catalogue().device("h101")
+    assert catalogue.load_catalogue().sources["vendor"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_placements_hold_and_exact_is_never_worse(seed):
+    rng = random.Random(seed)
+    devices = [Device(name=str(i), memory_bytes=rng.choice([24, 40, 80])) for i in range(3)]
+    items = [
+        Item(name=str(i), memory_bytes=rng.uniform(5, 40), time_share=rng.uniform(0, 0.7))
+        for i in range(7)
+    ]
+    found = place(items, devices)
+    greedy = placement._first_fit_decreasing(items, devices)
+    assert len(found.left_over) <= len(greedy.left_over)
+    for held, device in zip(found.bins, devices, strict=True):
+        assert sum(item.memory_bytes for item in held) <= device.memory_bytes
+        assert sum(item.time_share for item in held) <= 1.0 + 1e-9
+    placed = sorted(item.name for held in (*found.bins, found.left_over) for item in held)
+    assert placed == sorted(item.name for item in items)
+
+
+def test_energy_is_unknown_without_counters(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "_gpu_watts", lambda: None)
+    meter = energy.EnergyMeter(root=tmp_path)
+    meter.start()
+    spent = meter.stop()
+    assert not spent.valid
+    assert spent.joules is None
+    assert spent.per_token(10) is None
+
+
+def test_energy_counters_that_wrap(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "_gpu_watts", lambda: None)
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "energy_uj").write_text("9000000\n")
+    (zone / "max_energy_range_uj").write_text("10000000\n")
+    meter = energy.EnergyMeter(root=tmp_path)
+    meter.start()
+    (zone / "energy_uj").write_text("2000000\n")
+    spent = meter.stop()
+    assert spent.valid
+    assert spent.joules == pytest.approx(3.0)
+    (zone / "energy_uj").unlink()
+    assert not meter.stop().valid

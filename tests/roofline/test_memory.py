@@ -1,0 +1,75 @@
+"""Memory arithmetic against counts made another way."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_executor, tiny_model
+
+from ridgeline.core.formats import BFLOAT16, FLOAT64, number_format
+from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.models import PRESETS, describe, lower
+from ridgeline.roofline import PricedModel
+from ridgeline.roofline.memory import (
+    fit,
+    kv_bytes,
+    kv_bytes_per_token,
+    rank_weights_bytes,
+    weights_bytes,
+)
+
+
+def preset(name, **changes):
+    spec = describe(dict(PRESETS[name])).spec
+    return PricedModel(spec=spec, ops=lower(spec), activations=BFLOAT16, **changes)
+
+
+@pytest.mark.parametrize("config", [CONFIG, WINDOWED, LATENT])
+def test_bytes_are_those_of_the_tensors(config):
+    model = tiny_model(config, dtype=torch.float64)
+    priced = PricedModel(spec=model.spec, ops=model.ops, activations=FLOAT64)
+    held = {name: value for name, value in model.weights.items()}
+    assert weights_bytes(priced) == sum(value.nbytes for value in held.values())
+    layout = tiny_executor(model=model, block_tokens=8).kv_layout()
+    assert kv_bytes_per_token(priced) == sum(layout.block_bytes) / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama-3.1-8b", 8.03),
+        ("llama-3.1-70b", 70.6),
+        ("llama-2-7b", 6.74),
+        ("qwen2.5-0.5b", 0.494),
+        ("gemma-2-2b", 2.61),
+        ("gpt2", 0.124),
+        ("deepseek-v3", 671),
+    ],
+)
+def test_parameters_as_published(name, billions):
+    assert weights_bytes(preset(name)) / 2e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_llama_70b_kv_is_the_formulas():
+    model = preset("llama-3.1-70b")
+    assert kv_bytes(model, 4096) == 2 * 80 * 8 * 128 * 2 * 4096
+    quantized = replace(model, kv=number_format("int8"))
+    assert kv_bytes(quantized, 1) == 80 * 8 * 2 * (128 + 2)
+
+
+def test_windows_cap_the_cache():
+    model = preset("mistral-7b")
+    assert kv_bytes(model, 8192) == kv_bytes(model, 4096)
+    gemma = preset("gemma-3-1b")
+    assert kv_bytes(gemma, 32_768) < kv_bytes_per_token(gemma) * 32_768 / 4
+
+
+def test_ranks_share_the_weights():
+    whole = preset("llama-3.1-70b")
+    split = replace(whole, layout=ParallelLayout(tensor=8))
+    assert rank_weights_bytes(split) == pytest.approx(weights_bytes(whole) / 8, rel=0.01)
+    assert not fit(whole, memory_bytes=80e9, context=4096).fits
+    eight = fit(split, memory_bytes=80e9, context=4096)
+    pool = 8 * (0.9 * 80e9) - weights_bytes(whole)
+    assert eight.max_batch == pytest.approx(pool / kv_bytes(whole, 4096), rel=0.01)
+    assert eight.max_context == whole.spec.max_position
