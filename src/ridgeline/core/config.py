@@ -11,6 +11,10 @@ from ridgeline.core.spec import ModelSpec, kv_groups
 
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
 LOAD_FORMATS = ("auto", "dummy")
+SCHEDULING_POLICIES = ("fcfs", "priority", "edf", "fair")
+BATCHING_MODES = ("continuous", "dynamic", "static")
+SPECULATION = ("off", "ngram", "suffix", "draft", "combined", "adaptive")
+MAX_SPECULATIVE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,19 @@ class EngineConfig:
         chat_template: a template, or the path of a file that holds one, instead of the model's own.
         strict: an unknown config key is an error, not a warning.
         adapters: LoRA adapters by name, each a folder in PEFT's layout; a request chooses one.
+        speculation: how next tokens are guessed and verified together: off, ngram (looks in the
+            prompt and output), suffix (and in earlier outputs), draft (a draft model), combined
+            (ngram, else draft) or adaptive (what pays). It changes no output.
+        num_speculative_tokens: tokens that are guessed at once, at the most.
+        draft_model: the draft model, with the vocabulary of the model; the embedded one has its own.
+        scheduling_policy: who runs first: fcfs, priority, edf (earliest deadline), or fair (share
+            of service between tenants).
+        tenant_weights: a tenant's share under the fair policy, relative to the others'; default 1.
+        batching: continuous; static (nobody joins a batch that runs); or dynamic (the same, and a
+            batch starts when it is full or batch_window_s after its first request).
+        batch_window_s: how long dynamic batching waits for a batch to fill.
+        max_num_waiting: requests that may wait; one more is refused, with the seconds to stay away.
+        tpot_slo_s: prompts get only as many tokens per step as keep it within these seconds.
     """
 
     model: str | None = None
@@ -52,6 +69,15 @@ class EngineConfig:
     chat_template: str | None = None
     strict: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
+    speculation: str = "off"
+    num_speculative_tokens: int = 4
+    draft_model: str | None = None
+    scheduling_policy: str = "fcfs"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    batching: str = "continuous"
+    batch_window_s: float = 0.05
+    max_num_waiting: int | None = None
+    tpot_slo_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):
@@ -59,8 +85,24 @@ class EngineConfig:
         check_int("max_model_len", self.max_model_len, 1, MAX_TOKENS, optional=True)
         check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**62, optional=True)
         check_int("seed", self.seed, 0, MAX_SEED)
-        if self.load_format not in LOAD_FORMATS:
-            raise InvalidRequestError(f"load_format must be one of {', '.join(LOAD_FORMATS)}.")
+        check_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
+        check_int("max_num_waiting", self.max_num_waiting, 1, MAX_TOKENS, optional=True)
+        for name, choices in (
+            ("load_format", LOAD_FORMATS),
+            ("scheduling_policy", SCHEDULING_POLICIES),
+            ("batching", BATCHING_MODES),
+            ("speculation", SPECULATION),
+        ):
+            if getattr(self, name) not in choices:
+                raise InvalidRequestError(f"{name} must be one of {', '.join(choices)}.")
+        _check_positive("batch_window_s", self.batch_window_s)
+        if self.tpot_slo_s is not None:
+            _check_positive("tpot_slo_s", self.tpot_slo_s)
+        weights = {
+            name: _check_positive(f"tenant_weights of {name!r}", weight)
+            for name, weight in self.tenant_weights.items()
+        }
+        object.__setattr__(self, "tenant_weights", weights)
         if self.dtype != "auto":
             float_format(self.dtype)
 
@@ -69,7 +111,8 @@ class EngineConfig:
 class ResolvedConfig:
     """`EngineConfig` with every choice made.
 
-    ``num_blocks[g]`` is the size of the pool of KV group g.
+    ``num_blocks[g]`` is the size of the pool of KV group g, ``num_draft_blocks[g]`` of the draft
+    model's, which is empty without one.
     """
 
     executor: str
@@ -80,6 +123,7 @@ class ResolvedConfig:
     block_tokens: int
     enable_prefix_caching: bool
     num_blocks: tuple[int, ...]
+    num_draft_blocks: tuple[int, ...] = ()
     kv_cache_bytes: int
     seed: int
 
@@ -92,12 +136,14 @@ def resolve(
     dtype: str,
     block_bytes: tuple[int, ...],
     free_bytes: int,
+    draft_spec: ModelSpec | None = None,
+    draft_block_bytes: tuple[int, ...] = (),
 ) -> ResolvedConfig:
     """Complete a configuration for one model on one machine; a pure function.
 
     The context defaults to the checkpoint's own, clipped to what the KV pool holds. The pool
     defaults to a share of ``free_bytes``, and never exceeds what ``max_num_seqs`` sequences of full
-    length can use.
+    length can use. A draft model's KV comes out of the same budget.
 
     Raises:
         InvalidRequestError: ``max_model_len`` is beyond the checkpoint's positions.
@@ -110,7 +156,9 @@ def resolve(
         )
     length = config.max_model_len or spec.max_position
     budget = config.kv_cache_memory_bytes or int(free_bytes * DEFAULT_KV_SHARE)
-    windows = tuple(group.window for group in kv_groups(spec))
+    groups = [*kv_groups(spec), *(kv_groups(draft_spec) if draft_spec else ())]
+    windows = tuple(group.window for group in groups)
+    block_bytes += draft_block_bytes
 
     def needed(length: int) -> tuple[int, ...]:
         return tuple(_blocks_per_sequence(config, window, length) for window in windows)
@@ -137,7 +185,8 @@ def resolve(
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks[: len(kv_groups(spec))],
+        num_draft_blocks=num_blocks[len(kv_groups(spec)) :],
         kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),
         seed=config.seed,
     )
@@ -163,6 +212,17 @@ def with_overrides(config: EngineConfig, **changes: object) -> EngineConfig:
     if unknown:
         raise InvalidRequestError(f"Unknown setting {', '.join(unknown)}.")
     return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def _check_positive(name: str, value: object) -> float:
+    """The number, which may come as text from the command line."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{name} must be a number.") from error
+    if not 0 < number < float("inf"):
+        raise InvalidRequestError(f"{name} must be greater than 0.")
+    return number
 
 
 def _ceil_div(value: int, divisor: int) -> int:

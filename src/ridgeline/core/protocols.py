@@ -88,6 +88,16 @@ class Executor(Protocol):
         """Free everything. A closed executor takes no more plans."""
 
 
+class StepPrice(Protocol):
+    """Predicts how long steps take, before they are made."""
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of a whole step."""
+
+    def segment_seconds(self, num_tokens: int, context: int) -> float:
+        """What a segment of ``num_tokens`` after ``context`` computed ones adds to a step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """Proposed next tokens of one sequence, a chain, or a tree by ``parents`` (see `Segment`).

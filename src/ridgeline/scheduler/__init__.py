@@ -1,13 +1,16 @@
 """What is computed next: queue, token budget, blocks and preemption."""
 
+from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.draft_model import DraftModel, DraftModelConfig
-from ridgeline.scheduler.scheduler import Scheduler, SchedulerConfig
+from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.scheduler import Scheduler
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
 
 __all__ = [
     "DraftModel",
     "DraftModelConfig",
+    "LinearPrice",
     "Scheduler",
     "SchedulerConfig",
     "Sequence",

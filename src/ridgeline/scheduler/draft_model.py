@@ -13,12 +13,13 @@ from ridgeline.scheduler.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelConfig:
-    """The draft model's KV pools, as in `SchedulerConfig`, and the tokens of one pass."""
+    """The draft model's KV pools, as in `SchedulerConfig`, the tokens of a pass, its positions."""
 
     num_blocks: tuple[int, ...]
     windows: tuple[int | None, ...]
     block_tokens: int
     max_pass_tokens: int
+    max_model_len: int
 
 
 class DraftModel:
@@ -47,6 +48,9 @@ class DraftModel:
     def propose(self, sequence: Sequence, num_tokens: int) -> int:
         """Ask for proposals after all known tokens; returns how many there will be, maybe none."""
         if sequence in self._failed:
+            return 0
+        num_tokens = min(num_tokens, self._config.max_model_len - len(sequence.token_ids))
+        if num_tokens <= 0:
             return 0
         twin = self._twin(sequence)
         start, length = twin.num_computed, len(sequence.token_ids)

@@ -1,59 +1,76 @@
-"""First come, first served continuous batching under a token budget."""
+"""Continuous batching under a token budget, in the order of a queue policy."""
 
+import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-from ridgeline.core.errors import ContextLengthError
-from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Outputs, Segment, StepPlan
+from ridgeline.core.errors import ContextLengthError, OverloadedError
+from ridgeline.core.plan import Admission, ModelRole, Outputs, Segment, StepPlan
+from ridgeline.core.protocols import StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.kvcache import PrefixCache
+from ridgeline.scheduler.batching import create_batching
 from ridgeline.scheduler.blocks import BlockTables
+from ridgeline.scheduler.config import SchedulerConfig
+from ridgeline.scheduler.overload import DrainRate
+from ridgeline.scheduler.policies import create_policy
+from ridgeline.scheduler.pricing import DEFAULT_PRICE, Pricing, StepBudget
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
+from ridgeline.scheduler.step import Flight, Step
+from ridgeline.scheduler.waiting_queue import WaitingQueue
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Limits: sequences at once, tokens in a step, tokens of a sequence, blocks per KV group.
-
-    ``windows[g]`` is the attention window of group g in tokens, ``None`` without one.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    num_blocks: tuple[int, ...]
-    windows: tuple[int | None, ...]
-    block_tokens: int
+_SAMPLE, _NOTHING = Outputs(sample=True), Outputs()
 
 
 class Scheduler:
-    """Owns every sequence and every block; one plan is in flight at a time.
+    """Owns every sequence and every block.
 
-    `schedule` gives running sequences their next tokens first, in order of arrival, then admits
-    waiting ones, as far as the token budget and the blocks go. When blocks run out, the latest
-    arrival loses its own and is computed again later. Drafts take what budget and blocks are left.
+    `schedule` gives sequences that decode their next token first; then prompts go on, and waiting
+    sequences are admitted, in the order of the policy, as far as the budget and the blocks go. When
+    blocks run out, the sequence that the policy puts last loses its own and is computed again
+    later. Drafts take what budget and blocks are left.
+
+    Two plans may be in flight: `schedule` may be called before `update` has been told of the plan
+    before, and builds on the assumption that each decode of that plan yields one token.
     """
 
-    def __init__(self, config: SchedulerConfig, speculation: Speculation | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        speculation: Speculation | None = None,
+        *,
+        price: StepPrice = DEFAULT_PRICE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.speculation = speculation or Speculation()
         self.prefix_cache = PrefixCache(config.num_blocks, config.windows, config.block_tokens)
+        self._clock = clock
+        self._pricing = Pricing(price)
+        self._goes_by_price = config.tpot_slo_s is not None or config.scheduling_policy == "edf"
         self._blocks = BlockTables(self.prefix_cache)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._policy = create_policy(config.scheduling_policy, config.tenant_weights)
+        self._batching = create_batching(
+            config.batching, size=config.max_num_seqs, window_s=config.batch_window_s
+        )
+        self._queue = WaitingQueue(self._policy)
+        self._drain_rate = DrainRate()
+        self._running: dict[Sequence, None] = {}
         self._forks: dict[int, list[Sequence]] = {}  # by request, until the prompt is computed
+        self._holders: dict[Sequence, None] = {}  # of those that wait, the ones that hold blocks
+        self._shed: list[Sequence] = []  # to be reported by the next update
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._releases: list[int] = []
-        self._in_flight: dict[int, Sequence] = {}
-        self._step_id = 0
+        self._flights: deque[Flight] = deque()
+        self._step_id = self._num_requests = 0
+        self._updated_s = self._batch_wait_s = 0.0
         self.num_preemptions = 0
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + sum(map(len, self._forks.values()))
+        return len(self._queue) + sum(map(len, self._forks.values()))
 
     @property
     def num_running(self) -> int:
@@ -61,13 +78,19 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._queue or self._running)
+
+    @property
+    def wait_s(self) -> float:
+        """After `schedule` gave ``None`` although there is work: seconds until it may give more."""
+        return self._batch_wait_s
 
     def add(self, request: Request) -> list[Sequence]:
         """Queue a request; returns its n sequences.
 
         Raises:
             ContextLengthError: the prompt leaves no room for a token of output.
+            OverloadedError: the queue is full.
         """
         num_prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
         if num_prompt + (1 if request.generates else 0) > limit:
@@ -83,61 +106,65 @@ class Scheduler:
                 tables=[[] for _ in range(self._blocks.num_groups)],
                 num_sent=[0] * self._blocks.num_groups,
                 num_given_up=[0] * self._blocks.num_groups,
+                order=self._num_requests,
             )
             for index in range(request.params.n)
         ]
-        self._waiting.append(sequences[0])
+        self._make_place(sequences[0])
+        self._num_requests += 1
+        self._queue.push(sequences[0])
         if len(sequences) > 1:
             self._forks[request.request_id] = sequences[1:]
         return sequences
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or ``None`` if there is nothing to compute."""
-        assert not self._in_flight, "the step before has not been reported"
-        segments: list[Segment] = []
-        copies: list[BlockCopy] = []
-        admissions: list[Admission] = []
-        budget = self.config.max_num_batched_tokens
+        """The next step, or ``None`` if nothing can be computed now (see `wait_s`)."""
+        assert len(self._flights) < 2, "the step before the last has not been reported"
+        if self._flights and self.speculation.drafter is not None:
+            return None  # a drafter goes by the tokens that are still to come
+        now_s = self._clock()
+        self._open_batch(now_s)
+        self._make_way()
+        step = self._new_step()
         self.speculation.begin_step(self._running)
-        for sequence in list(self._running):
-            if budget and sequence.status is SequenceStatus.RUNNING:
-                budget -= self._plan_segment(sequence, budget, segments, copies)
-        while budget and self._waiting and self._free_slots:
-            sequence = self._waiting[0]
-            self._blocks.reuse_prefix(sequence)
-            if not self._blocks.can_hold(sequence, self.config.max_num_batched_tokens):
-                # Alone it fits always; then others that wait may hold what it needs.
-                if self._running or not self._drop_waiting_blocks(but=sequence):
-                    break
-                continue
-            self._waiting.popleft()
-            admissions.append(self._admit(sequence))
-            budget -= self._plan_segment(sequence, budget, segments, copies)
-        passes = self.speculation.passes(segments)
+        prompts = self._plan_decodes(step)
+        if not step.segments:
+            step.budget.unbounded()
+        self._plan_prompts(step, prompts, now_s)
+        passes = self.speculation.passes(step.segments)
         if not passes:
-            assert not self.has_work, "work is left but nothing can run"
+            assert not step.admissions, "a sequence was admitted for nothing"
+            assert self._flights or self.wait_s or not self.has_work, "nothing can run"
             return None
         self._step_id += 1
         releases, self._releases = tuple(self._releases), []
-        return StepPlan(
+        plan = StepPlan(
             step_id=self._step_id,
             passes=passes,
-            admissions=tuple(admissions),
+            admissions=tuple(step.admissions),
             releases=releases,
-            copies=tuple(copies),
+            copies=tuple(step.copies),
         )
+        self._flights.append(Flight(plan, step.sequences, now_s))
+        return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
         """Advance by what the step computed; finished sequences give up their blocks."""
-        assert plan.step_id == result.step_id == self._step_id
-        updates: list[SequenceUpdate] = []
+        flight = self._flights.popleft()
+        assert plan.step_id == result.step_id == flight.plan.step_id
+        now_s = self._clock()
+        if self._goes_by_price:
+            self._pricing.observe(plan, now_s - max(flight.started_s, self._updated_s))
+        self._updated_s = now_s
+        updates = [_nothing_more(sequence) for sequence in self._shed]
+        self._shed.clear()
         self.speculation.note_drafts(plan, result)
-        in_flight, self._in_flight = self._in_flight, {}
         if plan.passes[-1].role is not ModelRole.TARGET:
             return updates
-        for segment, outcome in zip(plan.passes[-1].segments, result.passes[-1], strict=True):
-            sequence = in_flight[segment.slot]
-            if not sequence.is_finished:  # it was aborted while the step ran
+        parts = zip(flight.sequences, plan.passes[-1].segments, result.passes[-1], strict=True)
+        for sequence, segment, outcome in parts:
+            sequence.num_in_flight -= 1
+            if sequence.status is not SequenceStatus.FINISHED:  # aborted while the step ran
                 updates.append(self._advance(sequence, segment, outcome))
         return updates
 
@@ -149,6 +176,8 @@ class Scheduler:
         Samples that wait for this one's prompt to be computed end with it.
         """
         if sequence.is_finished:
+            if sequence in self._shed:
+                self._shed.remove(sequence)
             return
         forks = self._forks.get(sequence.request.request_id, [])
         if sequence in forks:
@@ -156,8 +185,10 @@ class Scheduler:
         else:
             if sequence.status is SequenceStatus.RUNNING:
                 self._leave(sequence)
+                self._pricing.observe_output(sequence.num_output_tokens)
             else:
-                self._waiting.remove(sequence)
+                self._queue.remove(sequence)
+                self._holders.pop(sequence, None)
             for fork in list(forks):
                 self.finish(fork, reason)
             self._forks.pop(sequence.request.request_id, None)
@@ -171,19 +202,103 @@ class Scheduler:
         self.speculation.check_integrity()
         slots = [s.slot for s in self._running if s.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_num_seqs))
+        for sequence in self._queue:
+            assert (sequence in self._holders) == any(sequence.tables)
 
     def _all(self) -> Iterable[Sequence]:
         yield from self._running
-        yield from self._waiting
+        yield from self._queue
         for forks in self._forks.values():
             yield from forks
 
-    def _admit(self, sequence: Sequence) -> Admission:
+    def _make_place(self, sequence: Sequence) -> None:
+        """Raise `OverloadedError` if the queue is full of sequences that do not give way."""
+        limit = self.config.max_num_waiting
+        if limit is None or len(self._queue) < limit:
+            return
+        last = self._queue.last_new()
+        if last is not None and self._policy.may_displace(sequence, last):
+            self._shed += [last, *self._forks.get(last.request.request_id, ())]
+            self.finish(last, FinishReason.SHED)
+            return
+        wait_s = self._drain_rate.wait_s(len(self._queue))
+        raise OverloadedError(
+            f"{len(self._queue)} requests are waiting, which is the limit; try again in "
+            f"{wait_s:.0f} s.",
+            retry_after_s=wait_s,
+        )
+
+    def _open_batch(self, now_s: float) -> None:
+        head = self._queue.head()
+        self._batch_wait_s = self._batching.begin_step(
+            num_running=len(self._running),
+            num_waiting=len(self._queue),
+            oldest_arrival_s=now_s if head is None else head.request.arrival_s,
+            now_s=now_s,
+        )
+
+    def _make_way(self) -> None:
+        """Preempt running sequences for a waiting one that may take their place."""
+        while self._policy.preempts and (head := self._queue.head()) is not None:
+            if not self._batching.admits(head) or head.num_in_flight:
+                return
+            self._reuse_prefix(head)
+            if self._free_slots and self._can_hold(head):
+                return
+            lower = (each for each in self._running if self._policy.may_displace(head, each))
+            victim = self._last(lower)
+            if victim is None:
+                return
+            self._preempt(victim)
+
+    def _next_waiting(self, now_s: float) -> Sequence | None:
+        """The head of the queue, once those that are too late have been postponed."""
+        head = self._queue.head()
+        while self._policy.postpones and head is not None and self._is_too_late(head, now_s):
+            self._queue.remove(head)
+            head.postponed = True
+            self._queue.push(head)
+            head = self._queue.head()
+        return head
+
+    def _is_too_late(self, sequence: Sequence, now_s: float) -> bool:
+        deadline_s = sequence.request.deadline_s
+        if sequence.postponed or deadline_s is None:
+            return False
+        return now_s + self._pricing.remaining_s(sequence) > deadline_s
+
+    def _may_enter(self, sequence: Sequence) -> bool:
+        """Whether slot and blocks are there for the sequence at the head of the queue."""
+        if not self._free_slots or not self._batching.admits(sequence) or sequence.num_in_flight:
+            return False
+        self._reuse_prefix(sequence)
+        while not self._can_hold(sequence):
+            # Alone it fits always; then others that wait may hold what it needs.
+            if self._running or not self._drop_waiting_blocks(but=sequence):
+                return False
+        return True
+
+    def _reuse_prefix(self, sequence: Sequence) -> None:
+        self._blocks.reuse_prefix(sequence)
+        if any(sequence.tables):
+            self._holders[sequence] = None
+
+    def _can_hold(self, sequence: Sequence) -> bool:
+        return self._blocks.can_hold(sequence, self.config.max_num_batched_tokens)
+
+    def _admit(self, sequence: Sequence, now_s: float) -> Admission:
         request = sequence.request
-        self._blocks.count_hit(sequence)
+        self._queue.remove(sequence)
+        self._holders.pop(sequence, None)
+        self._batching.admitted(sequence)
+        self._drain_rate.note_admission(now_s)
+        if not sequence.was_admitted:
+            self._blocks.count_hit(sequence)
+            self._policy.charge(sequence, sequence.num_prompt_tokens - sequence.num_computed, 0)
+        sequence.num_planned = sequence.num_computed
         sequence.slot = self._free_slots.pop()
         sequence.status = SequenceStatus.RUNNING
-        self._running.append(sequence)
+        self._running[sequence] = None
         self.speculation.start(sequence)
         return Admission(
             slot=sequence.slot,
@@ -196,63 +311,120 @@ class Scheduler:
             adapter=request.adapter,
         )
 
-    def _plan_segment(
-        self,
-        sequence: Sequence,
-        budget: int,
-        segments: list[Segment],
-        copies: list[BlockCopy],
-    ) -> int:
-        """Add the sequence's next segment if blocks allow; returns the tokens taken."""
-        start = sequence.num_computed
-        stop = min(len(sequence.token_ids), start + budget)
-        while not self._fits(sequence, budget):
-            if not self._make_room(sequence):
-                return 0
-        request, slot = sequence.request, sequence.slot
-        assert slot is not None
-        self._in_flight[slot] = sequence
-        reports_prompt = start < sequence.num_prompt_tokens and sequence.sample_index == 0
-        samples = stop == len(sequence.token_ids) and request.generates
-        drafts: tuple[int, ...] | None = ()
-        reports_logprobs = reports_prompt and request.params.prompt_logprobs is not None
-        if samples and not reports_logprobs:
-            drafts = self.speculation.propose(sequence, self._room_for_drafts(sequence, budget))
-        if drafts is None:
-            return 0
-        token_ids = (*sequence.token_ids[start:stop], *drafts)
-        stop += len(drafts)
-        updates, new_copies = self._blocks.prepare_write(sequence, start, stop)
-        copies.extend(new_copies)
-        segments.append(
-            Segment(
-                slot=slot,
-                start=start,
-                stop=stop,
-                token_ids=token_ids,
-                num_drafts=len(drafts),
-                block_updates=updates,
-                outputs=Outputs(
-                    sample=samples,
-                    masked=samples and self.speculation.is_masked(sequence),
-                    prompt_logprobs=reports_logprobs,
-                    logits=reports_prompt and request.wants_logits,
-                    pooled=stop == len(sequence.token_ids) and request.wants_pooled,
-                ),
-            )
+    def _new_step(self) -> Step:
+        budget = StepBudget(
+            self.config.max_num_batched_tokens,
+            seconds=self.config.tpot_slo_s,
+            pricing=self._pricing,
         )
-        return stop - start
+        return Step(budget)
 
-    def _room_for_drafts(self, sequence: Sequence, budget: int) -> int:
+    def _plan_decodes(self, step: Step) -> list[Sequence]:
+        """Plan the sequences that lack one token's KV; returns those that lack more."""
+        prompts = []
+        for sequence in tuple(self._running):
+            gap = _num_known(sequence) - sequence.num_planned
+            if gap > 1:
+                prompts.append(sequence)
+            elif (
+                gap == 1 and step.budget.tokens and sequence.status is SequenceStatus.RUNNING
+            ):  # it may have been preempted for one before it
+                self._plan_segment(sequence, 1, step)
+        return prompts
+
+    def _plan_prompts(self, step: Step, prompts: list[Sequence], now_s: float) -> None:
+        """Give what is left of the budget to prompts, whether they run or wait, by policy."""
+        rank = self._queue.full_rank
+        prompts.sort(key=rank, reverse=True)
+        head = self._next_waiting(now_s)
+        while step.budget.tokens and (prompts or head is not None):
+            if prompts and (head is None or rank(prompts[-1]) < rank(head)):
+                self._plan_prompt(prompts.pop(), step)
+                continue
+            assert head is not None
+            gap = len(head.token_ids) - head.num_computed
+            if self._may_enter(head) and step.budget.grant(gap, head.num_computed):
+                step.admissions.append(self._admit(head, now_s))
+                self._plan_prompt(head, step)
+                head = self._next_waiting(now_s)
+            else:
+                head = None
+
+    def _plan_prompt(self, sequence: Sequence, step: Step) -> None:
+        if sequence.status is not SequenceStatus.RUNNING or sequence in step.busy:
+            return  # preempted for another, and perhaps admitted again
+        start = sequence.num_planned
+        count = step.budget.grant(_num_known(sequence) - start, start)
+        if count:
+            self._plan_segment(sequence, count, step)
+
+    def _plan_segment(self, sequence: Sequence, count: int, step: Step) -> None:
+        """Add the sequence's next ``count`` tokens, if blocks allow."""
+        start = sequence.num_planned
+        stop = start + count
+        while not self._blocks.can_write(sequence, start, stop):
+            if not self._make_room(sequence, step):
+                return
+        step.busy.add(sequence)
+        request, num_known = sequence.request, _num_known(sequence)
+        reports_prompt = start < sequence.num_prompt_tokens and sequence.sample_index == 0
+        reports_logprobs = reports_prompt and request.params.prompt_logprobs is not None
+        is_last = stop == num_known
+        samples = is_last and request.generates
+        masked = samples and self.speculation.is_masked(sequence)
+        drafts: tuple[int, ...] | None = ()
+        speculates = masked or self.speculation.drafter is not None
+        if samples and speculates and not reports_logprobs:
+            drafts = self.speculation.propose(sequence, self._room_for_drafts(sequence, step))
+        if drafts is None:
+            return
+        token_ids = tuple(sequence.token_ids[start:stop])
+        if len(token_ids) < count:
+            assert sequence.reference is not None
+            token_ids += (sequence.reference,)
+        updates, copies = self._blocks.prepare_write(
+            sequence, start, stop + len(drafts), reserve=len(sequence.token_ids)
+        )
+        step.copies += copies
+        if masked or reports_logprobs or not request.generates:
+            outputs = Outputs(
+                sample=samples,
+                masked=masked,
+                prompt_logprobs=reports_logprobs,
+                logits=reports_prompt and request.wants_logits,
+                pooled=is_last and request.wants_pooled,
+            )
+        else:
+            outputs = _SAMPLE if samples else _NOTHING
+        assert sequence.slot is not None
+        segment = Segment(
+            slot=sequence.slot,
+            start=start,
+            stop=stop + len(drafts),
+            token_ids=token_ids + drafts,
+            num_drafts=len(drafts),
+            block_updates=updates,
+            outputs=outputs,
+        )
+        may_continue = (
+            samples
+            and not masked
+            and not drafts
+            and num_known + 1 < self.config.max_model_len
+            and num_known + 1 - sequence.num_prompt_tokens != request.params.max_tokens
+        )
+        step.add(sequence, segment, may_continue=may_continue)
+
+    def _room_for_drafts(self, sequence: Sequence, step: Step) -> int:
         """Drafts that the context, the limit of output, the budget and the free blocks allow.
 
         Each yields a token, and one more follows. One token is left for each sequence whose turn
         comes later in this step.
         """
-        start, length = sequence.num_computed, len(sequence.token_ids)
+        start, length = sequence.num_planned, len(sequence.token_ids)
         limits = [
             self.config.max_model_len - length - 1,
-            budget - (length - start) - (len(self._running) - len(self._in_flight)),
+            step.budget.tokens - (length - start) - (len(self._running) - len(step.busy)),
         ]
         if sequence.request.params.max_tokens is not None:
             limits.append(sequence.request.params.max_tokens - sequence.num_output_tokens - 1)
@@ -261,47 +433,50 @@ class Scheduler:
             room -= 1
         return room
 
-    def _make_room(self, sequence: Sequence) -> bool:
+    def _make_room(self, sequence: Sequence, step: Step) -> bool:
         """Free some blocks for ``sequence``; False if its own had to go.
 
-        First those that waiting sequences hold, then those of the latest arrival that is not in
-        this step yet.
+        First those that waiting sequences hold, then those of the one that comes last among those
+        that have no part in this step yet.
         """
         if self._drop_waiting_blocks():
             return True
-        victims = [s for s in self._running if s.slot not in self._in_flight]
-        if victims and victims[-1] is not sequence:
-            self._preempt(victims[-1])
-            return True
-        self._preempt(sequence)
-        return False
+        victim = self._last(each for each in self._running if each not in step.busy)
+        assert victim is not None
+        self._preempt(victim)
+        return victim is not sequence
+
+    def _last(self, candidates: Iterable[Sequence]) -> Sequence | None:
+        """Of those that may be preempted, the one to do it to.
+
+        What a grammar makes of a token in flight has to be known first.
+        """
+        ready = (s for s in candidates if not (s.num_in_flight and self.speculation.is_masked(s)))
+        return max(ready, key=self._queue.full_rank, default=None)
 
     def _drop_waiting_blocks(self, *, but: Sequence | None = None) -> bool:
         """Take the blocks of the last waiting sequence that holds some: a fork, or a hit."""
-        for sequence in reversed(self._waiting):
-            if sequence is not but and any(sequence.tables):
-                self._blocks.release(sequence)
-                sequence.num_computed = 0
-                return True
-        return False
-
-    def _fits(self, sequence: Sequence, budget: int) -> bool:
-        """Whether blocks are free for what ``budget`` tokens would compute of a sequence."""
-        start = sequence.num_computed
-        stop = min(len(sequence.token_ids), start + budget)
-        return self._blocks.can_write(sequence, start, stop)
+        holders = [each for each in self._holders if each is not but]
+        if not holders:
+            return False
+        last = max(holders, key=self._queue.full_rank)
+        del self._holders[last]
+        self._blocks.release(last)
+        last.num_computed = 0
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
         self._blocks.release(sequence)
         sequence.num_computed = 0
+        sequence.reference = None
         sequence.status = SequenceStatus.WAITING
-        self._waiting.appendleft(sequence)
+        self._queue.push(sequence)
         self.num_preemptions += 1
 
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
-        self._running.remove(sequence)
+        del self._running[sequence]
         self.speculation.finish(sequence)
         self._free_slots.append(sequence.slot)
         self._releases.append(sequence.slot)
@@ -310,8 +485,11 @@ class Scheduler:
     def _advance(
         self, sequence: Sequence, segment: Segment, outcome: SegmentResult
     ) -> SequenceUpdate:
-        if segment.num_drafts and self.speculation.is_void(sequence, segment):
+        runs = sequence.status is SequenceStatus.RUNNING  # it was not preempted in the meantime
+        speculates = runs and (segment.outputs.masked or self.speculation.drafter is not None)
+        if runs and segment.num_drafts and self.speculation.is_void(sequence, segment):
             self._blocks.trim(sequence)
+            sequence.num_planned = sequence.num_computed
             return SequenceUpdate(
                 sequence=sequence, start=segment.start, new_token_ids=(), result=outcome
             )
@@ -321,22 +499,20 @@ class Scheduler:
         for token in outcome.token_ids:
             accepted.append(token)
             sequence.token_ids.append(token)
-            end = self._end(sequence, token)
+            end = self._end(sequence, token, speculates=speculates)
             if end is not None:
                 break
-        sequence.num_computed = min(known + len(outcome.accepted), len(sequence.token_ids))
-        if known >= sequence.num_prompt_tokens:
-            self._start_forks(sequence)
-        if segment.num_drafts:
-            self._blocks.trim(sequence)
-        self._blocks.note_computed(sequence)
-        if segment.outputs.sample:
-            self.speculation.verified(sequence, segment, outcome, accepted)
+        self._policy.charge(sequence, 0, len(accepted))
+        if runs:
+            sequence.num_computed = min(known + len(outcome.accepted), len(sequence.token_ids))
+            self._note_progress(sequence, segment)
+            if speculates and segment.outputs.sample:
+                self.speculation.verified(sequence, segment, outcome, accepted)
         if end is not None:
             self.finish(sequence, *end)
         if segment.outputs.sample and not outcome.token_ids:
             self.finish(sequence, FinishReason.ERROR)
-        if not sequence.request.generates and segment.stop == sequence.num_prompt_tokens:
+        if not sequence.request.generates and known == sequence.num_prompt_tokens:
             self.finish(sequence, FinishReason.LENGTH)
         return SequenceUpdate(
             sequence=sequence,
@@ -345,10 +521,22 @@ class Scheduler:
             result=outcome,
         )
 
-    def _end(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None] | None:
+    def _note_progress(self, sequence: Sequence, segment: Segment) -> None:
+        """The sequence has more computed tokens; it still holds the blocks of all of them."""
+        if not sequence.num_in_flight:
+            sequence.num_planned, sequence.reference = sequence.num_computed, None
+        if self._forks and sequence.num_computed >= sequence.num_prompt_tokens:
+            self._start_forks(sequence)
+        if segment.num_drafts:
+            self._blocks.trim(sequence)
+        self._blocks.note_computed(sequence)
+
+    def _end(
+        self, sequence: Sequence, token: int, *, speculates: bool
+    ) -> tuple[FinishReason, int | None] | None:
         """Why the output ends with this token, its last, if it does."""
         request, params = sequence.request, sequence.request.params
-        is_whole = self.speculation.advance(sequence, token)
+        is_whole = speculates and self.speculation.advance(sequence, token)
         if token in request.eos_token_ids:
             return FinishReason.STOP, None
         if token in params.stop_token_ids:
@@ -364,7 +552,18 @@ class Scheduler:
 
     def _start_forks(self, parent: Sequence) -> None:
         """Queue the other samples, as if all but the last prompt token were computed for them."""
-        for child in reversed(self._forks.pop(parent.request.request_id, [])):
+        for child in self._forks.pop(parent.request.request_id, ()):
             child.num_computed = parent.num_prompt_tokens - 1
             self._blocks.fork(parent, child, child.num_computed)
-            self._waiting.appendleft(child)
+            self._queue.push(child)
+            if any(child.tables):
+                self._holders[child] = None
+
+
+def _num_known(sequence: Sequence) -> int:
+    """Tokens known, and the one that the plan in flight will tell."""
+    return len(sequence.token_ids) + (sequence.reference is not None)
+
+
+def _nothing_more(sequence: Sequence) -> SequenceUpdate:
+    return SequenceUpdate(sequence=sequence, start=0, new_token_ids=(), result=SegmentResult())

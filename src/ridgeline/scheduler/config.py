@@ -1,0 +1,48 @@
+"""What a scheduler is told of the engine that it plans for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ridgeline.core.config import EngineConfig, ResolvedConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits: sequences at once, tokens in a step, tokens of a sequence, blocks per KV group.
+
+    ``windows[g]`` is the attention window of group g in tokens, ``None`` without one. The other
+    settings are those of `EngineConfig`.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    block_tokens: int
+    scheduling_policy: str = "fcfs"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    batching: str = "continuous"
+    batch_window_s: float = 0.0
+    max_num_waiting: int | None = None
+    tpot_slo_s: float | None = None
+
+    @classmethod
+    def of_engine(
+        cls, config: EngineConfig, resolved: ResolvedConfig, *, windows: tuple[int | None, ...]
+    ) -> "SchedulerConfig":
+        """The part of an engine's configuration that concerns the scheduler."""
+        return cls(
+            max_num_seqs=resolved.max_num_seqs,
+            max_num_batched_tokens=resolved.max_num_batched_tokens,
+            max_model_len=resolved.max_model_len,
+            num_blocks=resolved.num_blocks,
+            windows=windows,
+            block_tokens=resolved.block_tokens,
+            scheduling_policy=config.scheduling_policy,
+            tenant_weights=config.tenant_weights,
+            batching=config.batching,
+            batch_window_s=config.batch_window_s,
+            max_num_waiting=config.max_num_waiting,
+            tpot_slo_s=config.tpot_slo_s,
+        )

@@ -1,0 +1,182 @@
+"""Who runs first: first come first served, by priority, by deadline, or by fair share."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Protocol
+
+from ridgeline.scheduler.sequence import Sequence
+
+Rank = tuple[float, ...]
+
+INPUT_TOKEN_COST, OUTPUT_TOKEN_COST = 1.0, 2.0
+
+
+class QueuePolicy(Protocol):
+    """Orders waiting sequences, and so also who gives way when blocks run out.
+
+    Sequences wait in lanes, within which the order never changes while they wait. The sequence to
+    run next is the one of lowest rank in the lane of lowest rank; the one to preempt is the one
+    that would be last.
+    """
+
+    def lane(self, sequence: Sequence) -> str: ...
+
+    def lane_rank(self, lane: str) -> float: ...
+
+    def rank(self, sequence: Sequence) -> Rank: ...
+
+    def entered(self, sequence: Sequence) -> None:
+        """The sequence waits from now on."""
+
+    def left(self, sequence: Sequence) -> None:
+        """The sequence waits no more."""
+
+    def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None:
+        """The sequence was given service for so many tokens."""
+
+    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether ``sequence`` may take the place of ``other`` in a queue that is full."""
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a waiting sequence may take the place of a running one that it may displace."""
+
+    @property
+    def postpones(self) -> bool:
+        """Whether the scheduler marks sequences that can no longer make their deadline."""
+
+
+class FirstComeFirstServed:
+    """In order of arrival; a preempted sequence keeps its place, and so does each sample."""
+
+    preempts = False
+    postpones = False
+
+    def lane(self, sequence: Sequence) -> str:
+        return ""
+
+    def lane_rank(self, lane: str) -> float:
+        return 0.0
+
+    def rank(self, sequence: Sequence) -> Rank:
+        return (sequence.order, sequence.sample_index)
+
+    def entered(self, sequence: Sequence) -> None: ...
+
+    def left(self, sequence: Sequence) -> None: ...
+
+    def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None: ...
+
+    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
+        return False
+
+
+class Priority(FirstComeFirstServed):
+    """By ``Request.priority``, lowest first, then by arrival; running ones give way to lower ones.
+
+    Under lasting overload the highest numbers wait for ever.
+    """
+
+    preempts = True
+
+    def rank(self, sequence: Sequence) -> Rank:
+        return (sequence.request.priority, *super().rank(sequence))
+
+    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
+        return sequence.request.priority < other.request.priority
+
+
+class EarliestDeadlineFirst(FirstComeFirstServed):
+    """By ``Request.deadline_s``, then by arrival; without a deadline last.
+
+    What can no longer make its deadline is postponed behind all that can (by the scheduler, which
+    has the price): under overload, plain EDF serves everybody just too late (Liu and Layland 1973
+    prove it optimal only without overload).
+    """
+
+    postpones = True
+
+    def rank(self, sequence: Sequence) -> Rank:
+        deadline_s = sequence.request.deadline_s
+        due = float("inf") if deadline_s is None else deadline_s
+        return (sequence.postponed, due, *super().rank(sequence))
+
+    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
+        return other.postponed and not sequence.postponed
+
+
+class FairShare(FirstComeFirstServed):
+    """Weighted fair share between tenants by virtual token counters (Sheng et al. 2024, OSDI).
+
+    Each tenant's counter grows by the service that it was given, input tokens once and output
+    tokens twice (algorithm 2), over its weight. The tenant of the lowest counter goes next. One
+    that comes back after a pause starts from the lowest counter of those that wait, so that
+    idleness earns no credit.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._counters: dict[str, float] = {}
+        self._waiting: Counter[str] = Counter()
+        self._last_left = 0.0
+        self._prune_at = 1024
+
+    def lane(self, sequence: Sequence) -> str:
+        return sequence.request.tenant
+
+    def lane_rank(self, lane: str) -> float:
+        return self._counters.get(lane, self._last_left)
+
+    def entered(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        if not self._waiting[tenant]:
+            floor = self._floor()
+            self._counters[tenant] = max(self._counters.get(tenant, floor), floor)
+        self._waiting[tenant] += 1
+
+    def left(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+            self._last_left = self._counters[tenant]
+            self._prune()
+
+    def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None:
+        tenant = sequence.request.tenant
+        cost = INPUT_TOKEN_COST * num_input + OUTPUT_TOKEN_COST * num_output
+        cost /= self._weights.get(tenant, 1.0)
+        self._counters[tenant] = self._counters.get(tenant, self._last_left) + cost
+
+    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
+        mine, its = sequence.request.tenant, other.request.tenant
+        return self._waiting[mine] + 1 < self._waiting[its]
+
+    def _floor(self) -> float:
+        return min(map(self._counters.__getitem__, self._waiting), default=self._last_left)
+
+    def _prune(self) -> None:
+        """Forget tenants whose counter would be lifted anyway, so that memory stays bounded."""
+        if len(self._counters) < self._prune_at:
+            return
+        floor = self._floor()
+        self._counters = {
+            tenant: count
+            for tenant, count in self._counters.items()
+            if count > floor or tenant in self._waiting
+        }
+        self._prune_at = max(1024, 2 * len(self._counters))
+
+
+def create_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePolicy:
+    """The policy called ``name``, one of `ridgeline.core.config.SCHEDULING_POLICIES`."""
+    match name:
+        case "fcfs":
+            return FirstComeFirstServed()
+        case "priority":
+            return Priority()
+        case "edf":
+            return EarliestDeadlineFirst()
+        case "fair":
+            return FairShare(tenant_weights)
+    raise ValueError(f"there is no scheduling policy {name!r}")

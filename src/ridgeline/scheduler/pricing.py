@@ -1,0 +1,126 @@
+"""What steps will cost in seconds: a linear price, its correction, and budgets made of it."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from ridgeline.core.plan import StepPlan
+from ridgeline.core.protocols import StepPrice
+from ridgeline.scheduler.sequence import Sequence
+
+_SMOOTHING = 0.1  # weight of the newest observation in running means
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearPrice:
+    """Seconds linear in passes, tokens, and pairs of a token and one that it attends to."""
+
+    pass_s: float
+    token_s: float
+    pair_s: float = 0.0
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of a whole step."""
+        return sum(
+            a_pass.num_steps
+            * (
+                self.pass_s
+                + sum(self.segment_seconds(s.num_tokens, s.start) for s in a_pass.segments)
+            )
+            for a_pass in plan.passes
+        )
+
+    def segment_seconds(self, num_tokens: int, context: int) -> float:
+        """What a segment of ``num_tokens`` after ``context`` computed ones adds to a step."""
+        pairs = num_tokens * (context + (num_tokens + 1) / 2)
+        return self.token_s * num_tokens + self.pair_s * pairs
+
+
+# Only the proportions matter, since `Pricing` scales it to what steps really take: a pass costs as
+# much as 16 tokens, and a token as much as attending to 4,096 others.
+DEFAULT_PRICE = LinearPrice(pass_s=1.6e-3, token_s=1e-4, pair_s=2.5e-8)
+
+
+class Pricing:
+    """A price, scaled by the ratio of measured to predicted seconds of the steps so far."""
+
+    def __init__(self, price: StepPrice) -> None:
+        self._price = price
+        self._scale: float | None = None
+        self._fixed_s = 0.0  # of a step, beyond what its segments add; before scaling
+        self._step_s = 0.0
+        self._output_tokens = 256.0
+
+    def observe(self, plan: StepPlan, measured_s: float) -> None:
+        """Learn from a step that was executed."""
+        predicted = self._price.seconds(plan)
+        if predicted <= 0 or measured_s <= 0:
+            return
+        parts = sum(
+            self._price.segment_seconds(segment.num_tokens, segment.start)
+            for a_pass in plan.passes
+            for segment in a_pass.segments
+        )
+        self._fixed_s = max(0.0, predicted - parts)
+        ratio = measured_s / predicted
+        self._scale = ratio if self._scale is None else _mean(self._scale, ratio)
+        self._step_s = _mean(self._step_s, measured_s) if self._step_s else measured_s
+
+    def observe_output(self, num_tokens: int) -> None:
+        """Learn from the length of an output that has ended."""
+        self._output_tokens = _mean(self._output_tokens, num_tokens)
+
+    @property
+    def fixed_s(self) -> float:
+        """Predicted seconds of a step before anything is in it."""
+        return self._fixed_s * (self._scale or 1.0)
+
+    def segment_s(self, num_tokens: int, context: int) -> float:
+        """Predicted seconds that a segment adds."""
+        return self._price.segment_seconds(num_tokens, context) * (self._scale or 1.0)
+
+    def remaining_s(self, sequence: Sequence) -> float:
+        """Predicted seconds until the sequence is finished, if it ran from now on; 0 if unknown.
+
+        Without a limit of its own, it is expected to be as long as outputs have been.
+        """
+        if self._scale is None:
+            return 0.0
+        params, length = sequence.request.params, len(sequence.token_ids)
+        tokens = params.max_tokens or self._output_tokens
+        steps = max(0.0, tokens - sequence.num_output_tokens - 1)
+        prompt_s = self.segment_s(length - sequence.num_computed, sequence.num_computed)
+        return prompt_s + steps * self._step_s
+
+
+class StepBudget:
+    """Tokens, and perhaps seconds, that are left in the step that is being planned."""
+
+    __slots__ = ("_pricing", "_seconds", "tokens")
+
+    def __init__(self, tokens: int, *, seconds: float | None, pricing: Pricing) -> None:
+        self.tokens = tokens
+        self._pricing = pricing
+        self._seconds = None if seconds is None else seconds - pricing.fixed_s
+
+    def unbounded(self) -> None:
+        """Nobody is made to wait by this step: seconds do not matter."""
+        self._seconds = None
+
+    def grant(self, wanted: int, context: int) -> int:
+        """How many of ``wanted`` tokens after ``context`` may still be computed."""
+        count = min(wanted, self.tokens)
+        seconds = self._seconds
+        if seconds is None:
+            return count
+        return bisect_right(
+            range(1, count + 1), seconds, key=lambda n: self._pricing.segment_s(n, context)
+        )
+
+    def spend(self, num_tokens: int, context: int) -> None:
+        self.tokens -= num_tokens
+        if self._seconds is not None:
+            self._seconds -= self._pricing.segment_s(num_tokens, context)
+
+
+def _mean(mean: float, value: float) -> float:
+    return mean + _SMOOTHING * (value - mean)

@@ -1,0 +1,88 @@
+"""Waiting sequences in the order of a policy."""
+
+import heapq
+from collections.abc import Iterator
+
+from ridgeline.scheduler.policies import QueuePolicy, Rank
+from ridgeline.scheduler.sequence import Sequence
+
+
+class _Entry:
+    """A place in a lane; ``sequence`` is ``None`` once it has left from the middle."""
+
+    __slots__ = ("rank", "sequence")
+
+    def __init__(self, rank: Rank, sequence: Sequence) -> None:
+        self.rank = rank
+        self.sequence: Sequence | None = sequence
+
+    def __lt__(self, other: "_Entry") -> bool:
+        return self.rank < other.rank
+
+
+class WaitingQueue:
+    """One heap per lane of the policy; entry, exit and the head take O(log n) (+ lanes)."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self._policy = policy
+        self._lanes: dict[str, list[_Entry]] = {}
+        self._entries: dict[Sequence, _Entry] = {}
+        self._num_dead = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In no particular order."""
+        return iter(self._entries)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._entries
+
+    def push(self, sequence: Sequence) -> None:
+        entry = _Entry(self._policy.rank(sequence), sequence)
+        self._entries[sequence] = entry
+        heapq.heappush(self._lanes.setdefault(self._policy.lane(sequence), []), entry)
+        self._policy.entered(sequence)
+
+    def head(self) -> Sequence | None:
+        """The sequence to run next."""
+        if not self._entries:
+            return None
+        return self._lanes[min(self._lanes, key=self._policy.lane_rank)][0].sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        self._policy.left(sequence)
+        entry = self._entries.pop(sequence)
+        entry.sequence = None
+        self._num_dead += 1
+        self._trim(self._policy.lane(sequence))
+        if self._num_dead > len(self._entries) + 64:
+            self._compact()
+
+    def last_new(self) -> Sequence | None:
+        """Of the sequences of which nothing was computed yet, the one to run last; O(n)."""
+        new = (each for each in self._entries if not each.was_admitted and not each.sample_index)
+        return max(new, key=self.full_rank, default=None)
+
+    def full_rank(self, sequence: Sequence) -> Rank:
+        """The lane's rank and the rank within it; sequences that run have one, too."""
+        lane = self._policy.lane(sequence)
+        return (self._policy.lane_rank(lane), *self._policy.rank(sequence))
+
+    def _trim(self, lane: str) -> None:
+        """Let a lane start with a sequence that waits, or be gone."""
+        entries = self._lanes[lane]
+        while entries and entries[0].sequence is None:
+            heapq.heappop(entries)
+            self._num_dead -= 1
+        if not entries:
+            del self._lanes[lane]
+
+    def _compact(self) -> None:
+        for lane, entries in list(self._lanes.items()):
+            entries[:] = [entry for entry in entries if entry.sequence is not None]
+            heapq.heapify(entries)
+            if not entries:
+                del self._lanes[lane]
+        self._num_dead = 0
