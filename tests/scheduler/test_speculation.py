@@ -63,6 +63,7 @@ def make(drafter, *, max_tokens=4, draft_blocks=None, **changes) -> Scheduler:
                 windows=settings["windows"],
                 block_tokens=settings["block_tokens"],
                 max_pass_tokens=settings["max_num_batched_tokens"],
+                max_model_len=settings["max_model_len"],
             )
         )
     speculation = Speculation(drafter=drafter, max_tokens=max_tokens, draft_model=draft_model)

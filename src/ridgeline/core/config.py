@@ -42,7 +42,7 @@ class EngineConfig:
             prompt and output), suffix (and in earlier outputs), draft (a draft model), combined
             (ngram, else draft) or adaptive (what pays). It changes no output.
         num_speculative_tokens: tokens that are guessed at once, at the most.
-        draft_model: the draft model, with the vocabulary of the model; the embedded one has its own.
+        draft_model: a smaller model with the same vocabulary; the embedded model has its own.
         scheduling_policy: who runs first: fcfs, priority, edf (earliest deadline), or fair (share
             of service between tenants).
         tenant_weights: a tenant's share under the fair policy, relative to the others'; default 1.

@@ -131,9 +131,11 @@ class Drafter(Protocol):
 
     def begin_step(self, lengths: Mapping[int, int]) -> None:
         """A step is about to be planned; the known tokens of each slot that may draft in it."""
+        return
 
     def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
         """So many tokens of the slot's last proposal were verified, and so many accepted."""
+        return
 
 
 class Constraint(Protocol):

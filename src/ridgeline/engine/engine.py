@@ -10,6 +10,7 @@ from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.request_factory import RequestFactory
+from ridgeline.engine.speculation import load_draft, make_speculation
 from ridgeline.executors import create_executor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
@@ -24,9 +25,11 @@ class Engine:
 
     def __init__(self, config: EngineConfig, *, progress: Progress | None = None) -> None:
         loaded = load_model(config, progress=progress)
-        self.executor = create_executor(
-            config.executor, {ModelRole.TARGET: loaded.model}, block_tokens=config.block_tokens
-        )
+        draft = load_draft(config, loaded, progress=progress)
+        models = {ModelRole.TARGET: loaded.model}
+        if draft is not None:
+            models[ModelRole.DRAFT] = draft
+        self.executor = create_executor(config.executor, models, block_tokens=config.block_tokens)
         layout = self.executor.kv_layout()
         spec = loaded.model.spec
         resolved = resolve(
@@ -36,6 +39,10 @@ class Engine:
             dtype=str(loaded.model.dtype).removeprefix("torch."),
             block_bytes=layout.block_bytes,
             free_bytes=psutil.virtual_memory().available,
+            draft_spec=None if draft is None else draft.spec,
+            draft_block_bytes=(
+                () if draft is None else self.executor.kv_layout(ModelRole.DRAFT).block_bytes
+            ),
         )
         if config.max_model_len is None and resolved.max_model_len < spec.max_position:
             _log.warning(
@@ -45,15 +52,12 @@ class Engine:
                 resolved.kv_cache_bytes / 1e9,
             )
         self.executor.allocate_kv(resolved.num_blocks)
+        self.speculation = make_speculation(config, resolved, self.executor)
         scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=resolved.max_num_seqs,
-                max_num_batched_tokens=resolved.max_num_batched_tokens,
-                max_model_len=resolved.max_model_len,
-                num_blocks=resolved.num_blocks,
-                windows=tuple(group.window for group in layout.groups),
-                block_tokens=resolved.block_tokens,
-            )
+            SchedulerConfig.of_engine(
+                config, resolved, windows=tuple(group.window for group in layout.groups)
+            ),
+            self.speculation,
         )
         self.info = EngineInfo(
             name=loaded.name,

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Protocol
@@ -40,11 +41,13 @@ class EngineLoop:
         tokenizer: Tokenizer | None,
         *,
         observer: StepObserver | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._observer = observer
+        self._clock = clock
         self._states: dict[int, RequestState] = {}
         self._failure: EngineError | None = None
         self._stepping = threading.Lock()
@@ -52,7 +55,7 @@ class EngineLoop:
         self._in_flight: tuple[StepPlan, StepHandle, float] | None = None
         self._records: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
         self._prompt_tokens = self._generated_tokens = 0
-        self._last_step_id, self._last_progress_s = 0, time.monotonic()
+        self._last_step_id, self._last_progress_s = 0, clock()
 
     @property
     def has_work(self) -> bool:
@@ -67,7 +70,7 @@ class EngineLoop:
         """
         self._check_alive()
         sequences = self._scheduler.add(request)
-        state = RequestState(request, sequences, self._tokenizer, prompt)
+        state = RequestState(request, sequences, self._tokenizer, prompt, self._clock)
         self._states[request.request_id] = state
         self._prompt_tokens += len(request.prompt_token_ids)
         return state
@@ -92,7 +95,8 @@ class EngineLoop:
                 plan = self._scheduler.schedule()
                 if plan is None:
                     return ()
-                self._in_flight = (plan, self._executor.submit(plan), time.monotonic())
+                self._in_flight = (plan, self._executor.submit(plan), self._clock())
+                self._in_flight[1].set_masks(self._scheduler.speculation.masks(plan))
         plan, handle, started_s = self._in_flight
         try:
             result = handle.result()
@@ -137,7 +141,7 @@ class EngineLoop:
         return chunk
 
     def _note(self, plan: StepPlan, result: StepResult, started_s: float) -> None:
-        now = time.monotonic()
+        now = self._clock()
         seconds = now - max(started_s, self._last_progress_s)
         self._last_step_id, self._last_progress_s = plan.step_id, now
         if self._observer is not None:

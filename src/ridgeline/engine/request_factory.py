@@ -71,6 +71,7 @@ class RequestFactory:
             wants_logits=wants_logits,
             wants_pooled=wants_pooled,
             cache_key=key,
+            draft_namespace=f"{slot}/{cache_salt}",
             tenant=tenant,
             priority=priority,
             deadline_s=deadline_s,

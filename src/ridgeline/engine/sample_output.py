@@ -79,6 +79,8 @@ class SampleOutput:
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             logprobs=tuple(self._logprobs) if wants_logprobs else None,
+            num_drafted=tuple(self.sequence.num_drafted),
+            num_accepted=tuple(self.sequence.num_accepted),
             cumulative_logprob=(
                 sum(entry.logprob for entry in self._logprobs) if wants_logprobs else None
             ),

@@ -14,6 +14,7 @@ from ridgeline.weights.names import short_name
 from ridgeline.weights.progress import Progress
 
 _EMBEDDED = ("assets", "target")
+_EMBEDDED_DRAFT = ("assets", "draft")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"\w[\w./+-]*", re.ASCII)
 _QUANTIZATION = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
@@ -45,7 +46,7 @@ def locate_model(
         DiskError: the download does not fit, or may not be written.
     """
     if name is None:
-        return _checked(_embedded_folder(), need_weights)
+        return _checked(_embedded_folder(_EMBEDDED), need_weights)
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         return _in_folder(Path(path), None, need_weights)
@@ -73,8 +74,13 @@ def locate_model(
     return _checked(folder, need_weights)
 
 
-def _embedded_folder() -> Path:
-    folder = Path(str(resources.files("ridgeline").joinpath(*_EMBEDDED)))
+def embedded_draft_folder() -> Path:
+    """Where the embedded model's draft is; it takes a name of its own nowhere else."""
+    return _embedded_folder(_EMBEDDED_DRAFT)
+
+
+def _embedded_folder(parts: tuple[str, ...]) -> Path:
+    folder = Path(str(resources.files("ridgeline").joinpath(*parts)))
     if not folder.is_dir():
         raise ModelNotFoundError("This installation has no embedded model; name a model to use.")
     return folder

@@ -1,0 +1,9 @@
+"""Drafters: each guesses the next tokens of sequences in its own way."""
+
+from ridgeline.decoding.drafters.adaptive import AdaptiveDrafter
+from ridgeline.decoding.drafters.first_of import FirstOf
+from ridgeline.decoding.drafters.model import ModelDrafter
+from ridgeline.decoding.drafters.ngram import NgramDrafter
+from ridgeline.decoding.drafters.suffix import SuffixDrafter
+
+__all__ = ["AdaptiveDrafter", "FirstOf", "ModelDrafter", "NgramDrafter", "SuffixDrafter"]

@@ -1,0 +1,154 @@
+"""Speculation that pays: drafter and length are chosen for each sequence and each step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.protocols import Draft, Drafter, StepPrice
+from ridgeline.decoding.drafters.acceptance import Acceptance
+from ridgeline.decoding.drafters.control import Choice, StepCosts, choose_lengths
+
+HYSTERESIS = 1.02  # another length of the model's chains must be better by this factor
+FIRST_PROBE_STEPS = 16
+LAST_PROBE_STEPS = 512
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What is known of a sequence. ``draft`` and ``by`` are of this step.
+
+    After ``probe_in`` steps without a draft one token is drafted, to see whether it pays by now;
+    the pause doubles each time that it does not.
+    """
+
+    lookup: Acceptance
+    model: Acceptance
+    draft: Draft = field(default_factory=Draft)
+    by: Acceptance | None = None
+    probe_in: int = FIRST_PROBE_STEPS
+    pause: int = FIRST_PROBE_STEPS
+
+
+@dataclass(slots=True)
+class AdaptiveFigures:
+    """Since the start: steps by the length that was chosen for the model's chains, and drafts."""
+
+    steps_by_chain: dict[int, int] = field(default_factory=dict)
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_probes: int = 0
+    expected_rate: float = 0.0
+
+
+class AdaptiveDrafter(Drafter):
+    """Maximises expected tokens per predicted second over the whole batch.
+
+    Candidates are a ``lookup`` drafter, which proposes on the host, for the sequences for which it
+    finds something, and the draft model (if ``has_model``) for the others; each with the acceptance
+    measured so far.
+    """
+
+    def __init__(
+        self, lookup: Drafter, price: StepPrice, *, max_tokens: int, has_model: bool
+    ) -> None:
+        self._lookup = lookup
+        self._costs = StepCosts(price, max_tokens=max_tokens)
+        self._max_tokens = max_tokens
+        self._has_model = has_model
+        self._slots: dict[int, _Slot] = {}
+        self._all_lookup, self._all_model = Acceptance(max_tokens), Acceptance(max_tokens)
+        self._chain = 0
+        self._planned: set[int] = set()
+        self.figures = AdaptiveFigures()
+
+    def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None:
+        self._lookup.start(slot, token_ids, namespace)
+        self._slots[slot] = _Slot(
+            Acceptance(self._max_tokens, self._all_lookup),
+            Acceptance(self._max_tokens, self._all_model),
+        )
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        self._lookup.extend(slot, token_ids)
+
+    def finish(self, slot: int) -> None:
+        self._lookup.finish(slot)
+        del self._slots[slot]
+        self._planned.discard(slot)
+
+    def begin_step(self, lengths: Mapping[int, int]) -> None:
+        self._planned = set(lengths)
+        if not lengths:
+            return
+        slots = [self._slots[slot] for slot in lengths]
+        found = [self._lookup.propose(slot, self._max_tokens) for slot in lengths]
+        best, chain = self._choose(slots, found, sum(lengths.values()) / len(lengths))
+        self.figures.expected_rate = best.rate
+        self.figures.steps_by_chain[chain] = self.figures.steps_by_chain.get(chain, 0) + 1
+        for state, lookup, length in zip(slots, found, best.lengths, strict=True):
+            self._plan(state, lookup, length)
+
+    def propose(self, slot: int, max_tokens: int) -> Draft:
+        state = self._slots[slot]
+        if slot not in self._planned:  # its prompt ends in this step
+            return Draft()
+        draft = state.draft
+        return Draft(
+            token_ids=draft.token_ids[:max_tokens],
+            num_model_tokens=min(draft.num_model_tokens, max_tokens),
+        )
+
+    def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
+        state = self._slots[slot]
+        self.figures.num_drafted += num_drafted
+        self.figures.num_accepted += num_accepted
+        if state.by is not None and num_drafted:
+            state.by.observe(num_drafted, num_accepted)
+
+    def _choose(
+        self, slots: Sequence[_Slot], found: Sequence[Draft], mean_length: float
+    ) -> tuple[Choice, int]:
+        """The best lengths, and the length of the model's chains that they have at the most."""
+        seconds, draft_s = self._costs.of(len(slots), mean_length)
+        lookup = np.stack([state.lookup.gains() for state in slots])
+        for row, draft in zip(lookup, found, strict=True):
+            row[len(draft.token_ids) :] = 0.0
+        choices = {0: choose_lengths(lookup, seconds)}
+        if self._has_model:
+            model = np.stack([state.model.gains() for state in slots])
+            without = np.array([not draft.token_ids for draft in found])
+            for chain in range(1, self._max_tokens + 1) if without.any() else ():
+                gains = _cut(np.where(without[:, None], model, lookup), without, chain)
+                choices[chain] = choose_lengths(gains, seconds, chain * draft_s)
+        best = max(choices, key=lambda chain: choices[chain].rate)
+        kept = choices.get(self._chain)
+        if kept is None or choices[best].rate > HYSTERESIS * kept.rate:
+            self._chain = best
+        return choices[self._chain], self._chain
+
+    def _plan(self, state: _Slot, lookup: Draft, length: int) -> None:
+        if length:
+            state.probe_in = state.pause = FIRST_PROBE_STEPS
+        elif state.probe_in > 0:
+            state.probe_in -= 1
+        else:
+            state.pause = min(2 * state.pause, LAST_PROBE_STEPS)
+            state.probe_in = state.pause
+            self.figures.num_probes += 1
+            length = 1
+        if lookup.token_ids:
+            state.draft, state.by = Draft(token_ids=lookup.token_ids[:length]), state.lookup
+        else:
+            state.draft = Draft(num_model_tokens=length if self._has_model else 0)
+            state.by = state.model
+
+
+def _cut(
+    gains_NK: npt.NDArray[np.float64], rows: npt.NDArray[np.bool_], length: int
+) -> npt.NDArray[np.float64]:
+    """Nothing beyond ``length`` in these rows."""
+    gains = gains_NK.copy()
+    gains[rows, length:] = 0.0
+    return gains

@@ -1,0 +1,90 @@
+"""Where in a text its own end, or another's, has occurred before; constant time per token."""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+KEY_TOKENS = 2  # shorter repeats are chance
+MAX_MATCH = 32
+MAX_CANDIDATES = 8
+
+
+class Match(NamedTuple):
+    """The last ``length`` tokens occurred before ``position``, where they were followed."""
+
+    length: int
+    position: int
+
+
+NO_MATCH = Match(0, 0)
+
+
+class HashChains:
+    """The suffix structure of LZ77 matchers (RFC 1951, section 4), over tokens.
+
+    A table has the last place of each pair of tokens, and each place points to the one before it.
+    The longest match is looked for among the `MAX_CANDIDATES` latest places, so both appending a
+    token and finding a match take constant time, and memory is one table entry per distinct pair
+    and twelve bytes per token.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = array("q")
+        self._before = array("i")  # place with the same pair before it, or −1
+        self._last: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        tokens, before, last = self.tokens, self._before, self._last
+        for token in token_ids:
+            tokens.append(token)
+            if len(tokens) < KEY_TOKENS:
+                before.append(-1)
+                continue
+            key = _key(tokens[-2], token)
+            before.append(last.get(key, -1))
+            last[key] = len(tokens) - 1
+
+    def find_own_end(self) -> Match:
+        """The longest earlier occurrence of this text's end; of equals the latest."""
+        if len(self.tokens) <= KEY_TOKENS:
+            return NO_MATCH
+        return self._longest(self._before[-1], self.tokens)
+
+    def find(self, end: Sequence[int]) -> Match:
+        """The longest occurrence of another text's end, of which the last tokens are enough."""
+        if len(end) < KEY_TOKENS:
+            return NO_MATCH
+        return self._longest(self._last.get(_key(end[-2], end[-1]), -1), end)
+
+    def following(self, match: Match, count: int) -> tuple[int, ...]:
+        """Up to ``count`` tokens that came after a match."""
+        return tuple(self.tokens[match.position : match.position + count]) if match.length else ()
+
+    def continuation(self, count: int) -> tuple[int, ...]:
+        """``count`` tokens that may follow this text: what its end was followed by before.
+
+        A text that repeats itself goes on doing so. Empty if the end never occurred before.
+        """
+        match = self.find_own_end()
+        following = self.following(match, count)
+        return tuple(following[i % len(following)] for i in range(count)) if following else ()
+
+    def _longest(self, place: int, end: Sequence[int]) -> Match:
+        best, tokens = NO_MATCH, self.tokens
+        for _ in range(MAX_CANDIDATES):
+            if place < 0:
+                break
+            length, limit = KEY_TOKENS, min(MAX_MATCH, place + 1, len(end))
+            while length < limit and tokens[place - length] == end[-1 - length]:
+                length += 1
+            if length > best.length and place + 1 < len(tokens):
+                best = Match(length, place + 1)
+            place = self._before[place]
+        return best
+
+
+def _key(first: int, second: int) -> int:
+    return first << 32 | (second & 0xFFFFFFFF)

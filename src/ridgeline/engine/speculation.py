@@ -1,0 +1,110 @@
+"""From settings to drafters and a draft model."""
+
+from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.plan import ModelRole
+from ridgeline.core.protocols import ConstraintFactory, Drafter, Executor, StepPrice
+from ridgeline.decoding.drafters import (
+    AdaptiveDrafter,
+    FirstOf,
+    ModelDrafter,
+    NgramDrafter,
+    SuffixDrafter,
+)
+from ridgeline.engine.loading import LoadedModel, Progress, load_model
+from ridgeline.executors import ExecutorModel
+from ridgeline.scheduler import DraftModel, DraftModelConfig, Speculation
+from ridgeline.scheduler.pricing import DEFAULT_PRICE
+from ridgeline.weights import Adapter, embedded_draft_folder
+
+
+def load_draft(
+    config: EngineConfig, target: LoadedModel, *, progress: Progress | None = None
+) -> ExecutorModel | None:
+    """The draft model, if these settings use one. The embedded model has its own.
+
+    Raises:
+        InvalidRequestError: none is named, or it has another vocabulary.
+    """
+    name = config.draft_model
+    if name is None and config.model is None:
+        name = str(embedded_draft_folder())
+    if config.speculation in ("draft", "combined") and name is None:
+        raise InvalidRequestError(
+            f"speculation={config.speculation!r} needs draft_model, a smaller model with the same "
+            "vocabulary."
+        )
+    if config.speculation not in ("draft", "combined", "adaptive") or name is None:
+        return None
+    draft = load_model(
+        with_overrides(config, model=name, adapters={}, chat_template=None), progress=progress
+    )
+    _check_vocabulary(target, draft)
+    # Adapters change the target alone; its draft is the same for all of them.
+    adapters: tuple[Adapter, ...] = tuple({} for _ in config.adapters)
+    return ExecutorModel(
+        spec=draft.model.spec,
+        ops=draft.model.ops,
+        weights=draft.model.weights,
+        dtype=draft.model.dtype,
+        adapters=adapters,
+    )
+
+
+def _check_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+    digests = [model.tokenizer and model.tokenizer.digest() for model in (target, draft)]
+    if target.model.spec.vocab_size != draft.model.spec.vocab_size or digests[0] != digests[1]:
+        raise InvalidRequestError(
+            f"The draft model {draft.name} has another vocabulary than {target.name}; its tokens "
+            "would mean something else."
+        )
+
+
+def make_speculation(
+    config: EngineConfig,
+    resolved: ResolvedConfig,
+    executor: Executor,
+    *,
+    price: StepPrice = DEFAULT_PRICE,
+    constraints: ConstraintFactory | None = None,
+) -> Speculation:
+    """What the scheduler asks about drafts; the draft model's KV pool is allocated."""
+    draft_model = None
+    if resolved.num_draft_blocks:
+        executor.allocate_kv(resolved.num_draft_blocks, ModelRole.DRAFT)
+        layout = executor.kv_layout(ModelRole.DRAFT)
+        draft_model = DraftModel(
+            DraftModelConfig(
+                num_blocks=resolved.num_draft_blocks,
+                windows=tuple(group.window for group in layout.groups),
+                block_tokens=resolved.block_tokens,
+                max_pass_tokens=resolved.max_num_batched_tokens,
+                max_model_len=executor.spec(ModelRole.DRAFT).max_position,
+            )
+        )
+    return Speculation(
+        drafter=_drafter(config, price, has_model=draft_model is not None),
+        max_tokens=config.num_speculative_tokens,
+        draft_model=draft_model,
+        constraints=constraints,
+    )
+
+
+def _drafter(config: EngineConfig, price: StepPrice, *, has_model: bool) -> Drafter | None:
+    match config.speculation:
+        case "ngram":
+            return NgramDrafter()
+        case "suffix":
+            return SuffixDrafter()
+        case "draft":
+            return ModelDrafter()
+        case "combined":
+            return FirstOf([NgramDrafter(), ModelDrafter()])
+        case "adaptive":
+            return AdaptiveDrafter(
+                SuffixDrafter(),
+                price,
+                max_tokens=config.num_speculative_tokens,
+                has_model=has_model,
+            )
+    return None
