@@ -1,6 +1,7 @@
 """A request from its arrival to its outcome."""
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -31,10 +32,12 @@ class RequestState:
         sequences: Seq[Sequence],
         tokenizer: Tokenizer | None,
         prompt: str | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.request = request
         self.sequences = sequences
         self._prompt = prompt
+        self._clock = clock
         self._samples = [SampleOutput(sequence, tokenizer) for sequence in sequences]
         self._prompt_logprobs: dict[int, TokenLogprobs] = {}
         self._logits: npt.NDArray[np.float32] | None = None
@@ -56,7 +59,7 @@ class RequestState:
 
     def apply(self, update: SequenceUpdate) -> tuple[CompletionChunk, bool]:
         """Take what a step did for one sample; see `SampleOutput.push`."""
-        self._last_token_s = time.monotonic()
+        self._last_token_s = self._clock()
         if update.new_token_ids and self._first_token_s is None:
             self._first_token_s = self._last_token_s
         for offset, entry in enumerate(update.result.prompt_logprobs):
