@@ -7,18 +7,17 @@ engine: layout, adapter, tenant.
 """
 
 import hashlib
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
 
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 
 
 def block_key(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
     """SHA-256 of the parent's key and the tokens as 32-bit integers."""
-    return hashlib.sha256(parent_key + np.array(token_ids, dtype="<u4").tobytes()).digest()
+    return hashlib.sha256(parent_key + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
 
 
 @dataclass(slots=True, eq=False)

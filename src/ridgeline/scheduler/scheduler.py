@@ -18,10 +18,10 @@ from ridgeline.scheduler.policies import create_policy
 from ridgeline.scheduler.pricing import DEFAULT_PRICE, Pricing, StepBudget
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
-from ridgeline.scheduler.step import Flight, Step
+from ridgeline.scheduler.step import SAMPLE, Flight, Step
 from ridgeline.scheduler.waiting_queue import WaitingQueue
 
-_SAMPLE, _NOTHING = Outputs(sample=True), Outputs()
+_NOTHING = Outputs()
 
 
 class Scheduler:
@@ -106,6 +106,7 @@ class Scheduler:
                 tables=[[] for _ in range(self._blocks.num_groups)],
                 num_sent=[0] * self._blocks.num_groups,
                 num_given_up=[0] * self._blocks.num_groups,
+                max_length=limit,
                 order=self._num_requests,
             )
             for index in range(request.params.n)
@@ -322,13 +323,17 @@ class Scheduler:
     def _plan_decodes(self, step: Step) -> list[Sequence]:
         """Plan the sequences that lack one token's KV; returns those that lack more."""
         prompts = []
+        is_plain = self.speculation.drafter is None
         for sequence in tuple(self._running):
-            gap = _num_known(sequence) - sequence.num_planned
+            num_known = _num_known(sequence)
+            gap = num_known - sequence.num_planned
             if gap > 1:
                 prompts.append(sequence)
-            elif (
-                gap == 1 and step.budget.tokens and sequence.status is SequenceStatus.RUNNING
-            ):  # it may have been preempted for one before it
+            if gap != 1 or not step.budget.tokens:
+                continue
+            if is_plain and sequence.is_plain and num_known <= sequence.num_writable:
+                step.add_decode(sequence, num_known)
+            elif sequence.status is SequenceStatus.RUNNING:  # not preempted for one before it
                 self._plan_segment(sequence, 1, step)
         return prompts
 
@@ -395,7 +400,7 @@ class Scheduler:
                 pooled=is_last and request.wants_pooled,
             )
         else:
-            outputs = _SAMPLE if samples else _NOTHING
+            outputs = SAMPLE if samples else _NOTHING
         assert sequence.slot is not None
         segment = Segment(
             slot=sequence.slot,
@@ -406,13 +411,7 @@ class Scheduler:
             block_updates=updates,
             outputs=outputs,
         )
-        may_continue = (
-            samples
-            and not masked
-            and not drafts
-            and num_known + 1 < self.config.max_model_len
-            and num_known + 1 - sequence.num_prompt_tokens != request.params.max_tokens
-        )
+        may_continue = samples and not masked and not drafts and num_known + 1 < sequence.max_length
         step.add(sequence, segment, may_continue=may_continue)
 
     def _room_for_drafts(self, sequence: Sequence, step: Step) -> int:
@@ -422,13 +421,9 @@ class Scheduler:
         comes later in this step.
         """
         start, length = sequence.num_planned, len(sequence.token_ids)
-        limits = [
-            self.config.max_model_len - length - 1,
-            step.budget.tokens - (length - start) - (len(self._running) - len(step.busy)),
-        ]
-        if sequence.request.params.max_tokens is not None:
-            limits.append(sequence.request.params.max_tokens - sequence.num_output_tokens - 1)
-        room = self.speculation.room(sequence, max(0, min(limits)))
+        left = step.budget.tokens - (length - start) - (len(self._running) - len(step.busy))
+        most = max(0, min(sequence.max_length - length - 1, left))
+        room = self.speculation.room(sequence, most)
         while room and not self._blocks.can_write(sequence, start, length + room):
             room -= 1
         return room
@@ -494,31 +489,28 @@ class Scheduler:
                 sequence=sequence, start=segment.start, new_token_ids=(), result=outcome
             )
         known = segment.stop - segment.num_drafts
-        accepted: list[int] = []
-        end: tuple[FinishReason, int | None] | None = None
-        for token in outcome.token_ids:
-            accepted.append(token)
+        new_tokens, end = outcome.token_ids, None
+        for count, token in enumerate(new_tokens, start=1):
             sequence.token_ids.append(token)
-            end = self._end(sequence, token, speculates=speculates)
+            is_whole = speculates and self.speculation.advance(sequence, token)
+            end = self._end(sequence, token, is_whole=is_whole)
             if end is not None:
+                new_tokens = new_tokens[:count]
                 break
-        self._policy.charge(sequence, 0, len(accepted))
+        self._policy.charge(sequence, 0, len(new_tokens))
         if runs:
             sequence.num_computed = min(known + len(outcome.accepted), len(sequence.token_ids))
             self._note_progress(sequence, segment)
             if speculates and segment.outputs.sample:
-                self.speculation.verified(sequence, segment, outcome, accepted)
+                self.speculation.verified(sequence, segment, outcome, new_tokens)
         if end is not None:
             self.finish(sequence, *end)
-        if segment.outputs.sample and not outcome.token_ids:
+        elif segment.outputs.sample and not new_tokens:
             self.finish(sequence, FinishReason.ERROR)
-        if not sequence.request.generates and known == sequence.num_prompt_tokens:
+        elif not sequence.request.generates and known == sequence.num_prompt_tokens:
             self.finish(sequence, FinishReason.LENGTH)
         return SequenceUpdate(
-            sequence=sequence,
-            start=segment.start,
-            new_token_ids=tuple(accepted),
-            result=outcome,
+            sequence=sequence, start=segment.start, new_token_ids=new_tokens, result=outcome
         )
 
     def _note_progress(self, sequence: Sequence, segment: Segment) -> None:
@@ -529,24 +521,21 @@ class Scheduler:
             self._start_forks(sequence)
         if segment.num_drafts:
             self._blocks.trim(sequence)
-        self._blocks.note_computed(sequence)
+        if sequence.num_computed >= sequence.note_at:
+            self._blocks.note_computed(sequence)
 
     def _end(
-        self, sequence: Sequence, token: int, *, speculates: bool
+        self, sequence: Sequence, token: int, *, is_whole: bool
     ) -> tuple[FinishReason, int | None] | None:
         """Why the output ends with this token, its last, if it does."""
-        request, params = sequence.request, sequence.request.params
-        is_whole = speculates and self.speculation.advance(sequence, token)
+        request = sequence.request
         if token in request.eos_token_ids:
             return FinishReason.STOP, None
-        if token in params.stop_token_ids:
+        if token in request.params.stop_token_ids:
             return FinishReason.STOP, token
         if is_whole:
             return FinishReason.STOP, None
-        if (
-            len(sequence.token_ids) >= self.config.max_model_len
-            or sequence.num_output_tokens == params.max_tokens
-        ):
+        if len(sequence.token_ids) >= sequence.max_length:
             return FinishReason.LENGTH, None
         return None
 

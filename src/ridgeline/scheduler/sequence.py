@@ -25,7 +25,9 @@ class Sequence:
     ``num_in_flight`` have a part of it; the last one samples a token that ``reference`` stands for,
     if the next plan may build on it.
 
-    ``order`` numbers requests as they arrive; ``postponed``: its deadline cannot be met any more.
+    It ends when it has ``max_length`` tokens, prompt included. ``is_plain``: nothing but samples is
+    wanted of it, without masks. ``order`` numbers requests as they arrive; ``postponed``: its
+    deadline cannot be met any more.
 
     ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
     prompt's. ``num_sent`` counts the table entries that the executor has been told of,
@@ -41,6 +43,9 @@ class Sequence:
     sample_index: int
     token_ids: list[int]
     tables: list[list[int]]
+    max_length: int
+    num_prompt_tokens: int = field(init=False)
+    is_plain: bool = field(init=False)
     num_computed: int = 0
     num_sent: list[int] = field(default_factory=list)
     num_given_up: list[int] = field(default_factory=list)
@@ -61,9 +66,18 @@ class Sequence:
     num_drafted: list[int] = field(default_factory=list)
     num_accepted: list[int] = field(default_factory=list)
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        request = self.request
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        if request.params.max_tokens is not None:
+            self.max_length = min(
+                self.max_length, self.num_prompt_tokens + request.params.max_tokens
+            )
+        self.is_plain = (
+            request.generates
+            and request.params.prompt_logprobs is None
+            and request.params.structured_outputs is None
+        )
 
     @property
     def was_admitted(self) -> bool:
