@@ -1,0 +1,297 @@
+// One block of rows over one split of the cache.
+#include <algorithm>
+#include <cmath>
+
+#include "attention.h"
+
+namespace rl {
+namespace {
+
+int panel_rows(int num_rows) {
+  int panels = (num_rows + kTileRowsMax - 1) / kTileRowsMax;
+  return (num_rows + panels - 1) / panels;
+}
+
+using ScoreRows = void (*)(const uint8_t* const*, int, const float*, int, float*);
+using MixRows = void (*)(const ChunkValues&, const float*, const float*, float*, int);
+
+// The tiles of a format by their number of rows, from 1.
+template <int F, int... R>
+struct TileTable {
+  static constexpr ScoreRows score[] = {score_rows<F, R>...};
+  static constexpr MixRows mix[] = {mix_rows<F, R>...};
+};
+#if defined(__AVX512F__)
+template <int F>
+using Tiles = TileTable<F, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
+#elif defined(__AVX2__)
+template <int F>
+using Tiles = TileTable<F, 1, 2, 3, 4, 5, 6>;
+#else
+template <int F>
+using Tiles = TileTable<F, 1, 2>;
+#endif
+
+// Calls body(first row, number of rows) for each panel.
+template <class Body>
+void for_panels(int num_rows, const Body& body) {
+  int step = panel_rows(num_rows);
+  for (int row = 0; row < num_rows; row += step) body(row, std::min(step, num_rows - row));
+}
+
+// A chunk of the cache as one block of rows sees it: sub-blocks [first, last) of it.
+struct Chunk {
+  int start;  // slot
+  int first;
+  int last;
+  const uint8_t* sub_blocks[kChunkSubBlocks];
+};
+
+// Puts the slots of a draft's path one behind the other.
+const uint8_t* gather(const RowBlock& block, const SubBlockLayout& layout, int start, int last,
+                      uint8_t* gathered) {
+  const rl_sequence& sequence = *block.sequence;
+  int first_draft = sequence.start + sequence.num_tokens - sequence.num_drafts;
+  int token = block.first_row / (block.attention->num_heads / block.group->num_kv_heads);
+  uint64_t path = sequence.ancestors[token];
+  for (int i = first_draft; i < start; ++i) path &= path - 1;
+  for (int slot = start; slot < std::min(start + kSubTokens, last); ++slot) {
+    int source = slot;
+    if (slot >= first_draft) {
+      source = first_draft + __builtin_ctzll(path);
+      path &= path - 1;
+    }
+    const uint8_t* from =
+        sub_block_at(*block.group, layout, block.layer, block.kv_head, block.block_table, source);
+    copy_slot(layout, from, source % kSubTokens, gathered, slot % kSubTokens);
+  }
+  return gathered;
+}
+
+Chunk find_chunk(const RowBlock& block, const SubBlockLayout& layout, int start, Visible seen,
+                 BlockScratch& scratch) {
+  const rl_sequence& sequence = *block.sequence;
+  int first_draft = sequence.start + sequence.num_tokens - sequence.num_drafts;
+  Chunk chunk = {};
+  chunk.start = start;
+  chunk.first = std::max(seen.first - start, 0) / kSubTokens;
+  chunk.last = (std::min(seen.last - start, kChunkTokens) + kSubTokens - 1) / kSubTokens;
+  for (int s = chunk.first; s < chunk.last; ++s) {
+    int slot = start + s * kSubTokens;
+    bool path = sequence.ancestors && std::min(slot + kSubTokens, seen.last) > first_draft;
+    chunk.sub_blocks[s] =
+        path ? gather(block, layout, slot, seen.last, scratch.gathered + s * layout.bytes)
+             : sub_block_at(*block.group, layout, block.layer, block.kv_head, block.block_table,
+                            slot);
+  }
+  return chunk;
+}
+
+template <int F>
+void convert_keys(const uint8_t* sub_block, int width, float* keys) {
+  for (int k = 0; k < width; ++k)
+    for (int lane = 0; lane < kSubTokens; lane += W)
+      store(keys + k * kSubTokens + lane, load_k<F>(sub_block, k, lane));
+}
+
+// Latents: the first elements of K are V.
+void transpose_keys(const float* keys, int width, int stride, float* values) {
+  for (int k = 0; k < width; ++k)
+    for (int t = 0; t < kSubTokens; ++t) values[t * stride + k] = keys[k * kSubTokens + t];
+}
+
+template <int F>
+void convert_values(const uint8_t* from, int num_elements, float* to) {
+  for (int i = 0; i < num_elements; i += W) store(to + i, load_elements<F>(from, i));
+}
+
+// Scores of the chunk, as the products of q and K.
+template <int F>
+void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockScratch& scratch) {
+  int width = block.group->k_width;
+  auto* values = scratch.values;
+  auto panels = [&](const ScoreRows* kernels, const uint8_t* const* sub_blocks, int first,
+                    int count) {
+    for_panels(block.num_rows, [&](int row, int rows) {
+      kernels[rows - 1](sub_blocks, count, scratch.q + row * width, width,
+                        scratch.scores + row * kChunkTokens + first * kSubTokens);
+    });
+  };
+  if (!convert) {
+    panels(Tiles<F>::score, chunk.sub_blocks + chunk.first, chunk.first, chunk.last - chunk.first);
+    return;
+  }
+  for (int s = chunk.first; s < chunk.last; ++s) {
+    convert_keys<F>(chunk.sub_blocks[s], width, scratch.keys);
+    if (block.group->v_width == 0)
+      transpose_keys(scratch.keys, block.out_width, block.out_stride,
+                     values + s * kSubTokens * block.out_stride);
+    auto* keys = reinterpret_cast<const uint8_t*>(scratch.keys);
+    panels(Tiles<RL_F32>::score, &keys, s, 1);
+  }
+}
+
+// Turns scores into weights 2^(score - maximum), and updates maximum, sum and decay.
+template <int F>
+void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk& chunk,
+                 BlockScratch& scratch, float* maximum) {
+  float cap = block.attention->softcap;
+  float k_scales[kChunkTokens] = {}, v_scales[kChunkTokens] = {};
+  if constexpr (F == RL_INT8) {
+    for (int s = chunk.first; s < chunk.last; ++s) {
+      const uint8_t* sub_block = chunk.sub_blocks[s];
+      int64_t v_offset = layout.v_width ? layout.v_scales_offset : layout.k_scales_offset;
+      std::memcpy(k_scales + s * kSubTokens, sub_block + layout.k_scales_offset, 64);
+      std::memcpy(v_scales + s * kSubTokens, sub_block + v_offset, 64);
+    }
+  }
+  vi lanes;
+  for (int i = 0; i < W; ++i) lanes[i] = i;
+  float* decay = scratch.decay;
+  for (int row = 0; row < block.num_rows; ++row) {
+    float* scores = scratch.scores + row * kChunkTokens;
+    int first = scratch.visible[row].first - chunk.start;
+    int last = scratch.visible[row].last - chunk.start;
+    bool partly = first > 0 || last < kChunkTokens;
+    vf best = splat(maximum[row]);
+    for (int i = 0; i < kChunkTokens; i += W) {
+      vf x = load(scores + i);
+      if constexpr (F == RL_INT8) x *= load(k_scales + i);
+      if (cap > 0) x = tanh(x) * (cap * kLog2E);
+      if (partly) {
+        vi slot = lanes + i;
+        x = select((vi)(slot >= first) & (vi)(slot < last), x, splat(-INFINITY));
+      }
+      store(scores + i, x);
+      best = max(best, x);
+    }
+    float new_maximum = max_lane(best);
+    decay[row] = maximum[row] - new_maximum;
+    maximum[row] = new_maximum;
+  }
+  for (int row = 0; row < block.num_rows; row += W)
+    store(decay + row, exp2_of_negative(load(decay + row)));
+  for (int row = 0; row < block.num_rows; ++row) {
+    float* scores = scratch.scores + row * kChunkTokens;
+    vf sum = load(scratch.lane_sums + row * W) * splat(decay[row]);
+    for (int i = 0; i < kChunkTokens; i += W) {
+      vf weight = exp2_of_negative(load(scores + i) - splat(maximum[row]));
+      sum += weight;
+      if constexpr (F == RL_INT8) weight *= load(v_scales + i);
+      store(scores + i, weight);
+    }
+    store(scratch.lane_sums + row * W, sum);
+  }
+}
+
+template <int F>
+void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk& chunk, int last,
+               bool convert, BlockScratch& scratch, float* out) {
+  ChunkValues values = {};
+  values.stride = convert ? block.out_stride : layout.v_stride;
+  values.first_sub_block = chunk.first;
+  values.last_token = std::min(last - chunk.start, kChunkTokens);
+  for (int s = chunk.first; s < chunk.last; ++s) {
+    const uint8_t* stored = chunk.sub_blocks[s] + layout.v_offset;
+    if (convert) {
+      float* converted = scratch.values + s * kSubTokens * block.out_stride;
+      int tokens = std::min(kSubTokens, values.last_token - s * kSubTokens);
+      if (layout.v_width) convert_values<F>(stored, tokens * layout.v_stride, converted);
+      stored = reinterpret_cast<const uint8_t*>(converted);
+    }
+    values.sub_blocks[s] = stored;
+  }
+  const MixRows* kernels = convert ? Tiles<RL_F32>::mix : Tiles<F>::mix;
+  for_panels(block.num_rows, [&](int row, int rows) {
+    kernels[rows - 1](values, scratch.scores + row * kChunkTokens, scratch.decay + row,
+                      out + row * block.out_stride, block.out_stride);
+  });
+}
+
+template <int F>
+void split(const RowBlock& block, const SubBlockLayout& layout, int first, Visible seen,
+           BlockScratch& scratch, const Partial& partial) {
+  // Converting once pays as soon as several panels read the result; latents are always transposed.
+  bool convert = layout.v_width == 0 || (F != RL_F32 && block.num_rows > kTileRowsMax);
+  for (int start = first; start < first + kSplitTokens; start += kChunkTokens) {
+    if (start + kChunkTokens <= seen.first || start >= seen.last) continue;
+    Chunk chunk = find_chunk(block, layout, start, seen, scratch);
+    score_chunk<F>(block, chunk, convert, scratch);
+    weigh_chunk<F>(block, layout, chunk, scratch, partial.maximum);
+    mix_chunk<F>(block, layout, chunk, seen.last, convert, scratch, partial.out);
+  }
+}
+
+}  // namespace
+
+Visible visible_slots(const rl_sequence& sequence, int token, int window) {
+  int first_draft = sequence.num_tokens - sequence.num_drafts;
+  int last = sequence.start + token + 1;
+  if (sequence.ancestors && token >= first_draft)
+    last = sequence.start + first_draft + __builtin_popcountll(sequence.ancestors[token]);
+  return {window > 0 ? std::max(last - window, 0) : 0, last};
+}
+
+void begin_block(const RowBlock& block, BlockScratch& scratch) {
+  const rl_attention& attention = *block.attention;
+  int width = block.group->k_width;
+  int heads = attention.num_heads / block.group->num_kv_heads;
+  float scale =
+      attention.softcap > 0 ? attention.scale / attention.softcap : attention.scale * kLog2E;
+  for_panels(block.num_rows, [&](int first, int rows) {
+    for (int r = 0; r < rows; ++r) {
+      int row = block.first_row + first + r, token = row / heads;
+      scratch.visible[first + r] = visible_slots(*block.sequence, token, attention.window);
+      int64_t head = (int64_t{block.sequence->first_row} + token) * attention.num_heads +
+                     block.kv_head * heads + row % heads;
+      const float* q = block.q + head * width;
+      float* panel = scratch.q + first * width + r;
+      for (int k = 0; k < width; ++k) panel[k * rows] = q[k] * scale;
+    }
+  });
+}
+
+void attend_split(const RowBlock& block, int split_index, BlockScratch& scratch,
+                  const Partial& partial) {
+  SubBlockLayout layout = sub_block_layout(*block.group);
+  Visible seen = scratch.visible[0];
+  for (int row = 0; row < block.num_rows; ++row) {
+    seen.first = std::min(seen.first, scratch.visible[row].first);
+    seen.last = std::max(seen.last, scratch.visible[row].last);
+  }
+  std::fill_n(partial.maximum, block.num_rows, kNoMaximum);
+  std::fill_n(partial.out, int64_t{block.num_rows} * block.out_stride, 0.0f);
+  std::fill_n(scratch.lane_sums, block.num_rows * W, 0.0f);
+  int first = split_index * kSplitTokens;
+  switch (block.group->format) {
+    case RL_F32:
+      split<RL_F32>(block, layout, first, seen, scratch, partial);
+      break;
+    case RL_F16:
+      split<RL_F16>(block, layout, first, seen, scratch, partial);
+      break;
+    case RL_BF16:
+      split<RL_BF16>(block, layout, first, seen, scratch, partial);
+      break;
+    default:
+      split<RL_INT8>(block, layout, first, seen, scratch, partial);
+  }
+  for (int row = 0; row < block.num_rows; ++row)
+    partial.sum[row] = sum(load(scratch.lane_sums + row * W));
+}
+
+void merge(const Partial& total, const Partial& part, int num_rows, int out_stride) {
+  for (int row = 0; row < num_rows; ++row) {
+    float maximum = std::max(total.maximum[row], part.maximum[row]);
+    vf before = exp2_of_negative(splat(total.maximum[row] - maximum));
+    vf after = exp2_of_negative(splat(part.maximum[row] - maximum));
+    total.maximum[row] = maximum;
+    total.sum[row] = fma(splat(total.sum[row]), before, splat(part.sum[row]) * after)[0];
+    float* out = total.out + row * out_stride;
+    const float* added = part.out + row * out_stride;
+    for (int i = 0; i < out_stride; i += W)
+      store(out + i, fma(load(out + i), before, load(added + i) * after));
+  }
+}
+
+}  // namespace rl

@@ -1,0 +1,140 @@
+// The two products of attention, as register tiles: some query rows times 16 lanes, which are KV
+// slots for the scores and elements of V for the output. Each result is one chain of additions, in
+// the order of k or of slots, so that it does not depend on the shape of the tile that holds it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kv_cache.h"
+
+namespace rl {
+
+constexpr int kChunkTokens = 64;  // KV slots between two updates of the running maximum
+constexpr int kChunkSubBlocks = kChunkTokens / kSubTokens;
+constexpr int kVectors = kSubTokens / W;
+
+// Rows of a tile: as many sums as registers hold beside their operands.
+constexpr int kTileRowsMax = W == 16 ? 12 : W == 8 ? 6 : 2;
+
+// Sub-blocks side by side in one tile: with few rows, enough chains to hide the latency of fma.
+constexpr int tile_width(int rows) {
+  int chains = rows * kVectors;
+  return chains <= 2 ? 4 : chains <= (W == 16 ? 6 : 4) ? 2 : 1;
+}
+
+// scores[r * kChunkTokens + 16 u + lane] = sum over k of q[k * R + r] * K[u][k][lane].
+template <int F, int R, int U>
+inline void score_tile(const uint8_t* const* sub_blocks, const float* q, int width, float* scores) {
+  vf sums[R][U][kVectors] = {};
+  auto add = [&](int k) __attribute__((always_inline)) {
+    vf keys[U][kVectors];
+    RL_UNROLL
+    for (int u = 0; u < U; ++u) RL_UNROLL
+    for (int v = 0; v < kVectors; ++v) keys[u][v] = load_k<F>(sub_blocks[u], k, v * W);
+    RL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      vf query = splat(q[k * R + r]);
+      RL_UNROLL
+      for (int u = 0; u < U; ++u) RL_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r][u][v] = fma(query, keys[u][v], sums[r][u][v]);
+    }
+  };
+  int k = 0;
+  for (; k + 4 <= width; k += 4) {
+    add(k);
+    add(k + 1);
+    add(k + 2);
+    add(k + 3);
+  }
+  for (; k < width; ++k) add(k);
+  RL_UNROLL
+  for (int r = 0; r < R; ++r) RL_UNROLL
+  for (int u = 0; u < U; ++u) RL_UNROLL
+  for (int v = 0; v < kVectors; ++v)
+    store(scores + r * kChunkTokens + u * kSubTokens + v * W, sums[r][u][v]);
+}
+
+template <int F, int R>
+void score_rows(const uint8_t* const* sub_blocks, int num_sub_blocks, const float* q, int width,
+                float* scores) {
+  constexpr int U = tile_width(R);
+  int u = 0;
+  for (; u + U <= num_sub_blocks; u += U)
+    score_tile<F, R, U>(sub_blocks + u, q, width, scores + u * kSubTokens);
+  for (; u < num_sub_blocks; ++u)
+    score_tile<F, R, 1>(sub_blocks + u, q, width, scores + u * kSubTokens);
+}
+
+// V of a chunk: token t of sub-block s begins at element t * stride of sub_blocks[s].
+struct ChunkValues {
+  const uint8_t* sub_blocks[kChunkSubBlocks];
+  int stride;
+  int first_sub_block;
+  int last_token;  // of the chunk; what lies beyond may never have been written
+};
+
+// out[r][16 u + lane] = out * decay[r] + sum over tokens t of weights[r][t] * V[t][16 u + lane].
+template <int F, int R, int U>
+inline void mix_tile(const ChunkValues& values, const float* weights, const float* decay,
+                     int column, float* out, int out_stride) {
+  vf sums[R][U][kVectors];
+  RL_UNROLL
+  for (int r = 0; r < R; ++r) RL_UNROLL
+  for (int u = 0; u < U; ++u) RL_UNROLL
+  for (int v = 0; v < kVectors; ++v)
+    sums[r][u][v] = load(out + r * out_stride + u * 16 + v * W) * splat(decay[r]);
+  for (int s = values.first_sub_block; s * kSubTokens < values.last_token; ++s) {
+    const float* p = weights + s * kSubTokens;
+    int num_tokens = std::min(kSubTokens, values.last_token - s * kSubTokens);
+    for (int t = 0; t < num_tokens; ++t) {
+      vf elements[U][kVectors];
+      RL_UNROLL
+      for (int u = 0; u < U; ++u) RL_UNROLL
+      for (int v = 0; v < kVectors; ++v)
+        elements[u][v] =
+            load_elements<F>(values.sub_blocks[s], t * values.stride + column + u * 16 + v * W);
+      RL_UNROLL
+      for (int r = 0; r < R; ++r) {
+        vf weight = splat(p[r * kChunkTokens + t]);
+        RL_UNROLL
+        for (int u = 0; u < U; ++u) RL_UNROLL
+        for (int v = 0; v < kVectors; ++v)
+          sums[r][u][v] = fma(weight, elements[u][v], sums[r][u][v]);
+      }
+    }
+  }
+  RL_UNROLL
+  for (int r = 0; r < R; ++r) RL_UNROLL
+  for (int u = 0; u < U; ++u) RL_UNROLL
+  for (int v = 0; v < kVectors; ++v) store(out + r * out_stride + u * 16 + v * W, sums[r][u][v]);
+}
+
+template <int F, int R>
+void mix_rows(const ChunkValues& values, const float* weights, const float* decay, float* out,
+              int out_stride) {
+  constexpr int U = tile_width(R);
+  int column = 0;
+  for (; column + 16 * U <= out_stride; column += 16 * U)
+    mix_tile<F, R, U>(values, weights, decay, column, out + column, out_stride);
+  for (; column < out_stride; column += 16)
+    mix_tile<F, R, 1>(values, weights, decay, column, out + column, out_stride);
+}
+
+// 2^x for x <= 0, to about 1 unit in the last place; 0 below -127. NaN stays NaN. 2^x = 2^n 2^f
+// with n whole; the polynomial is minimax on [-1/2, 1/2] with value 1 at 0, so that 2^0 is 1.
+inline vf exp2_of_negative(vf x) {
+  constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds to whole numbers
+  vf t = select((vi)(x < -127.0f), splat(-127.0f), x);
+  vf shifted = t + kWhole;
+  vf f = t - (shifted - kWhole);
+  vf p = splat(1.326472725e-3f);
+  p = fma(p, f, splat(9.671512786e-3f));
+  p = fma(p, f, splat(5.550733744e-2f));
+  p = fma(p, f, splat(2.402224208e-1f));
+  p = fma(p, f, splat(6.931469776e-1f));
+  p = fma(p, f, splat(1.0f));
+  return float_of(bits_of(p) + (bits_of(shifted) << 23));
+}
+
+}  // namespace rl

@@ -1,0 +1,203 @@
+#include "kv_cache.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "pool.h"
+
+namespace rl {
+namespace {
+
+constexpr int64_t kLine = 64;
+constexpr int kWriteTokens = 16;  // of a work item
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+int64_t bytes_of(int format) { return format == RL_F32 ? 4 : format == RL_INT8 ? 1 : 2; }
+
+void store_element(int format, uint8_t* data, int64_t index, float value) {
+  if (format == RL_F32) {
+    reinterpret_cast<float*>(data)[index] = value;
+  } else {
+    reinterpret_cast<uint16_t*>(data)[index] =
+        format == RL_F16 ? float_to_half(value) : float_to_bfloat(value);
+  }
+}
+
+float load_element(int format, const uint8_t* data, int64_t index) {
+  if (format == RL_F32) return reinterpret_cast<const float*>(data)[index];
+  if (format == RL_INT8) return reinterpret_cast<const int8_t*>(data)[index];
+  uint16_t bits = reinterpret_cast<const uint16_t*>(data)[index];
+  return format == RL_F16 ? half_to_float(bits) : bfloat_to_float(bits);
+}
+
+float* k_scales(const SubBlockLayout& layout, uint8_t* sub_block) {
+  return reinterpret_cast<float*>(sub_block + layout.k_scales_offset);
+}
+
+float* v_scales(const SubBlockLayout& layout, uint8_t* sub_block) {
+  return reinterpret_cast<float*>(sub_block + layout.v_scales_offset);
+}
+
+// The scale that makes the largest magnitude 127. A value that is not finite makes it NaN, so that
+// all that is read from the token is NaN, rather than something plausible.
+float scale_for(const float* x, int count) {
+  float largest = 0, poison = 0;
+  for (int i = 0; i < count; ++i) {
+    largest = std::max(largest, std::fabs(x[i]));
+    poison += x[i] * 0.0f;
+  }
+  return largest / 127 + poison;
+}
+
+int8_t code(float x, float inverse_scale) {
+  float scaled = nearbyintf(x * inverse_scale);
+  return scaled == scaled ? static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, scaled))) : 0;
+}
+
+void store_int8(const SubBlockLayout& layout, const float* k, const float* v, uint8_t* sub_block,
+                int lane) {
+  auto* codes = reinterpret_cast<int8_t*>(sub_block);
+  float scale = scale_for(k, layout.k_width);
+  float inverse = scale > 0 ? 1 / scale : 0;
+  k_scales(layout, sub_block)[lane] = scale;
+  for (int i = 0; i < static_cast<int>(round_up(layout.k_width, 4)); ++i)
+    codes[k_element(layout, i, lane)] = i < layout.k_width ? code(k[i], inverse) : 0;
+  if (layout.v_width == 0) return;
+  codes += layout.v_offset + lane * layout.v_stride;
+  scale = scale_for(v, layout.v_width);
+  inverse = scale > 0 ? 1 / scale : 0;
+  v_scales(layout, sub_block)[lane] = scale;
+  for (int i = 0; i < layout.v_width; ++i) codes[i] = code(v[i], inverse);
+}
+
+void store_floats(const SubBlockLayout& layout, const float* k, const float* v, uint8_t* sub_block,
+                  int lane) {
+  for (int i = 0; i < layout.k_width; ++i)
+    store_element(layout.format, sub_block, k_element(layout, i, lane), k[i]);
+  uint8_t* row = sub_block + layout.v_offset;
+  for (int i = 0; i < layout.v_width; ++i)
+    store_element(layout.format, row, lane * layout.v_stride + i, v[i]);
+}
+
+void write_tokens(const rl_kv_group& group, const SubBlockLayout& layout, int layer,
+                  const rl_sequence& sequence, const int32_t* block_table, int first, int last,
+                  const float* k, const float* v) {
+  int heads = group.num_kv_heads;
+  for (int token = first; token < last; ++token) {
+    int64_t slot = sequence.start + token;
+    int64_t row = sequence.first_row + token;
+    for (int head = 0; head < heads; ++head) {
+      uint8_t* sub_block = sub_block_at(group, layout, layer, head, block_table, slot);
+      const float* k_head = k + (row * heads + head) * layout.k_width;
+      const float* v_head = v + (row * heads + head) * layout.v_width;
+      auto* store = layout.format == RL_INT8 ? store_int8 : store_floats;
+      store(layout, k_head, v_head, sub_block, slot % kSubTokens);
+    }
+  }
+}
+
+}  // namespace
+
+SubBlockLayout sub_block_layout(const rl_kv_group& group) {
+  SubBlockLayout layout = {};
+  layout.format = group.format;
+  layout.k_width = group.k_width;
+  layout.v_width = group.v_width;
+  layout.v_stride = static_cast<int>(round_up(group.v_width, 16));
+  layout.element_bytes = bytes_of(group.format);
+  int64_t k_elements = group.format == RL_INT8 ? round_up(group.k_width, 4) : group.k_width;
+  layout.v_offset = k_elements * kSubTokens * layout.element_bytes;
+  layout.k_scales_offset =
+      layout.v_offset + int64_t{kSubTokens} * layout.v_stride * layout.element_bytes;
+  int64_t scales = group.format == RL_INT8 ? kSubTokens * int64_t{sizeof(float)} : 0;
+  layout.v_scales_offset = layout.k_scales_offset + scales;
+  layout.bytes = round_up(layout.v_scales_offset + (group.v_width ? scales : 0), kLine);
+  return layout;
+}
+
+void copy_slot(const SubBlockLayout& layout, const uint8_t* from, int from_lane, uint8_t* to,
+               int to_lane) {
+  int64_t size = layout.element_bytes;
+  if (layout.format == RL_INT8) {
+    for (int k = 0; k < layout.k_width; k += 4)
+      std::memcpy(to + k_element(layout, k, to_lane), from + k_element(layout, k, from_lane), 4);
+    std::memcpy(to + layout.k_scales_offset + to_lane * sizeof(float),
+                from + layout.k_scales_offset + from_lane * sizeof(float), sizeof(float));
+    if (layout.v_width)
+      std::memcpy(to + layout.v_scales_offset + to_lane * sizeof(float),
+                  from + layout.v_scales_offset + from_lane * sizeof(float), sizeof(float));
+  } else {
+    for (int k = 0; k < layout.k_width; ++k)
+      std::memcpy(to + k_element(layout, k, to_lane) * size,
+                  from + k_element(layout, k, from_lane) * size, size);
+  }
+  int64_t v_bytes = layout.v_stride * size;
+  std::memcpy(to + layout.v_offset + to_lane * v_bytes,
+              from + layout.v_offset + from_lane * v_bytes, v_bytes);
+}
+
+}  // namespace rl
+
+using namespace rl;
+
+void rl_kv_group_sizes(rl_kv_group* group) {
+  int64_t sub_blocks = int64_t{group->num_kv_heads} * (group->block_tokens / kSubTokens);
+  group->layer_bytes = sub_blocks * sub_block_layout(*group).bytes;
+  group->block_bytes = group->num_layers * group->layer_bytes;
+}
+
+void rl_kv_write(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int32_t layer,
+                 const rl_batch* batch, const float* k, const float* v) {
+  SubBlockLayout layout = sub_block_layout(*group);
+  int64_t num_items = (int64_t{batch->num_tokens} + kWriteTokens - 1) / kWriteTokens;
+  reinterpret_cast<Pool*>(pool)->run(num_items, [&](int64_t item, int) {
+    int first_row = static_cast<int>(item) * kWriteTokens;
+    for (int i = 0; i < batch->num_sequences; ++i) {
+      const rl_sequence& sequence = batch->sequences[i];
+      int first = std::max(first_row - sequence.first_row, 0);
+      int last = std::min(first_row + kWriteTokens - sequence.first_row, sequence.num_tokens);
+      write_tokens(*group, layout, layer, sequence, sequence.block_tables[group_index], first, last,
+                   k, v);
+    }
+  });
+}
+
+void rl_kv_move(const rl_kv_group* group, const int32_t* block_table, const int32_t* from,
+                const int32_t* to, int32_t count) {
+  SubBlockLayout layout = sub_block_layout(*group);
+  std::vector<uint8_t> moved((count + kSubTokens - 1) / kSubTokens * layout.bytes);
+  for (int layer = 0; layer < group->num_layers; ++layer) {
+    for (int head = 0; head < group->num_kv_heads; ++head) {
+      auto place = [&](int32_t slot) {
+        return sub_block_at(*group, layout, layer, head, block_table, slot);
+      };
+      auto kept = [&](int i) { return moved.data() + i / kSubTokens * layout.bytes; };
+      for (int i = 0; i < count; ++i)
+        copy_slot(layout, place(from[i]), from[i] % kSubTokens, kept(i), i % kSubTokens);
+      for (int i = 0; i < count; ++i)
+        copy_slot(layout, kept(i), i % kSubTokens, place(to[i]), to[i] % kSubTokens);
+    }
+  }
+}
+
+void rl_kv_read(const rl_kv_group* group, int32_t layer, const int32_t* block_table, int32_t start,
+                int32_t count, float* k, float* v) {
+  SubBlockLayout layout = sub_block_layout(*group);
+  bool scaled = layout.format == RL_INT8;
+  for (int64_t slot = start; slot < int64_t{start} + count; ++slot) {
+    int lane = slot % kSubTokens;
+    for (int head = 0; head < group->num_kv_heads; ++head) {
+      uint8_t* sub_block = sub_block_at(*group, layout, layer, head, block_table, slot);
+      float scale = scaled ? k_scales(layout, sub_block)[lane] : 1;
+      for (int i = 0; i < layout.k_width; ++i)
+        *k++ = scale * load_element(layout.format, sub_block, k_element(layout, i, lane));
+      if (layout.v_width && scaled) scale = v_scales(layout, sub_block)[lane];
+      for (int i = 0; i < layout.v_width; ++i)
+        *v++ = scale *
+               load_element(layout.format, sub_block + layout.v_offset, lane * layout.v_stride + i);
+    }
+  }
+}
