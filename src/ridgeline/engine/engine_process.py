@@ -68,11 +68,13 @@ class EngineProcess:
         self._process.stdin.write(struct.pack("<I", len(data)) + data)
 
     def send(self, command: Command) -> None:
-        """Send a command, without waiting.
+        """Send a command, without waiting; nothing happens if the process has ended.
 
         Raises:
             EngineUnavailableError: too many commands wait already; aborts are kept nevertheless.
         """
+        if self._is_closed:
+            return
         try:
             while self._unsent:
                 self._events.send(self._encoder.encode(self._unsent[-1]), zmq.NOBLOCK)

@@ -1,5 +1,6 @@
 """`LLM`: the engine in the caller's own process."""
 
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -223,6 +224,8 @@ class LLM:
                 self._loop.abort(state.request.request_id)
 
     def _step(self) -> None:
+        if wait_s := self._loop.wait_s:
+            time.sleep(wait_s)
         for chunk in self._loop.step():
             stream = self._streams.get(chunk.request_id)
             if stream is not None:

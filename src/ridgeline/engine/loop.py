@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import StepPlan
@@ -23,6 +23,13 @@ from ridgeline.text import Tokenizer
 _log = logging.getLogger(__name__)
 
 _KEPT_STEPS = 256
+_MAX_IN_FLIGHT = 2  # as many as an executor takes
+
+
+class _StepInFlight(NamedTuple):
+    plan: StepPlan
+    handle: StepHandle
+    started_s: float
 
 
 class StepObserver(Protocol):
@@ -52,14 +59,19 @@ class EngineLoop:
         self._failure: EngineError | None = None
         self._stepping = threading.Lock()
         # Kept until its result is here: Ctrl-C while waiting loses nothing.
-        self._in_flight: tuple[StepPlan, StepHandle, float] | None = None
+        self._in_flight: deque[_StepInFlight] = deque()
         self._records: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
         self._prompt_tokens = self._generated_tokens = 0
         self._last_step_id, self._last_progress_s = 0, clock()
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or self._in_flight is not None
+        return self._scheduler.has_work or bool(self._in_flight)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next step may have something to do, for batches that fill up first."""
+        return 0.0 if self._in_flight else self._scheduler.wait_s
 
     def add(self, request: Request, prompt: str | None = None) -> RequestState:
         """Queue a request; its state fills as steps are run, and is the caller's to keep.
@@ -89,31 +101,43 @@ class EngineLoop:
             self._stepping.release()
 
     def _step(self) -> Seq[CompletionChunk]:
+        """Submit as far ahead as the scheduler plans, and take the result of the oldest step.
+
+        What follows from a result (text, chunks, the next plan) is done while the step after it
+        runs.
+        """
         self._check_alive()
-        if self._in_flight is None:
-            with deferred_interrupts():
-                plan = self._scheduler.schedule()
-                if plan is None:
-                    return ()
-                self._in_flight = (plan, self._executor.submit(plan), self._clock())
-                self._in_flight[1].set_masks(self._scheduler.speculation.masks(plan))
-        plan, handle, started_s = self._in_flight
         try:
-            result = handle.result()
+            while len(self._in_flight) < _MAX_IN_FLIGHT and self._submit_next():
+                pass
+            if not self._in_flight:
+                return ()
+            result = self._in_flight[0].handle.result()
         except Exception as error:
             self._failure = EngineError(f"The executor failed: {error}")
             raise self._failure from error
         with deferred_interrupts():
-            self._in_flight = None
-            self._note(plan, result, started_s)
-            return self._apply(plan, result, started_s)
+            step = self._in_flight.popleft()
+            self._note(step, result)
+            return self._apply(step, result)
 
-    def _apply(self, plan: StepPlan, result: StepResult, started_s: float) -> Seq[CompletionChunk]:
+    def _submit_next(self) -> bool:
+        with deferred_interrupts():
+            plan = self._scheduler.schedule()
+            if plan is None:
+                return False
+            handle = self._executor.submit(plan)
+            self._in_flight.append(_StepInFlight(plan, handle, self._clock()))
+            if masks := self._scheduler.speculation.masks(plan):
+                handle.set_masks(masks)
+        return True
+
+    def _apply(self, step: _StepInFlight, result: StepResult) -> Seq[CompletionChunk]:
         chunks: list[CompletionChunk] = []
         ending: set[int] = set()
-        for update in self._scheduler.update(plan, result):
+        for update in self._scheduler.update(step.plan, result):
             state = self._states[update.sequence.request.request_id]
-            state.note_start(started_s)
+            state.note_start(step.started_s)
             chunk = self._take(state, update)
             if chunk.token_ids or chunk.finish_reason:
                 chunks.append(chunk)
@@ -135,14 +159,14 @@ class EngineLoop:
         except Exception:
             _log.exception("The output of a request could not be made.")
             self._scheduler.finish(update.sequence, FinishReason.ERROR)
-            return state.end_chunk(update.sequence)
+            return state.fail(update.sequence)
         if stopped:
             self._scheduler.finish(update.sequence, FinishReason.STOP)
         return chunk
 
-    def _note(self, plan: StepPlan, result: StepResult, started_s: float) -> None:
-        now = self._clock()
-        seconds = now - max(started_s, self._last_progress_s)
+    def _note(self, step: _StepInFlight, result: StepResult) -> None:
+        plan, now = step.plan, self._clock()
+        seconds = now - max(step.started_s, self._last_progress_s)
         self._last_step_id, self._last_progress_s = plan.step_id, now
         if self._observer is not None:
             self._observer.observe(plan, result, seconds)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ridgeline.core.request import (
     CompletionChunk,
+    FinishReason,
     PromptReport,
     Request,
     RequestOutput,
@@ -76,20 +77,28 @@ class RequestState:
             self._ended.add(chunk.index)
         return chunk, stopped
 
-    def end_chunk(self, sequence: Sequence) -> CompletionChunk:
-        """The last chunk of a sample that ended without one of its own."""
+    def fail(self, sequence: Sequence) -> CompletionChunk:
+        """The last chunk of a sample whose output could not be made."""
+        self._samples[sequence.sample_index].failed = True
+        return self._end_chunk(sequence, FinishReason.ERROR)
+
+    def unreported_ends(self) -> list[CompletionChunk]:
+        """Last chunks of samples that ended with another, before they were computed at all."""
+        return [
+            self._end_chunk(sequence, sequence.finish_reason)
+            for sequence in self.sequences
+            if sequence.sample_index not in self._ended
+        ]
+
+    def _end_chunk(self, sequence: Sequence, reason: FinishReason | None) -> CompletionChunk:
         self._ended.add(sequence.sample_index)
         return CompletionChunk(
             request_id=self.request.request_id,
             index=sequence.sample_index,
             text="",
             token_ids=(),
-            finish_reason=sequence.finish_reason,
+            finish_reason=reason,
         )
-
-    def unreported_ends(self) -> list[CompletionChunk]:
-        """Last chunks of samples that ended with another, before they were computed at all."""
-        return [self.end_chunk(s) for s in self.sequences if s.sample_index not in self._ended]
 
     def prompt_logits(self) -> npt.NDArray[np.float32]:
         """Logits of the whole prompt, float32 ``[tokens, vocabulary]``, if they were wanted."""

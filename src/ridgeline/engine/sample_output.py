@@ -29,6 +29,7 @@ class SampleOutput:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._stop_reason: str | int | None = None
+        self.failed = False  # its output could not be made
 
     def push(self, update: SequenceUpdate) -> tuple[CompletionChunk, bool]:
         """Take a step's tokens. Returns the chunk, and whether it completed a stop string."""
@@ -56,6 +57,8 @@ class SampleOutput:
     @property
     def _finish_reason(self) -> FinishReason | None:
         """A stop string wins over whatever else ended the sequence in the same step."""
+        if self.failed:
+            return FinishReason.ERROR
         return FinishReason.STOP if self._stops.matched else self.sequence.finish_reason
 
     def _take(self, tokens: tuple[int, ...], *, hide_last: bool) -> tuple[tuple[int, ...], str]:

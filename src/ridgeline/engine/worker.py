@@ -59,7 +59,7 @@ class Worker:
         return None
 
     def _turn(self) -> None:
-        wait_s = 0.0 if self._loop.has_work else 1.0
+        wait_s = self._loop.wait_s if self._loop.has_work else 1.0
         for command in self._receive(wait_s=wait_s):
             self._handle(command)
         if self._loop.has_work:

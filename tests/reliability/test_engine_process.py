@@ -1,0 +1,239 @@
+"""The engine's process is killed, stopped and orphaned (RELIABILITY 28 to 31, engine side)."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ridgeline import SamplingParams
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import EngineError, EngineUnavailableError
+from ridgeline.core.request import FinishReason, GenerateRequest
+from ridgeline.engine import AsyncEngine, EngineStatus
+
+FULL = pytest.mark.slow
+PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+
+def settings(model_folder, **fields):
+    return EngineConfig(model=str(model_folder), dtype="float64", block_tokens=4, **fields)
+
+
+def wish(request_id, params=PARAMS, prompt="the cat"):
+    return GenerateRequest(request_id=request_id, prompt=prompt, params=params)
+
+
+async def outcome(engine, request_id):
+    """How one request ended: its tokens, or the error's type; and when."""
+    tokens, finish = [], None
+    try:
+        async for chunk in engine.generate(wish(request_id)):
+            tokens.extend(chunk.token_ids)
+            finish = chunk.finish_reason
+    except EngineError as error:
+        return error, tuple(tokens), time.monotonic()
+    return finish, tuple(tokens), time.monotonic()
+
+
+async def until(condition, seconds):
+    deadline_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come in time"
+        await asyncio.sleep(0.01)
+
+
+def expected_tokens(llm):
+    return llm.generate("the cat", PARAMS)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(50, marks=FULL)])
+def test_a_killed_engine_loses_no_request_silently_and_comes_back(model_folder, llm, times):
+    expected = expected_tokens(llm)
+
+    async def main():
+        retried = 0
+        async with AsyncEngine(settings(model_folder, max_num_seqs=4)) as engine:
+            for round_number in range(times):
+                tasks = [
+                    asyncio.create_task(outcome(engine, f"{round_number}.{i}")) for i in range(12)
+                ]
+                await until(lambda: engine.stats().num_running, 15)
+                await asyncio.sleep(0.02 * (round_number % 5))
+                killed_s = time.monotonic()
+                os.kill(engine.worker_pid, signal.SIGKILL)
+                await until(lambda: not engine.health().is_ready, 2)
+                with pytest.raises(EngineUnavailableError):
+                    await anext(engine.generate(wish("while it is away")))
+                await until(lambda: engine.health().is_ready, 15)
+                for finish, tokens, ended_s in await asyncio.wait_for(asyncio.gather(*tasks), 30):
+                    if isinstance(finish, EngineError):
+                        assert ended_s - killed_s < 5
+                        assert "request was lost" in str(finish)
+                        assert tokens == expected[: len(tokens)]
+                    else:  # it had ended before, or nothing of it had been given out
+                        retried += ended_s > killed_s + 0.1
+                        assert finish is FinishReason.LENGTH
+                        assert tokens == expected
+            assert engine.stats().num_restarts == times
+            assert engine.num_open_requests == 0
+        assert retried
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=FULL)])
+def test_a_stopped_engine_is_noticed_and_goes_on_when_it_is_continued(model_folder, llm, times):
+    expected = expected_tokens(llm)
+
+    async def main():
+        async with AsyncEngine(settings(model_folder)) as engine:
+            for index in range(times):
+                task = asyncio.create_task(outcome(engine, str(index)))
+                await until(lambda: engine.num_open_requests, 5)
+                os.kill(engine.worker_pid, signal.SIGSTOP)
+                await until(lambda: engine.health().status is EngineStatus.STALLED, 10)
+                with pytest.raises(EngineUnavailableError, match="no progress"):
+                    await anext(engine.generate(wish("while it is stopped")))
+                os.kill(engine.worker_pid, signal.SIGCONT)
+                await until(lambda: engine.health().is_ready, 5)
+                finish, tokens, _ = await task
+                assert (finish, tokens) == (FinishReason.LENGTH, expected)
+
+    asyncio.run(main())
+
+
+SERVE = """
+import asyncio, sys
+from ridgeline import SamplingParams
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.request import GenerateRequest
+from ridgeline.engine import AsyncEngine
+
+async def one(engine, name):
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    async for _ in engine.generate(GenerateRequest(request_id=name, prompt="a", params=params)):
+        pass
+
+async def main():
+    engine = AsyncEngine(EngineConfig(model=sys.argv[1], dtype="float64"))
+    asyncio.get_running_loop().call_later(float(sys.argv[2]), lambda: print("early", flush=True))
+    await engine.start()
+    print(engine.worker_pid, flush=True)
+    while True:
+        await asyncio.gather(*(one(engine, str(i)) for i in range(4)))
+
+asyncio.run(main())
+"""
+
+
+def children_of(pid):
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+
+
+@pytest.mark.parametrize(
+    ("times", "when"),
+    [(1, "running"), (1, "starting"), pytest.param(50, "running", marks=FULL)],
+)
+def test_nothing_is_left_of_an_engine_whose_parent_is_killed(model_folder, times, when, tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    assert tempfile.gettempdir() != str(tmp_path)
+    for _ in range(times):
+        command = [sys.executable, "-c", SERVE, str(model_folder), "100"]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        if when == "running":
+            parent.stdout.readline()
+        deadline_s = time.monotonic() + 20
+        while not (children := children_of(parent.pid)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        parent.stdout.close()
+        deadline_s = time.monotonic() + 5
+        while any(map(is_alive, children)) or list(Path(tmp_path).glob("ridgeline-*")):
+            if when == "starting" and not any(map(is_alive, children)):
+                break  # killed before it could tidy up: a private, empty folder may stay
+            assert time.monotonic() < deadline_s, children
+            time.sleep(0.02)
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_sockets_are_private_and_leave_no_file(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    modes = {}
+
+    async def main():
+        engine = AsyncEngine(settings(model_folder))
+        starting = asyncio.create_task(engine.start())
+        await until(lambda: list(tmp_path.glob("ridgeline-*/pulses")), 10)
+        for path in tmp_path.glob("ridgeline-*/*"):
+            modes[path.name] = path.stat().st_mode & 0o777
+            modes["folder"] = path.parent.stat().st_mode & 0o777
+        await starting
+        assert not list(tmp_path.iterdir())
+        await engine.shutdown()
+
+    asyncio.run(main())
+    assert modes == {"folder": 0o700, "events": 0o600, "pulses": 0o600}
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(50, marks=FULL)])
+def test_a_drain_completes_what_is_in_flight(model_folder, llm, times):
+    expected = expected_tokens(llm)
+
+    async def main():
+        for _ in range(times):
+            engine = AsyncEngine(settings(model_folder, max_num_seqs=2))
+            await engine.start()
+            pid = engine.worker_pid
+            tasks = [asyncio.create_task(outcome(engine, str(i))) for i in range(6)]
+            await until(lambda engine=engine: engine.num_open_requests == 6, 5)
+            await engine.shutdown(drain_s=30)
+            for finish, tokens, _ in await asyncio.gather(*tasks):
+                assert (finish, tokens) == (FinishReason.LENGTH, expected)
+            assert not is_alive(pid)
+
+    asyncio.run(main())
+
+
+def test_a_long_step_is_not_a_stalled_engine():
+    """A step of many seconds spends processor time, which tells it from one that hangs."""
+    from ridgeline.engine import process_host
+
+    async def main():
+        config = EngineConfig(max_num_batched_tokens=8192, dtype="float64", max_num_seqs=16)
+        engine = AsyncEngine(config)
+        engine._host._patience = process_host.Patience(step_stalled_s=1.0)
+        await engine.start()
+        seen = set()
+        params = SamplingParams(max_tokens=1)
+        tasks = [
+            asyncio.create_task(
+                anext(engine.generate(wish(str(i), params, tuple(range(i + 1, i + 1001)))))
+            )
+            for i in range(2)
+        ]
+        while not all(task.done() for task in tasks):
+            seen.add(engine.health().status)
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*tasks)
+        longest_s = max(step.seconds for step in engine.stats().steps)
+        await engine.shutdown()
+        return seen, longest_s
+
+    seen, longest_s = asyncio.run(main())
+    assert seen == {EngineStatus.READY}
+    assert longest_s > 1.25
