@@ -274,15 +274,15 @@ constexpr double kPerByte = 2.0 * kVectorBytes * kChains;  // a multiply-add for
 
 constexpr ArithmeticLoop kArithmeticLoops[] = {
 #if defined(__AVX2__)
-    {"multiply-add", "fp32", kPerByte / 4, fma_fp32},
+    {"multiply-add", "float32", kPerByte / 4, fma_fp32},
 #else
-    {"multiply, add", "fp32", kPerByte / 4, fma_fp32},
+    {"multiply, add", "float32", kPerByte / 4, fma_fp32},
     {"multiply, add in 32 bits", "int8", kPerByte / 4, multiply_int32},
 #endif
 #if defined(__AVX512BF16__)
-    {"vdpbf16ps", "bf16", kPerByte / 2, dpbf16},
+    {"vdpbf16ps", "bfloat16", kPerByte / 2, dpbf16},
 #elif defined(__AVX2__)
-    {"widen, multiply-add", "bf16", kPerByte / 4, widened_bf16},
+    {"widen, multiply-add", "bfloat16", kPerByte / 4, widened_bf16},
 #endif
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     {"vpdpbusd", "int8", kPerByte, dot_int8},

@@ -24,8 +24,8 @@ const char* ridgeline_read_pattern(int32_t pattern);
 double ridgeline_read_rate(int32_t pattern, size_t bytes_per_thread, int32_t threads,
                            double seconds);
 
-// The arithmetic loops: name, and number format of the weights that it is the bound of ("fp32",
-// "bf16", "int8", "int4"); NULL past the last.
+// The arithmetic loops: name, and number format of the weights that it is the bound of ("float32",
+// "bfloat16", "int8", "int4"); NULL past the last.
 const char* ridgeline_arithmetic_loop(int32_t loop);
 const char* ridgeline_arithmetic_format(int32_t loop);
 

@@ -9,19 +9,18 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.structured_outputs import StructuredOutputs
 
-T = TypeVar("T", EngineConfig, SamplingParams)
-
 # Shown by --help; the others by --help-all.
 COMMON_OPTIONS = {
     "dtype", "executor", "max_model_len", "load_format",
     "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n",
+    "host", "port", "api_key", "served_model_name",
 }  # fmt: skip
 _NOT_OPTIONS = {"model"}
 
@@ -32,6 +31,21 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs, allow_abbrev=False)
         self.hidden: list[tuple[argparse.Action, str]] = []
+        self._subcommands: dict[str, Parser] = {}
+
+    def add_subcommand(self, name: str, *, summary: str) -> "Parser":
+        """A command of its own for ``prog name …``, beside what this parser takes itself."""
+        parser = Parser(prog=f"{self.prog} {name}", description=summary)
+        self._subcommands[name] = parser
+        self.epilog = "commands: " + ", ".join(self._subcommands)
+        return parser
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        if args and args[0] in self._subcommands:
+            return self._subcommands[args[0]].parse_known_args(args[1:], namespace)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -77,6 +91,16 @@ def add_sampling_options(parser: Parser) -> None:
     _add_fields(parser, SamplingParams, title="sampling")
 
 
+def add_settings(parser: Parser, cls: type[Any], *, title: str) -> None:
+    """Every field of another configuration dataclass whose docstring has ``Attributes:``."""
+    _add_fields(parser, cls, title=title)
+
+
+def given_settings(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
+    """The settings of such a dataclass that were given on the command line."""
+    return _given(arguments, cls)
+
+
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given on the command line."""
     return _given(arguments, EngineConfig)
@@ -91,12 +115,12 @@ def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingP
     return SamplingParams(**{**defaults, **_given(arguments, SamplingParams)})
 
 
-def _given(arguments: argparse.Namespace, cls: type[T]) -> dict[str, Any]:
+def _given(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
     names = (name for name in cls.__dataclass_fields__ if name not in _NOT_OPTIONS)
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def _add_fields(parser: Parser, cls: type[T], *, title: str) -> None:
+def _add_fields(parser: Parser, cls: type[Any], *, title: str) -> None:
     group = parser.add_argument_group(title)
     hints, texts = typing.get_type_hints(cls), field_docs(cls)
     for field in dataclasses.fields(cls):

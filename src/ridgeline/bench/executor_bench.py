@@ -1,0 +1,129 @@
+"""``ridgeline bench``: from settings to a report."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ridgeline.bench.cases import Case, PrefillCase, check_cases
+from ridgeline.bench.ceilings import CeilingMeter, CeilingReport
+from ridgeline.bench.measure import Measurement, reached, run_rounds
+from ridgeline.bench.native_loops import load_native_loops
+from ridgeline.bench.workloads import make_workloads
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.formats import float_format
+from ridgeline.core.ops import Embed, op_weights
+from ridgeline.core.plan import ModelRole
+from ridgeline.engine.loading import load_model
+from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.roofline import PricedModel
+
+_DECODE_STEPS = 512  # of one case, over all rounds
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """What was run, on what, and how fast it was. ``product_format`` names the peak that counts."""
+
+    model: str
+    executor: str
+    priced: PricedModel
+    product_format: str
+    ceilings: CeilingReport
+    measurements: Sequence[Measurement]
+
+    def to_json(self) -> dict[str, Any]:
+        """One object of plain values; of the two rates of a case, one is ``None``."""
+        spec = self.priced.spec
+        return {
+            "model": self.model,
+            "executor": self.executor,
+            "shape": {
+                "layers": len(spec.layers),
+                "hidden_size": spec.hidden_size,
+                "vocab_size": spec.vocab_size,
+            },
+            "dtype": self.priced.activations.name,
+            "kv_dtype": self.priced.kv_format.name,
+            "bits_per_weight": bits_per_weight(self.priced),
+            "product_format": self.product_format,
+            "machine": self.ceilings.conditions["cpu"],
+            "ceilings": self.ceilings.to_json(),
+            "cases": [self._case(measurement) for measurement in self.measurements],
+        }
+
+    def _case(self, measurement: Measurement) -> dict[str, Any]:
+        case, rate = measurement.case, measurement.tokens_per_s
+        is_prefill = isinstance(case, PrefillCase)
+        share = reached(measurement, self.ceilings, self.product_format)
+        return {
+            "name": case.name,
+            "prompt_tokens": case.prompt_tokens if isinstance(case, PrefillCase) else 0,
+            "batch": 1 if isinstance(case, PrefillCase) else case.batch,
+            "context": 0 if isinstance(case, PrefillCase) else case.context,
+            "prefill_tok_s": rate if is_prefill else None,
+            "decode_tok_s": None if is_prefill else rate,
+            "mfu": share.mfu,
+            "mbu": share.mbu,
+            "bound": share.bound,
+            "measured_s": measurement.seconds,
+            "samples": measurement.num_samples,
+        }
+
+
+def bench_executor(
+    config: EngineConfig,
+    cases: Sequence[Case],
+    *,
+    rounds: int,
+    progress: Progress | None = None,
+) -> BenchReport:
+    """Load the model, run the cases in turns with the ceilings, and take medians.
+
+    Raises what loading a model raises, and:
+        ContextLengthError: a case is longer than the model's positions.
+        OutOfMemoryError: the KV of all cases does not fit.
+    """
+    loaded = load_model(config, progress=progress)
+    check_cases(cases, loaded.model.spec, _DECODE_STEPS)
+    models = {ModelRole.TARGET: loaded.model}
+    executor = create_executor(config.executor, models, block_tokens=config.block_tokens)
+    try:
+        workloads = make_workloads(
+            executor,
+            cases,
+            chunk_tokens=config.max_num_batched_tokens,
+            decode_steps=_DECODE_STEPS,
+        )
+        meter = CeilingMeter(load_native_loops())
+        priced = priced_model(loaded.model)
+        measurements = run_rounds(workloads, priced, meter, rounds=rounds, progress=progress)
+    finally:
+        executor.close()
+    return BenchReport(
+        model=loaded.name,
+        executor=executor.name,
+        priced=priced,
+        product_format=priced.activations.name,
+        ceilings=meter.report(),
+        measurements=measurements,
+    )
+
+
+def priced_model(model: ExecutorModel) -> PricedModel:
+    """The model as the executor stores it."""
+    return PricedModel(
+        spec=model.spec,
+        ops=model.ops,
+        activations=float_format(str(model.dtype)),
+    )
+
+
+def bits_per_weight(model: PricedModel) -> float:
+    """Average over all weights that multiply something: layers and head, scales included."""
+    ops = (op for op in model.ops if not isinstance(op, Embed))
+    weights = {weight.name: weight for op in ops for weight in op_weights(op)}.values()
+    elements = sum(prod(weight.shape) for weight in weights)
+    return 8 * sum(map(model.bytes_of, weights)) / elements

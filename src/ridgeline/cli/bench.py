@@ -1,0 +1,118 @@
+"""``ridgeline bench``: how fast an executor's steps are, beside what the machine allows."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.display import loading_bar
+from ridgeline.cli.options import Parser, add_model_options, engine_settings
+from ridgeline.core.config import EngineConfig, with_overrides
+from ridgeline.core.errors import InvalidRequestError
+
+
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser("bench", help="measure prefill and decode, and the ceilings")
+    add_model_options(parser)
+    parser.add_argument(
+        "--shape", metavar="NAME", help="random weights of a published shape: llama-3.2-1b"
+    )
+    for name, default, least, text in (
+        ("prompt", (512,), 1, "prompt lengths"),
+        ("batch", (1, 8, 32), 1, "sequences of a decode step"),
+        ("context", (0,), 0, "tokens behind a decode step"),
+    ):
+        numbers = partial(_numbers, least=least)
+        parser.add_argument(f"--{name}", type=numbers, default=default, metavar="N,N", help=text)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="visits of each case")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, then print a table or one JSON object."""
+    config = _config(arguments)
+    from ridgeline.bench.cases import make_cases
+    from ridgeline.bench.executor_bench import bench_executor  # torch takes a second
+
+    cases = make_cases(arguments.prompt, arguments.batch, arguments.context)
+    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+        report = bench_executor(config, cases, rounds=arguments.rounds, progress=progress)
+    result = report.to_json()
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print_report(result)
+    return 0
+
+
+def print_report(result: Mapping[str, Any]) -> None:
+    """A table of the cases, and the ceilings under it."""
+    console = Console(highlight=False)
+    bits = result["bits_per_weight"]
+    console.print(f"{result['model']} · {result['executor']} · {result['dtype']} · "
+                  f"{bits:.2f} bits per weight")  # fmt: skip
+    table = Table(box=None)
+    for column in ("case", "tok/s", "ms", "MFU", "MBU", "bound"):
+        table.add_column(column, justify="left" if column in ("case", "bound") else "right")
+    for case in result["cases"]:
+        rate = case["prefill_tok_s"] or case["decode_tok_s"]
+        shares = (f"{case['mfu']:.1%}", f"{case['mbu']:.1%}")
+        milliseconds = f"{case['measured_s'] * 1e3:.2f}"
+        table.add_row(case["name"], f"{rate:,.1f}", milliseconds, *shares, case["bound"])
+    console.print(table)
+    print_ceilings(console, result["ceilings"])
+
+
+def print_ceilings(console: Console, ceilings: Mapping[str, Any]) -> None:
+    """Rates of memory and arithmetic, and what disturbed the measurement."""
+    for level, by_threads in ceilings["read"].items():
+        for threads, entry in by_threads.items():
+            console.print(
+                f"{level} read, {threads} threads: {entry['bytes_per_s'] / 1e9:.1f} GB/s",
+                style="dim",
+            )
+    for name, entry in ceilings["arithmetic"].items():
+        console.print(f"{name}: {entry['operations_per_s'] / 1e9:,.0f} GFLOP/s", style="dim")
+    conditions = ceilings["conditions"]
+    if conditions["contended"]:
+        console.print(
+            f"Other processes took {conditions['others_share']:.0%} of the processors: "
+            "these figures are too low.",
+            style="yellow",
+        )
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    settings = engine_settings(arguments)
+    if arguments.rounds < 1:
+        raise InvalidRequestError("--rounds must be at least 1.")
+    if arguments.shape is None:
+        return with_overrides(EngineConfig(model=arguments.model), **settings)
+    from ridgeline.models import PRESETS
+
+    if arguments.model is not None:
+        raise InvalidRequestError("Give a model or --shape, not both.")
+    if arguments.shape not in PRESETS:
+        raise InvalidRequestError(
+            f"Unknown shape {arguments.shape!r}; choose one of {', '.join(sorted(PRESETS))}."
+        )
+    config = EngineConfig(model=arguments.shape, load_format="dummy")
+    return with_overrides(config, **settings)
+
+
+def _numbers(text: str, least: int) -> Sequence[int]:
+    """Comma-separated numbers from ``least`` on, for argparse."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("expected whole numbers: 1,8,32") from error
+    if min(numbers) < least:
+        raise argparse.ArgumentTypeError(f"expected numbers of at least {least}")
+    return numbers
