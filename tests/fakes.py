@@ -1,6 +1,7 @@
 """An executor without a model, whose next token depends on every token that it reads through the
 block tables: a wrong block, a lost copy or a missed position changes the output."""
 
+import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from ridgeline.core.plan import (
     StepPlan,
     check_plan,
     is_earlier_pass,
+    is_reference,
     referenced_output,
 )
 from ridgeline.core.protocols import KVLayout
@@ -73,13 +75,14 @@ class FakeExecutor:
         )
         self._kv: dict[tuple[ModelRole, int, int, int], int] = {}  # (…, group, block, offset)
         self._slots: dict[int, dict] = {}
+        self._outputs: list[int | None] = []  # of the plan before; None: not yielded
         self.plans: list[StepPlan] = []
 
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
         return describe(CONFIG).spec
 
     def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
-        sizes = (self.block_tokens,) * len(self._groups)
+        sizes = (4 * self.block_tokens,) * len(self._groups)
         return KVLayout(
             block_tokens=self.block_tokens, groups=self._groups, block_bytes=sizes, digest="fake"
         )
@@ -87,10 +90,15 @@ class FakeExecutor:
     def allocate_kv(self, num_blocks, role: ModelRole = ModelRole.TARGET) -> None: ...
 
     def export_blocks(self, group, blocks, role: ModelRole = ModelRole.TARGET) -> bytes:
-        raise AssertionError("not used")
+        places = [(block, offset) for block in blocks for offset in range(self.block_tokens)]
+        tokens = [self._kv[role, group, block, offset] for block, offset in places]
+        return struct.pack(f"<{len(tokens)}I", *tokens)
 
     def import_blocks(self, group, blocks, data, role: ModelRole = ModelRole.TARGET) -> None:
-        raise AssertionError("not used")
+        tokens = iter(struct.unpack(f"<{len(blocks) * self.block_tokens}I", data))
+        for block in blocks:
+            for offset in range(self.block_tokens):
+                self._kv[role, group, block, offset] = next(tokens)
 
     def close(self) -> None: ...
 
@@ -108,24 +116,32 @@ class FakeExecutor:
                 key = (copy.role, copy.group, copy.source, offset)
                 if key in self._kv:
                     self._kv[copy.role, copy.group, copy.target, offset] = self._kv[key]
-        outputs: list[int] = []  # of the draft model
+        outputs: list[int | None] = []
         passes = tuple(self._run_pass(a_pass, outputs) for a_pass in plan.passes)
+        self._outputs = outputs
         return _Handle(StepResult(step_id=plan.step_id, passes=passes))
 
-    def _run_pass(self, a_pass: Pass, outputs: list[int]) -> tuple[SegmentResult, ...]:
+    def _run_pass(self, a_pass: Pass, outputs: list[int | None]) -> tuple[SegmentResult, ...]:
         segments = []
         for segment in a_pass.segments:
-            tokens = tuple(
-                outputs[referenced_output(token)] if is_earlier_pass(token) else token
-                for token in segment.token_ids
-            )
+            tokens = tuple(self._resolve(token, outputs) for token in segment.token_ids)
+            assert None not in tokens, "void segments are not among what the fake knows"
             segments.append(replace(segment, token_ids=tokens))
         flat = [row for segment in segments for row in self._write(segment, a_pass)]
         assert len(flat) == len(set(flat)), "two sequences write to one place"
         results = tuple(self._read(segment, a_pass) for segment in segments)
-        if a_pass.role is ModelRole.DRAFT:
-            outputs.extend(token for result in results for token in result.token_ids)
+        for segment, result in zip(segments, results, strict=True):
+            if segment.outputs.sample:
+                count = a_pass.num_steps + segment.num_drafts
+                missing = count - len(result.token_ids)
+                outputs += [*result.token_ids, *[None] * missing]
         return results
+
+    def _resolve(self, token: int, outputs: list[int | None]) -> int | None:
+        if not is_reference(token):
+            return token
+        source = outputs if is_earlier_pass(token) else self._outputs
+        return source[referenced_output(token)]
 
     def _write(self, segment: Segment, a_pass: Pass) -> list[tuple[ModelRole, int, int, int]]:
         tables = self._slots[segment.slot]["tables"][a_pass.role]

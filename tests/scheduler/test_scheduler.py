@@ -58,6 +58,23 @@ def run(scheduler, executor, *, each_step=lambda: None) -> int:
     return steps
 
 
+def run_ahead(scheduler, executor, *, each_step=lambda: None) -> int:
+    """The same with each step planned before the outcome of the one before it is known."""
+    steps, flights = 0, []
+    while True:
+        plan = scheduler.schedule()
+        if plan is not None:
+            flights.append((plan, executor.submit(plan).result()))
+            scheduler.check_integrity()
+            steps += 1
+        elif not flights:
+            return steps
+        if len(flights) == 2 or plan is None:
+            scheduler.update(*flights.pop(0))
+            scheduler.check_integrity()
+            each_step()
+
+
 def test_prefill_is_cut_to_the_budget_and_decodes_go_first():
     scheduler, executor = make(max_num_batched_tokens=10), FakeExecutor()
     (first,) = scheduler.add(request(0, range(4)))
@@ -71,7 +88,8 @@ def test_prefill_is_cut_to_the_budget_and_decodes_go_first():
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
-def test_random_workloads_under_preemption(seed, windows, cached):
+@pytest.mark.parametrize("drive", [run, run_ahead])
+def test_random_workloads_under_preemption(seed, windows, cached, drive):
     """A pool that holds little more than one sequence: outputs are as if each ran alone.
 
     Prompts share prefixes; with the cache on they reuse each other's blocks within two tenants.
@@ -102,7 +120,7 @@ def test_random_workloads_under_preemption(seed, windows, cached):
 
     while pending or scheduler.has_work:
         arrive()
-        run(scheduler, executor, each_step=arrive)
+        drive(scheduler, executor, each_step=arrive)
     assert len(sequences) == sum(r.params.n for r in requests)
     for sequence in sequences:
         limit = scheduler.config.max_model_len

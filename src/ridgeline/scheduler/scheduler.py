@@ -498,6 +498,8 @@ class Scheduler:
                 new_tokens = new_tokens[:count]
                 break
         self._policy.charge(sequence, 0, len(new_tokens))
+        if self._forks and known >= sequence.num_prompt_tokens:
+            self._start_forks(sequence, holds_prompt=runs)
         if runs:
             sequence.num_computed = min(known + len(outcome.accepted), len(sequence.token_ids))
             self._note_progress(sequence, segment)
@@ -517,8 +519,6 @@ class Scheduler:
         """The sequence has more computed tokens; it still holds the blocks of all of them."""
         if not sequence.num_in_flight:
             sequence.num_planned, sequence.reference = sequence.num_computed, None
-        if self._forks and sequence.num_computed >= sequence.num_prompt_tokens:
-            self._start_forks(sequence)
         if segment.num_drafts:
             self._blocks.trim(sequence)
         if sequence.num_computed >= sequence.note_at:
@@ -539,11 +539,15 @@ class Scheduler:
             return FinishReason.LENGTH, None
         return None
 
-    def _start_forks(self, parent: Sequence) -> None:
-        """Queue the other samples, as if all but the last prompt token were computed for them."""
+    def _start_forks(self, parent: Sequence, *, holds_prompt: bool) -> None:
+        """Queue the other samples, as if all but the last prompt token were computed for them.
+
+        They start from nothing if the parent has lost its blocks since it was computed.
+        """
         for child in self._forks.pop(parent.request.request_id, ()):
-            child.num_computed = parent.num_prompt_tokens - 1
-            self._blocks.fork(parent, child, child.num_computed)
+            if holds_prompt:
+                child.num_computed = parent.num_prompt_tokens - 1
+                self._blocks.fork(parent, child, child.num_computed)
             self._queue.push(child)
             if any(child.tables):
                 self._holders[child] = None
