@@ -1,0 +1,80 @@
+"""Pairs of a tiny target and a draft that often agrees with it, on every executor there is.
+
+On the reference executor they run in float64, so that a token differs only where something is
+wrong; the others promise equality in the type that they run in.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.conftest import VOCAB, write_tokenizer
+from tests.tiny import CONFIG, WINDOWED, tiny_model
+
+from ridgeline import LLM
+from ridgeline.executors import executor_names
+from ridgeline.models import describe
+
+DRAFTERS = ("ngram", "suffix", "draft", "combined", "adaptive")
+EXECUTORS = [name for name in executor_names() if name != "simulated"]
+_DISAGREEMENT = 0.05  # noise on the draft's weights, relative to their own spread
+
+
+def _write(folder, config, *, noise=0.0):
+    folder.mkdir()
+    config = config | {"vocab_size": VOCAB, "architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+    model = tiny_model(config, dtype=torch.float32, gain=4.0)
+    generator = torch.Generator().manual_seed(1)
+    sources = describe(config).sources
+    tensors = {}
+    for name, value in model.weights.items():
+        change = torch.randn(value.shape, generator=generator) * value.std(correction=0) * noise
+        tensors[sources[name].name] = (value + change).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _write_adapter(folder):
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(2)
+    rank, hidden = 3, CONFIG["hidden_size"]
+    settings = {"r": rank, "lora_alpha": 12, "target_modules": ["q_proj"], "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    tensors = {}
+    for layer in range(CONFIG["num_hidden_layers"]):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator)
+        tensors[f"{name}.lora_B.weight"] = torch.randn(hidden, rank, generator=generator)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pairs")
+    for name, config in (("full", CONFIG), ("windowed", WINDOWED)):
+        _write(root / name, config)
+        _write(root / f"{name}-draft", config, noise=_DISAGREEMENT)
+    _write_adapter(root / "adapter")
+    return root
+
+
+@pytest.fixture(scope="session", params=EXECUTORS)
+def executor(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def open_llm(pairs, executor):
+    """Opens an engine on a pair: ``open_llm(speculation, pair="full", **settings)``."""
+
+    def make(speculation, *, pair="full", **settings):
+        if executor == "reference":
+            settings = {"dtype": "float64"} | settings
+        if speculation in ("draft", "combined", "adaptive"):
+            settings = {"draft_model": str(pairs / f"{pair}-draft")} | settings
+        settings = {"block_tokens": 4, "max_num_seqs": 16} | settings
+        return LLM(str(pairs / pair), executor=executor, speculation=speculation, **settings)
+
+    return make

@@ -1,0 +1,202 @@
+"""Speculation changes no output: tokens, text, ends and log-probabilities are those without."""
+
+import json
+from importlib import resources
+
+import pytest
+from tests.equivalence.conftest import DRAFTERS
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import InvalidRequestError
+
+TEXT = "the cat sat on the mat "
+PROMPTS = ["a", TEXT * 3 + "the", "naïve café"]
+SETTINGS = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0, "seed": 7},
+    "cold": {"temperature": 0.3, "seed": 8},
+    "top-k": {"temperature": 1.5, "top_k": 5, "seed": 9},
+    "top-p": {"temperature": 1.2, "top_p": 0.8, "seed": 10},
+    "min-p": {"temperature": 1.5, "min_p": 0.1, "seed": 11},
+    "penalties": {
+        "temperature": 0.5,
+        "seed": 12,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.4,
+    },
+    "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    "bias": {"temperature": 0.7, "seed": 13, "logit_bias": {260: 4.0, 261: -100.0, 270: 2.5}},
+    "minimum": {"temperature": 0.9, "seed": 14, "min_tokens": 9, "logit_bias": {0: 30.0}},
+    "stop": {"temperature": 0.0, "stop": ("at", "sa")},
+    "logprobs": {"temperature": 0.8, "seed": 15, "logprobs": 2},
+    "prompt logprobs": {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1},
+    "samples": {"temperature": 1.1, "seed": 16, "n": 3},
+}
+ENGINES = {
+    "plain": {},
+    "tight": {"max_model_len": 96, "max_num_batched_tokens": 24},
+    "chunked": {"max_num_batched_tokens": 9},
+    "uncached": {"enable_prefix_caching": False},
+    "windowed": {"pair": "windowed"},
+}
+
+
+# The whole matrix is run by `make test-all`.
+QUICK = {
+    ("ngram", "tight"),
+    ("suffix", "chunked"),
+    ("draft", "tight"),
+    ("draft", "windowed"),
+    ("combined", "uncached"),
+    ("adaptive", "plain"),
+}
+MATRIX = [
+    pytest.param(drafter, engine, marks=() if (drafter, engine) in QUICK else pytest.mark.slow)
+    for drafter in DRAFTERS
+    for engine in ENGINES
+]
+BLOCK_BYTES = 4 * 3 * 2 * 2 * 8 * 8  # tokens × layers × (K and V) × heads × width × float64
+
+
+def params(name, **changes):
+    return SamplingParams(**({"max_tokens": 16} | SETTINGS[name] | changes))
+
+
+def generate(llm):
+    """Every prompt with every kind of settings, all in one batch."""
+    cases = [(prompt, params(name)) for name in SETTINGS for prompt in PROMPTS]
+    return llm.generate(*map(list, zip(*cases, strict=True)))
+
+
+def essence(outputs):
+    """All that must not change; log-probabilities to the precision that batches leave."""
+    return [
+        [
+            (
+                sample.token_ids,
+                sample.text,
+                sample.finish_reason,
+                sample.stop_reason,
+                [
+                    (entry.token_id, round(entry.logprob, 6), entry.rank, len(entry.top))
+                    for entry in sample.logprobs or ()
+                ],
+            )
+            for sample in output.outputs
+        ]
+        for output in outputs
+    ]
+
+
+def accepted(outputs):
+    return sum(sum(sample.num_accepted) for output in outputs for sample in output.outputs)
+
+
+@pytest.fixture(scope="module")
+def expected(open_llm):
+    """Outputs without speculation, by pair of models."""
+    known = {}
+
+    def get(pair):
+        if pair not in known:
+            with open_llm("off", pair=pair, enable_prefix_caching=False) as llm:
+                known[pair] = essence(generate(llm))
+        return known[pair]
+
+    return get
+
+
+@pytest.mark.parametrize(("drafter", "engine"), MATRIX)
+def test_outputs_are_those_without(open_llm, expected, drafter, engine):
+    settings = ENGINES[engine]
+    if engine == "tight":  # little more than one sequence fits, or one for each of two models
+        models = 1 if drafter in ("ngram", "suffix") else 2
+        settings = settings | {"kv_cache_memory_bytes": 30 * BLOCK_BYTES * models}
+    num_accepted = 0
+    with open_llm(drafter, num_speculative_tokens=3, **settings) as llm:
+        for _ in range(2):  # again, with prefixes cached and outputs remembered
+            outputs = generate(llm)
+            assert essence(outputs) == expected(settings.get("pair", "full"))
+            llm._engine.loop.check_integrity()
+            num_accepted += accepted(outputs)
+        scheduler = llm._engine.loop._scheduler
+        assert (scheduler.num_preemptions > 0) == (engine == "tight")
+    assert num_accepted > 50
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_adapters(open_llm, pairs, drafter):
+    adapters = {"adapters": {"other": str(pairs / "adapter")}}
+    names = [None, "other", "other"]
+    outputs = {}
+    for speculation in ("off", drafter):
+        with open_llm(speculation, **adapters) as llm:
+            outputs[speculation] = [
+                essence(llm.generate(PROMPTS, params(name), adapter=names))
+                for name in ("greedy", "sampled")
+            ]
+    assert outputs[drafter] == outputs["off"]
+    with open_llm("off") as llm:
+        assert outputs["off"][0] != essence(llm.generate(PROMPTS, params("greedy")))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_streams_of_several_tokens_a_step(open_llm, expected, drafter):
+    with open_llm(drafter) as llm:
+        stream = llm.stream(PROMPTS[1], params("greedy"))
+        chunks = list(stream)
+    tokens = sum((chunk.token_ids for chunk in chunks), ())
+    assert tokens == expected("full")[1][0][0]
+    assert len(chunks) < len(tokens)
+
+
+def test_counts_are_per_position(open_llm):
+    with open_llm("draft", num_speculative_tokens=3) as llm:
+        (output,) = llm.generate(PROMPTS[1], params("greedy"))
+    drafted, accepted = output.outputs[0].num_drafted, output.outputs[0].num_accepted
+    assert len(drafted) == len(accepted) == 3
+    assert all(a <= d for a, d in zip(accepted, drafted, strict=True))
+    assert list(accepted) == sorted(accepted, reverse=True)  # a position counts after those before
+
+
+def test_the_outputs_of_other_tenants_are_not_drafts(open_llm):
+    """What one tenant's output said shows in nobody else's drafts, not even in their number."""
+    prompt = "a"
+    with open_llm("suffix", enable_prefix_caching=False) as llm:
+        runs = [
+            llm.generate(prompt, params("sampled"), cache_salt=salt)[0].outputs[0]
+            for salt in ("a", "a", "b")
+        ]
+    assert runs[1].num_accepted > runs[0].num_accepted
+    assert runs[2].num_drafted == runs[0].num_drafted
+
+
+def test_a_draft_with_another_vocabulary_is_refused(pairs):
+    with pytest.raises(InvalidRequestError, match="another vocabulary"):
+        LLM(speculation="draft", draft_model=str(pairs / "full"))
+    with pytest.raises(InvalidRequestError, match="needs draft_model"):
+        LLM(str(pairs / "full"), speculation="draft")
+
+
+@pytest.mark.parametrize("settings", [{"speculation": "guess"}, {"num_speculative_tokens": 0}])
+def test_bad_settings_are_refused(pairs, settings):
+    with pytest.raises(InvalidRequestError):
+        LLM(str(pairs / "full"), **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_five_hundred_prompts_of_the_embedded_model(drafter):
+    """Texts of the held-out set, in batches of 32, greedy and sampled."""
+    lines = (resources.files("ridgeline") / "assets/heldout/heldout.jsonl").read_text().splitlines()
+    text = "".join(json.loads(line).get("text", "") for line in lines)
+    prompts = [text[start : start + 60] for start in range(0, 500 * 100, 100)]
+    settings = {"max_num_seqs": 32, "max_model_len": 256, "dtype": "float64"}
+    for settings_name in ("greedy", "top-p"):
+        wanted = params(settings_name, max_tokens=12)
+        outputs = {}
+        for speculation in ("off", drafter):
+            with LLM(speculation=speculation, **settings) as llm:
+                outputs[speculation] = essence(llm.generate(prompts, wanted))
+        assert outputs[drafter] == outputs["off"]
