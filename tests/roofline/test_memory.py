@@ -28,8 +28,7 @@ def preset(name, **changes):
 def test_bytes_are_those_of_the_tensors(config):
     model = tiny_model(config, dtype=torch.float64)
     priced = PricedModel(spec=model.spec, ops=model.ops, activations=FLOAT64)
-    held = {name: value for name, value in model.weights.items()}
-    assert weights_bytes(priced) == sum(value.nbytes for value in held.values())
+    assert weights_bytes(priced) == sum(value.nbytes for value in model.weights.values())
     layout = tiny_executor(model=model, block_tokens=8).kv_layout()
     assert kv_bytes_per_token(priced) == sum(layout.block_bytes) / 8
 

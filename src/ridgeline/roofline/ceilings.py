@@ -28,6 +28,8 @@ class Ceilings:
         name: of the machine.
         levels: memory from the nearest (smallest) to the main memory.
         flops_per_s: dense peak by number format; integer rates are operations.
+        kernel_bytes_per_s: what a matrix-vector product of a weight format sustains from main
+            memory, where unpacking keeps it below the memory's own rate.
         link_bytes_per_s: what one rank sends to the others of its group, 0 if it is alone.
         link_latency_s: of one collective call.
         measured: false for figures of a datasheet.
@@ -37,6 +39,7 @@ class Ceilings:
     name: str
     levels: tuple[MemoryLevel, ...]
     flops_per_s: Mapping[str, float]
+    kernel_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     link_bytes_per_s: float = 0.0
     link_latency_s: float = 0.0
     measured: bool = False

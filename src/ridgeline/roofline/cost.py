@@ -80,10 +80,11 @@ def owned_usd_per_hour(
 ) -> float:
     """A machine of one's own, per hour of *use*: purchase over its lifetime, power times cooling.
 
-    ``busy_share`` is the part of the hours in which it works; idle hours are paid for all the same.
+    ``busy_share`` is the part of the hours in which it works; idle hours are paid for as well.
 
-    >>> f"{owned_usd_per_hour(purchase_usd=26280, lifetime_years=3, power_w=1e3, usd_per_kwh=0.1):.2f}"
-    '1.13'
+    >>> box = dict(purchase_usd=26280, lifetime_years=3, power_w=1e3, usd_per_kwh=0.1)
+    >>> f"{owned_usd_per_hour(**box):.2f} {owned_usd_per_hour(**box, busy_share=0.5):.2f}"
+    '1.13 2.26'
     """
     purchase = purchase_usd / (lifetime_years * 365 * 24)
     return (purchase + power_w / 1e3 * usd_per_kwh * cooling) / busy_share

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 _RAPL = Path("/sys/class/powercap")
@@ -84,7 +85,7 @@ def trapezoid(samples: Sequence[tuple[float, float]]) -> float:
     """
     return sum(
         (later - earlier) * (power + next_power) / 2
-        for (earlier, power), (later, next_power) in zip(samples, samples[1:], strict=False)
+        for (earlier, power), (later, next_power) in pairwise(samples)
     )
 
 

@@ -130,7 +130,8 @@ def attention_kv_bytes(
 
     500B+ with multi-head attention, batch 512 of 2,048 tokens (118 layers, 48 heads of 128):
 
-    >>> f"{attention_kv_bytes(layers=118, kv_heads=48, head_dim=128, tokens=512 * 2048) / 1e12:.0f} TB"
+    >>> palm = attention_kv_bytes(layers=118, kv_heads=48, head_dim=128, tokens=512 * 2048)
+    >>> f"{palm / 1e12:.0f} TB"
     '3 TB'
 
     A published table says 2.5 GB for a 70B model with grouped queries and 4,096 tokens. Its own

@@ -25,6 +25,7 @@ class PricedModel:
         weight_formats: formats of single weights by name, before all else.
         kv: format of the KV cache.
         layout: how the model is spread over ranks. Prices are those of one rank.
+        compute: format of the matrix products, if not that of the activations (int8 by int8).
         dense_attention: masked scores are computed too (the reference executor does).
     """
 
@@ -36,6 +37,11 @@ class PricedModel:
     kv: NumberFormat | None = None
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     dense_attention: bool = False
+    compute: NumberFormat | None = None
+
+    @property
+    def compute_format(self) -> NumberFormat:
+        return self.compute or self.activations
 
     @property
     def kv_format(self) -> NumberFormat:

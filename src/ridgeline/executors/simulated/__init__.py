@@ -1,0 +1,6 @@
+"""An executor without tensors: the price of a plan, on a virtual clock."""
+
+from ridgeline.executors.simulated.clock import VirtualClock
+from ridgeline.executors.simulated.executor import SimulatedExecutor
+
+__all__ = ["SimulatedExecutor", "VirtualClock"]

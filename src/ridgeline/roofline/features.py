@@ -1,0 +1,115 @@
+"""What a step's seconds are made of, as named terms: the linear model behind predictions.
+
+``t = Σ coefficient · term``. A term is roof seconds, max(FLOPs / peak, bytes / bandwidth), of the
+ops of one kind in one shape bucket, or a count. The coefficient of roof seconds is a *slowness*,
+1 / η: how many times longer a kernel takes than the roof allows. Buckets overlap: a shape between
+two knots is shared between them by the logarithm, so that predictions are continuous.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import log2
+
+import numpy as np
+
+from ridgeline.core.ops import Attend, Head, LatentAttend, MoE, op_weights
+from ridgeline.roofline.batch import Batch
+from ridgeline.roofline.ceilings import Ceilings
+from ridgeline.roofline.model import PricedModel
+from ridgeline.roofline.op_cost import experts_touched, op_work
+from ridgeline.roofline.price import OpKind, kind_of, pass_work
+from ridgeline.roofline.work import Work
+
+TOKEN_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
+CONTEXT_KNOTS = (64, 512, 4096)
+STEP, OP, SEGMENT, ROW, LINK, OTHER = "step", "op", "segment", "row", "link", "other"
+_FEW_TOKENS = 8  # of a segment that attention treats as decode
+
+Terms = dict[str, float]
+
+
+def pass_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> Terms:
+    """The terms of one forward pass and the sampling after it."""
+    working_set = pass_work(model, batch).num_bytes
+    memory = ceilings.bytes_per_s(working_set)
+    terms: Terms = {STEP: 1.0, ROW: float(batch.logit_rows), OP: 0.0, SEGMENT: 0.0}
+    link = 0.0
+    for op, count in model.grouped_ops:
+        kind = kind_of(op)
+        terms[OP] += count
+        if isinstance(op, Attend | LatentAttend):
+            terms[SEGMENT] += count * batch.num_segments
+            for name, part, rows in _attention_parts(batch):
+                work = op_work(op, part, model)
+                roof = roof_seconds(work, model, ceilings, memory) * count
+                _spread(terms, name, CONTEXT_KNOTS, rows, roof)
+                link += _link_seconds(work, ceilings) * count
+            continue
+        work = op_work(op, batch, model)
+        link += _link_seconds(work, ceilings) * count
+        weight = max(op_weights(op), key=lambda w: len(w.shape), default=None)
+        form = model.format_of(weight).name if weight is not None else model.activations.name
+        bandwidth = min(memory, ceilings.kernel_bytes_per_s.get(form, memory))
+        roof = roof_seconds(work, model, ceilings, bandwidth) * count
+        if kind is OpKind.OTHER:
+            terms[OTHER] = terms.get(OTHER, 0.0) + roof
+            continue
+        tokens = float(batch.logit_rows if isinstance(op, Head) else batch.num_tokens)
+        if isinstance(op, MoE):
+            routed = tokens * op.routing.top_k
+            tokens = routed / experts_touched(op.gate.shape[0], op.routing.top_k, tokens)
+        if roof:
+            _spread(terms, f"{kind}/{form}", TOKEN_KNOTS, tokens, roof)
+    if link:
+        terms[LINK] = link
+    return terms
+
+
+def roof_seconds(work: Work, model: PricedModel, ceilings: Ceilings, bytes_per_s: float) -> float:
+    """What the roof allows."""
+    compute = work.flops / ceilings.peak_flops(model.compute_format)
+    return max(compute, work.num_bytes / bytes_per_s)
+
+
+def _link_seconds(work: Work, ceilings: Ceilings) -> float:
+    if not work.link_messages:
+        return 0.0
+    if not ceilings.link_bytes_per_s:
+        return float("inf")
+    latency = work.link_messages * ceilings.link_latency_s
+    return work.link_bytes / ceilings.link_bytes_per_s + latency
+
+
+def _attention_parts(batch: Batch) -> list[tuple[str, Batch, float]]:
+    """Decode-like and prefill-like segments apart, each with its mean context."""
+    few = (batch.stops - batch.starts) <= _FEW_TOKENS
+    parts = []
+    for name, chosen in (("decode", few), ("prefill", ~few)):
+        if chosen.any():
+            part = Batch(starts=batch.starts[chosen], stops=batch.stops[chosen], logit_rows=0)
+            parts.append((f"attention/{name}", part, float(np.mean(part.stops))))
+    return parts
+
+
+def _spread(terms: Terms, name: str, knots: Sequence[int], at: float, value: float) -> None:
+    """Add ``value`` to the one or two buckets next to ``at``."""
+    index = bisect_right(knots, at)
+    if index in (0, len(knots)):
+        key = f"{name}@{knots[min(index, len(knots) - 1)]}"
+        terms[key] = terms.get(key, 0.0) + value
+        return
+    low, high = knots[index - 1], knots[index]
+    part = (log2(at) - log2(low)) / (log2(high) - log2(low))
+    for knot, share in ((low, 1 - part), (high, part)):
+        if share:
+            key = f"{name}@{knot}"
+            terms[key] = terms.get(key, 0.0) + share * value
+
+
+def add_terms(parts: Sequence[Terms]) -> Terms:
+    """The sum."""
+    result: Terms = {}
+    for part in parts:
+        for name, value in part.items():
+            result[name] = result.get(name, 0.0) + value
+    return result

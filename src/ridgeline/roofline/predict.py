@@ -1,0 +1,166 @@
+"""Predicted seconds of steps, with an interval: the price of the scheduler and the planner."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from math import exp, log
+
+from ridgeline.core.plan import ModelRole, StepPlan
+from ridgeline.roofline.batch import Batch, batches_of, decode_batch, prefill_batch
+from ridgeline.roofline.calibration import Calibration
+from ridgeline.roofline.features import LINK, OP, ROW, SEGMENT, STEP, Terms, add_terms, pass_terms
+from ridgeline.roofline.fitting import predict
+from ridgeline.roofline.model import PricedModel
+from ridgeline.roofline.price import Phase, op_costs, phase_of
+
+_MARGINAL_KNOTS = (1, 8, 32, 128, 512, 2048)
+_ADAPTATION = 0.05  # weight of the newest step in the correction
+
+
+class Bound(StrEnum):
+    """What most of a step's predicted seconds go to."""
+
+    MEMORY = "memory"
+    COMPUTE = "compute"
+    OVERHEAD = "overhead"
+    COMMUNICATION = "communication"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Seconds, and the interval that holds the measured ones 80 times of 100."""
+
+    seconds: float
+    low_s: float
+    high_s: float
+
+
+class OnlineCorrection:
+    """The running ratio of measured to predicted seconds, one for each phase."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def factor(self, phase: str) -> float:
+        return exp(self._logs.get(phase, 0.0))
+
+    def observe(self, phase: str, predicted_s: float, measured_s: float) -> None:
+        """Learn from a step; one outlier moves the ratio by at most 5 % of fourfold."""
+        if predicted_s <= 0 or measured_s <= 0:
+            return
+        error = max(-log(4.0), min(log(4.0), log(measured_s / predicted_s)))
+        count = self._counts.get(phase, 0) + 1
+        weight = max(_ADAPTATION, 1 / count)  # the plain mean at first
+        mean = self._logs.get(phase, 0.0)
+        self._logs[phase] = mean + weight * (error - mean)
+        self._counts[phase] = count
+
+
+class StepPredictor:
+    """Prices steps of some models on one calibrated machine. Satisfies `core.StepPrice`."""
+
+    def __init__(self, models: Mapping[ModelRole, PricedModel], calibration: Calibration) -> None:
+        self.models = models
+        self.calibration = calibration
+        self.correction = OnlineCorrection()
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds in the executor, corrected by the steps observed so far."""
+        return self.raw_seconds(plan) * self.correction.factor(step_phase(plan))
+
+    def raw_seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds by the calibration alone."""
+        total = 0.0
+        for a_pass in plan.passes:
+            for batch in batches_of(a_pass):
+                total += self.batch_seconds(batch, a_pass.role)
+        return total
+
+    def predict(self, plan: StepPlan) -> Prediction:
+        """Seconds with their interval."""
+        return self.interval(self.seconds(plan), step_phase(plan))
+
+    def interval(self, seconds: float, phase: str) -> Prediction:
+        spread = self.calibration.spreads[phase]
+        return Prediction(seconds=seconds, low_s=seconds * spread.low, high_s=seconds * spread.high)
+
+    def batch_seconds(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> float:
+        """Predicted seconds of one forward pass."""
+        return predict(self.calibration.coefficients, self.terms(batch, role))
+
+    def terms(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> Terms:
+        return pass_terms(self.models[role], batch, self.calibration.ceilings)
+
+    def segment_seconds(self, num_tokens: int, context: int) -> float:
+        """What a segment of ``num_tokens`` after ``context`` computed ones adds to a step.
+
+        Interpolated between segments that were priced once, since schedulers ask often.
+        """
+        knots, seconds, pair_s = self._marginal
+        at = bisect_right(knots, num_tokens)
+        if at == len(knots):
+            base = seconds[-1] * num_tokens / knots[-1]
+        else:
+            low, high = knots[at - 1], knots[at]
+            part = (num_tokens - low) / (high - low)
+            base = seconds[at - 1] + part * (seconds[at] - seconds[at - 1])
+        return base + pair_s * num_tokens * context
+
+    @cached_property
+    def _marginal(self) -> tuple[tuple[int, ...], list[float], float]:
+        """Knots; seconds that a segment of so many tokens adds; seconds of a (query, key) pair."""
+        alone = self.batch_seconds(decode_batch(1, 1))
+        fixed = max(0.0, 2 * alone - self.batch_seconds(decode_batch(2, 1)))
+        seconds = [self.batch_seconds(prefill_batch(n)) - fixed for n in _MARGINAL_KNOTS]
+        far = min(4096, self.models[ModelRole.TARGET].spec.max_position)
+        beyond = self.batch_seconds(decode_batch(1, far)) - alone
+        return _MARGINAL_KNOTS, seconds, max(0.0, beyond) / far
+
+    def parts(self, batch: Batch) -> dict[Bound, float]:
+        """Predicted seconds of a forward pass by what bounds them."""
+        model, ceilings = self.models[ModelRole.TARGET], self.calibration.ceilings
+        terms, coefficients = self.terms(batch), self.calibration.coefficients
+        fixed = {name: terms.get(name, 0.0) for name in (STEP, OP, SEGMENT, ROW)}
+        link = {LINK: terms[LINK]} if LINK in terms else {}
+        rest = {name: v for name, v in terms.items() if name not in fixed and name not in link}
+        working = predict(coefficients, rest)
+        memory_s = compute_s = 0.0
+        costs = op_costs(model, batch)
+        bandwidth = ceilings.bytes_per_s(sum(c.work.num_bytes * c.count for c in costs))
+        for cost in costs:
+            compute = cost.work.flops / ceilings.peak_flops(model.compute_format) * cost.count
+            moving = cost.work.num_bytes / bandwidth * cost.count
+            memory_s, compute_s = (
+                (memory_s + moving, compute_s)
+                if moving >= compute
+                else (memory_s, compute_s + compute)
+            )
+        both = memory_s + compute_s
+        return {
+            Bound.MEMORY: working * memory_s / both,
+            Bound.COMPUTE: working * compute_s / both,
+            Bound.OVERHEAD: predict(coefficients, fixed),
+            Bound.COMMUNICATION: predict(coefficients, link),
+        }
+
+    def bound(self, batch: Batch) -> Bound:
+        """What most of a forward pass's predicted seconds go to."""
+        parts = self.parts(batch)
+        return max(parts, key=lambda each: parts[each])
+
+
+def step_phase(plan: StepPlan) -> str:
+    """``prefill`` if any segment of the target is, else ``decode``."""
+    segments = (s for a in plan.passes if a.role is ModelRole.TARGET for s in a.segments)
+    is_prefill = any(phase_of(segment) is Phase.PREFILL for segment in segments)
+    return Phase.PREFILL.value if is_prefill else Phase.DECODE.value
+
+
+def plan_terms(predictor: StepPredictor, plan: StepPlan) -> Terms:
+    """The terms of a whole step, for calibrating on it."""
+    return add_terms(
+        [predictor.terms(batch, a.role) for a in plan.passes for batch in batches_of(a)]
+    )

@@ -1,0 +1,133 @@
+"""The fit finds what generated the samples; calibrations survive the disk and refuse nonsense."""
+
+import json
+import random
+
+import pytest
+
+from ridgeline.core.errors import CorruptFileError
+from ridgeline.core.formats import BFLOAT16, FLOAT32
+from ridgeline.core.plan import ModelRole
+from ridgeline.models import PRESETS, describe, lower
+from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
+from ridgeline.roofline.calibration import calibrate, load, save, typical
+from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
+from ridgeline.roofline.features import pass_terms
+from ridgeline.roofline.fitting import Sample, fit, predict
+from ridgeline.roofline.predict import Bound, StepPredictor
+
+CEILINGS = Ceilings(
+    name="test",
+    levels=(
+        MemoryLevel(name="L3", size_bytes=32e6, bytes_per_s=60e9),
+        MemoryLevel(name="DRAM", size_bytes=64e9, bytes_per_s=20e9),
+    ),
+    flops_per_s={"float32": 100e9, "bfloat16": 200e9},
+    measured=True,
+)
+BATCHES = [
+    *((decode_batch(b, c), "decode") for b in (1, 2, 4, 8, 16, 32) for c in (64, 700, 3000)),
+    *((prefill_batch(n), "prefill") for n in (16, 64, 200, 500, 2000)),
+]
+TRUTH = {"step": 1e-4, "op": 5e-6, "segment": 2e-6, "row": 1e-5, "other": 1.5}
+
+
+def priced(name, form=FLOAT32, **changes):
+    spec = describe(dict(PRESETS[name])).spec
+    return PricedModel(spec=spec, ops=lower(spec), activations=form, **changes)
+
+
+def truth(terms):
+    def slowness(name):
+        return 1.3 if name.startswith("linear") else 2.0 if "decode" in name else 1.6
+
+    return sum(TRUTH.get(name, slowness(name)) * value for name, value in terms.items())
+
+
+def samples(names=("qwen2.5-0.5b", "gpt2", "qwen3-0.6b"), noise=0.0, forms=(FLOAT32, BFLOAT16)):
+    rng = random.Random(0)
+    found = []
+    for name in names:
+        for form in forms:
+            for batch, phase in BATCHES:
+                terms = pass_terms(priced(name, form), batch, CEILINGS)
+                seconds = truth(terms) * (1 + rng.gauss(0, noise))
+                found.append(
+                    Sample(terms=terms, seconds=seconds, shape=name, format=form.name, phase=phase)
+                )
+    return found
+
+
+def test_an_unseen_shape_is_predicted():
+    coefficients = fit(samples())
+    for batch, _ in BATCHES:
+        terms = pass_terms(priced("llama-3.2-1b"), batch, CEILINGS)
+        assert predict(coefficients, terms) == pytest.approx(truth(terms), rel=0.08)
+
+
+def test_intervals_cover_what_they_say():
+    calibration = calibrate(samples(noise=0.1), CEILINGS, executor="test", dense_attention=False)
+    predictor = StepPredictor({ModelRole.TARGET: priced("llama-3.2-1b")}, calibration)
+    rng = random.Random(1)
+    inside = []
+    for batch, phase in BATCHES * 20:
+        measured = truth(predictor.terms(batch)) * (1 + rng.gauss(0, 0.1))
+        interval = predictor.interval(predictor.batch_seconds(batch), phase)
+        inside.append(interval.low_s <= measured <= interval.high_s)
+    assert 0.7 <= sum(inside) / len(inside) <= 0.95
+
+
+def test_a_file_keeps_everything(tmp_path):
+    calibration = calibrate(samples(), CEILINGS, executor="test", dense_attention=True)
+    save(calibration, tmp_path / "a" / "calibration.json")
+    assert load(tmp_path / "a" / "calibration.json") == calibration
+    assert load(tmp_path / "missing.json") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: [],
+        lambda value: value | {"surprise": 1},
+        lambda value: value | {"coefficients": {"step": -1}},
+        lambda value: value | {"spreads": {}},
+        lambda value: {key: value[key] for key in value if key != "ceilings"},
+        lambda value: value | {"ceilings": value["ceilings"] | {"levels": []}},
+    ],
+)
+def test_a_damaged_file_is_one_sentence(tmp_path, change):
+    path = tmp_path / "calibration.json"
+    save(calibrate(samples(("gpt2",)), CEILINGS, executor="t", dense_attention=True), path)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(CorruptFileError):
+        load(path)
+
+
+def test_another_version_is_as_good_as_none(tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text('{"schema": 99}')
+    assert load(path) is None
+
+
+def test_bounds():
+    h100 = CEILINGS.__class__(
+        name="H100",
+        levels=(MemoryLevel(name="memory", size_bytes=80e9, bytes_per_s=3.35e12),),
+        flops_per_s={"bfloat16": 989e12},
+    )
+    predictor = StepPredictor({ModelRole.TARGET: priced("llama-3.1-8b", BFLOAT16)}, typical(h100))
+    assert predictor.bound(decode_batch(1, 1000)) is Bound.MEMORY
+    assert predictor.bound(prefill_batch(2048)) is Bound.COMPUTE
+    # Published: TPOT 6.44 ms + 4.37e-5 ms for each token of context.
+    for context in (1000, 30_000):
+        seconds = predictor.batch_seconds(decode_batch(1, context)) + 3e-4
+        assert seconds == pytest.approx(6.44e-3 + 4.37e-8 * context, rel=0.08)
+
+
+def test_marginal_seconds_follow_the_whole():
+    calibration = calibrate(samples(), CEILINGS, executor="t", dense_attention=False)
+    predictor = StepPredictor({ModelRole.TARGET: priced("llama-3.2-1b")}, calibration)
+    ten = predictor.segment_seconds(10, 0)
+    assert 0 < ten < predictor.segment_seconds(200, 0) < predictor.segment_seconds(200, 3000)
+    alone = predictor.batch_seconds(prefill_batch(300))
+    assert predictor.segment_seconds(300, 0) <= alone
