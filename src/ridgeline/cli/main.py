@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 import ridgeline
-from ridgeline.cli import chat, collect_env, generate
+from ridgeline.cli import bench, chat, collect_env, generate, serve
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 
-COMMANDS = (generate, chat, collect_env)
+COMMANDS = (serve, generate, chat, bench, collect_env)
 _INTERRUPTED = 130
 
 

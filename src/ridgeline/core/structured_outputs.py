@@ -64,7 +64,7 @@ class StructuredOutputs:
         if not isinstance(value, Mapping) or len(value) != 1:
             raise InvalidRequestError(_EXPECTED)
         ((kind, source),) = value.items()
-        if kind not in GrammarKind:
+        if kind not in tuple(GrammarKind):
             raise InvalidRequestError(_EXPECTED)
         return cls(kind=GrammarKind(kind), source=_SOURCES[GrammarKind(kind)](source))
 

@@ -45,6 +45,11 @@ class ChatTemplate:
             return None
         return cls(tokenizer.chat_template, special_tokens=tokenizer.special_tokens)
 
+    @property
+    def source(self) -> str:
+        """The text of every template, from which one can tell what outputs look like."""
+        return "\n".join(text for text, _ in self._templates.values())
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

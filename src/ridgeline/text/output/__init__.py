@@ -14,6 +14,7 @@ from ridgeline.text.output.registry import (
     choose_reasoning_parser,
     choose_tool_parser,
     output_parser,
+    reads_special_tokens,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "choose_reasoning_parser",
     "choose_tool_parser",
     "output_parser",
+    "reads_special_tokens",
 ]

@@ -36,7 +36,7 @@ REASONING_PARSERS: Mapping[str, type[TaggedReasoning] | type[Harmony]] = {
     "harmony": Harmony,
 }
 # These read tokens that detokenizing would leave out.
-SPECIAL_TOKEN_PARSERS = frozenset({"mistral", "llama3_json", "harmony"})
+_SPECIAL_TOKEN_PARSERS = frozenset({"mistral", "llama3_json", "harmony"})
 
 _TOOL_MARKS = (
     ("<|channel|>", "harmony"),
@@ -65,6 +65,11 @@ def choose_tool_parser(template: str) -> str | None:
 def choose_reasoning_parser(template: str) -> str | None:
     """The parser of the reasoning that a chat template speaks of, if any."""
     return next((name for mark, name in _REASONING_MARKS if mark in template), None)
+
+
+def reads_special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> bool:
+    """Whether these parsers need tokens that detokenizing leaves out by default."""
+    return not _SPECIAL_TOKEN_PARSERS.isdisjoint((tool_parser, reasoning_parser))
 
 
 def output_parser(

@@ -1,0 +1,41 @@
+"""``ridgeline serve``: an OpenAI- and Anthropic-compatible server."""
+
+import argparse
+import sys
+
+from ridgeline.cli.display import error_console, loading_bar
+from ridgeline.cli.options import (
+    Parser,
+    add_model_options,
+    add_settings,
+    engine_settings,
+    given_settings,
+)
+from ridgeline.core.config import EngineConfig, with_overrides
+from ridgeline.server.config import ServerConfig
+
+
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser("serve", help="serve a model over HTTP")
+    add_model_options(parser)
+    add_settings(parser, ServerConfig, title="server")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load and serve until SIGTERM or Ctrl-C."""
+    from ridgeline.server.serving import serve  # torch takes a second: not for --help
+
+    config = ServerConfig(**given_settings(arguments, ServerConfig))
+    engine_config = with_overrides(
+        EngineConfig(model=arguments.model), **engine_settings(arguments)
+    )
+    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+        serve(
+            engine_config,
+            config,
+            progress=progress,
+            announce=lambda line: error_console.print(line, markup=False),
+        )
+    return 0

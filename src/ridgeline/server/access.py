@@ -1,0 +1,150 @@
+"""The outermost layer: who may come in, and one log line for each who came."""
+
+import logging
+import time
+from collections.abc import Callable
+from urllib.parse import parse_qsl
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.server.config import is_loopback
+from ridgeline.server.context import Call, Server, new_id
+from ridgeline.server.errors import ApiError, Family
+from ridgeline.server.keys import Caller
+from ridgeline.server.logs import log_request
+from ridgeline.server.replies import encode
+
+_log = logging.getLogger(__name__)
+
+PUBLIC_PATH = b"/health"
+_SAFE_METHODS = ("GET", "HEAD")
+_MAX_ID_CHARS = 128
+_ANTHROPIC_PREFIX = b"/v1/messages"
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+class Access:
+    """Refuses everything without a key, on the path as it was sent, but a plain ``GET /health``.
+
+    Also refused: calls from web pages of other origins, unless they are allowed, and without keys
+    any Host that is not this machine (a page could have its name point here).
+    """
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app = app
+        self._server = server
+        self._origins = frozenset(origin.encode() for origin in server.config.allow_origin)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = _request_id(headers)
+        started_s = time.monotonic()
+        status = 0
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    *_HEADERS,
+                    *self._cors(headers),
+                ]
+            await send(message)
+
+        call: Call | None = None
+        try:
+            caller = self._admit(scope, headers)
+            call = Call(
+                server=self._server,
+                request_id=request_id,
+                caller=caller,
+                path="other",
+                query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
+                arrival_s=started_s,
+            )
+            if scope["method"] == "OPTIONS" and headers.get(b"origin") in self._origins:
+                await _preflight(observed_send)
+            else:
+                scope.setdefault("state", {})["call"] = call
+                await self._app(scope, receive, observed_send)
+        except ApiError as error:
+            await _refuse(error, scope, request_id, observed_send)
+        finally:
+            seconds = time.monotonic() - started_s
+            self._server.metrics.http(call.path if call else "refused", scope["method"], status)
+            if self._server.config.log_requests:
+                log_request(scope["method"], call, request_id, status, seconds)
+            self._server.tracing.record(call, status, started_s, headers)
+
+    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        """Who calls; ApiError 401 or 403 if nobody may."""
+        keys = self._server.keys
+        is_public = scope["raw_path"] == PUBLIC_PATH and scope["method"] in _SAFE_METHODS
+        is_preflight = scope["method"] == "OPTIONS" and headers.get(b"origin") in self._origins
+        caller = keys.caller(headers)
+        if caller is None:
+            if not (is_public or is_preflight):
+                raise ApiError(401, "A valid key is needed.", code="invalid_api_key")
+            return Caller(tenant="")
+        if keys.is_open and not _is_local_host(headers.get(b"host", b"")):
+            raise ApiError(403, "The Host header does not name this machine.")
+        origin = headers.get(b"origin")
+        if origin is not None and origin not in self._origins and not _same_origin(headers):
+            raise ApiError(403, "Calls from this origin are not allowed (see --allow-origin).")
+        return caller
+
+    def _cors(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        origin = headers.get(b"origin")
+        if origin is None or origin not in self._origins:
+            return []
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+
+
+async def _preflight(send: Callable[[Message], object]) -> None:
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})  # type: ignore[misc]
+    await send({"type": "http.response.body", "body": b""})  # type: ignore[misc]
+
+
+async def _refuse(error: ApiError, scope: Scope, request_id: str, send: Send) -> None:
+    is_anthropic = scope["raw_path"].startswith(_ANTHROPIC_PREFIX)
+    family = Family.ANTHROPIC if is_anthropic else Family.OPENAI
+    body = encode(error.body(family, request_id))
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *error.headers,
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _request_id(headers: dict[bytes, bytes]) -> str:
+    """The caller's ``x-request-id`` if it is short and plain, else a new one."""
+    given = headers.get(b"x-request-id", b"")
+    is_plain = given.replace(b"-", b"").replace(b"_", b"").isalnum()
+    return given.decode() if is_plain and len(given) <= _MAX_ID_CHARS else new_id("req-")
+
+
+def _is_local_host(host: bytes) -> bool:
+    name = host.decode("latin-1")
+    name, colon, port = name.rpartition(":")
+    if not colon or not port.isdigit():
+        name = host.decode("latin-1")
+    return is_loopback(name)
+
+
+def _same_origin(headers: dict[bytes, bytes]) -> bool:
+    host = headers.get(b"host")
+    return host is not None and headers[b"origin"] in (b"http://" + host, b"https://" + host)

@@ -1,0 +1,204 @@
+"""Answers to conversations: the prompt, and what the output means while it streams."""
+
+import json
+import secrets
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridgeline.core.request import CompletionChunk, FinishReason
+from ridgeline.core.structured_outputs import StructuredOutputs
+from ridgeline.server.context import Call
+from ridgeline.server.conversation import Conversation, explain_tools
+from ridgeline.server.generation import Job, priority_of
+from ridgeline.server.prompts import render, tokenize, truncate
+from ridgeline.server.sampling import deadline_s, sampling_params, structured_outputs
+from ridgeline.server.schemas.generation import Generation
+from ridgeline.text.output import (
+    Content,
+    Event,
+    OutputParser,
+    Reasoning,
+    ToolCall,
+    output_parser,
+    reads_special_tokens,
+)
+
+_ALPHABET = string.ascii_letters + string.digits
+_CALL_ID_CHARS = 9  # Mistral's templates take no other length
+_FALLBACK_PARSER = "hermes"
+
+
+@dataclass(slots=True, kw_only=True)
+class CallDelta:
+    """What a piece adds to a call; ``id`` and ``name`` are in its first."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerDelta:
+    """What a piece of the output adds to an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.content or self.reasoning or self.calls)
+
+
+class Answer:
+    """One answer in the making: collects its parts, and says what each piece adds."""
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self.content = ""
+        self.reasoning = ""
+        self.calls: list[CallDelta] = []
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def take(self, chunk: CompletionChunk) -> AnswerDelta:
+        """Read a chunk of the output."""
+        events = self._parser.push(chunk.text) if chunk.text else []
+        self.num_tokens += len(chunk.token_ids)
+        if any(isinstance(event, Reasoning) for event in events):
+            self.num_reasoning_tokens = self.num_tokens
+        if chunk.finish_reason is not None:
+            events = events + self._parser.finish()
+        delta = self._delta(events)
+        if chunk.finish_reason is not None:
+            is_call = bool(self.calls) and chunk.finish_reason is FinishReason.STOP
+            self.finish_reason = "tool_calls" if is_call else str(chunk.finish_reason)
+            self.stop_reason = chunk.stop_reason
+        return delta
+
+    def _delta(self, events: list[Event]) -> AnswerDelta:
+        delta = AnswerDelta()
+        for event in events:
+            if isinstance(event, Content):
+                delta.content += event.text
+            elif isinstance(event, Reasoning):
+                delta.reasoning += event.text
+            elif isinstance(event, ToolCall):
+                call = CallDelta(index=event.index, id=_call_id(), name=event.name)
+                self.calls.append(CallDelta(index=call.index, id=call.id, name=call.name))
+                delta.calls.append(call)
+            else:
+                if not delta.calls or delta.calls[-1].index != event.index:
+                    delta.calls.append(CallDelta(index=event.index))
+                delta.calls[-1].arguments += event.text
+                self.calls[event.index].arguments += event.text
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        return delta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerJob:
+    """A conversation on its way through the engine; `new_answer` once for each of the n."""
+
+    job: Job
+    model: str
+    new_answer: Callable[[], Answer]
+
+
+async def prepare_answer(
+    call: Call,
+    fields: Generation,
+    conversation: Conversation,
+    *,
+    max_tokens: int | None,
+    add_special_tokens: bool = False,
+    **settings: Any,
+) -> AnswerJob:
+    """Check a request and render its prompt; ``settings`` go to the sampling parameters.
+
+    Raises:
+        ApiError, RequestError: what the caller did wrong.
+    """
+    server = call.server
+    model = server.check_model(fields.model, call.caller)
+    tools = conversation.offered_tools
+    schema = conversation.call_schema()
+    forced = None if schema is None else StructuredOutputs.of({"json": schema})
+    tool_parser = reasoning_parser = None
+    if forced is not None:
+        tool_parser = "json"
+    elif structured_outputs(fields) is None:
+        reasoning_parser = server.reasoning_parser
+        if tools:
+            tool_parser = server.tool_parser or _FALLBACK_PARSER
+    prompt = await prompt_of(call, conversation)
+    if reads_special_tokens(tool_parser, reasoning_parser):
+        settings["skip_special_tokens"] = False
+    params = sampling_params(server, fields, max_tokens=max_tokens, structured=forced, **settings)
+    ids = await tokenize(server, prompt, add_special_tokens=add_special_tokens)
+    job = Job(
+        call=call,
+        prompts=[truncate(ids, fields.truncate_prompt_tokens, server.engine.config.max_model_len)],
+        params=params,
+        adapter=server.adapter(model),
+        cache_salt=fields.cache_salt or "",
+        priority=priority_of(call, fields),
+        deadline_s=deadline_s(fields),
+    )
+    names = [tool.name for tool in tools]
+
+    def new_answer() -> Answer:
+        return Answer(
+            output_parser(
+                tool_parser=tool_parser,
+                reasoning_parser=reasoning_parser,
+                names=names,
+                prompt=prompt,
+            )
+        )
+
+    return AnswerJob(job=job, model=model, new_answer=new_answer)
+
+
+async def prompt_of(call: Call, conversation: Conversation) -> str:
+    """The rendered prompt; tools are put into words if the template knows none."""
+    server = call.server
+    source = server.template_source
+    tools = conversation.offered_tools
+    messages = conversation.messages
+    if "developer" not in source:
+        messages = [
+            {**message, "role": "system"} if message["role"] == "developer" else message
+            for message in messages
+        ]
+    knows_tools = "tools" in source or "tool_calls" in source
+    if not knows_tools:
+        messages = explain_tools(messages, tools)
+    return await render(
+        server,
+        messages,
+        tools=[tool.as_template_input() for tool in tools] if tools and knows_tools else None,
+        documents=conversation.documents,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables=conversation.variables,
+    )
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """A call's arguments as an object; those that were cut short or are none are left as text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {"_raw": text}
+    return value if isinstance(value, dict) else {"_raw": text}
+
+
+def _call_id() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(_CALL_ID_CHARS))

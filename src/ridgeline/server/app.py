@@ -1,0 +1,195 @@
+"""The table of routes, and the ASGI application made of it."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ridgeline.server.access import Access
+from ridgeline.server.context import Call, Server
+from ridgeline.server.endpoint import Endpoint, Operation
+from ridgeline.server.errors import ApiError, Family
+from ridgeline.server.openapi import openapi
+from ridgeline.server.page import page_operations
+from ridgeline.server.replies import Reply, encode
+from ridgeline.server.routes import chat, completions, messages, operations, plain, responses
+from ridgeline.server.schemas import chat as chat_schemas
+from ridgeline.server.schemas import completions as completion_schemas
+from ridgeline.server.schemas import messages as message_schemas
+from ridgeline.server.schemas import plain as plain_schemas
+from ridgeline.server.schemas.responses import ResponsesRequest
+
+_ANTHROPIC_PREFIX = "/v1/messages"
+
+
+def api_operations() -> list[Operation]:
+    """Every operation that ``/openapi.json`` describes."""
+    return [
+        *_generation(),
+        *_text(),
+        Operation(
+            method="GET", path="/health", handler=operations.health, summary="The process lives"
+        ),
+        Operation(
+            method="GET", path="/ready", handler=operations.ready, summary="Requests are taken"
+        ),
+        Operation(method="GET", path="/ping", handler=operations.ping, summary="As /health"),
+        Operation(method="GET", path="/version", handler=operations.version, summary="Version"),
+        Operation(method="GET", path="/load", handler=operations.load, summary="How busy it is"),
+        Operation(method="GET", path="/metrics", handler=operations.metrics, summary="Prometheus"),
+        Operation(
+            method="GET",
+            path="/admin/usage",
+            handler=operations.usage,
+            summary="Usage of each key",
+            needs_admin=True,
+        ),
+    ]
+
+
+def _generation() -> list[Operation]:
+    return [
+        Operation(
+            method="POST",
+            path="/v1/completions",
+            handler=completions.completions,
+            summary="Continue prompts",
+            request=completion_schemas.CompletionRequest,
+            answer=completion_schemas.CompletionResponse,
+        ),
+        Operation(
+            method="POST",
+            path="/v1/chat/completions",
+            handler=chat.chat,
+            summary="Answer a conversation",
+            request=chat_schemas.ChatRequest,
+            answer=chat_schemas.ChatResponse,
+        ),
+        Operation(
+            method="POST",
+            path="/v1/responses",
+            handler=responses.responses,
+            summary="Answer an input, without state",
+            request=ResponsesRequest,
+        ),
+        Operation(
+            method="POST",
+            path="/v1/messages",
+            handler=messages.messages,
+            summary="Answer a conversation, Anthropic's way",
+            request=message_schemas.MessagesRequest,
+            answer=message_schemas.MessagesResponse,
+            family=Family.ANTHROPIC,
+        ),
+        Operation(
+            method="POST",
+            path="/v1/messages/count_tokens",
+            handler=messages.count_tokens,
+            summary="Length of a message's prompt",
+            request=message_schemas.CountTokensRequest,
+            answer=message_schemas.CountTokensResponse,
+            family=Family.ANTHROPIC,
+        ),
+        Operation(
+            method="POST",
+            path="/v1/embeddings",
+            handler=plain.embeddings,
+            summary="Vectors of texts",
+            request=plain_schemas.EmbeddingRequest,
+            answer=plain_schemas.EmbeddingResponse,
+        ),
+    ]
+
+
+def _text() -> list[Operation]:
+    return [
+        Operation(
+            method="GET",
+            path="/v1/models",
+            handler=plain.list_models,
+            summary="Models",
+            answer=plain_schemas.ModelList,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/models/{model:path}",
+            handler=plain.get_model,
+            summary="One model",
+            answer=plain_schemas.ModelCard,
+        ),
+        Operation(
+            method="POST",
+            path="/tokenize",
+            handler=plain.tokenize_text,
+            summary="Text to token ids",
+            request=plain_schemas.TokenizeRequest,
+            answer=plain_schemas.TokenizeResponse,
+        ),
+        Operation(
+            method="POST",
+            path="/detokenize",
+            handler=plain.detokenize,
+            summary="Token ids to text",
+            request=plain_schemas.DetokenizeRequest,
+            answer=plain_schemas.DetokenizeResponse,
+        ),
+        Operation(
+            method="GET",
+            path="/tokenizer_info",
+            handler=plain.tokenizer_info,
+            summary="About the tokenizer",
+            answer=plain_schemas.TokenizerInfo,
+        ),
+    ]
+
+
+def all_operations() -> list[Operation]:
+    """The whole table, with the page, its stream, and the description of the rest."""
+    described = api_operations()
+    document = encode(openapi(described))
+
+    async def openapi_json(_: Call) -> Reply:
+        return Reply(body=document)
+
+    return [
+        *described,
+        Operation(
+            method="GET", path="/openapi.json", handler=openapi_json, summary="This description"
+        ),
+        Operation(
+            method="GET", path="/live", handler=operations.live, summary="Metrics for the page"
+        ),
+        *page_operations(),
+    ]
+
+
+def build_app(server: Server) -> ASGIApp:
+    """The application, behind its access control."""
+    routes = [
+        Route(operation.path, Endpoint(server, operation), methods=[operation.method])
+        for operation in all_operations()
+    ]
+    app = Starlette(
+        routes=routes, exception_handlers={404: _plain_error, 405: _plain_error, 500: _plain_error}
+    )
+    app.router.redirect_slashes = False
+    return Access(app, server)
+
+
+def _plain_error(request: Request, error: Exception) -> Response:
+    """What has no route, in the shape of its family."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    texts = {404: "There is no such route.", 405: "The route has no such method."}
+    api_error = ApiError(status, texts.get(status, "The server failed."))
+    is_anthropic = request.url.path.startswith(_ANTHROPIC_PREFIX)
+    family = Family.ANTHROPIC if is_anthropic else Family.OPENAI
+    call: Call = request.scope["state"]["call"]
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    return Response(
+        encode(api_error.body(family, call.request_id)),
+        status_code=status,
+        headers=headers,
+        media_type="application/json",
+    )

@@ -1,0 +1,144 @@
+"""What the routes share."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ridgeline.core.errors import EngineUnavailableError
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.errors import ApiError, Family
+from ridgeline.server.keys import Caller, Keys
+from ridgeline.server.limits import Limits
+from ridgeline.server.metrics import Metrics
+from ridgeline.server.tracing import Tracing
+from ridgeline.text import ChatTemplate, Tokenizer
+from ridgeline.text.output import choose_reasoning_parser, choose_tool_parser
+
+T = TypeVar("T")
+_TEXT_THREADS = 2
+
+
+class Server:
+    """The engine, the keys and limits, the metrics; and whether new work is taken."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.keys = Keys(config)
+        self.limits = Limits(config.max_queue)
+        self.metrics = Metrics(engine, config, self.model_name)
+        self.tracing = Tracing(config.otlp_endpoint)
+        self.created = int(time.time())
+        self.is_warm = False
+        self.is_draining = False
+        self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")
+
+    @property
+    def model_name(self) -> str:
+        return self.config.served_model_name or self.engine.model_name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests may name: the model, then its adapters."""
+        return (self.model_name, *self.engine.adapters)
+
+    def check_model(self, name: str | None, caller: Caller) -> str:
+        """The name of the model that a request is for.
+
+        Raises:
+            ApiError: 404 if it is not served, or not to this caller.
+        """
+        name = self.model_name if name is None else name
+        allowed = caller.limits.models
+        if name not in self.model_names or (allowed is not None and name not in allowed):
+            raise ApiError(
+                404, f"There is no model {name!r}.", param="model", code="model_not_found"
+            )
+        return name
+
+    def adapter(self, model: str) -> str | None:
+        """The adapter that stands behind a model's name."""
+        return None if model == self.model_name else model
+
+    def check_taking_work(self) -> None:
+        """Raise EngineUnavailableError while the server drains."""
+        if self.is_draining:
+            raise EngineUnavailableError("The server is shutting down.")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; ApiError 400 if it has none."""
+        if self.engine.tokenizer is None:
+            raise ApiError(400, "This model has no tokenizer; give prompts as token ids.")
+        return self.engine.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template; ApiError 400 if it has none."""
+        if self.engine.chat_template is None:
+            raise ApiError(400, "This model has no chat template; use completions.")
+        return self.engine.chat_template
+
+    @property
+    def template_source(self) -> str:
+        """The text of the chat template, empty if there is none."""
+        return self.engine.chat_template.source if self.engine.chat_template else ""
+
+    @property
+    def tool_parser(self) -> str | None:
+        """The parser of tool calls, by name."""
+        wanted = self.config.tool_call_parser
+        return _chosen(wanted, choose_tool_parser, self.template_source)
+
+    @property
+    def reasoning_parser(self) -> str | None:
+        """The parser of reasoning, by name."""
+        wanted = self.config.reasoning_parser
+        return _chosen(wanted, choose_reasoning_parser, self.template_source)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what would hold up the event loop: tokenizing, rendering, files."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def close(self) -> None:
+        """End the threads and send the last spans."""
+        self.tracing.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _chosen(wanted: str, choose: Callable[[str], str | None], template: str) -> str | None:
+    if wanted == "auto":
+        return choose(template)
+    return None if wanted == "none" else wanted
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One request to a route: who asks, and what is known of it so far for metrics and logs.
+
+    ``path`` is the route's pattern. ``arrival_s`` is on the ``time.monotonic`` clock.
+    """
+
+    server: Server
+    request_id: str
+    caller: Caller
+    path: str = ""
+    query: dict[str, str] = field(default_factory=dict)
+    path_params: dict[str, str] = field(default_factory=dict)
+    arrival_s: float = field(default_factory=time.monotonic)
+    is_batch: bool = False
+    family: Family = Family.OPENAI
+    outcome: str = "ok"
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0

@@ -1,0 +1,137 @@
+"""Conversations and tools, from whichever interface they came, as a chat template takes them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ridgeline.server.errors import bad_request
+
+Choice = Literal["auto", "none", "required"]
+
+_INSTRUCTIONS = (
+    "You may call functions. Each is described by a JSON object on a line of its own:\n{tools}\n"
+    "To call one, answer with <tool_call>"
+    '{{"name": <function name>, "arguments": <JSON object>}}</tool_call>'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """A function that the model may call; ``parameters`` is a JSON Schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def as_template_input(self) -> dict[str, Any]:
+        """The form that templates read, which is OpenAI's."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What is asked of the model.
+
+    ``messages`` are template inputs. ``forced``: the tool that must be called; ``choice`` is then
+    ``required``.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: tuple[ToolSpec, ...] = ()
+    choice: Choice = "auto"
+    forced: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    def __post_init__(self) -> None:
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise bad_request("Two tools have the same name.", "tools")
+        if self.forced is not None and self.forced not in names:
+            raise bad_request("tool_choice names a tool that is not in tools.", "tool_choice")
+        if self.choice == "required" and not names:
+            raise bad_request("tool_choice needs tools.", "tool_choice")
+
+    @property
+    def offered_tools(self) -> tuple[ToolSpec, ...]:
+        """The tools that the model is told of."""
+        return () if self.choice == "none" else self.tools
+
+    def call_schema(self) -> dict[str, Any] | None:
+        """JSON Schema of the call that must be made, ``None`` where the model may choose."""
+        if self.choice != "required":
+            return None
+        tools = [t for t in self.tools if self.forced in (None, t.name)]
+        definitions: dict[str, Any] = {}
+        calls = []
+        for tool in tools:
+            parameters = dict(tool.parameters or {"type": "object"})
+            for key in ("$defs", "definitions"):  # references start at the root
+                for name, schema in (parameters.pop(key, None) or {}).items():
+                    if definitions.setdefault(key, {}).setdefault(name, schema) != schema:
+                        raise bad_request(f"Two tools define {name!r} differently.", "tools")
+            calls.append(
+                {
+                    "type": "object",
+                    "properties": {"name": {"const": tool.name}, "arguments": parameters},
+                    "required": ["name", "arguments"],
+                    "additionalProperties": False,
+                }
+            )
+        return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **definitions}
+
+
+def explain_tools(
+    messages: Sequence[dict[str, Any]], tools: Sequence[ToolSpec]
+) -> list[dict[str, Any]]:
+    """The conversation for a template that knows no tools: they are described in words.
+
+    Earlier calls and results become text.
+    """
+    lines = "\n".join(json.dumps(tool.as_template_input()["function"]) for tool in tools)
+    instructions = _INSTRUCTIONS.format(tools=lines) if tools else ""
+    explained = [_as_text(message) for message in messages]
+    if not instructions:
+        return explained
+    if explained and explained[0]["role"] == "system":
+        first = explained[0]
+        return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *explained[1:]]
+    return [{"role": "system", "content": instructions}, *explained]
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    text = text_of(message.get("content"))
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>{text}</tool_response>"}
+    calls = [
+        f"<tool_call>{json.dumps(call['function'], ensure_ascii=False)}</tool_call>"
+        for call in message.get("tool_calls") or ()
+    ]
+    plain = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**plain, "content": "\n".join(part for part in (text, *calls) if part)}
+
+
+def text_of(content: Any) -> str:
+    """Content as one string."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def call_input(call_id: str | None, name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """An earlier call as templates read it: arguments are an object if they can be."""
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if call_id is None else {"id": call_id, **call}

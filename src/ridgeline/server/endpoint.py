@@ -1,0 +1,234 @@
+"""From ASGI to a route and back: bodies in, replies and streams out, disconnects noticed."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.core.errors import RidgelineError
+from ridgeline.server.body import (
+    ClientDisconnectedError,
+    declared_length,
+    decode_body,
+    read_body,
+)
+from ridgeline.server.context import Call, Server
+from ridgeline.server.errors import ApiError, Family, to_api_error
+from ridgeline.server.replies import EventStream, FileReply, Reply, encode
+
+_log = logging.getLogger(__name__)
+_FILE_CHUNK_BYTES = 1 << 16
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+Answer = Reply | EventStream | FileReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path.
+
+    ``handler`` takes the `Call`, and the decoded body where there is a ``request`` schema, or the
+    ASGI ``receive`` where ``reads_raw``. ``answer`` is the schema of the reply, for
+    ``/openapi.json``, as are ``query`` (JSON Schema by parameter) and ``form`` (that of a multipart
+    body). ``needs_admin``: only the admin key will do.
+    """
+
+    method: str
+    path: str
+    handler: Callable[..., Coroutine[Any, Any, Answer]]
+    summary: str
+    request: type | None = None
+    answer: Any = None
+    family: Family = Family.OPENAI
+    reads_raw: bool = False
+    needs_admin: bool = False
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    form: Mapping[str, Any] | None = None
+
+
+class Endpoint:
+    """The ASGI application of one operation."""
+
+    def __init__(self, server: Server, operation: Operation) -> None:
+        self._server = server
+        self._operation = operation
+        self._decoder: msgspec.json.Decoder[Any] | None = (
+            None if operation.request is None else msgspec.json.Decoder(operation.request)
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: Call = scope["state"]["call"]
+        call.path = self._operation.path
+        call.path_params = scope.get("path_params", {})
+        call.family = self._operation.family
+        sender = _Sender(send, self._server.config.stall_timeout_s)
+        try:
+            arguments = await self._arguments(call, scope, receive)
+            answering = self._answer(call, arguments, sender)
+            if self._operation.reads_raw:
+                await answering
+            else:
+                await _until_disconnect(answering, receive)
+        except ClientDisconnectedError:
+            call.outcome = "disconnected"
+        except Exception as error:  # every failure has an answer, or an end of the stream
+            await self._fail(call, sender, error)
+
+    async def _arguments(self, call: Call, scope: Scope, receive: Receive) -> list[Any]:
+        if self._operation.needs_admin and not call.caller.is_admin:
+            raise ApiError(403, "This needs the admin key.")
+        if self._operation.reads_raw:
+            return [receive]
+        if self._decoder is None:
+            return []
+        config = self._server.config
+        limit = config.max_body_mib << 20
+        declared_length(dict(scope["headers"]), limit)
+        body = await read_body(receive, limit=limit, timeout_s=config.body_timeout_s)
+        return [decode_body(self._decoder, body)]
+
+    async def _answer(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
+        reply = await self._operation.handler(call, *arguments)
+        match reply:
+            case Reply():
+                await sender.whole(reply)
+            case FileReply():
+                await self._send_file(reply, sender)
+            case EventStream():
+                await self._stream(call, reply, sender)
+
+    async def _stream(self, call: Call, stream: EventStream, sender: "_Sender") -> None:
+        """The head goes out with the first event, so that an early error has its own status."""
+        pings = asyncio.create_task(
+            sender.ping(stream.ping, self._server.config.ping_s), name="ridgeline-ping"
+        )
+        try:
+            async with contextlib.aclosing(stream.events):
+                async for data in stream.events:
+                    await sender.event(data)
+            await sender.end()
+        finally:
+            pings.cancel()
+
+    async def _send_file(self, reply: FileReply, sender: "_Sender") -> None:
+        file = await asyncio.to_thread(open, reply.path, "rb")
+        try:
+            await sender.start(
+                200, [(b"content-type", reply.content_type.encode()), *reply.headers]
+            )
+            while data := await asyncio.to_thread(file.read, _FILE_CHUNK_BYTES):
+                await sender.body(data)
+            await sender.end()
+        finally:
+            file.close()
+
+    async def _fail(self, call: Call, sender: "_Sender", error: Exception) -> None:
+        api_error = to_api_error(error)
+        call.outcome = f"error {api_error.status}"
+        if not isinstance(error, ApiError | RidgelineError):
+            _log.error("A request failed inside.", exc_info=error)
+        body = api_error.body(self._operation.family, call.request_id)
+        with contextlib.suppress(OSError, TimeoutError):
+            if not sender.started:
+                await sender.whole(
+                    Reply(body=body, status=api_error.status, headers=tuple(api_error.headers))
+                )
+            elif sender.is_stream:
+                name = b"event: error\n" if self._operation.family is Family.ANTHROPIC else b""
+                await sender.event(name + b"data: " + encode(body) + b"\n\n")
+                await sender.end()
+
+
+class _Sender:
+    """Writes one response; a reader who takes nothing for ``stall_s`` seconds is given up."""
+
+    def __init__(self, send: Send, stall_s: float) -> None:
+        self._send = send
+        self._stall_s = stall_s
+        self._lock = asyncio.Lock()
+        self._last_s = time.monotonic()
+        self.started = self.ended = self.is_stream = False
+
+    async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def body(self, data: bytes, *, more: bool = True) -> None:
+        await self._put({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def whole(self, reply: Reply) -> None:
+        data = reply.encoded()
+        headers = [
+            (b"content-type", reply.content_type.encode()),
+            (b"content-length", str(len(data)).encode()),
+            *reply.headers,
+        ]
+        await self.start(reply.status, headers)
+        await self.body(data, more=False)
+        self.ended = True
+
+    async def event(self, data: bytes) -> None:
+        """Send a piece of an event stream, after the head if it is the first."""
+        async with self._lock:
+            if not self.started:
+                self.is_stream = True
+                await self.start(200, _SSE_HEADERS)
+            await self.body(data)
+            self._last_s = time.monotonic()
+
+    async def end(self) -> None:
+        async with self._lock:
+            if not self.started:
+                await self.start(200, _SSE_HEADERS)
+            self.ended = True
+            await self.body(b"", more=False)
+
+    async def ping(self, data: bytes, every_s: float) -> None:
+        """Break the silence, so that proxies and readers know that the connection lives."""
+        while True:
+            wait_s = self._last_s + every_s - time.monotonic()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            elif self.ended:
+                return
+            else:
+                await self.event(data)
+
+    async def _put(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientDisconnectedError from None
+
+
+async def _until_disconnect(answering: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Answer, unless the client goes away first; then the work is cancelled."""
+    work = asyncio.create_task(answering)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnectedError
+        await work
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,115 @@
+"""What went wrong, as HTTP says it: a status, and a body in the shape of the route's family."""
+
+import enum
+import re
+from typing import Any
+
+from ridgeline.core.errors import (
+    ContextLengthError,
+    EngineError,
+    EngineUnavailableError,
+    MachineError,
+    RequestError,
+)
+
+_MAX_MESSAGE_CHARS = 500
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_RETRY_AFTER_S = 1
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class Family(enum.Enum):
+    """Whose interface a route belongs to, and so the shape of its errors."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+class ApiError(Exception):
+    """Ends a request with ``status``. ``param`` names the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = _CONTROL.sub(" ", message)[:_MAX_MESSAGE_CHARS]
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self, family: Family, request_id: str) -> dict[str, Any]:
+        """The error as the clients of that family read it."""
+        default = "api_error" if self.status >= 500 else "invalid_request_error"
+        if family is Family.ANTHROPIC:
+            error = {"type": _ANTHROPIC_TYPES.get(self.status, default), "message": self.message}
+            return {"type": "error", "error": error, "request_id": request_id}
+        return {
+            "error": {
+                "message": self.message,
+                "type": _OPENAI_TYPES.get(self.status, default),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        headers = []
+        if self.status in (408, 413):  # the rest of the body is not read
+            headers.append((b"connection", b"close"))
+        if self.retry_after_s is not None:
+            seconds = max(1, round(self.retry_after_s))
+            headers.append((b"retry-after", str(seconds).encode()))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b'Bearer, Basic realm="ridgeline"'))
+        return headers
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The caller's mistake; ``param`` names the field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What to tell the caller; details of what broke inside stay inside."""
+    match error:
+        case ApiError():
+            return error
+        case ContextLengthError():
+            return bad_request(str(error), "prompt", "context_length_exceeded")
+        case RequestError():
+            return bad_request(str(error), _field(str(error)))
+        case EngineUnavailableError():
+            return ApiError(503, str(error), code="unavailable", retry_after_s=_RETRY_AFTER_S)
+        case MachineError():
+            return ApiError(503, "The server lacks resources.", retry_after_s=_RETRY_AFTER_S)
+        case EngineError():
+            return ApiError(500, "The engine failed while it worked on the request.")
+    return ApiError(500, "The server failed while it worked on the request.")
+
+
+def _field(message: str) -> str | None:
+    """The field that a message begins with, as those of `SamplingParams` do."""
+    word = message.split(" ", 1)[0]
+    return word if "_" in word or word in ("n", "temperature", "seed", "stop", "logprobs") else None

@@ -1,0 +1,154 @@
+"""Running the prompts of one call on the engine."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from ridgeline.core.errors import EngineError
+from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.server.context import Call
+from ridgeline.server.errors import bad_request
+from ridgeline.server.schemas.generation import Cost, Generation, PromptTokensDetails, Usage
+
+MAX_SEQUENCES = 2048
+BATCH_PRIORITY = 1 << 30  # after everything that somebody waits for
+_BUFFERED_CHUNKS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The prompts of a call as token ids, and how to continue them."""
+
+    call: Call
+    prompts: Sequence[tuple[int, ...]]
+    params: SamplingParams
+    adapter: str | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.prompts) * self.params.n > MAX_SEQUENCES:
+            raise bad_request(
+                f"A request may ask for {MAX_SEQUENCES} outputs at the most, over all prompts.", "n"
+            )
+
+
+Piece = tuple[int, CompletionChunk]
+
+
+async def generate(job: Job) -> AsyncGenerator[Piece, None]:
+    """Pieces of the outputs, each with the index of its choice: prompt · n + sample.
+
+    Closing it aborts what is left.
+
+    Raises:
+        EngineError: an output ended in an error of the engine's.
+    """
+    call, server = job.call, job.call.server
+    server.check_taking_work()
+    with server.limits.admitted(call.caller):
+        server.limits.charge_input(call.caller, sum(map(len, job.prompts)))
+        meter = server.metrics.meter(call)
+        source = _one(job, 0) if len(job.prompts) == 1 else _merged(job)
+        try:
+            async for choice, chunk in source:
+                if chunk.prompt is not None:
+                    call.prompt_tokens += chunk.prompt.num_tokens
+                    call.cached_tokens += chunk.prompt.num_cached_tokens
+                call.output_tokens += len(chunk.token_ids)
+                server.limits.charge_output(call.caller, len(chunk.token_ids))
+                meter.take(choice, chunk)
+                if chunk.finish_reason is FinishReason.ERROR:
+                    raise EngineError("No token was possible.")
+                yield choice, chunk
+        finally:
+            cost = cost_of(call)
+            meter.close(None if cost is None else cost.total)
+            await source.aclose()
+
+
+async def _one(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
+    call = job.call
+    request = GenerateRequest(
+        request_id=f"{call.request_id}-{prompt}",
+        prompt=job.prompts[prompt],
+        params=job.params,
+        adapter=job.adapter,
+        cache_salt=f"{call.caller.tenant}\0{job.cache_salt}",
+        tenant=call.caller.tenant,
+        priority=job.priority,
+        deadline_s=job.deadline_s,
+        arrival_s=call.arrival_s,
+    )
+    first = prompt * job.params.n
+    source = call.server.engine.generate(request)
+    assert isinstance(source, AsyncGenerator)
+    async with contextlib.aclosing(source):
+        async for chunk in source:
+            yield first + chunk.index, chunk
+
+
+async def _merged(job: Job) -> AsyncGenerator[Piece, None]:
+    """All prompts at once, their pieces as they come."""
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(_BUFFERED_CHUNKS)
+
+    async def pump(prompt: int) -> None:
+        try:
+            async for piece in _one(job, prompt):
+                await queue.put(piece)
+            await queue.put(None)
+        except Exception as error:  # raised again by the reader
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pump(prompt)) for prompt in range(len(job.prompts))]
+    running = len(tasks)
+    try:
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def priority_of(call: Call, fields: Generation) -> int:
+    """The key's priority and the request's; with keys a request cannot raise its own."""
+    if call.is_batch:
+        return BATCH_PRIORITY
+    wanted = fields.priority or 0
+    if not call.server.keys.is_open:
+        wanted = max(wanted, 0)
+    return call.caller.limits.priority + wanted
+
+
+def usage_of(call: Call) -> Usage:
+    """The tokens of a call so far, and their cost if the server has a price."""
+    return Usage(
+        prompt_tokens=call.prompt_tokens,
+        completion_tokens=call.output_tokens,
+        total_tokens=call.prompt_tokens + call.output_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=call.cached_tokens),
+        cost=cost_of(call),
+    )
+
+
+def cost_of(call: Call) -> Cost | None:
+    """Tokens by their prices per million; the batch API has a factor on all of them."""
+    config = call.server.config
+    if config.price_input is None or config.price_output is None:
+        return None
+    scale = 1e-6 * (config.batch_price_factor if call.is_batch else 1.0)
+    price_cached = config.price_input * 0.1 if config.price_cached is None else config.price_cached
+    prefill = (call.prompt_tokens - call.cached_tokens) * config.price_input * scale
+    cached = call.cached_tokens * price_cached * scale
+    decode = call.output_tokens * config.price_output * scale
+    return Cost(prefill=prefill, cached=cached, decode=decode, total=prefill + cached + decode)

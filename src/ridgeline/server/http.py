@@ -1,0 +1,75 @@
+"""HTTP/1.1 by uvicorn and httptools, with limits on a request's head."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+HEAD_TIMEOUT_S = 30.0
+_ONCE = (b"content-length", b"transfer-encoding", b"host")
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Ends a connection whose head is too long, too slow, or has two readings.
+
+    Two readings: both a Content-Length and a Transfer-Encoding, or one of these or Host twice; a
+    proxy in front may go by the other one.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._head_bytes = 0
+        self._in_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._watch_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._unwatch_head()
+        names = [name for name, _ in self.headers]
+        counts = {name: names.count(name) for name in _ONCE}
+        has_two_lengths = counts[b"content-length"] and counts[b"transfer-encoding"]
+        if has_two_lengths or max(counts.values()) > 1:
+            raise ValueError("the request has two readings")  # the parser turns it into 400
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head = True
+
+    def _watch_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _unwatch_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,141 @@
+"""Who may call: keys, kept as hashes, and what each may do."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.server.config import ServerConfig
+
+ANONYMOUS = "local"
+_MAX_KEY_CHARS = 4096
+Limit = Annotated[int, Meta(ge=1)]
+
+
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a key may use; ``None`` is no limit. A lower ``priority`` runs first.
+
+    ``models``: the served names that it may ask for, ``None`` for all.
+    """
+
+    requests_per_minute: Limit | None = None
+    input_tokens_per_minute: Limit | None = None
+    output_tokens_per_minute: Limit | None = None
+    concurrency: Limit | None = None
+    priority: int = 0
+    models: list[str] | None = None
+
+
+NO_LIMITS = KeyLimits()
+
+
+class _KeyEntry(KeyLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class _KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    key: list[_KeyEntry]
+    admin_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Whose key a request carries. ``tenant`` separates caches, limits, files and usage."""
+
+    tenant: str
+    limits: KeyLimits = NO_LIMITS
+    is_admin: bool = False
+    uses_basic: bool = False
+
+
+class Keys:
+    """Finds the owner of a key; every comparison takes the same time.
+
+    Raises:
+        InvalidRequestError: the key file cannot be read, or is not as documented.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._callers: list[tuple[bytes, Caller]] = []
+        for key in config.api_key:
+            digest = _digest(key)
+            self._add(digest, Caller(tenant=f"key-{digest.hex()[:8]}"))
+        if config.api_key_file is not None:
+            content = _read(config.api_key_file)
+            for entry in content.key:
+                fields = {name: getattr(entry, name) for name in KeyLimits.__struct_fields__}
+                caller = Caller(tenant=entry.name, limits=KeyLimits(**fields))
+                self._add(bytes.fromhex(entry.sha256), caller)
+            if content.admin_sha256 is not None:
+                digest = bytes.fromhex(content.admin_sha256)
+                self._add(digest, Caller(tenant="admin", is_admin=True))
+        if config.admin_api_key is not None:
+            self._add(_digest(config.admin_api_key), Caller(tenant="admin", is_admin=True))
+        self._open = not config.has_keys
+
+    def _add(self, digest: bytes, caller: Caller) -> None:
+        if any(digest == known for known, _ in self._callers):
+            raise InvalidRequestError(f"The key of {caller.tenant} is there twice.")
+        self._callers.append((digest, caller))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are no keys, so that anyone on this machine may call."""
+        return self._open
+
+    def caller(self, headers: dict[bytes, bytes]) -> Caller | None:
+        """Who calls: by ``Authorization: Bearer``, ``x-api-key``, or the password of ``Basic``."""
+        key, uses_basic = _presented(headers)
+        found = None
+        if key is not None:
+            digest = _digest(key)
+            for known, caller in self._callers:
+                if hmac.compare_digest(known, digest):
+                    found = caller
+        if found is not None:
+            return Caller(
+                tenant=found.tenant,
+                limits=found.limits,
+                is_admin=found.is_admin,
+                uses_basic=uses_basic,
+            )
+        return Caller(tenant=ANONYMOUS) if self._open else None
+
+
+def _presented(headers: dict[bytes, bytes]) -> tuple[str | None, bool]:
+    """The key in the headers, and whether it came as a browser's password."""
+    scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
+    text = value.strip()
+    if len(text) > _MAX_KEY_CHARS:
+        return None, False
+    if scheme.lower() == b"bearer" and text:
+        return text.decode("latin-1"), False
+    if scheme.lower() == b"basic":
+        try:
+            decoded = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            return None, True
+        return decoded.partition(b":")[2].decode("latin-1") or None, True
+    key = headers.get(b"x-api-key", b"").decode("latin-1")
+    return (key if 0 < len(key) <= _MAX_KEY_CHARS else None), False
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _read(path: str) -> _KeyFile:
+    try:
+        return msgspec.toml.decode(Path(path).read_bytes(), type=_KeyFile)
+    except OSError as error:
+        raise InvalidRequestError(f"The key file cannot be read: {error.strerror}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The key file is not as it should be: {error}.") from error

@@ -1,0 +1,123 @@
+"""Limits of each key over the last minute, and of the whole server."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ridgeline.server.errors import ApiError
+from ridgeline.server.keys import Caller
+
+_WINDOW_S = 60
+_RETRY_AFTER_S = 1.0
+
+
+class SlidingCount:
+    """A sum over the last 60 seconds, to the second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seconds: dict[int, int] = {}
+        self._total = 0
+
+    def add(self, amount: int) -> None:
+        second = int(self._clock())
+        self._seconds[second] = self._seconds.get(second, 0) + amount
+        self._total += amount
+
+    def total(self) -> int:
+        """The sum; forgets what is older."""
+        oldest = int(self._clock()) - _WINDOW_S
+        for second in [second for second in self._seconds if second <= oldest]:
+            self._total -= self._seconds.pop(second)
+        return self._total
+
+    def wait_s(self, room: int) -> float:
+        """Seconds until the sum has fallen by so much."""
+        for second in sorted(self._seconds):
+            room -= self._seconds[second]
+            if room <= 0:
+                return max(1.0, second + _WINDOW_S + 1 - self._clock())
+        return float(_WINDOW_S)
+
+
+class _Tenant:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.running = 0
+        self.requests = SlidingCount(clock)
+        self.inputs = SlidingCount(clock)
+        self.outputs = SlidingCount(clock)
+
+
+class Limits:
+    """Admits a request or refuses it with 429; counts what each tenant uses."""
+
+    def __init__(self, max_queue: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_queue = max_queue
+        self._running = 0
+        self._tenants: dict[str, _Tenant] = defaultdict(lambda: _Tenant(clock))
+
+    @property
+    def running(self) -> int:
+        """Requests in progress."""
+        return self._running
+
+    @contextmanager
+    def admitted(self, caller: Caller) -> Iterator[None]:
+        """Within it the request counts as in progress.
+
+        Raises:
+            ApiError: 429 with Retry-After, when the server is full or a limit is reached.
+        """
+        if self._running >= self._max_queue:
+            raise ApiError(
+                429,
+                "The server has as many requests as it takes.",
+                code="server_overloaded",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        tenant, limits = self._tenants[caller.tenant], caller.limits
+        if limits.concurrency is not None and tenant.running >= limits.concurrency:
+            raise _exceeded("requests at once", limits.concurrency, _RETRY_AFTER_S)
+        _check(tenant.requests, limits.requests_per_minute, "requests a minute", 1)
+        _check(tenant.outputs, limits.output_tokens_per_minute, "output tokens a minute", 1)
+        tenant.requests.add(1)
+        tenant.running += 1
+        self._running += 1
+        try:
+            yield
+        finally:
+            tenant.running -= 1
+            self._running -= 1
+
+    def charge_input(self, caller: Caller, num_tokens: int) -> None:
+        """Count prompt tokens before they are computed; ApiError 429 if they exceed the limit."""
+        tenant = self._tenants[caller.tenant]
+        limit = caller.limits.input_tokens_per_minute
+        if limit is not None and num_tokens > limit:
+            raise ApiError(
+                413,
+                f"The prompt has {num_tokens} tokens and the key may send {limit} a minute.",
+                code="rate_limit_exceeded",
+            )
+        _check(tenant.inputs, limit, "input tokens a minute", num_tokens)
+        tenant.inputs.add(num_tokens)
+
+    def charge_output(self, caller: Caller, num_tokens: int) -> None:
+        """Count tokens that were generated."""
+        if caller.limits.output_tokens_per_minute is not None:
+            self._tenants[caller.tenant].outputs.add(num_tokens)
+
+
+def _check(count: SlidingCount, limit: int | None, what: str, wanted: int) -> None:
+    if limit is not None and (total := count.total()) + wanted > limit:
+        raise _exceeded(what, limit, count.wait_s(total + wanted - limit))
+
+
+def _exceeded(what: str, limit: int, retry_after_s: float) -> ApiError:
+    return ApiError(
+        429,
+        f"The key's limit of {limit} {what} is reached.",
+        code="rate_limit_exceeded",
+        retry_after_s=retry_after_s,
+    )

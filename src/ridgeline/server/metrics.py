@@ -1,0 +1,253 @@
+"""Prometheus metrics under our names, and a second time under those of vLLM."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ridgeline.core.request import CompletionChunk, RequestTimings
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.stats import StepRecord
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.keys import Caller
+
+_KEPT_REQUESTS = 2048
+_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0,
+)  # fmt: skip
+_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# What dashboards for vLLM query, and what means the same here.
+ALIASED = frozenset({
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+    "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "cache_config_info",
+    "prompt_tokens", "generation_tokens", "request_success", "time_to_first_token_seconds",
+    "inter_token_latency_seconds", "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+    "request_decode_time_seconds", "request_inference_time_seconds", "iteration_tokens_total",
+})  # fmt: skip
+_PREFIX = "ridgeline:"
+
+
+class CallCounts(Protocol):
+    """What is measured of a call."""
+
+    caller: Caller
+    arrival_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRequest:
+    """What the live view shows of a request; seconds, as the server saw them."""
+
+    finished_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+class Metrics:
+    """Counts and measures what requests see; the engine's own figures are read when asked for."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, model_name: str) -> None:
+        self._aliased = config.vllm_metrics
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.recent: deque[FinishedRequest] = deque(maxlen=_KEPT_REQUESTS)
+        self._last_step = 0
+        self._engine = engine
+        model = (model_name,)
+
+        def histogram(name: str, text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+            metric = Histogram(
+                _PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry
+            )
+            return metric.labels(*model)
+
+        self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token.")
+        self.itl = histogram("inter_token_latency_seconds", "Between chunks of one output.")
+        self.tpot = histogram(
+            "request_time_per_output_token_seconds", "Mean of a request, first token left out."
+        )
+        self.e2e = histogram("e2e_request_latency_seconds", "Arrival to last token.")
+        self.queue = histogram("request_queue_time_seconds", "Arrival to first step.")
+        self.prefill = histogram("request_prefill_time_seconds", "First step to first token.")
+        self.decode = histogram("request_decode_time_seconds", "First to last token.")
+        self.inference = histogram("request_inference_time_seconds", "First step to last token.")
+        self.iteration = histogram("iteration_tokens_total", "Tokens of a step.", _TOKENS)
+        self.success = Counter(
+            _PREFIX + "request_success",
+            "Outputs by the reason of their end.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            _PREFIX + "tenant_tokens",
+            "Tokens of each key: prompt, cached (of those) and output.",
+            ["tenant", "kind"],
+            registry=self.registry,
+        )
+        self.cost = Counter(
+            _PREFIX + "tenant_cost", "Cost by the price list.", ["tenant"], registry=self.registry
+        )
+        self._http = Counter(
+            _PREFIX + "http_requests",
+            "Answers by route and status.",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
+        self._model = model
+        self.registry.register(_EngineCollector(engine, model_name))
+
+    def http(self, route: str, method: str, status: int) -> None:
+        """Count an answer; status 0 is a client that went away first."""
+        known = method if method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
+        self._http.labels(route, known, str(status)).inc()
+
+    def meter(self, call: CallCounts) -> "Meter":
+        return Meter(self, call)
+
+    def finished(self, reason: str) -> None:
+        self.success.labels(*self._model, reason).inc()
+
+    def observe_steps(self) -> None:
+        """Count the engine's steps since the last time."""
+        for step in new_steps(self._engine.stats().steps, self._last_step):
+            self.iteration.observe(step.num_tokens)
+            self._last_step = step.step_id
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads."""
+        self.observe_steps()
+        text = generate_latest(self.registry)
+        return text + _aliases(text) if self._aliased else text
+
+
+class Meter:
+    """Measures one call while its output passes by."""
+
+    def __init__(self, metrics: Metrics, call: CallCounts) -> None:
+        self._metrics = metrics
+        self._call = call
+        self._last_s: dict[int, float] = {}
+        self._first_s: float | None = None
+        self._timings: RequestTimings | None = None
+
+    def take(self, choice: int, chunk: CompletionChunk) -> None:
+        """A chunk is here."""
+        now = time.monotonic()
+        if chunk.token_ids:
+            if self._first_s is None:
+                self._first_s = now
+                self._metrics.ttft.observe(now - self._call.arrival_s)
+            if (last := self._last_s.get(choice)) is not None:
+                self._metrics.itl.observe(now - last)
+            self._last_s[choice] = now
+        if chunk.finish_reason is not None:
+            self._metrics.finished(chunk.finish_reason)
+        if chunk.timings is not None:
+            self._timings = chunk.timings
+            self._observe(chunk.timings)
+
+    def _observe(self, timings: RequestTimings) -> None:
+        metrics = self._metrics
+        end = timings.end_to_end_s
+        metrics.e2e.observe(end)
+        metrics.queue.observe(timings.queue_s)
+        metrics.inference.observe(max(0.0, end - timings.queue_s))
+        if timings.ttft_s is not None:
+            metrics.prefill.observe(max(0.0, timings.ttft_s - timings.queue_s))
+            metrics.decode.observe(max(0.0, end - timings.ttft_s))
+        if timings.tpot_s is not None:
+            metrics.tpot.observe(timings.tpot_s)
+
+    def close(self, cost: float | None) -> None:
+        """The call is over, whether it finished or not."""
+        call, metrics = self._call, self._metrics
+        for kind, count in (
+            ("prompt", call.prompt_tokens),
+            ("cached", call.cached_tokens),
+            ("output", call.output_tokens),
+        ):
+            metrics.tokens.labels(call.caller.tenant, kind).inc(count)
+        if cost is not None:
+            metrics.cost.labels(call.caller.tenant).inc(cost)
+        if self._timings is not None and self._first_s is not None:
+            metrics.recent.append(
+                FinishedRequest(
+                    finished_s=time.monotonic(),
+                    ttft_s=self._first_s - call.arrival_s,
+                    tpot_s=self._timings.tpot_s,
+                )
+            )
+
+
+class _EngineCollector(Collector):
+    """The engine's counters, as they are when Prometheus asks."""
+
+    def __init__(self, engine: AsyncEngine, model_name: str) -> None:
+        self._engine = engine
+        self._model = model_name
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._engine.stats()
+        for name, text, value in (
+            ("num_requests_running", "Sequences that compute.", stats.num_running),
+            ("num_requests_waiting", "Sequences that wait.", stats.num_waiting),
+            ("kv_cache_usage_perc", "Held share of the KV pool, 0 to 1.", stats.kv_usage),
+            ("engine_ready", "1 while requests are taken.", self._engine.health().is_ready),
+        ):
+            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["model_name"])
+            gauge.add_metric([self._model], float(value))
+            yield gauge
+        for name, text, count in (
+            ("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries),
+            ("prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits),
+            ("num_preemptions", "Sequences put back.", stats.num_preemptions),
+            ("prompt_tokens", "Prompt tokens computed or found.", stats.prompt_tokens),
+            ("generation_tokens", "Tokens generated.", stats.generated_tokens),
+            ("engine_restarts", "Engine processes started again.", stats.num_restarts),
+        ):
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=["model_name"])
+            counter.add_metric([self._model], float(count))
+            yield counter
+        yield self._cache_config()
+
+    def _cache_config(self) -> Metric:
+        config = self._engine.config
+        labels = {
+            "model_name": self._model,
+            "block_size": str(config.block_tokens),
+            "num_gpu_blocks": str(sum(config.num_blocks)),
+            "enable_prefix_caching": str(config.enable_prefix_caching),
+            "cache_dtype": config.dtype,
+        }
+        gauge = GaugeMetricFamily(_PREFIX + "cache_config_info", "KV pool.", labels=list(labels))
+        gauge.add_metric(list(labels.values()), 1.0)
+        return gauge
+
+
+def new_steps(steps: Sequence[StepRecord], last_id: int) -> list[StepRecord]:
+    """The steps after ``last_id``; all of them if the engine has started anew."""
+    if steps and steps[-1].step_id < last_id:
+        return list(steps)
+    return [step for step in steps if step.step_id > last_id]
+
+
+def _aliases(text: bytes) -> bytes:
+    """The lines of the aliased metrics once more, under vLLM's prefix."""
+    lines = []
+    for line in text.decode().splitlines():
+        name = line.removeprefix("# HELP ").removeprefix("# TYPE ").removeprefix(_PREFIX)
+        name = name.partition(" ")[0].partition("{")[0]
+        stems = [name.removesuffix(end) for end in ("", "_bucket", "_count", "_sum", "_total")]
+        if any(stem in ALIASED for stem in stems) and not name.endswith("_created"):
+            lines.append(line.replace(_PREFIX, "vllm:", 1))
+    return ("\n".join(lines) + "\n").encode()

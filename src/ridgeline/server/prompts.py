@@ -1,0 +1,102 @@
+"""Prompts of a request, as token ids."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.sampling_params import MAX_TOKENS
+from ridgeline.server.context import Server
+from ridgeline.server.errors import bad_request
+from ridgeline.server.schemas.completions import MAX_PROMPTS
+
+_SHORT_TEXT_CHARS = 2048  # tokenized in the time that a thread takes to start
+RawPrompt = str | list[int]
+
+
+def split_prompts(value: str | list[Any], param: str) -> list[RawPrompt]:
+    """A string, token ids, or a list of either, as a list of prompts; ApiError if none of these."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise bad_request(f"{param} must not be empty.", param)
+    if all(_is_token_id(item) for item in value):
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise bad_request(f"{param} may hold {MAX_PROMPTS} prompts at the most.", param)
+    for item in value:
+        is_ids = isinstance(item, list) and item and all(_is_token_id(token) for token in item)
+        if not (isinstance(item, str) or is_ids):
+            raise bad_request(
+                f"{param} must be a string, a list of token ids, or a list of either.", param
+            )
+    return value
+
+
+def _is_token_id(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_TOKENS
+
+
+async def tokenize(
+    server: Server, prompt: RawPrompt, *, add_special_tokens: bool = True
+) -> tuple[int, ...]:
+    """Token ids of a prompt; long texts are tokenized off the event loop.
+
+    Raises:
+        ApiError, InvalidRequestError: no tokenizer, no token, or a token id out of range.
+    """
+    if isinstance(prompt, str):
+        tokenizer = server.tokenizer
+        if len(prompt) <= _SHORT_TEXT_CHARS:
+            ids = tokenizer.encode(prompt, add_special_tokens)
+        else:
+            ids = await server.in_thread(tokenizer.encode, prompt, add_special_tokens)
+        if not ids and tokenizer.bos_token_id is not None:
+            ids = [tokenizer.bos_token_id]
+    else:
+        ids = prompt
+    if not ids:
+        raise bad_request("The prompt has no tokens.", "prompt")
+    vocab_size = server.engine.spec.vocab_size
+    if max(ids) >= vocab_size:
+        raise bad_request(
+            f"Token id {max(ids)} in prompt is not in the vocabulary of {vocab_size}.", "prompt"
+        )
+    return tuple(ids)
+
+
+def truncate(token_ids: tuple[int, ...], limit: int | None, context: int) -> tuple[int, ...]:
+    """The last ``limit`` tokens; −1 is as many as leave room for one more in the context."""
+    if limit is None:
+        return token_ids
+    if limit == 0:
+        raise bad_request("truncate_prompt_tokens must not be 0.", "truncate_prompt_tokens")
+    return token_ids[-(context - 1 if limit == -1 else limit) :]
+
+
+async def render(
+    server: Server,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    documents: list[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt of a conversation by the model's template, rendered off the event loop."""
+    template = server.chat_template
+
+    def work() -> str:
+        return template.render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=variables,
+        )
+
+    try:
+        return await server.in_thread(work)
+    except InvalidRequestError as error:
+        raise bad_request(str(error), "messages") from error

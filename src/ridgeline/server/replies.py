@@ -1,0 +1,50 @@
+"""What a route gives back."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+_ENCODER = msgspec.json.Encoder()
+encode = _ENCODER.encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A whole answer. ``body`` is bytes as they are, or anything that msgspec turns into JSON."""
+
+    body: Any
+    status: int = 200
+    content_type: str = "application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def encoded(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else encode(self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStream:
+    """Server-sent events; what is raised before the first becomes a status of its own."""
+
+    events: AsyncGenerator[bytes, None]
+    ping: bytes = b": ping\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileReply:
+    """The content of a file on disk."""
+
+    path: str
+    filename: str
+    content_type: str = "application/octet-stream"
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=())
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One server-sent event; JSON has no line breaks, so one ``data`` line is enough."""
+    text = b"data: " + encode(data) + b"\n\n"
+    return text if name is None else b"event: " + name.encode() + b"\n" + text
+
+
+DONE = b"data: [DONE]\n\n"

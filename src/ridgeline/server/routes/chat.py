@@ -1,0 +1,252 @@
+"""``/v1/chat/completions``."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ridgeline.core.request import CompletionChunk, PromptReport
+from ridgeline.server.answers import Answer, AnswerDelta, AnswerJob, prepare_answer
+from ridgeline.server.context import Call, new_id
+from ridgeline.server.conversation import Conversation, ToolSpec, call_input
+from ridgeline.server.errors import bad_request
+from ridgeline.server.generation import generate, usage_of
+from ridgeline.server.logprobs import chat_logprobs, prompt_logprobs
+from ridgeline.server.replies import DONE, EventStream, Reply, event
+from ridgeline.server.sampling import max_tokens_of
+from ridgeline.server.schemas.chat import (
+    AnswerMessage,
+    CalledFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatLogprobs,
+    ChatMessage,
+    ChatRequest,
+    ChatResponse,
+    ChosenLogprob,
+    ChunkChoice,
+    ContentPart,
+    Delta,
+    FunctionDelta,
+    NamedToolChoice,
+    Tool,
+    ToolCallDelta,
+    ToolCallOut,
+)
+from ridgeline.server.schemas.generation import CompletionTokensDetails, Usage
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
+    """Answer a conversation."""
+    if request.top_logprobs and not request.logprobs:
+        raise bad_request("top_logprobs needs logprobs.", "top_logprobs")
+    if max_tokens_of(request) == 0:
+        raise bad_request("max_tokens must be at least 1.", "max_tokens")
+    answer = await prepare_answer(
+        call,
+        request,
+        conversation_of(request),
+        max_tokens=max_tokens_of(request),
+        add_special_tokens=bool(request.add_special_tokens),
+        n=request.n,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs=request.prompt_logprobs,
+    )
+    run = _Run(call, request, answer)
+    if request.stream:
+        return EventStream(events=run.events())
+    return Reply(body=await run.response())
+
+
+def conversation_of(request: ChatRequest) -> Conversation:
+    """The request's messages and tools as templates take them."""
+    choice = request.tool_choice or "auto"
+    forced = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        effort = request.reasoning_effort
+        variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | variables
+    add_prompt = request.add_generation_prompt
+    continues = bool(request.continue_final_message)
+    return Conversation(
+        messages=[message_input(m, f"messages.{i}") for i, m in enumerate(request.messages)],
+        tools=tool_specs(request.tools),
+        choice="required" if isinstance(choice, NamedToolChoice) else choice,
+        forced=forced,
+        documents=request.documents,
+        variables=variables,
+        add_generation_prompt=not continues if add_prompt is None else add_prompt,
+        continue_final_message=continues,
+    )
+
+
+def tool_specs(tools: list[Tool] | None) -> tuple[ToolSpec, ...]:
+    """Tools as every interface has them."""
+    functions = [tool.function for tool in tools or ()]
+    return tuple(
+        ToolSpec(name=f.name, description=f.description, parameters=f.parameters) for f in functions
+    )
+
+
+def message_input(message: ChatMessage, where: str) -> dict[str, Any]:
+    """A message as templates take it."""
+    result: dict[str, Any] = {"role": message.role}
+    content = message.content
+    if isinstance(content, list):
+        result["content"] = [_part(part, where) for part in content]
+    elif content is not None or not message.tool_calls:
+        result["content"] = message.refusal or "" if content is None else content
+    if (reasoning := message.reasoning or message.reasoning_content) is not None:
+        result["reasoning_content"] = reasoning
+    if message.tool_calls:
+        result["tool_calls"] = [
+            call_input(each.id, each.function.name, each.function.arguments)
+            for each in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            result[name] = value
+    return result
+
+
+def _part(part: ContentPart, where: str) -> dict[str, Any]:
+    if part.type == "refusal" and part.refusal is not None:
+        return {"type": "text", "text": part.refusal}
+    if part.type not in _TEXT_PARTS:
+        raise bad_request(f"{where}: this model reads text, not {part.type!r}.", "messages")
+    if part.text is None:
+        raise bad_request(f"{where}: a text part has no text.", "messages")
+    return {"type": "text", "text": part.text}
+
+
+class _Run:
+    """One request on its way."""
+
+    def __init__(self, call: Call, request: ChatRequest, answer: AnswerJob) -> None:
+        self._call, self._request, self._answer = call, request, answer
+        self._id, self._created = new_id("chatcmpl-"), int(time.time())
+        self._answers = [answer.new_answer() for _ in range(answer.job.params.n)]
+        self._logprobs: list[list[ChosenLogprob]] = [[] for _ in self._answers]
+        self._token_ids: list[list[int]] = [[] for _ in self._answers]
+        self._report: PromptReport | None = None
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        options = self._request.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        continuous = wants_usage and options is not None and bool(options.continuous_usage_stats)
+        begun = [False] * len(self._answers)
+        async for index, chunk in generate(self._answer.job):
+            delta = self._answers[index].take(chunk)
+            if delta.is_empty and begun[index] and not chunk.finish_reason and not chunk.logprobs:
+                continue
+            choice = self._chunk_choice(index, chunk, delta, is_first=not begun[index])
+            begun[index] = True
+            yield event(self._chunk([choice], self._usage() if continuous else None))
+        if wants_usage:
+            yield event(self._chunk([], self._usage()))
+        yield DONE
+
+    async def response(self) -> ChatResponse:
+        async for index, chunk in generate(self._answer.job):
+            self._report = self._report or chunk.prompt
+            self._answers[index].take(chunk)
+            self._logprobs[index] += self._entries(chunk)
+            self._token_ids[index] += chunk.token_ids
+        wants_ids = bool(self._request.return_token_ids)
+        tokenizer = self._call.server.engine.tokenizer
+        return ChatResponse(
+            id=self._id,
+            object="chat.completion",
+            created=self._created,
+            model=self._answer.model,
+            choices=[self._choice(index, each) for index, each in enumerate(self._answers)],
+            usage=self._usage(),
+            prompt_token_ids=list(self._answer.job.prompts[0]) if wants_ids else None,
+            prompt_logprobs=(
+                prompt_logprobs(tokenizer, self._report.logprobs) if self._report else None
+            ),
+        )
+
+    def _entries(self, chunk: CompletionChunk) -> list[ChosenLogprob]:
+        if not self._request.logprobs:
+            return []
+        return chat_logprobs(self._call.server.engine.tokenizer, chunk.logprobs)
+
+    def _usage(self) -> Usage:
+        usage = usage_of(self._call)
+        if reasoning := sum(answer.num_reasoning_tokens for answer in self._answers):
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning)
+        return usage
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
+        return ChatChunk(
+            id=self._id,
+            object="chat.completion.chunk",
+            created=self._created,
+            model=self._answer.model,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _chunk_choice(
+        self, index: int, chunk: CompletionChunk, delta: AnswerDelta, *, is_first: bool
+    ) -> ChunkChoice:
+        entries = self._entries(chunk)
+        reasoning = None
+        if delta.reasoning and self._request.include_reasoning is not False:
+            reasoning = delta.reasoning
+        has_content = delta.content or (is_first and not reasoning and not delta.calls)
+        return ChunkChoice(
+            index=index,
+            delta=Delta(
+                role="assistant" if is_first else None,
+                content=delta.content if has_content else None,
+                reasoning=reasoning,
+                reasoning_content=reasoning,
+                tool_calls=_call_deltas(delta) or None,
+            ),
+            logprobs=ChatLogprobs(content=entries) if entries else None,
+            finish_reason=self._answers[index].finish_reason,
+            stop_reason=chunk.stop_reason,
+            token_ids=list(chunk.token_ids) if self._request.return_token_ids else None,
+        )
+
+    def _choice(self, index: int, answer: Answer) -> ChatChoice:
+        shows_reasoning = answer.reasoning and self._request.include_reasoning is not False
+        reasoning = answer.reasoning if shows_reasoning else None
+        calls = [
+            ToolCallOut(
+                id=call.id or "",
+                function=CalledFunction(name=call.name or "", arguments=call.arguments),
+            )
+            for call in answer.calls
+        ]
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage(
+                role="assistant",
+                content=answer.content or (None if calls else ""),
+                reasoning=reasoning,
+                reasoning_content=reasoning,
+                tool_calls=calls or None,
+            ),
+            logprobs=(
+                ChatLogprobs(content=self._logprobs[index]) if self._request.logprobs else None
+            ),
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=self._token_ids[index] if self._request.return_token_ids else None,
+        )
+
+
+def _call_deltas(delta: AnswerDelta) -> list[ToolCallDelta]:
+    return [
+        ToolCallDelta(
+            index=call.index,
+            id=call.id,
+            type="function" if call.id else None,
+            function=FunctionDelta(name=call.name, arguments=call.arguments),
+        )
+        for call in delta.calls
+    ]

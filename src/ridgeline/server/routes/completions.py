@@ -1,0 +1,205 @@
+"""``/v1/completions``."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from ridgeline.core.request import CompletionChunk
+from ridgeline.core.result import TokenLogprobs
+from ridgeline.server.context import Call, new_id
+from ridgeline.server.errors import bad_request
+from ridgeline.server.generation import Job, generate, priority_of, usage_of
+from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from ridgeline.server.prompts import split_prompts, tokenize, truncate
+from ridgeline.server.replies import DONE, EventStream, Reply, event
+from ridgeline.server.sampling import deadline_s, max_tokens_of, sampling_params
+from ridgeline.server.schemas.completions import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+)
+from ridgeline.server.schemas.generation import Usage
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+async def completions(call: Call, request: CompletionRequest) -> Reply | EventStream:
+    """Continue one or several prompts."""
+    run = await _Run.prepare(call, request)
+    if request.stream:
+        return EventStream(events=run.events())
+    return Reply(body=await run.response())
+
+
+class _Run:
+    """One request on its way; choices are numbered prompt · n + sample."""
+
+    def __init__(
+        self, call: Call, request: CompletionRequest, model: str, job: Job, texts: list[str]
+    ) -> None:
+        self._call, self._request, self._model, self._job = call, request, model, job
+        self._texts = texts  # of the prompts, where they are echoed
+        self._id, self._created = new_id("cmpl-"), int(time.time())
+        self._hides_output = request.max_tokens == 0 or request.max_completion_tokens == 0
+        tokenizer = call.server.engine.tokenizer
+        count = len(job.prompts) * job.params.n
+        hides = isinstance(request.prompt, str) and job.params.skip_special_tokens
+        self._writers = [
+            CompletionLogprobsWriter(tokenizer, hides_special=hides) for _ in range(count)
+        ]
+        self._begun = [False] * count
+        # What the prompt's report says concerns all n samples, and comes with the first chunk.
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None] | None] = {}
+
+    @classmethod
+    async def prepare(cls, call: Call, request: CompletionRequest) -> "_Run":
+        """Check the request and tokenize its prompts."""
+        server = call.server
+        model = server.check_model(request.model, call.caller)
+        if request.suffix:
+            raise bad_request("suffix: this model cannot fill in the middle.", "suffix")
+        if request.best_of is not None and request.best_of != (request.n or 1):
+            raise bad_request("best_of is not supported, unless it is n.", "best_of")
+        max_tokens = max_tokens_of(request)
+        if max_tokens == 0 and not request.echo:
+            raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
+        asked = request.prompt_logprobs
+        echoed = request.logprobs if request.echo else None
+        job = Job(
+            call=call,
+            prompts=[
+                truncate(
+                    await tokenize(
+                        server, prompt, add_special_tokens=request.add_special_tokens is not False
+                    ),
+                    request.truncate_prompt_tokens,
+                    server.engine.config.max_model_len,
+                )
+                for prompt in split_prompts(request.prompt, "prompt")
+            ],
+            params=sampling_params(
+                server,
+                request,
+                max_tokens=_DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1),
+                n=request.n,
+                logprobs=request.logprobs,
+                prompt_logprobs=echoed if asked is None else max(asked, echoed or 0),
+            ),
+            adapter=server.adapter(model),
+            cache_salt=request.cache_salt or "",
+            priority=priority_of(call, request),
+            deadline_s=deadline_s(request),
+        )
+        return cls(call, request, model, job, _echoed_texts(call, request, job))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        options = self._request.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        continuous = wants_usage and options is not None and bool(options.continuous_usage_stats)
+        async for choice, chunk in generate(self._job):
+            part = self._choice(choice, chunk)
+            if part.text or part.finish_reason or chunk.token_ids:
+                yield event(self._chunk([part], usage_of(self._call) if continuous else None))
+        if wants_usage:
+            yield event(self._chunk([], self._usage()))
+        yield DONE
+
+    async def response(self) -> CompletionResponse:
+        parts: list[list[CompletionChoice]] = [[] for _ in self._begun]
+        async for choice, chunk in generate(self._job):
+            parts[choice].append(self._choice(choice, chunk))
+        return self._chunk([_joined(each) for each in parts], self._usage())
+
+    def _usage(self) -> Usage:
+        if self._hides_output:
+            self._call.output_tokens = 0
+        return usage_of(self._call)
+
+    def _chunk(self, choices: list[CompletionChoice], usage: Usage | None) -> CompletionResponse:
+        return CompletionResponse(
+            id=self._id,
+            object="text_completion",
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _choice(self, choice: int, chunk: CompletionChunk) -> CompletionChoice:
+        """What a chunk adds to a choice; the first of them also has the echo."""
+        request = self._request
+        prompt = choice // self._job.params.n
+        if chunk.prompt is not None:
+            self._prompt_logprobs[prompt] = chunk.prompt.logprobs
+        is_first, self._begun[choice] = not self._begun[choice], True
+        text = "" if self._hides_output else chunk.text
+        token_ids = () if self._hides_output else chunk.token_ids
+        entries: Sequence[TokenLogprobs | None] = () if self._hides_output else chunk.logprobs
+        shown_ids: Sequence[int] = token_ids
+        if is_first and request.echo:
+            text = self._texts[prompt] + text
+            entries = (*(self._prompt_logprobs.get(prompt) or ()), *entries)
+            shown_ids = (*self._job.prompts[prompt], *token_ids)
+        logprobs: CompletionLogprobs | None = None
+        if request.logprobs is not None and shown_ids:
+            logprobs = self._writers[choice].write(shown_ids, entries)
+        wants_ids = bool(request.return_token_ids)
+        return CompletionChoice(
+            index=choice,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=chunk.finish_reason,
+            stop_reason=chunk.stop_reason,
+            token_ids=list(token_ids) if wants_ids else None,
+            prompt_token_ids=(list(self._job.prompts[prompt]) if wants_ids and is_first else None),
+            prompt_logprobs=(
+                prompt_logprobs(
+                    self._call.server.engine.tokenizer, self._prompt_logprobs.get(prompt)
+                )
+                if is_first and request.prompt_logprobs is not None
+                else None
+            ),
+        )
+
+
+def _echoed_texts(call: Call, request: CompletionRequest, job: Job) -> list[str]:
+    """The prompts as text: as they were sent, or decoded."""
+    if not request.echo:
+        return []
+    given = split_prompts(request.prompt, "prompt")
+    tokenizer = call.server.tokenizer
+    return [
+        prompt
+        if isinstance(prompt, str) and request.truncate_prompt_tokens is None
+        else tokenizer.decode(ids, skip_special_tokens=False)
+        for prompt, ids in zip(given, job.prompts, strict=True)
+    ]
+
+
+def _joined(parts: list[CompletionChoice]) -> CompletionChoice:
+    """One choice of all its parts."""
+    first, last = parts[0], parts[-1]
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    return CompletionChoice(
+        index=first.index,
+        text="".join(part.text for part in parts),
+        logprobs=_joined_logprobs(logprobs) if logprobs else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        token_ids=(
+            None
+            if first.token_ids is None
+            else [token for part in parts for token in part.token_ids or ()]
+        ),
+        prompt_token_ids=first.prompt_token_ids,
+        prompt_logprobs=first.prompt_logprobs,
+    )
+
+
+def _joined_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=[token for part in parts for token in part.tokens],
+        token_logprobs=[value for part in parts for value in part.token_logprobs],
+        top_logprobs=[value for part in parts for value in part.top_logprobs or ()],
+        text_offset=[offset for part in parts for offset in part.text_offset],
+    )

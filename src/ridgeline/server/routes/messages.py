@@ -1,0 +1,259 @@
+"""Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from ridgeline.server.answers import (
+    Answer,
+    AnswerDelta,
+    AnswerJob,
+    arguments_object,
+    prepare_answer,
+    prompt_of,
+)
+from ridgeline.server.context import Call, new_id
+from ridgeline.server.conversation import Choice, Conversation, ToolSpec, call_input
+from ridgeline.server.errors import bad_request
+from ridgeline.server.generation import generate
+from ridgeline.server.prompts import tokenize
+from ridgeline.server.replies import EventStream, Reply, event
+from ridgeline.server.schemas.messages import (
+    AnswerBlock,
+    Block,
+    CountTokensRequest,
+    CountTokensResponse,
+    InputMessage,
+    MessagesRequest,
+    MessagesResponse,
+    MessagesUsage,
+)
+
+_PING = event({"type": "ping"}, "ping")
+_CHOICES: dict[str, Choice] = {
+    "auto": "auto",
+    "none": "none",
+    "any": "required",
+    "tool": "required",
+}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+async def messages(call: Call, request: MessagesRequest) -> Reply | EventStream:
+    """Answer a conversation."""
+    if request.stop is not None and request.stop_sequences is not None:
+        raise bad_request("stop and stop_sequences exclude each other.", "stop_sequences")
+    stop = None if request.stop_sequences is None else tuple(request.stop_sequences)
+    answer = await prepare_answer(
+        call, request, _conversation(request), max_tokens=request.max_tokens, stop=stop
+    )
+    run = _Run(call, answer, stop or ())
+    if request.stream:
+        return EventStream(events=run.events(), ping=_PING)
+    return Reply(body=await run.response())
+
+
+async def count_tokens(call: Call, request: CountTokensRequest) -> Reply:
+    """The length of the prompt that a message would have."""
+    call.server.check_model(request.model, call.caller)
+    prompt = await prompt_of(call, _conversation(request))
+    ids = await tokenize(call.server, prompt, add_special_tokens=False)
+    return Reply(body=CountTokensResponse(input_tokens=len(ids)))
+
+
+def _conversation(request: MessagesRequest | CountTokensRequest) -> Conversation:
+    turns: list[dict[str, Any]] = []
+    if request.system:
+        turns.append({"role": "system", "content": _text(request.system, "system")})
+    for index, message in enumerate(request.messages):
+        turns += _turns(message, f"messages.{index}")
+    choice = request.tool_choice
+    if choice is not None and choice.type == "tool" and choice.name is None:
+        raise bad_request("tool_choice of type tool needs a name.", "tool_choice.name")
+    thinking = request.thinking
+    return Conversation(
+        messages=turns,
+        tools=tuple(
+            ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema)
+            for tool in request.tools or ()
+        ),
+        choice="auto" if choice is None else _CHOICES[choice.type],
+        forced=choice.name if choice is not None and choice.type == "tool" else None,
+        variables={} if thinking is None else {"enable_thinking": thinking.type != "disabled"},
+        # A last turn of the assistant's is the beginning of the answer.
+        add_generation_prompt=turns[-1]["role"] != "assistant",
+        continue_final_message=turns[-1]["role"] == "assistant",
+    )
+
+
+def _turns(message: InputMessage, where: str) -> list[dict[str, Any]]:
+    """Template inputs of one turn; each tool result is a message of its own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    turns: list[dict[str, Any]] = []
+    texts: list[dict[str, str]] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for block in message.content:
+        if block.type == "text" and block.text is not None:
+            texts.append({"type": "text", "text": block.text})
+        elif block.type == "thinking" and block.thinking is not None:
+            thoughts.append(block.thinking)
+        elif block.type == "tool_use" and block.name is not None:
+            calls.append(call_input(block.id, block.name, block.input or {}))
+        elif block.type == "tool_result" and block.tool_use_id is not None:
+            turns.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": block.tool_use_id,
+                    "content": _text(block.content or "", where),
+                }
+            )
+        elif block.type != "redacted_thinking":
+            raise bad_request(
+                f"{where}: this model does not read {block.type!r} blocks like this.", "messages"
+            )
+    if texts or calls or thoughts or not turns:
+        turn: dict[str, Any] = {"role": message.role, "content": texts}
+        if calls:
+            turn["tool_calls"] = calls
+        if thoughts:
+            turn["reasoning_content"] = "\n".join(thoughts)
+        turns.append(turn)
+    return turns
+
+
+def _text(content: str | list[Block] | list[Any], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    parts = []
+    for item in content:
+        block = item if isinstance(item, Block) else _block(item, where)
+        if block.type != "text" or block.text is None:
+            raise bad_request(f"{where}: this model reads text, not {block.type!r}.", where)
+        parts.append(block.text)
+    return "\n".join(parts)
+
+
+def _block(item: Any, where: str) -> Block:
+    try:
+        return msgspec.convert(item, Block)
+    except msgspec.ValidationError:
+        raise bad_request(f"{where}: a tool result must be text or text blocks.", where) from None
+
+
+class _Run:
+    """One message on its way; an answer is a list of blocks, one after the other."""
+
+    def __init__(self, call: Call, answer: AnswerJob, stops: tuple[str, ...]) -> None:
+        self._call, self._job = call, answer
+        self._answer = answer.new_answer()
+        self._id = new_id("msg_")
+        self._stops = stops
+        self._block = -1  # the index of the open block, and its kind
+        self._kind = ""
+
+    async def response(self) -> MessagesResponse:
+        async for _, chunk in generate(self._job.job):
+            self._answer.take(chunk)
+        message = self._message()
+        message.content = _blocks(self._answer)
+        message.stop_reason, message.stop_sequence = self._end()
+        return message
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        begun = False
+        async for _, chunk in generate(self._job.job):
+            if not begun:
+                begun = True
+                start = {"type": "message_start", "message": self._message()}
+                yield event(start, "message_start")
+            for data in self._deltas(self._answer.take(chunk)):
+                yield event(data, data["type"])
+        if self._block < 0:
+            for data in self._open("text", AnswerBlock(type="text", text="")):
+                yield event(data, data["type"])
+        stop = {"type": "content_block_stop", "index": self._block}
+        yield event(stop, "content_block_stop")
+        reason, sequence = self._end()
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        end = {"type": "message_delta", "delta": delta, "usage": self._usage()}
+        yield event(end, "message_delta")
+        yield event({"type": "message_stop"}, "message_stop")
+
+    def _deltas(self, delta: AnswerDelta) -> list[dict[str, Any]]:
+        out: list[dict[str, Any]] = []
+        if delta.reasoning:
+            out += self._open("thinking", AnswerBlock(type="thinking", thinking="", signature=""))
+            out.append(self._delta({"type": "thinking_delta", "thinking": delta.reasoning}))
+        if delta.content:
+            out += self._open("text", AnswerBlock(type="text", text=""))
+            out.append(self._delta({"type": "text_delta", "text": delta.content}))
+        for call in delta.calls:
+            if call.id is not None:
+                block = AnswerBlock(type="tool_use", id=_tool_id(call.id), name=call.name, input={})
+                out += self._open(f"tool {call.index}", block)
+            if call.arguments:
+                piece = {"type": "input_json_delta", "partial_json": call.arguments}
+                out.append(self._delta(piece))
+        return out
+
+    def _open(self, kind: str, block: AnswerBlock) -> list[dict[str, Any]]:
+        """Begin a block of this kind, unless one is open; it ends the one before."""
+        if kind == self._kind:
+            return []
+        out: list[dict[str, Any]] = []
+        if self._block >= 0:
+            out.append({"type": "content_block_stop", "index": self._block})
+        self._block += 1
+        self._kind = kind
+        content = {name: value for name, value in _as_dict(block).items() if value is not None}
+        out.append({"type": "content_block_start", "index": self._block, "content_block": content})
+        return out
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._block, "delta": delta}
+
+    def _message(self) -> MessagesResponse:
+        return MessagesResponse(id=self._id, model=self._job.model, content=[], usage=self._usage())
+
+    def _usage(self) -> MessagesUsage:
+        call = self._call
+        return MessagesUsage(
+            input_tokens=call.prompt_tokens - call.cached_tokens,
+            output_tokens=call.output_tokens,
+            cache_read_input_tokens=call.cached_tokens,
+        )
+
+    def _end(self) -> tuple[str, str | None]:
+        """Stop reason and the stop sequence that it was."""
+        if self._answer.stop_reason in self._stops:
+            return "stop_sequence", str(self._answer.stop_reason)
+        return _STOP_REASONS.get(self._answer.finish_reason or "", "end_turn"), None
+
+
+def _blocks(answer: Answer) -> list[AnswerBlock]:
+    blocks = []
+    if answer.reasoning:
+        blocks.append(AnswerBlock(type="thinking", thinking=answer.reasoning, signature=""))
+    if answer.content or not answer.calls:
+        blocks.append(AnswerBlock(type="text", text=answer.content))
+    blocks += [
+        AnswerBlock(
+            type="tool_use",
+            id=_tool_id(call.id or ""),
+            name=call.name,
+            input=arguments_object(call.arguments),
+        )
+        for call in answer.calls
+    ]
+    return blocks
+
+
+def _tool_id(call_id: str) -> str:
+    return f"toolu_{call_id}"
+
+
+def _as_dict(block: AnswerBlock) -> dict[str, Any]:
+    return msgspec.structs.asdict(block)

@@ -1,0 +1,91 @@
+"""How the server is: health, load, metrics, usage of each key."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import ridgeline
+from ridgeline.engine.stats import EngineStatus
+from ridgeline.server.context import Call
+from ridgeline.server.live import LiveView
+from ridgeline.server.replies import EventStream, Reply, event
+
+_LIVE_PERIOD_S = 0.5
+
+
+async def health(call: Call) -> Reply:
+    """200 while the process serves; 503 once its engine is gone for good."""
+    state = call.server.engine.health()
+    is_dead = state.status is EngineStatus.DEAD
+    return Reply(body={"status": "dead" if is_dead else "ok"}, status=503 if is_dead else 200)
+
+
+async def ready(call: Call) -> Reply:
+    """200 if a request would be taken now, else 503 and why not."""
+    server = call.server
+    state = server.engine.health()
+    status, reason = str(state.status), state.reason
+    if server.is_draining:
+        status, reason = "draining", "The server is shutting down."
+    elif state.is_ready and not server.is_warm:
+        status, reason = "warming up", "The first request is running."
+    is_ready = status == EngineStatus.READY
+    body = {"status": status, "reason": reason}
+    if is_ready:
+        return Reply(body=body)
+    return Reply(body=body, status=503, headers=((b"retry-after", b"1"),))
+
+
+async def ping(call: Call) -> Reply:
+    """The same as health, under the name that some platforms call."""
+    return await health(call)
+
+
+async def version(_: Call) -> Reply:
+    """Which Ridgeline this is."""
+    return Reply(body={"version": ridgeline.__version__})
+
+
+async def load(call: Call) -> Reply:
+    """How busy the server is."""
+    server = call.server
+    stats = server.engine.stats()
+    return Reply(
+        body={
+            "server_load": server.limits.running,
+            "num_requests_running": stats.num_running,
+            "num_requests_waiting": stats.num_waiting,
+            "kv_cache_usage": stats.kv_usage,
+        }
+    )
+
+
+async def metrics(call: Call) -> Reply:
+    """What Prometheus scrapes."""
+    return Reply(
+        body=call.server.metrics.exposition(),
+        content_type="text/plain; version=0.0.4; charset=utf-8",
+    )
+
+
+async def usage(call: Call) -> Reply:
+    """Tokens and cost of every key since the server started."""
+    tenants: dict[str, dict[str, Any]] = {}
+    for family in (*call.server.metrics.tokens.collect(), *call.server.metrics.cost.collect()):
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                entry = tenants.setdefault(sample.labels["tenant"], {})
+                entry[sample.labels.get("kind", "cost")] = sample.value
+    return Reply(body={"object": "list", "data": [{"tenant": t, **u} for t, u in tenants.items()]})
+
+
+async def live(call: Call) -> EventStream:
+    """What the web page draws, twice a second."""
+    view = LiveView(call.server.engine, call.server.metrics)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        while not call.server.is_draining:
+            yield event(view.snapshot())
+            await asyncio.sleep(_LIVE_PERIOD_S)
+
+    return EventStream(events=events())

@@ -1,0 +1,185 @@
+"""Embeddings, models and the tokenize family."""
+
+import asyncio
+import base64
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.server.answers import prompt_of
+from ridgeline.server.context import Call, Server
+from ridgeline.server.conversation import Conversation
+from ridgeline.server.errors import bad_request
+from ridgeline.server.generation import MAX_SEQUENCES
+from ridgeline.server.logprobs import token_text
+from ridgeline.server.prompts import split_prompts, tokenize, truncate
+from ridgeline.server.replies import Reply
+from ridgeline.server.routes.chat import message_input, tool_specs
+from ridgeline.server.schemas.plain import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    EmbeddingItem,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    ModelCard,
+    ModelList,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
+
+Vector = npt.NDArray[np.float32]
+
+
+async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
+    """The pooled, normalised hidden state of each input."""
+    server = call.server
+    server.check_taking_work()
+    model = server.check_model(request.model, call.caller)
+    width = server.engine.spec.hidden_size
+    size = request.dimensions or width
+    if size > width:
+        raise bad_request(f"dimensions may be {width} at the most.", "dimensions")
+    context = server.engine.config.max_model_len
+    prompts = [
+        truncate(await tokenize(server, prompt), request.truncate_prompt_tokens, context)
+        for prompt in split_prompts(request.input, "input")
+    ]
+    if len(prompts) > MAX_SEQUENCES:
+        raise bad_request(f"input may hold {MAX_SEQUENCES} texts at the most.", "input")
+    with server.limits.admitted(call.caller):
+        server.limits.charge_input(call.caller, sum(map(len, prompts)))
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    server.engine.embed(
+                        prompt,
+                        request_id=f"{call.request_id}-{index}",
+                        adapter=server.adapter(model),
+                        cache_salt=f"{call.caller.tenant}\0",
+                        tenant=call.caller.tenant,
+                        priority=call.caller.limits.priority,
+                    )
+                )
+                for index, prompt in enumerate(prompts)
+            ]
+    call.prompt_tokens = sum(map(len, prompts))
+    vectors = [_shortened(task.result().vector, size) for task in tasks]
+    as_base64 = request.encoding_format == "base64"
+    return Reply(
+        body=EmbeddingResponse(
+            data=[
+                EmbeddingItem(
+                    index=index,
+                    embedding=_base64(vector) if as_base64 else vector.tolist(),
+                )
+                for index, vector in enumerate(vectors)
+            ],
+            model=model,
+            usage=EmbeddingUsage(prompt_tokens=call.prompt_tokens, total_tokens=call.prompt_tokens),
+        )
+    )
+
+
+def _shortened(vector: Vector, size: int) -> Vector:
+    """The first numbers, of length 1 again."""
+    part = np.asarray(vector, dtype=np.float32)[:size]
+    norm = float(np.linalg.norm(part))
+    return part / norm if norm > 0 else part
+
+
+def _base64(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+async def list_models(call: Call) -> Reply:
+    """Every model that a request can name."""
+    server = call.server
+    allowed = call.caller.limits.models
+    names = [name for name in server.model_names if allowed is None or name in allowed]
+    return Reply(body=ModelList(data=[_card(server, name) for name in names]))
+
+
+async def get_model(call: Call) -> Reply:
+    """One of them."""
+    name = call.server.check_model(call.path_params["model"], call.caller)
+    return Reply(body=_card(call.server, name))
+
+
+def _card(server: Server, name: str) -> ModelCard:
+    adapter = server.adapter(name)
+    return ModelCard(
+        id=name,
+        created=server.created,
+        max_model_len=server.engine.config.max_model_len,
+        root=server.engine.model_name if adapter is None else adapter,
+        parent=None if adapter is None else server.model_name,
+    )
+
+
+async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:
+    """Token ids of a text or a conversation, as generation would see them."""
+    server = call.server
+    server.check_model(request.model, call.caller)
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_request("Give either prompt or messages.", "prompt")
+    text, specials = request.prompt, True
+    if request.messages is not None:
+        specials = False
+        turns = [message_input(m, f"messages.{i}") for i, m in enumerate(request.messages)]
+        text = await prompt_of(
+            call,
+            Conversation(
+                messages=turns,
+                tools=tool_specs(request.tools),
+                variables=request.chat_template_kwargs or {},
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+            ),
+        )
+    if request.add_special_tokens is not None:
+        specials = request.add_special_tokens
+    tokenizer = server.tokenizer
+    tokens = await server.in_thread(tokenizer.encode, text, specials)
+    return Reply(
+        body=TokenizeResponse(
+            count=len(tokens),
+            max_model_len=server.engine.config.max_model_len,
+            tokens=tokens,
+            token_strs=(
+                [token_text(tokenizer, token) for token in tokens]
+                if request.return_token_strs
+                else None
+            ),
+        )
+    )
+
+
+async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
+    """The text of token ids."""
+    server = call.server
+    server.check_model(request.model, call.caller)
+    text = await server.in_thread(server.tokenizer.decode, request.tokens, False)
+    return Reply(body=DetokenizeResponse(prompt=text))
+
+
+async def tokenizer_info(call: Call) -> Reply:
+    """What a client needs to know of the tokenizer."""
+    server = call.server
+    tokenizer = server.tokenizer
+    special = tokenizer.special_tokens
+    eos = special.get("eos_token")
+    return Reply(
+        body=TokenizerInfo(
+            vocab_size=tokenizer.vocab_size,
+            bos_token=special.get("bos_token"),
+            eos_token=eos,
+            pad_token=special.get("pad_token"),
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=None if eos is None else tokenizer.token_to_id(eos),
+            eos_token_ids=sorted(tokenizer.eos_token_ids),
+            max_model_len=server.engine.config.max_model_len,
+            chat_template=server.template_source or None,
+        )
+    )

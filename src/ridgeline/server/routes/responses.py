@@ -1,0 +1,344 @@
+"""``/v1/responses``: one answer, and nothing remembered."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ridgeline.core.request import CompletionChunk
+from ridgeline.server.answers import Answer, AnswerDelta, AnswerJob, prepare_answer
+from ridgeline.server.context import Call, new_id
+from ridgeline.server.conversation import Conversation, ToolSpec, call_input
+from ridgeline.server.errors import bad_request
+from ridgeline.server.generation import generate, usage_of
+from ridgeline.server.logprobs import chat_logprobs
+from ridgeline.server.replies import EventStream, Reply, event
+from ridgeline.server.schemas.chat import ChosenLogprob
+from ridgeline.server.schemas.generation import StructuredOutputs
+from ridgeline.server.schemas.responses import (
+    InputItem,
+    ResponsesRequest,
+    ResponsesTool,
+    ResponsesToolChoice,
+)
+
+_INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+async def responses(call: Call, request: ResponsesRequest) -> Reply | EventStream:
+    """Answer an input."""
+    _check(request)
+    if request.text is not None and request.text.format is not None:
+        wanted = request.text.format
+        if wanted.type == "json_schema" and wanted.schema is None:
+            raise bad_request("text.format of type json_schema needs a schema.", "text.format")
+        if wanted.type != "text":
+            request.structured_outputs = StructuredOutputs(json=wanted.schema or {"type": "object"})
+    wants_logprobs = "message.output_text.logprobs" in (request.include or ())
+    answer = await prepare_answer(
+        call,
+        request,
+        _conversation(request),
+        max_tokens=request.max_output_tokens,
+        logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
+    )
+    run = _Run(call, request, answer)
+    if request.stream:
+        return EventStream(events=run.events())
+    return Reply(body=await run.response())
+
+
+def _check(request: ResponsesRequest) -> None:
+    """Refuse what needs state, and what is not there."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if getattr(request, name) is not None:
+            raise bad_request(
+                f"{name}: this server keeps no responses; send the whole conversation as input.",
+                name,
+            )
+    if request.background:
+        raise bad_request("background: use the batch API for work that can wait.", "background")
+    if request.truncation == "auto":
+        raise bad_request("truncation: only disabled is supported.", "truncation")
+    if unknown := [name for name in request.include or () if name not in _INCLUDABLE]:
+        raise bad_request(f"include: {unknown[0][:80]!r} is not available.", "include")
+    for tool in request.tools or ():
+        if tool.type != "function":
+            raise bad_request(f"tools: there is no built-in tool {tool.type[:40]!r}.", "tools")
+    if request.structured_outputs is not None and request.text and request.text.format:
+        raise bad_request("structured_outputs and text.format exclude each other.", "text.format")
+
+
+def _conversation(request: ResponsesRequest) -> Conversation:
+    messages: list[dict[str, Any]] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        messages.append({"role": "user", "content": request.input})
+    else:
+        for index, item in enumerate(request.input):
+            _add_item(messages, item, f"input.{index}")
+    choice = request.tool_choice or "auto"
+    effort = request.reasoning.effort if request.reasoning else None
+    variables: dict[str, Any] = {}
+    if effort is not None:
+        variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return Conversation(
+        messages=messages,
+        tools=tuple(
+            ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
+            for tool in request.tools or ()
+        ),
+        choice="required" if isinstance(choice, ResponsesToolChoice) else choice,
+        forced=choice.name if isinstance(choice, ResponsesToolChoice) else None,
+        variables=variables,
+    )
+
+
+def _add_item(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
+    kind = item.type or "message"
+    if kind == "message" and item.role is not None:
+        messages.append({"role": item.role, "content": _text(item.content, where)})
+    elif kind == "function_call" and item.name is not None:
+        call = call_input(item.call_id, item.name, item.arguments or "{}")
+        if messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+    elif kind == "function_call_output" and item.call_id is not None:
+        text = _text(item.output, where)
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+    elif kind == "reasoning":
+        return  # earlier reasoning is not sent to the model again
+    else:
+        raise bad_request(f"{where}: an item of type {kind!r} is not understood here.", "input")
+
+
+def _text(content: str | list[Any] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = []
+    for part in content:
+        is_text = isinstance(part, dict) and part.get("type") in _TEXT_PARTS
+        if not is_text or not isinstance(part.get("text"), str):
+            raise bad_request(f"{where}: this model reads text parts only.", "input")
+        parts.append(part["text"])
+    return "\n".join(parts)
+
+
+class _Item:
+    """One item of the output: reasoning, the message, or a call."""
+
+    def __init__(self, kind: str, index: int, *, call_id: str = "", name: str = "") -> None:
+        prefix = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}[kind]
+        self.kind, self.index, self.id = kind, index, new_id(prefix)
+        self.call_id, self.name = call_id, name
+        self.text = ""
+        self.logprobs: list[ChosenLogprob] = []
+
+    def json(self, status: str) -> dict[str, Any]:
+        if self.kind == "reasoning":
+            content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
+            return {"id": self.id, "type": "reasoning", "summary": [], "content": content}
+        if self.kind == "function_call":
+            return {
+                "id": self.id,
+                "type": "function_call",
+                "status": status,
+                "call_id": self.call_id,
+                "name": self.name,
+                "arguments": self.text,
+            }
+        content = [self.part()] if status == "completed" or self.text else []
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
+
+    def part(self) -> dict[str, Any]:
+        return {
+            "type": "output_text",
+            "text": self.text,
+            "annotations": [],
+            "logprobs": self.logprobs,
+        }
+
+
+class _Run:
+    """One response on its way, as items that come one after the other."""
+
+    def __init__(self, call: Call, request: ResponsesRequest, answer: AnswerJob) -> None:
+        self._call, self._request, self._job = call, request, answer
+        self._answer: Answer = answer.new_answer()
+        self._id, self._created = new_id("resp_"), int(time.time())
+        self._items: list[_Item] = []
+        self._sequence = 0
+        self._wants_logprobs = answer.job.params.logprobs is not None
+
+    async def response(self) -> dict[str, Any]:
+        async for _, chunk in generate(self._job.job):
+            self._take(chunk)
+        self._open_if_empty()
+        return self._response(self._status())
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        begun = False
+        async for _, chunk in generate(self._job.job):
+            if not begun:
+                begun = True
+                start = self._response("in_progress")
+                yield self._event("response.created", response=start)
+                yield self._event("response.in_progress", response=start)
+            for name, fields in self._take(chunk):
+                yield self._event(name, **fields)
+        for name, fields in self._open_if_empty() + self._close():
+            yield self._event(name, **fields)
+        status = self._status()
+        yield self._event(f"response.{status}", response=self._response(status))
+
+    def _take(self, chunk: CompletionChunk) -> list[tuple[str, dict[str, Any]]]:
+        """Put a chunk into the items; returns the events that tell of it."""
+        delta = self._answer.take(chunk)
+        out: list[tuple[str, dict[str, Any]]] = []
+        entries = (
+            chat_logprobs(self._call.server.engine.tokenizer, chunk.logprobs)
+            if self._wants_logprobs
+            else []
+        )
+        if delta.reasoning:
+            out += self._piece("reasoning", "reasoning_text", delta.reasoning)
+        if delta.content:
+            out += self._piece("message", "output_text", delta.content, entries)
+        out += self._calls(delta)
+        return out
+
+    def _calls(self, delta: AnswerDelta) -> list[tuple[str, dict[str, Any]]]:
+        out: list[tuple[str, dict[str, Any]]] = []
+        for call in delta.calls:
+            if call.id is not None:
+                call_id = f"call_{call.id}"
+                out += self._open("function_call", call_id=call_id, name=call.name or "")
+            if call.arguments:
+                item = self._items[-1]
+                item.text += call.arguments
+                fields = {"item_id": item.id, "output_index": item.index, "delta": call.arguments}
+                out.append(("response.function_call_arguments.delta", fields))
+        return out
+
+    def _piece(
+        self, kind: str, name: str, text: str, entries: list[ChosenLogprob] | None = None
+    ) -> list[tuple[str, dict[str, Any]]]:
+        out = [] if self._items and self._items[-1].kind == kind else self._open(kind)
+        item = self._items[-1]
+        item.text += text
+        item.logprobs += entries or []
+        fields = {**_place(item), "delta": text}
+        if kind == "message":
+            fields["logprobs"] = entries or []
+        return [*out, (f"response.{name}.delta", fields)]
+
+    def _open(
+        self, kind: str, *, call_id: str = "", name: str = ""
+    ) -> list[tuple[str, dict[str, Any]]]:
+        out = self._close()
+        item = _Item(kind, len(self._items), call_id=call_id, name=name)
+        self._items.append(item)
+        added = {"output_index": item.index, "item": item.json("in_progress")}
+        out.append(("response.output_item.added", added))
+        if kind == "message":
+            fields = {**_place(item), "part": item.part()}
+            out.append(("response.content_part.added", fields))
+        return out
+
+    def _open_if_empty(self) -> list[tuple[str, dict[str, Any]]]:
+        return [] if self._items else self._open("message")
+
+    def _close(self) -> list[tuple[str, dict[str, Any]]]:
+        """The events that end the last item."""
+        if not self._items:
+            return []
+        item = self._items[-1]
+        out: list[tuple[str, dict[str, Any]]] = []
+        if item.kind == "function_call":
+            fields = {"item_id": item.id, "output_index": item.index, "arguments": item.text}
+            out.append(("response.function_call_arguments.done", fields | {"name": item.name}))
+        elif item.kind == "reasoning":
+            out.append(("response.reasoning_text.done", {**_place(item), "text": item.text}))
+        else:
+            done = {**_place(item), "text": item.text, "logprobs": item.logprobs}
+            out.append(("response.output_text.done", done))
+            fields = {**_place(item), "part": item.part()}
+            out.append(("response.content_part.done", fields))
+        done = {"output_index": item.index, "item": item.json("completed")}
+        out.append(("response.output_item.done", done))
+        return out
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        data = {"type": name, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return event(data, name)
+
+    def _status(self) -> str:
+        return "incomplete" if self._answer.finish_reason in ("length", "abort") else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        request, params = self._request, self._job.job.params
+        reason = {"length": "max_output_tokens"}.get(self._answer.finish_reason or "")
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": reason} if status == "incomplete" else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": self._job.model,
+            "output": [item.json(status) for item in self._items],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning and request.reasoning.effort},
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": _format(request)},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": [_tool(tool) for tool in request.tools or ()],
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": self._usage() if status != "in_progress" else None,
+            "user": request.user,
+            "metadata": request.metadata or {},
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage = usage_of(self._call)
+        result: dict[str, Any] = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self._call.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._answer.num_reasoning_tokens},
+            "total_tokens": usage.total_tokens,
+        }
+        return result if usage.cost is None else result | {"cost": usage.cost}
+
+
+def _place(item: _Item) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": item.index, "content_index": 0}
+
+
+def _tool(tool: ResponsesTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+
+
+def _format(request: ResponsesRequest) -> Any:
+    wanted = request.text.format if request.text else None
+    return {"type": "text"} if wanted is None else wanted

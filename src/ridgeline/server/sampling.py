@@ -1,0 +1,114 @@
+"""From the fields of a request to `SamplingParams`: the one way that every route takes."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.structured_outputs import StructuredOutputs
+from ridgeline.server.context import Server
+from ridgeline.server.errors import bad_request
+from ridgeline.server.schemas.generation import Generation, OpenAIGeneration, ResponseFormat
+
+_COPIED = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "ignore_eos",
+    "include_stop_str_in_output", "skip_special_tokens",
+)  # fmt: skip
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+
+
+def sampling_params(
+    server: Server,
+    fields: Generation,
+    *,
+    max_tokens: int | None,
+    structured: StructuredOutputs | None = None,
+    **settings: Any,
+) -> SamplingParams:
+    """The settings of a request over the model's own defaults; ``settings`` come from the route.
+
+    Raises:
+        ApiError, InvalidRequestError: a value is out of bounds, or values contradict each other.
+    """
+    values: dict[str, Any] = dict(server.engine.sampling_defaults)
+    for name in _COPIED:
+        if (value := getattr(fields, name)) is not None:
+            values[name] = value
+    if fields.stop is not None:
+        values["stop"] = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+    if fields.logit_bias is not None:
+        values["logit_bias"] = _logit_bias(fields.logit_bias)
+    given = {name: value for name, value in settings.items() if value is not None}
+    values |= given | {"max_tokens": max_tokens}
+    wanted = structured_outputs(fields)
+    if wanted is not None and structured is not None:
+        raise bad_request("tool_choice and structured outputs exclude each other.", "tool_choice")
+    return SamplingParams(**values, structured_outputs=wanted or structured)
+
+
+def max_tokens_of(fields: OpenAIGeneration) -> int | None:
+    """The output limit by either of its names; ApiError if they differ."""
+    old, new = fields.max_tokens, fields.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise bad_request("max_tokens and max_completion_tokens differ.", "max_tokens")
+    return old if new is None else new
+
+
+def structured_outputs(fields: Generation) -> StructuredOutputs | None:
+    """What the output must look like, by whichever of the names was used; one at the most."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    if fields.structured_outputs is not None:
+        given = msgspec.structs.asdict(fields.structured_outputs)
+        given = {kind: value for kind, value in given.items() if value is not None}
+        if given.pop("json_object", False):
+            given["json"] = {"type": "object"}
+        found.append(("structured_outputs", given))
+    for name, kind in _GUIDED.items():
+        if (value := getattr(fields, name)) is not None:
+            found.append((name, {kind: value}))
+    if isinstance(fields, OpenAIGeneration) and fields.response_format is not None:
+        schema = _response_schema(fields.response_format)
+        if schema is not None:
+            found.append(("response_format", {"json": schema}))
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        raise bad_request(f"{names} exclude each other.", found[1][0])
+    if not found:
+        return None
+    name, value = found[0]
+    try:
+        return StructuredOutputs.of(value)
+    except InvalidRequestError as error:
+        raise bad_request(str(error), name) from None
+
+
+def _response_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
+    if wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "object"}
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        raise bad_request(
+            "response_format of type json_schema needs json_schema.schema.",
+            "response_format.json_schema",
+        )
+    return wanted.json_schema.schema
+
+
+def deadline_s(fields: Generation) -> float | None:
+    """``deadline_ms`` from now, on the ``time.monotonic`` clock."""
+    return None if fields.deadline_ms is None else time.monotonic() + fields.deadline_ms / 1e3
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    if any(not (key.isascii() and key.isdigit() and len(key) < 11) for key in given):
+        raise bad_request("The keys of logit_bias must be token ids.", "logit_bias")
+    return {int(key): bias for key, bias in given.items()}

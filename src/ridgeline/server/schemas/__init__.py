@@ -1,0 +1,1 @@
+"""What travels over HTTP: msgspec structs, from which ``/openapi.json`` is made."""

@@ -1,0 +1,146 @@
+"""Fields that every route which generates text shares, with the bounds that all of them have."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ridgeline.core.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKENS,
+)
+
+MAX_PRIORITY = 1_000_000
+MAX_DEADLINE_MS = 86_400_000
+
+Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One of these decides what the output looks like."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``continuous_usage_stats``: usage in every chunk, not only in the last."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are chosen and when the output ends; ``None`` is the model's default."""
+
+    model: Name | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: Annotated[list[Count], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    guided_grammar: str | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    deadline_ms: Annotated[float, Meta(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    stream: bool | None = None
+
+
+class OpenAIGeneration(Generation, kw_only=True):
+    """What completions and chat share beyond that.
+
+    Inert, because SDKs send them: ``user``, ``metadata``, ``store``, ``service_tier``,
+    ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_retention``.
+    """
+
+    n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+    response_format: "ResponseFormat | None" = None
+    request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
+    """OpenAI's wrapping of a schema; ``strict`` makes no difference, schemas always hold."""
+
+    name: Name
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the text of the answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class PromptTokensDetails(Struct, kw_only=True):
+    """``cached_tokens`` were found in the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Struct, kw_only=True, omit_defaults=True):
+    """``reasoning_tokens`` came before the end of the reasoning."""
+
+    reasoning_tokens: int | None = None
+
+
+class Cost(Struct, kw_only=True):
+    """In the currency of the price list; the parts sum to ``total``."""
+
+    prefill: float
+    cached: float
+    decode: float
+    total: float
+
+
+class Usage(Struct, kw_only=True, omit_defaults=True):
+    """Tokens of a request, and its cost where the server has a price."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+    cost: Cost | None = None

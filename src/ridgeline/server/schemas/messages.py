@@ -1,0 +1,132 @@
+"""Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ridgeline.server.schemas.generation import Generation, Name, Positive, StopStrings
+
+
+class Block(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a message: text, thinking, tool_use or tool_result.
+
+    ``cache_control``, ``citations`` and ``signature`` are inert.
+    """
+
+    type: Name
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Any] | None = None
+    is_error: bool | None = None
+    source: Any = None
+    cache_control: Any = None
+    citations: Any = None
+    caller: Any = None
+
+
+class InputMessage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A turn of the conversation."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class MessagesTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A function that the model may call; ``input_schema`` is a JSON Schema."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: Any = None
+    eager_input_streaming: bool | None = None
+
+
+class MessagesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``any`` is one tool or another, ``tool`` the named one."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whether the model reasons first, if its template can be asked. The budget is a hint."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1024)] | None = None
+    display: str | None = None
+
+
+class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the prompt of a message would be."""
+
+    model: Name | None = None
+    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=4096)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[MessagesTool], Meta(max_length=128)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    cache_control: Any = None
+
+
+class MessagesRequest(Generation, kw_only=True):
+    """``metadata``, ``service_tier`` and ``cache_control`` are inert."""
+
+    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=4096)]
+    max_tokens: Positive
+    system: str | list[Block] | None = None
+    stop_sequences: StopStrings | None = None
+    tools: Annotated[list[MessagesTool], Meta(max_length=128)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    cache_control: Any = None
+
+
+class MessagesUsage(Struct, kw_only=True):
+    """``input_tokens`` leaves out those that were found in the cache."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+
+
+class AnswerBlock(Struct, kw_only=True, omit_defaults=True):
+    """A piece of the answer: text, thinking or tool_use."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class MessagesResponse(Struct, kw_only=True):
+    """The whole answer, or its beginning in ``message_start``."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessagesUsage
+
+
+class CountTokensResponse(Struct, kw_only=True):
+    """Tokens of the prompt."""
+
+    input_tokens: int

@@ -1,0 +1,115 @@
+"""Embeddings, models and the tokenize family."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ridgeline.server.schemas.chat import ChatMessage, Tool
+from ridgeline.server.schemas.generation import Name
+
+MAX_INPUTS = 2048
+
+
+class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``input``: a string, token ids, or a list of either. ``user`` is inert."""
+
+    input: Annotated[str | list[Any], Meta(description="string, token ids, or a list of either")]
+    model: Name | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
+    user: str | None = None
+
+
+class EmbeddingItem(Struct, kw_only=True):
+    """``embedding``: numbers, or little-endian float32 in base64."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, kw_only=True):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(Struct, kw_only=True):
+    """Vectors of length 1, in the order of the inputs."""
+
+    object: str = "list"
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ModelCard(Struct, kw_only=True):
+    """A model that a request can name."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "ridgeline"
+    max_model_len: int
+    root: str
+    parent: str | None = None
+
+
+class ModelList(Struct, kw_only=True):
+    """Every such model."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Either ``prompt`` or ``messages``."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)] | None = None
+    model: Name | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(Struct, kw_only=True):
+    """``count`` is the number of ``tokens``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Token ids to turn into text; special tokens are kept."""
+
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=2**32 - 1)]], Meta(max_length=1 << 20)]
+    model: Name | None = None
+
+
+class DetokenizeResponse(Struct, kw_only=True):
+    """The text."""
+
+    prompt: str
+
+
+class TokenizerInfo(Struct, kw_only=True):
+    """What clients need to know to tokenize as the server does."""
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    bos_token_id: int | None
+    eos_token_id: int | None
+    eos_token_ids: list[int]
+    max_model_len: int
+    chat_template: str | None

@@ -1,0 +1,100 @@
+"""``/v1/responses``, without state on the server."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ridgeline.core.sampling_params import MAX_LOGPROBS
+from ridgeline.server.schemas.generation import Count, Generation, Name
+
+
+class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A message, a function_call, a function_call_output, or reasoning."""
+
+    type: Name | None = None
+    role: Name | None = None
+    content: str | list[Any] | None = None
+    id: str | None = None
+    status: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Any] | None = None
+    summary: list[Any] | None = None
+    encrypted_content: str | None = None
+    phase: str | None = None
+
+
+class ResponsesTool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A function that the model may call."""
+
+    type: Name
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the text of the answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextSettings(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``verbosity`` is inert."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningSettings(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``summary`` is inert: reasoning comes as it is."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesRequest(Generation, kw_only=True):
+    """Stateless: ``previous_response_id``, ``conversation`` and ``background`` are refused.
+
+    Inert: ``store``, ``metadata``, ``user``, ``service_tier``, ``truncation`` unless ``auto``,
+    ``prompt_cache_key``, ``safety_identifier``.
+    """
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_tool_calls: Count | None = None
+    tools: Annotated[list[ResponsesTool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: list[str] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stream_options: dict[str, Any] | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None

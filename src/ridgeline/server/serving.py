@@ -1,0 +1,172 @@
+"""`serve`: the engine, the application and the socket, from start to a clean end."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import MachineError
+from ridgeline.core.request import GenerateRequest
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.loading import Progress
+from ridgeline.server.app import build_app
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.context import Server
+from ridgeline.server.http import BoundedHttpProtocol
+from ridgeline.server.logs import setup_request_log
+
+_log = logging.getLogger(__name__)
+_BACKLOG = 2048
+_CLOSE_S = 2.0  # after the drain, for connections that are still open
+_WARM_UP_TOKENS = 4
+Announce = Callable[[str], None]
+
+
+def serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    *,
+    progress: Progress | None = None,
+    announce: Announce = print,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let what is in progress end.
+
+    ``announce`` is called with lines for the person who started it.
+
+    Raises:
+        RidgelineError: the model cannot be loaded, a setting is wrong, or the port is taken.
+    """
+    if sys.platform == "win32":
+        asyncio.run(_serve(engine_config, config, progress, announce))
+        return
+    import uvloop
+
+    uvloop.run(_serve(engine_config, config, progress, announce))
+
+
+async def _serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    progress: Progress | None,
+    announce: Announce,
+) -> None:
+    listener = open_listener(config)  # a port that is taken is found before the model is loaded
+    engine = AsyncEngine(engine_config, progress=progress)
+    try:
+        await engine.start()
+        server = Server(engine, config)
+        if config.log_requests:
+            setup_request_log()
+        await run(server, listener, announce)
+    finally:
+        listener.close()
+        await engine.shutdown()
+
+
+async def run(server: Server, listener: socket.socket, announce: Announce) -> None:
+    """Serve on an open socket, with an engine that has started."""
+    http = http_server(server)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    announce(f"Ridgeline serves {server.model_name} on http://{shown}:{port}")
+    if server.keys.is_open:
+        announce("No keys are set, so only programs on this machine can call (see --api-key).")
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    warming = asyncio.create_task(warm_up(server, announce))
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    warming.cancel()
+    await _drain(server, announce, stopping)
+    http.should_exit = True
+    await serving
+    server.close()
+
+
+def http_server(server: Server) -> uvicorn.Server:
+    """The HTTP side, to be run on sockets by its ``serve``."""
+    return _HttpServer(
+        uvicorn.Config(
+            build_app(server),
+            http=BoundedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=math.ceil(_CLOSE_S),
+        )
+    )
+
+
+async def _drain(server: Server, announce: Announce, stopping: asyncio.Event) -> None:
+    """Refuse new work and wait for what is in progress; a second signal ends the wait."""
+    server.is_draining = True
+    stopping.clear()
+    running = server.limits.running
+    if running:
+        announce(f"Waiting up to {server.config.drain_s:g} s for {running} requests to end.")
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + server.config.drain_s
+    while server.limits.running and loop.time() < deadline_s and not stopping.is_set():
+        await asyncio.sleep(0.02)
+
+
+async def warm_up(server: Server, announce: Announce) -> None:
+    """Run one request, so that the first caller does not pay for caches and lazy imports."""
+    ids = (server.engine.spec.vocab_size // 2,)
+    params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
+    request = GenerateRequest(request_id="warm-up", prompt=ids, params=params)
+    try:
+        async for _ in server.engine.generate(request):
+            pass
+        if server.engine.chat_template is not None:
+            await server.in_thread(
+                lambda: server.chat_template.render([{"role": "user", "content": "Hello"}])
+            )
+    except Exception as error:  # the server says through /ready what is wrong
+        _log.warning("The first request failed: %s", error)
+    server.is_warm = True
+    announce("Ready.")
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers, which would end streams that are in progress."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def open_listener(config: ServerConfig) -> socket.socket:
+    """An open, listening socket.
+
+    Raises:
+        MachineError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host.strip("[]"), config.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise MachineError(
+            f"Port {config.port} of {config.host} cannot be used: {error.strerror or error}."
+        ) from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,74 @@
+"""A real server on a real socket, in a thread of the test's process."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+import httpx
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.context import Server
+from ridgeline.server.serving import http_server, open_listener, warm_up
+
+
+class Running:
+    """``url`` to call; ``server`` to look inside; `on_loop` runs a coroutine in its event loop."""
+
+    def __init__(self, loop, server, url):
+        self.loop, self.server, self.url = loop, server, url
+
+    def client(self, **settings):
+        return httpx.Client(base_url=self.url, timeout=30, **settings)
+
+    def on_loop(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+
+@contextmanager
+def running(model, *, engine=None, **settings):
+    """Serve a model in this process until the block ends."""
+    config = ServerConfig(port=0, log_requests=False, **settings)
+    defaults = {"dtype": "float32", "block_tokens": 4, "max_num_seqs": 8}
+    engine_config = EngineConfig(model=str(model), **(defaults | (engine or {})))
+    ready, holder = threading.Event(), {}
+
+    async def main():
+        holder["stop"] = asyncio.Event()
+        listener = open_listener(config)
+        async with AsyncEngine(engine_config, in_process=True) as engine:
+            server = Server(engine, config)
+            http = http_server(server)
+            serving = asyncio.create_task(http.serve(sockets=[listener]))
+            await warm_up(server, lambda _: None)
+            port = listener.getsockname()[1]
+            url = f"http://127.0.0.1:{port}"
+            holder["running"] = Running(asyncio.get_running_loop(), server, url)
+            ready.set()
+            await holder["stop"].wait()
+            server.is_draining = True
+            http.should_exit = True
+            await serving
+            server.close()
+        listener.close()
+
+    def target():
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            holder["error"] = error
+            raise
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    if "error" in holder:
+        raise holder["error"]
+    try:
+        yield holder["running"]
+    finally:
+        holder["running"].loop.call_soon_threadsafe(holder["stop"].set)
+        thread.join(30)

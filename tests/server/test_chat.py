@@ -1,0 +1,193 @@
+"""``/v1/chat/completions``, ``/v1/messages`` and ``/v1/responses`` over one engine."""
+
+import json
+
+import pytest
+
+HI = [{"role": "user", "content": "the cat"}]
+GREEDY = {"temperature": 0, "ignore_eos": True}
+TOOL = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+
+
+def chat(http, **body):
+    response = http.post("/v1/chat/completions", json={"messages": HI, **GREEDY, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_all_three_interfaces_say_the_same(http):
+    """One prompt, one template, greedy: the text does not depend on who asks."""
+    text = chat(http, max_tokens=5)["choices"][0]["message"]["content"]
+    message = http.post("/v1/messages", json={"messages": HI, **GREEDY, "max_tokens": 5}).json()
+    assert message["content"] == [{"type": "text", "text": text}]
+    assert message["stop_reason"] == "max_tokens"
+    body = {"input": "the cat", **GREEDY, "max_output_tokens": 5}
+    response = http.post("/v1/responses", json=body).json()
+    assert response["output"][0]["content"][0]["text"] == text
+    assert response["status"] == "incomplete"
+    prompt = http.post("/tokenize", json={"messages": HI}).json()["tokens"]
+    body = {"prompt": prompt, **GREEDY, "max_tokens": 5}
+    assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == text
+    counted = http.post("/v1/messages/count_tokens", json={"messages": HI}).json()
+    assert counted == {"input_tokens": len(prompt)}
+
+
+def test_stream_joins_to_the_whole(http, events):
+    body = {"messages": HI, **GREEDY, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
+    (whole,) = chat(http, **body)["choices"]
+    chunks = events("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
+    assert chunks[-1] == "[DONE]"
+    assert chunks[-2]["usage"]["completion_tokens"] == 6
+    choices = [chunk["choices"][0] for chunk in chunks[:-2]]
+    assert choices[0]["delta"]["role"] == "assistant"
+    assert all("role" not in choice["delta"] for choice in choices[1:])
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    assert text == whole["message"]["content"]
+    logprobs = [e for c in choices for e in (c["logprobs"] or {"content": []})["content"]]
+    assert logprobs == whole["logprobs"]["content"]
+    assert all(len(entry["top_logprobs"]) == 2 for entry in logprobs)
+    assert choices[-1]["finish_reason"] == "length"
+
+
+def test_the_first_event_has_a_token(events):
+    """A role chunk without a token would falsify every client's time to the first token."""
+    chunks = events(
+        "/v1/chat/completions",
+        {"messages": HI, **GREEDY, "max_tokens": 2, "return_token_ids": True},
+    )
+    assert chunks[0]["choices"][0]["token_ids"]
+
+
+def test_content_parts(http):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "the cat"}]}]
+    assert chat(http, messages=parts, max_tokens=5) | {"id": 0, "created": 0} == chat(
+        http, max_tokens=5
+    ) | {"id": 0, "created": 0}
+
+
+def test_message_events(events):
+    found = events("/v1/messages", {"messages": HI, **GREEDY, "max_tokens": 4})
+    kinds = [event["type"] for event in found]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert found[-2]["delta"]["stop_reason"] == "max_tokens"
+    assert found[-2]["usage"]["output_tokens"] == 4
+
+
+def test_response_events(events):
+    found = events("/v1/responses", {"input": "the cat", **GREEDY, "max_output_tokens": 4})
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert [event["type"] for event in found[:4]] == [
+        "response.created", "response.in_progress", "response.output_item.added",
+        "response.content_part.added",
+    ]  # fmt: skip
+    text = "".join(e["delta"] for e in found if e["type"] == "response.output_text.delta")
+    assert found[-1]["type"] == "response.incomplete"
+    assert found[-1]["response"]["output"][0]["content"][0]["text"] == text
+    assert found[-1]["response"]["usage"]["output_tokens"] == 4
+
+
+def test_stop_sequence(http):
+    body = {"messages": HI, **GREEDY, "max_tokens": 12}
+    text = http.post("/v1/messages", json=body).json()["content"][0]["text"]
+    stop = text[3:5]
+    message = http.post("/v1/messages", json={**body, "stop_sequences": [stop]}).json()
+    assert message["stop_reason"] == "stop_sequence"
+    assert message["stop_sequence"] == stop
+    assert message["content"][0]["text"] == text[: text.index(stop)]
+
+
+def test_histories_with_tools_are_read(http):
+    """A template that knows no tools gets calls and results as text."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "2"}]},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": TOOL}}]
+    assert chat(http, messages=messages, tools=tools, max_tokens=2)["choices"][0]["message"]
+    rendered = http.post("/tokenize", json={"messages": messages, "tools": tools})
+    assert rendered.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"content": "a"}]}, "messages[0].role"),
+        ("/v1/chat/completions", {"messages": HI, "top_logprobs": 3}, "top_logprobs"),
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 0}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": HI, "tool_choice": "required"}, "tool_choice"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages",
+        ),
+        ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
+        ("/v1/responses", {"input": "a", "background": True}, "background"),
+        ("/v1/responses", {"input": [{"type": "web_search_call"}]}, "input"),
+    ],
+)
+def test_refusals_name_the_field(http, path, body, param):
+    response = http.post(path, json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_anthropic_errors_have_their_own_shape(http):
+    response = http.post("/v1/messages", json={"messages": HI})
+    assert response.status_code == 400
+    body = response.json()
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert "max_tokens" in body["error"]["message"]
+    assert body["request_id"] == response.headers["x-request-id"]
+
+
+def tools_of(family):
+    if family == "/v1/chat/completions":
+        function = {"name": "set_flag", "parameters": TOOL}
+        return {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": {"type": "function", "function": {"name": "set_flag"}},
+            "messages": HI,
+        }
+    if family == "/v1/messages":
+        tool = {"name": "set_flag", "input_schema": TOOL}
+        choice = {"type": "tool", "name": "set_flag"}
+        return {"tools": [tool], "tool_choice": choice, "messages": HI, "max_tokens": 64}
+    tool = {"type": "function", "name": "set_flag", "parameters": TOOL}
+    return {"tools": [tool], "tool_choice": "required", "input": "the cat"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_forced_call_follows_its_schema(http, events, path):
+    body = {**tools_of(path), "temperature": 0}
+    response = http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    got = response.json()
+    if path == "/v1/chat/completions":
+        (choice,) = got["choices"]
+        (call,) = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls"
+        name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+        deltas = [c["choices"][0]["delta"] for c in events(path, body)[:-1]]
+        calls = [d["tool_calls"][0]["function"] for d in deltas if "tool_calls" in d]
+        assert calls[0]["name"] == "set_flag"
+        assert json.loads("".join(c.get("arguments", "") for c in calls)) == arguments
+    elif path == "/v1/messages":
+        (block,) = got["content"]
+        assert got["stop_reason"] == "tool_use"
+        name, arguments = block["name"], block["input"]
+        pieces = [e["delta"] for e in events(path, body) if e["type"] == "content_block_delta"]
+        assert json.loads("".join(p["partial_json"] for p in pieces)) == arguments
+    else:
+        (item,) = got["output"]
+        assert got["status"] == "completed"
+        name, arguments = item["name"], json.loads(item["arguments"])
+        last = events(path, body)[-1]["response"]
+        assert json.loads(last["output"][0]["arguments"]) == arguments
+    assert name == "set_flag"
+    assert isinstance(arguments["a"], bool)
