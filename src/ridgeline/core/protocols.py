@@ -162,6 +162,16 @@ class Constraint(Protocol):
 
 
 class ConstraintFactory(Protocol):
-    """Makes the constraint of a sequence; what its request asks for is compiled already."""
+    """Makes the constraints of sequences. Safe to use from several threads."""
 
-    def __call__(self, wanted: StructuredOutputs) -> Constraint: ...
+    def prepare(self, wanted: StructuredOutputs) -> None:
+        """Compile what a request asks for, before it is queued; may take a second.
+
+        Raises:
+            InvalidRequestError: it is not a grammar, or too large a one.
+        """
+
+    def is_prepared(self, wanted: StructuredOutputs) -> bool: ...
+
+    def __call__(self, wanted: StructuredOutputs) -> Constraint:
+        """A constraint in its first state."""

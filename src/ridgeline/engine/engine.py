@@ -10,7 +10,7 @@ from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.request_factory import RequestFactory
-from ridgeline.engine.speculation import load_draft, make_speculation
+from ridgeline.engine.speculation import load_draft, make_grammars, make_speculation
 from ridgeline.executors import create_executor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
@@ -52,7 +52,10 @@ class Engine:
                 resolved.kv_cache_bytes / 1e9,
             )
         self.executor.allocate_kv(resolved.num_blocks)
-        self.speculation = make_speculation(config, resolved, self.executor)
+        self.grammars = make_grammars(loaded)
+        self.speculation = make_speculation(
+            config, resolved, self.executor, constraints=self.grammars
+        )
         scheduler = Scheduler(
             SchedulerConfig.of_engine(
                 config, resolved, windows=tuple(group.window for group in layout.groups)

@@ -14,7 +14,7 @@ from ridgeline.core.plan import StepPlan
 from ridgeline.core.protocols import Executor, StepHandle
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
 from ridgeline.core.result import StepResult
-from ridgeline.engine.interrupts import deferred_interrupts
+from ridgeline.engine.interrupts import InterruptGate
 from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stats import EngineStats, StepRecord
 from ridgeline.scheduler import Scheduler, SequenceUpdate
@@ -55,6 +55,7 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._observer = observer
         self._clock = clock
+        self.interrupts = InterruptGate()
         self._states: dict[int, RequestState] = {}
         self._failure: EngineError | None = None
         self._stepping = threading.Lock()
@@ -81,6 +82,7 @@ class EngineLoop:
             EngineError: the engine failed before.
         """
         self._check_alive()
+        self._scheduler.speculation.prepare(request)
         sequences = self._scheduler.add(request)
         state = RequestState(request, sequences, self._tokenizer, prompt, self._clock)
         self._states[request.request_id] = state
@@ -116,13 +118,13 @@ class EngineLoop:
         except Exception as error:
             self._failure = EngineError(f"The executor failed: {error}")
             raise self._failure from error
-        with deferred_interrupts():
+        with self.interrupts:
             step = self._in_flight.popleft()
             self._note(step, result)
             return self._apply(step, result)
 
     def _submit_next(self) -> bool:
-        with deferred_interrupts():
+        with self.interrupts:
             plan = self._scheduler.schedule()
             if plan is None:
                 return False

@@ -24,7 +24,11 @@ class SampleOutput:
                 context_ids=sequence.request.prompt_token_ids,
             )
         )
-        self._stops = StopStringMatcher(params.stop, include_stop=params.include_stop_str_in_output)
+        self._stops = (
+            StopStringMatcher(params.stop, include_stop=params.include_stop_str_in_output)
+            if params.stop
+            else None
+        )
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -33,19 +37,21 @@ class SampleOutput:
 
     def push(self, update: SequenceUpdate) -> tuple[CompletionChunk, bool]:
         """Take a step's tokens. Returns the chunk, and whether it completed a stop string."""
-        finished = self.sequence.is_finished
-        tokens, text = self._take(update.new_token_ids, hide_last=finished and self._hides_end())
-        if finished and self._stops.matched is None:
-            text += self._flush()
-        matched = self._stops.matched is not None
-        self._stop_reason = self._stops.matched if matched else self.sequence.stop_reason
+        sequence, tokens = self.sequence, update.new_token_ids
+        matched = False
+        if self._stops is None and not sequence.is_finished:
+            text = self._detokenizer.push(tokens) if self._detokenizer else ""
+        else:
+            tokens, text = self._take(tokens)
+            matched = self._matched is not None
+        self._stop_reason = self._matched if matched else sequence.stop_reason
         logprobs = update.result.logprobs[: len(tokens)]
         self._text.append(text)
         self._token_ids.extend(tokens)
         self._logprobs.extend(logprobs)
         chunk = CompletionChunk(
-            request_id=self.sequence.request.request_id,
-            index=self.sequence.sample_index,
+            request_id=sequence.request.request_id,
+            index=sequence.sample_index,
             text=text,
             token_ids=tokens,
             logprobs=logprobs,
@@ -55,22 +61,32 @@ class SampleOutput:
         return chunk, matched
 
     @property
+    def _matched(self) -> str | None:
+        return self._stops.matched if self._stops else None
+
+    @property
     def _finish_reason(self) -> FinishReason | None:
         """A stop string wins over whatever else ended the sequence in the same step."""
         if self.failed:
             return FinishReason.ERROR
-        return FinishReason.STOP if self._stops.matched else self.sequence.finish_reason
+        return self.sequence.finish_reason if self._matched is None else FinishReason.STOP
 
-    def _take(self, tokens: tuple[int, ...], *, hide_last: bool) -> tuple[tuple[int, ...], str]:
-        """The tokens up to the one that completes a stop string, and their text."""
+    def _take(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+        """The tokens up to the one that completes a stop string, and their text.
+
+        It is all the rest of the text if the sequence has ended.
+        """
         text = ""
-        for count, token in enumerate(tokens, start=1):
-            if hide_last and count == len(tokens):
-                break
-            text += self._stops.push(self._detokenize(token))
-            if self._stops.matched is not None:
+        finished = self.sequence.is_finished
+        hidden = 1 if finished and self._hides_end() else 0
+        for count, token in enumerate(tokens[: len(tokens) - hidden], start=1):
+            text += self._until_stop(self._detokenize(token))
+            if self._matched is not None:
                 return tokens[:count], text
-        return tokens, text
+        return tokens, text + self._flush() if finished else text
+
+    def _until_stop(self, text: str) -> str:
+        return self._stops.push(text) if self._stops else text
 
     def output(self) -> CompletionOutput:
         """All of it so far."""
@@ -90,16 +106,21 @@ class SampleOutput:
         )
 
     def _hides_end(self) -> bool:
-        """Whether the token that ended the output stays out of the text."""
+        """Whether the token that ended the output stays out of the text.
+
+        A grammar ends an output with a token that is part of it.
+        """
         sequence = self.sequence
+        request, params = sequence.request, sequence.request.params
         return (
             sequence.finish_reason is FinishReason.STOP
-            and not sequence.request.params.include_stop_str_in_output
+            and not params.include_stop_str_in_output
+            and sequence.token_ids[-1] in (*request.eos_token_ids, *params.stop_token_ids)
         )
 
     def _detokenize(self, token: int) -> str:
         return self._detokenizer.push([token]) if self._detokenizer else ""
 
     def _flush(self) -> str:
-        text = self._stops.push(self._detokenizer.finish()) if self._detokenizer else ""
-        return text + self._stops.flush()
+        text = self._until_stop(self._detokenizer.finish()) if self._detokenizer else ""
+        return text + self._stops.flush() if self._stops else text

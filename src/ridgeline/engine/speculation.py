@@ -11,6 +11,7 @@ from ridgeline.decoding.drafters import (
     NgramDrafter,
     SuffixDrafter,
 )
+from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
 from ridgeline.engine.loading import LoadedModel, Progress, load_model
 from ridgeline.executors import ExecutorModel
 from ridgeline.scheduler import DraftModel, DraftModelConfig, Speculation
@@ -58,6 +59,14 @@ def _check_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
             f"The draft model {draft.name} has another vocabulary than {target.name}; its tokens "
             "would mean something else."
         )
+
+
+def make_grammars(target: LoadedModel) -> GrammarCompiler | None:
+    """What compiles structured outputs; a model without a tokenizer has none."""
+    tokenizer = target.tokenizer
+    if tokenizer is None:
+        return None
+    return GrammarCompiler(lambda: grammar_vocabulary(tokenizer, target.model.spec.vocab_size))
 
 
 def make_speculation(

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ridgeline.core.errors import EngineError, RidgelineError
+from ridgeline.core.request import Request
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.grammar_gate import GrammarGate
 from ridgeline.engine.messages import (
     Abort,
     Add,
@@ -25,6 +27,7 @@ from ridgeline.engine.request_state import RequestState
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.1
+_GATE_POLL_S = 0.005
 
 
 class Receive(Protocol):
@@ -42,6 +45,7 @@ class Worker:
         self._receive = receive
         self._send = send
         self._pooling: dict[int, RequestState] = {}
+        self._gate = GrammarGate(engine.grammars)
         self._running = True
         self._reported_s = 0.0
 
@@ -55,13 +59,21 @@ class Worker:
         except EngineError as error:
             return Failed(error="EngineError", message=str(error))
         finally:
+            self._gate.close()
             self._engine.close()
         return None
 
     def _turn(self) -> None:
         wait_s = self._loop.wait_s if self._loop.has_work else 1.0
+        if self._gate:
+            wait_s = min(wait_s, _GATE_POLL_S)
         for command in self._receive(wait_s=wait_s):
             self._handle(command)
+        for request, error in self._gate.released():
+            if error is None:
+                self._add(request)
+            else:
+                self._refuse(request.request_id, error)
         if self._loop.has_work:
             chunks = list(self._loop.step())
             if self._pooling:
@@ -82,23 +94,28 @@ class Worker:
     def _handle(self, command: Command) -> None:
         match command:
             case Add(request=request):
-                try:
-                    state = self._loop.add(request)
-                except EngineError:
-                    raise
-                except RidgelineError as error:
-                    self._refuse(request.request_id, error)
-                except Exception as error:  # one request must not end the others
-                    _log.exception("A request could not be added.")
-                    self._refuse(request.request_id, EngineError(type(error).__name__))
-                else:
-                    if request.wants_pooled:
-                        self._pooling[request.request_id] = state
+                if not self._gate.holds(request):
+                    self._add(request)
             case Abort(number=number):
+                self._gate.abort(number)
                 self._pooling.pop(number, None)
                 self._loop.abort(number)
             case Stop():
                 self._running = False
+
+    def _add(self, request: Request) -> None:
+        try:
+            state = self._loop.add(request)
+        except EngineError:
+            raise
+        except RidgelineError as error:
+            self._refuse(request.request_id, error)
+        except Exception as error:  # one request must not end the others
+            _log.exception("A request could not be added.")
+            self._refuse(request.request_id, EngineError(type(error).__name__))
+        else:
+            if request.wants_pooled:
+                self._pooling[request.request_id] = state
 
     def _refuse(self, number: int, error: RidgelineError) -> None:
         name = type(error).__name__

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_earlier_pass
 from ridgeline.core.protocols import Constraint, ConstraintFactory, Draft, Drafter
+from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.scheduler.draft_model import DraftModel
 from ridgeline.scheduler.sequence import Sequence
@@ -52,9 +54,22 @@ class Speculation:
         self.drafter = drafter
         self._max_tokens = max_tokens
         self._draft_model = draft_model
-        self._constraints = constraints
+        self.constraints = constraints
         self._states: dict[Sequence, _State] = {}
         self._alone: dict[int, Sequence] = {}  # by slot: in this step the draft model's only
+
+    def prepare(self, request: Request) -> None:
+        """Compile the request's grammar, unless it is known, before the request is queued.
+
+        Raises:
+            InvalidRequestError: the grammar is refused.
+        """
+        wanted = request.params.structured_outputs
+        if wanted is None:
+            return
+        if self.constraints is None:
+            raise InvalidRequestError("This engine has no tokenizer for structured outputs.")
+        self.constraints.prepare(wanted)
 
     def start(self, sequence: Sequence) -> None:
         """The sequence has a slot; after a preemption its output is known in part."""
@@ -62,8 +77,8 @@ class Speculation:
         assert slot is not None
         constraint = None
         if request.params.structured_outputs is not None:
-            assert self._constraints is not None, "the engine refuses grammars that it has not"
-            constraint = self._constraints(request.params.structured_outputs)
+            assert self.constraints is not None, "prepare refuses the request"
+            constraint = self.constraints(request.params.structured_outputs)
             constraint.advance(sequence.output_token_ids)
         self._states[sequence] = _State(slot, constraint)
         if self.drafter is not None:

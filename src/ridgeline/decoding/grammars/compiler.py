@@ -1,0 +1,97 @@
+"""Compiling grammars within limits, and remembering those that were used last."""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.protocols import Constraint, ConstraintFactory
+from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
+from ridgeline.decoding.grammars.constraint import GrammarConstraint
+from ridgeline.decoding.grammars.sources import grammar_source
+
+MAX_GRAMMARS = 128
+MAX_PATTERN_CHARS = 4096
+MAX_MESSAGE_CHARS = 300
+# llguidance counts work as fuel, so that the limits hold on any machine.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=400_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=20_000,
+    max_grammar_size=100_000,
+)
+
+
+class GrammarCompiler(ConstraintFactory):
+    """Compiles by llguidance.
+
+    ``vocabulary`` is made when the first grammar comes. Equal grammars are compiled once; the
+    `MAX_GRAMMARS` that were used last are kept.
+    """
+
+    def __init__(self, vocabulary: Callable[[], LLTokenizer]) -> None:
+        self._make_vocabulary = vocabulary
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, wanted: StructuredOutputs) -> Constraint:
+        matcher = self._compile(wanted)
+        assert self._vocabulary is not None
+        return GrammarConstraint(matcher.deep_copy(), self._vocabulary)
+
+    def is_prepared(self, wanted: StructuredOutputs) -> bool:
+        return wanted in self._compiled
+
+    def prepare(self, wanted: StructuredOutputs) -> None:
+        self._compile(wanted)
+
+    @property
+    def num_kept(self) -> int:
+        """Grammars in memory."""
+        return len(self._compiled)
+
+    def _compile(self, wanted: StructuredOutputs) -> LLMatcher:
+        """The grammar in its first state, to be copied. Most of the time the GIL is not held."""
+        with self._lock:
+            if wanted in self._compiled:
+                self._compiled.move_to_end(wanted)
+                return self._compiled[wanted]
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+        _check_patterns(wanted)
+        try:
+            matcher = LLMatcher(
+                self._vocabulary, grammar_source(wanted), log_level=0, limits=LIMITS
+            )
+        except ValueError as error:
+            raise _refusal(wanted, str(error)) from error
+        if matcher.is_error():
+            raise _refusal(wanted, matcher.get_error())
+        with self._lock:
+            self._compiled[wanted] = matcher
+            while len(self._compiled) > MAX_GRAMMARS:
+                self._compiled.popitem(last=False)
+        return matcher
+
+
+def _check_patterns(wanted: StructuredOutputs) -> None:
+    """The work on one pattern grows faster than its length."""
+    pattern = wanted.source if wanted.kind is GrammarKind.REGEX else ""
+    if wanted.kind is GrammarKind.JSON:
+        found = re.findall(r'"pattern": "((?:[^"\\]|\\.)*)"', wanted.source)
+        pattern = max(found, key=len, default="")
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise InvalidRequestError(f"A pattern may have {MAX_PATTERN_CHARS} characters at most.")
+
+
+def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidRequestError:
+    """What llguidance says, without the lines that show where."""
+    first = reason.strip().splitlines()[0] if reason.strip() else "it cannot be used"
+    return InvalidRequestError(
+        f"structured_outputs.{wanted.kind} was refused: {first[:MAX_MESSAGE_CHARS]}"
+    )

@@ -1,0 +1,53 @@
+"""From what a request asks for to llguidance's own description of a grammar."""
+
+import json
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs, TextFormat
+
+# As Python's json.dumps writes it. Without free whitespace a model cannot go on with blanks for
+# ever, and more of the text is forced.
+_JSON_OPTIONS: "JsonCompileOptions" = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+}
+
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_DAY = (
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+_FORMATS = {
+    TextFormat.INT: "-?(0|[1-9][0-9]{0,17})",
+    TextFormat.FLOAT: r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?(e[+-]?[0-9]{1,2})?",
+    TextFormat.BOOL: "true|false",
+    TextFormat.DATE: _DATE,
+    TextFormat.TIME: _TIME,
+    TextFormat.DATE_TIME: f"{_DATE}T{_TIME}(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])?",
+}
+
+
+def grammar_source(wanted: StructuredOutputs) -> str:
+    """The grammar as text for `LLMatcher`, which says what is wrong with it."""
+    match wanted.kind:
+        case GrammarKind.JSON:
+            return LLMatcher.grammar_from_json_schema(wanted.source, defaults=_JSON_OPTIONS)
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(wanted.source)
+        case GrammarKind.CHOICE:
+            texts = json.loads(wanted.source)
+            choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            return LLMatcher.grammar_from_lark(f"start: {choices}")
+        case GrammarKind.FORMAT:
+            return LLMatcher.grammar_from_regex(_FORMATS[TextFormat(wanted.source)])
+        case GrammarKind.GRAMMAR:
+            return LLMatcher.grammar_from_lark(wanted.source)

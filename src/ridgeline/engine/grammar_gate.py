@@ -1,0 +1,51 @@
+"""Requests whose grammar is being compiled, while the others stream on."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ridgeline.core.errors import EngineError, RidgelineError
+from ridgeline.core.protocols import ConstraintFactory
+from ridgeline.core.request import Request
+
+
+class GrammarGate:
+    """Compiles in threads of its own; used from the thread that runs the steps."""
+
+    def __init__(self, constraints: ConstraintFactory | None) -> None:
+        self._constraints = constraints
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="grammar")
+        self._held: dict[int, tuple[Request, Future[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def holds(self, request: Request) -> bool:
+        """Take the request if its grammar is not known yet; `released` gives it back."""
+        wanted = request.params.structured_outputs
+        if wanted is None or self._constraints is None or self._constraints.is_prepared(wanted):
+            return False
+        future = self._threads.submit(self._constraints.prepare, wanted)
+        self._held[request.request_id] = (request, future)
+        return True
+
+    def released(self) -> Iterator[tuple[Request, RidgelineError | None]]:
+        """Requests that may go on, and those whose grammar was refused, with the reason."""
+        done = [number for number, (_, future) in self._held.items() if future.done()]
+        for number in done:
+            request, future = self._held.pop(number)
+            error = future.exception()
+            if error is None or isinstance(error, RidgelineError):
+                yield request, error
+            else:
+                yield request, EngineError(f"The grammar failed: {type(error).__name__}")
+
+    def abort(self, number: int) -> None:
+        """Forget a request. Its grammar may be compiled to the end."""
+        held = self._held.pop(number, None)
+        if held is not None:
+            held[1].cancel()
+
+    def close(self) -> None:
+        """Drop everything that waits."""
+        self._held.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
