@@ -89,7 +89,7 @@ class LLM:
         """Complete one prompt, chunk by chunk; several streams may be open at once."""
         (state,) = self._add_all([prompt], params, [adapter], cache_salt)
         request_id = state.request.request_id
-        stream = CompletionStream(state, self._step, lambda: self._loop.abort(request_id))
+        stream = CompletionStream(state, self._one_step, lambda: self._loop.abort(request_id))
         self._streams[request_id] = stream
         return stream
 
@@ -217,11 +217,17 @@ class LLM:
     def _finish(self, states: Sequence[RequestState]) -> None:
         """Run steps until these requests are finished; they are aborted if that is interrupted."""
         try:
-            while not all(state.is_finished for state in states):
-                self._step()
+            with self._loop.interrupts.installed():
+                for state in states:
+                    while not state.is_finished:
+                        self._step()
         finally:
             for state in states:
                 self._loop.abort(state.request.request_id)
+
+    def _one_step(self) -> None:
+        with self._loop.interrupts.installed():
+            self._step()
 
     def _step(self) -> None:
         if wait_s := self._loop.wait_s:

@@ -32,6 +32,7 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._stages: list[Stage] = tokenizer.decoder.stages()
+        self._only_stage = self._stages[0] if len(self._stages) == 1 else None
         self._finished = False
         self.push(context_ids[-_CONTEXT_TOKENS:])
 
@@ -43,10 +44,13 @@ class IncrementalDetokenizer:
         assert not self._finished, "push after finish"
         pieces: list[str] = []
         for token_id in token_ids:
-            token = self._tokenizer.id_to_token(token_id)
-            if token is None or (self._skip and self._tokenizer.is_special(token_id)):
+            token = self._tokenizer.shown_token(token_id, skip_special=self._skip)
+            if token is None:
                 continue
-            pieces.extend(_run(self._stages, (token,)))
+            if self._only_stage is not None:
+                pieces.extend(self._only_stage.feed(token))
+            else:
+                pieces.extend(_run(self._stages, (token,)))
         return "".join(pieces)
 
     def finish(self) -> str:

@@ -43,6 +43,7 @@ class Tokenizer:
         self._backend = backend
         self._decoder_state: bytes | None = decoder
         self._special_ids = frozenset(skipped)
+        self._shown: tuple[dict[int, str | None], ...] = ({}, {})  # without and with special ones
         self.decoder = DecoderPlan.from_json(decoder)
         self.special_tokens = dict(special_tokens or {})
         self.eos_token_ids = eos_token_ids
@@ -112,6 +113,17 @@ class Tokenizer:
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token as the vocabulary spells it, None if there is no such id."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < _ID_LIMIT else None
+
+    def shown_token(self, token_id: int, *, skip_special: bool) -> str | None:
+        """Return `id_to_token`, but None for a special token that is to be skipped; remembered."""
+        shown = self._shown[not skip_special]
+        if token_id in shown:
+            return shown[token_id]
+        token = self.id_to_token(token_id)
+        if token is not None:  # so that no more is kept than the vocabulary has
+            shown[token_id] = None if skip_special and self.is_special(token_id) else token
+            return shown[token_id]
+        return None
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token as the vocabulary spells it, None if there is none."""
