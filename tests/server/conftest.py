@@ -16,8 +16,9 @@ def roomy_folder(model_folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def served(roomy_folder):
-    with running(roomy_folder, price_input=1.0, price_output=2.0) as server:
+def served(roomy_folder, tmp_path_factory):
+    data_dir = tmp_path_factory.mktemp("data")
+    with running(roomy_folder, data_dir=data_dir, price_input=1.0, price_output=2.0) as server:
         yield server
 
 

@@ -10,6 +10,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
+from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.serving import http_server, open_listener, warm_up
 
 
@@ -27,7 +28,7 @@ class Running:
 
 
 @contextmanager
-def running(model, *, engine=None, **settings):
+def running(model, *, data_dir, engine=None, **settings):
     """Serve a model in this process until the block ends."""
     config = ServerConfig(port=0, log_requests=False, **settings)
     defaults = {"dtype": "float32", "block_tokens": 4, "max_num_seqs": 8}
@@ -39,6 +40,8 @@ def running(model, *, engine=None, **settings):
         listener = open_listener(config)
         async with AsyncEngine(engine_config, in_process=True) as engine:
             server = Server(engine, config)
+            server.open_jobs(Jobs(server, data_dir))
+            working = asyncio.create_task(server.jobs.worker.run())
             http = http_server(server)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             await warm_up(server, lambda _: None)
@@ -50,6 +53,8 @@ def running(model, *, engine=None, **settings):
             server.is_draining = True
             http.should_exit = True
             await serving
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
             server.close()
         listener.close()
 

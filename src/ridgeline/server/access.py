@@ -67,6 +67,7 @@ class Access:
                 caller=caller,
                 path="other",
                 query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
+                headers=headers,
                 arrival_s=started_s,
             )
             if scope["method"] == "OPTIONS" and headers.get(b"origin") in self._origins:

@@ -14,11 +14,21 @@ from ridgeline.server.errors import ApiError, Family
 from ridgeline.server.openapi import openapi
 from ridgeline.server.page import page_operations
 from ridgeline.server.replies import Reply, encode
-from ridgeline.server.routes import chat, completions, messages, operations, plain, responses
+from ridgeline.server.routes import (
+    batches,
+    chat,
+    completions,
+    files,
+    messages,
+    operations,
+    plain,
+    responses,
+)
 from ridgeline.server.schemas import chat as chat_schemas
 from ridgeline.server.schemas import completions as completion_schemas
 from ridgeline.server.schemas import messages as message_schemas
 from ridgeline.server.schemas import plain as plain_schemas
+from ridgeline.server.schemas.batches import PAGE_QUERY, UPLOAD_FORM, BatchRequest
 from ridgeline.server.schemas.responses import ResponsesRequest
 
 _ANTHROPIC_PREFIX = "/v1/messages"
@@ -29,6 +39,7 @@ def api_operations() -> list[Operation]:
     return [
         *_generation(),
         *_text(),
+        *_jobs(),
         Operation(
             method="GET", path="/health", handler=operations.health, summary="The process lives"
         ),
@@ -141,6 +152,67 @@ def _text() -> list[Operation]:
             handler=plain.tokenizer_info,
             summary="About the tokenizer",
             answer=plain_schemas.TokenizerInfo,
+        ),
+    ]
+
+
+def _jobs() -> list[Operation]:
+    return [
+        Operation(
+            method="POST",
+            path="/v1/files",
+            handler=files.upload_file,
+            summary="Upload a file",
+            form=UPLOAD_FORM,
+            reads_raw=True,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/files",
+            handler=files.list_files,
+            summary="Files",
+            query={**PAGE_QUERY, "order": {"type": "string", "enum": ["asc", "desc"]}},
+        ),
+        Operation(
+            method="GET", path="/v1/files/{file_id}", handler=files.get_file, summary="One file"
+        ),
+        Operation(
+            method="DELETE",
+            path="/v1/files/{file_id}",
+            handler=files.delete_file,
+            summary="Delete a file",
+        ),
+        Operation(
+            method="GET",
+            path="/v1/files/{file_id}/content",
+            handler=files.get_file_content,
+            summary="What is in a file",
+        ),
+        Operation(
+            method="POST",
+            path="/v1/batches",
+            handler=batches.create_batch,
+            summary="Queue a batch",
+            request=BatchRequest,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/batches",
+            handler=batches.list_batches,
+            summary="Batches",
+            query=PAGE_QUERY,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/batches/{batch_id}",
+            handler=batches.get_batch,
+            summary="One batch",
+        ),
+        Operation(
+            method="POST",
+            path="/v1/batches/{batch_id}/cancel",
+            handler=batches.cancel_batch,
+            summary="End a batch early",
         ),
     ]
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.engine.async_engine import AsyncEngine
@@ -18,6 +18,9 @@ from ridgeline.server.metrics import Metrics
 from ridgeline.server.tracing import Tracing
 from ridgeline.text import ChatTemplate, Tokenizer
 from ridgeline.text.output import choose_reasoning_parser, choose_tool_parser
+
+if TYPE_CHECKING:
+    from ridgeline.server.jobs.jobs import Jobs
 
 T = TypeVar("T")
 _TEXT_THREADS = 2
@@ -36,6 +39,7 @@ class Server:
         self.created = int(time.time())
         self.is_warm = False
         self.is_draining = False
+        self._jobs: Jobs | None = None
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")
 
     @property
@@ -69,6 +73,16 @@ class Server:
         """Raise EngineUnavailableError while the server drains."""
         if self.is_draining:
             raise EngineUnavailableError("The server is shutting down.")
+
+    @property
+    def jobs(self) -> "Jobs":
+        """Files and batches; `open_jobs` comes first."""
+        assert self._jobs is not None
+        return self._jobs
+
+    def open_jobs(self, jobs: "Jobs") -> None:
+        """Take charge of the data folder."""
+        self._jobs = jobs
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -106,8 +120,10 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def close(self) -> None:
-        """End the threads and send the last spans."""
+        """End the threads, send the last spans and release the data folder."""
         self.tracing.close()
+        if self._jobs is not None:
+            self._jobs.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -135,6 +151,7 @@ class Call:
     path: str = ""
     query: dict[str, str] = field(default_factory=dict)
     path_params: dict[str, str] = field(default_factory=dict)
+    headers: dict[bytes, bytes] = field(default_factory=dict)
     arrival_s: float = field(default_factory=time.monotonic)
     is_batch: bool = False
     family: Family = Family.OPENAI

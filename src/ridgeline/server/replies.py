@@ -36,7 +36,6 @@ class FileReply:
     """The content of a file on disk."""
 
     path: str
-    filename: str
     content_type: str = "application/octet-stream"
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 
@@ -21,6 +22,7 @@ from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
 from ridgeline.server.http import BoundedHttpProtocol
+from ridgeline.server.jobs.jobs import Jobs, default_folder
 from ridgeline.server.logs import setup_request_log
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ async def _serve(
     try:
         await engine.start()
         server = Server(engine, config)
+        server.open_jobs(Jobs(server, Path(config.data_dir or default_folder())))
         if config.log_requests:
             setup_request_log()
         await run(server, listener, announce)
@@ -84,13 +87,16 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     if server.keys.is_open:
         announce("No keys are set, so only programs on this machine can call (see --api-key).")
     serving = asyncio.create_task(http.serve(sockets=[listener]))
+    working = asyncio.create_task(server.jobs.worker.run())
     warming = asyncio.create_task(warm_up(server, announce))
     stopped = asyncio.create_task(stopping.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     warming.cancel()
+    working.cancel()
     await _drain(server, announce, stopping)
     http.should_exit = True
     await serving
+    await asyncio.gather(working, return_exceptions=True)
     server.close()
 
 

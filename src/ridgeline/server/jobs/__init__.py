@@ -1,0 +1,1 @@
+"""Files and batch jobs that survive a crash: rows in SQLite, contents on disk."""

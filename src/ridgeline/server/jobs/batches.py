@@ -1,0 +1,257 @@
+"""Batch jobs as rows: every change of state is a compare-and-set, every result is written once."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any
+
+from ridgeline.server.context import new_id
+from ridgeline.server.errors import ApiError
+from ridgeline.server.jobs.database import Database, row_dict
+from ridgeline.server.jobs.files import TERMINAL, FileStore
+
+# From each state, where a batch may go. A batch that expires is finalized first.
+TRANSITIONS: dict[str, tuple[str, ...]] = {
+    "validating": ("failed", "in_progress", "cancelling"),
+    "in_progress": ("finalizing", "cancelling"),
+    "finalizing": ("completed", "expired"),
+    "cancelling": ("cancelled",),
+}
+_TIMES = (
+    "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at",
+    "cancelling_at", "cancelled_at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of a line; ``body`` is the line of the output file, without its end."""
+
+    line: int
+    is_error: bool
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to work on a batch; a later lease of the same batch ends it."""
+
+    batch: str
+    epoch: int
+
+
+class BatchStore:
+    """The batches of all tenants."""
+
+    def __init__(self, database: Database, files: FileStore) -> None:
+        self._database = database
+        self._files = files
+
+    async def create(
+        self,
+        tenant: str,
+        *,
+        endpoint: str,
+        input_file: str,
+        window: str,
+        window_s: int,
+        metadata: dict[str, Any],
+    ) -> dict[str, Any]:
+        """A batch in state validating; ApiError 404 if the file does not exist."""
+        batch_id, now = new_id("batch_"), int(time.time())
+
+        def work(db: sqlite3.Connection) -> dict[str, Any]:
+            file = self._files.get_within(db, tenant, input_file)
+            if file.purpose != "batch":
+                raise ApiError(400, "The file's purpose is not batch.", param="input_file_id")
+            db.execute(
+                "INSERT INTO batches (id, tenant, endpoint, input_file, completion_window,"
+                " metadata, status, created, expires)"
+                " VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?)",
+                (batch_id, tenant, endpoint, input_file, window, json.dumps(metadata), now,
+                 now + window_s),
+            )  # fmt: skip
+            return self._json(db, self._row(db, batch_id, tenant))
+
+        return await self._database.run(work)
+
+    async def get(self, tenant: str, batch_id: str) -> dict[str, Any]:
+        """A batch as OpenAI's clients read it; ApiError 404 if there is none."""
+        return await self._database.run(lambda db: self._json(db, self._row(db, batch_id, tenant)))
+
+    async def list(
+        self, tenant: str, *, after: str | None, limit: int
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """A page of the tenant's batches, newest first, and whether there are more."""
+
+        def work(db: sqlite3.Connection) -> list[dict[str, Any]]:
+            query, values = "SELECT * FROM batches WHERE tenant = ?", [tenant]
+            if after is not None:
+                query += " AND rowid < (SELECT rowid FROM batches WHERE id = ?)"
+                values.append(after)
+            rows = db.execute(query + " ORDER BY rowid DESC LIMIT ?", [*values, limit + 1])
+            return [self._json(db, row) for row in rows.fetchall()]
+
+        found = await self._database.run(work)
+        return found[:limit], len(found) > limit
+
+    async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
+        """Begin to cancel; ApiError 409 if the batch is over or about to be."""
+
+        def work(db: sqlite3.Connection) -> dict[str, Any]:
+            row = self._row(db, batch_id, tenant)
+            if row["status"] != "cancelling" and not move(db, batch_id, "cancelling"):
+                raise ApiError(409, f"The batch is {row['status']}.", code="not_cancellable")
+            return self._json(db, self._row(db, batch_id, tenant))
+
+        return await self._database.run(work)
+
+    async def unfinished(self) -> Sequence[str]:
+        """Ids of the batches that still need work, oldest first."""
+        marks = ", ".join("?" * len(TERMINAL))
+
+        def work(db: sqlite3.Connection) -> list[str]:
+            query = f"SELECT id FROM batches WHERE status NOT IN ({marks}) ORDER BY rowid"
+            return [row["id"] for row in db.execute(query, TERMINAL)]
+
+        return await self._database.run(work)
+
+    async def claim(self, batch_id: str) -> tuple[Lease, dict[str, Any]]:
+        """Take a batch over from whoever worked on it before; returns its row as well."""
+
+        def work(db: sqlite3.Connection) -> tuple[Lease, dict[str, Any]]:
+            db.execute("UPDATE batches SET epoch = epoch + 1 WHERE id = ?", (batch_id,))
+            row = row_dict(self._row(db, batch_id))
+            return Lease(batch=batch_id, epoch=row["epoch"]), row
+
+        return await self._database.run(work)
+
+    async def status(self, batch_id: str) -> str:
+        return await self._database.run(lambda db: str(self._row(db, batch_id)["status"]))
+
+    async def move(self, lease: Lease, to: str, **columns: Any) -> bool:
+        """Change the state, if the lease holds and the change is legal; False otherwise."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            return _holds(db, lease) and move(db, lease.batch, to, **columns)
+
+        return await self._database.run(work)
+
+    async def done_lines(self, batch_id: str) -> set[int]:
+        """Lines with a result."""
+        return await self._database.run(
+            lambda db: {
+                row["line"]
+                for row in db.execute("SELECT line FROM results WHERE batch = ?", (batch_id,))
+            }
+        )
+
+    async def record(self, lease: Lease, results: Sequence[Result]) -> bool:
+        """Write results; one that is there already stays. False if the batch no longer runs."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            if not _holds(db, lease) or self._row(db, lease.batch)["status"] != "in_progress":
+                return False
+            db.executemany(
+                "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)",
+                [(lease.batch, r.line, int(r.is_error), r.body) for r in results],
+            )
+            return True
+
+        return await self._database.run(work)
+
+    async def finish(self, lease: Lease, to: str, missing: Sequence[Result]) -> bool:
+        """Write the output files from the rows and end the batch, in one transaction.
+
+        ``missing`` stand in the error file for lines that have no result. A crash in between leaves
+        files without rows, which are removed at the next start.
+        """
+
+        def work(db: sqlite3.Connection) -> bool:
+            row = self._row(db, lease.batch)
+            if not _holds(db, lease) or to not in TRANSITIONS.get(row["status"], ()):
+                return False
+            files: dict[str, str | None] = {}
+            for column, is_error in (("output_file", False), ("error_file", True)):
+                extra = missing if is_error else ()
+                if not extra and not _count(db, lease.batch, is_error):
+                    files[column] = None
+                    continue
+                name = f"{lease.batch}_{column.removesuffix('_file')}.jsonl"
+                write = partial(_write_lines, db, lease.batch, is_error, extra)
+                stored = self._files.add_within(db, row["tenant"], name, "batch_output", write)
+                files[column] = stored.id
+            return move(db, lease.batch, to, **files)
+
+        return await self._database.run(work)
+
+    def _row(self, db: sqlite3.Connection, batch_id: str, tenant: str | None = None) -> sqlite3.Row:
+        row: sqlite3.Row | None = db.execute(
+            "SELECT * FROM batches WHERE id = ?", (batch_id,)
+        ).fetchone()
+        if row is None or tenant not in (None, row["tenant"]):
+            raise ApiError(404, "There is no such batch.", param="batch_id")
+        return row
+
+    def _json(self, db: sqlite3.Connection, row: sqlite3.Row) -> dict[str, Any]:
+        errors = json.loads(row["errors"]) if row["errors"] else None
+        return {
+            "id": row["id"],
+            "object": "batch",
+            "endpoint": row["endpoint"],
+            "errors": None if errors is None else {"object": "list", "data": errors},
+            "input_file_id": row["input_file"],
+            "completion_window": row["completion_window"],
+            "status": row["status"],
+            "output_file_id": row["output_file"],
+            "error_file_id": row["error_file"],
+            "created_at": row["created"],
+            "expires_at": row["expires"],
+            **{name: row[name] for name in _TIMES},
+            "request_counts": {
+                "total": row["total"],
+                "completed": _count(db, row["id"], False),
+                "failed": _count(db, row["id"], True),
+            },
+            "metadata": json.loads(row["metadata"]),
+        }
+
+
+def _count(db: sqlite3.Connection, batch_id: str, is_error: bool) -> int:
+    query = "SELECT COUNT(*) FROM results WHERE batch = ? AND is_error = ?"
+    return int(db.execute(query, (batch_id, int(is_error))).fetchone()[0])
+
+
+def _write_lines(
+    db: sqlite3.Connection,
+    batch_id: str,
+    is_error: bool,
+    extra: Sequence[Result],
+    file: IO[bytes],
+) -> None:
+    query = "SELECT body FROM results WHERE batch = ? AND is_error = ? ORDER BY line"
+    for row in db.execute(query, (batch_id, int(is_error))):
+        file.write(row["body"] + b"\n")
+    for result in extra:
+        file.write(result.body + b"\n")
+
+
+def move(db: sqlite3.Connection, batch_id: str, to: str, **columns: Any) -> bool:
+    """Compare and set: from a state that may become ``to``, or not at all."""
+    sources = [source for source, targets in TRANSITIONS.items() if to in targets]
+    columns = {"status": to, f"{to}_at": int(time.time()), **columns}
+    settings = ", ".join(f"{name} = ?" for name in columns)
+    marks = ", ".join("?" * len(sources))
+    changed = db.execute(
+        f"UPDATE batches SET {settings} WHERE id = ? AND status IN ({marks})",
+        (*columns.values(), batch_id, *sources),
+    )
+    return changed.rowcount == 1
+
+
+def _holds(db: sqlite3.Connection, lease: Lease) -> bool:
+    query = "SELECT 1 FROM batches WHERE id = ? AND epoch = ?"
+    return db.execute(query, (lease.batch, lease.epoch)).fetchone() is not None

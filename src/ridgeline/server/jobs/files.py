@@ -1,0 +1,178 @@
+"""Uploaded and produced files: a row each, and a file whose name the server made."""
+
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.server.context import new_id
+from ridgeline.server.errors import ApiError
+from ridgeline.server.jobs.database import Database, row_dict, sync_folder, write_durably
+
+MAX_FILE_BYTES = 512 << 20
+_MAX_FILENAME_CHARS = 255
+_ID = re.compile(r"file-[0-9a-f]{24}")
+TERMINAL = ("failed", "completed", "expired", "cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """``filename`` is what the client called it, and nothing but a column."""
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    bytes: int
+    created: int
+
+    def json(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created,
+            "expires_at": None,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class FileStore:
+    """Files of all tenants; one never sees another's."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._folder = database.folder / "files"
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        known = database.run_blocking(
+            lambda db: {row["id"] for row in db.execute("SELECT id FROM files")}
+        )
+        for path in self._folder.iterdir():  # left by a crash before the row was written
+            if path.name not in known:
+                path.unlink()
+
+    def path(self, file_id: str) -> Path:
+        """Where the content lies; only for ids that came from a row, or from `new_id`."""
+        assert _ID.fullmatch(file_id)
+        return self._folder / file_id
+
+    async def add(
+        self, tenant: str, filename: str, purpose: str, write: Callable[[Any], None]
+    ) -> StoredFile:
+        """Store a file; it is durable when this returns. ``write`` runs in a thread.
+
+        Raises:
+            DiskError: it could not be stored; nothing is left of it.
+        """
+        return await self._database.run(
+            lambda db: self.add_within(db, tenant, filename, purpose, write)
+        )
+
+    def add_within(
+        self,
+        db: sqlite3.Connection,
+        tenant: str,
+        filename: str,
+        purpose: str,
+        write: Callable[[Any], None],
+    ) -> StoredFile:
+        """The same within a transaction that does more."""
+        file_id = new_id("file-")
+        size = write_durably(self.path(file_id), write)
+        return self._insert(db, file_id, tenant, filename, purpose, size)
+
+    async def adopt(
+        self, temporary: Path, tenant: str, filename: str, purpose: str, size: int
+    ) -> StoredFile:
+        """Take over an upload that is complete and synced, under an id of its own."""
+        file_id = new_id("file-")
+
+        def work(db: sqlite3.Connection) -> StoredFile:
+            temporary.rename(self.path(file_id))
+            sync_folder(self._folder)
+            return self._insert(db, file_id, tenant, filename, purpose, size)
+
+        return await self._database.run(work)
+
+    def temporary(self) -> Path:
+        """Where an upload is written before it is complete."""
+        return self._folder / new_id("upload-")
+
+    def _insert(
+        self, db: sqlite3.Connection, file_id: str, tenant: str, name: str, purpose: str, size: int
+    ) -> StoredFile:
+        file = StoredFile(
+            id=file_id,
+            tenant=tenant,
+            filename=name[:_MAX_FILENAME_CHARS],
+            purpose=purpose,
+            bytes=size,
+            created=int(time.time()),
+        )
+        row = (file.id, tenant, file.filename, purpose, size, file.created)
+        db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", row)
+        return file
+
+    async def get(self, tenant: str, file_id: str) -> StoredFile:
+        """A file of a tenant; ApiError 404 if there is none."""
+        return await self._database.run(lambda db: self.get_within(db, tenant, file_id))
+
+    def get_within(self, db: sqlite3.Connection, tenant: str, file_id: str) -> StoredFile:
+        """The same within a transaction."""
+        row = db.execute(
+            "SELECT * FROM files WHERE id = ? AND tenant = ?", (file_id, tenant)
+        ).fetchone()
+        if row is None:
+            raise ApiError(404, "There is no such file.", param="file_id")
+        return StoredFile(**row_dict(row))
+
+    async def list(
+        self, tenant: str, *, purpose: str | None, after: str | None, limit: int, order: str
+    ) -> tuple[list[StoredFile], bool]:
+        """A page of the tenant's files, and whether there are more."""
+        newest_first = order == "desc"
+        compare, direction = ("<", "DESC") if newest_first else (">", "ASC")
+
+        def work(db: sqlite3.Connection) -> list[StoredFile]:
+            query = "SELECT * FROM files WHERE tenant = ?"
+            values: list[Any] = [tenant]
+            if purpose is not None:
+                query += " AND purpose = ?"
+                values.append(purpose)
+            if after is not None:
+                query += f" AND rowid {compare} (SELECT rowid FROM files WHERE id = ?)"
+                values.append(after)
+            query += f" ORDER BY rowid {direction} LIMIT ?"
+            rows = db.execute(query, [*values, limit + 1])
+            return [StoredFile(**row_dict(row)) for row in rows]
+
+        found = await self._database.run(work)
+        return found[:limit], len(found) > limit
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Delete a file.
+
+        Raises:
+            ApiError: 404 if there is none, 409 while a batch reads it.
+        """
+
+        def work(db: sqlite3.Connection) -> None:
+            self.get_within(db, tenant, file_id)
+            marks = ", ".join("?" * len(TERMINAL))
+            in_use = db.execute(
+                f"SELECT 1 FROM batches WHERE input_file = ? AND status NOT IN ({marks})",
+                (file_id, *TERMINAL),
+            ).fetchone()
+            if in_use is not None:
+                raise ApiError(409, "A batch that is not over reads this file.", code="in_use")
+            db.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+        await self._database.run(work)
+        self.path(file_id).unlink(missing_ok=True)

@@ -1,0 +1,49 @@
+"""``/v1/batches``."""
+
+from ridgeline.server.context import Call
+from ridgeline.server.errors import bad_request
+from ridgeline.server.jobs.lines import ENDPOINTS
+from ridgeline.server.replies import Reply
+from ridgeline.server.routes.paging import page_limit, page_of
+from ridgeline.server.schemas.batches import BatchRequest
+
+_WINDOW_S = 24 * 3600
+
+
+async def create_batch(call: Call, request: BatchRequest) -> Reply:
+    """Queue the lines of an uploaded file."""
+    if request.endpoint not in ENDPOINTS:
+        raise bad_request(f"endpoint must be one of {', '.join(ENDPOINTS)}.", "endpoint")
+    call.server.check_taking_work()
+    batch = await call.server.jobs.batches.create(
+        call.caller.tenant,
+        endpoint=request.endpoint,
+        input_file=request.input_file_id,
+        window=request.completion_window,
+        window_s=_WINDOW_S,
+        metadata=request.metadata or {},
+    )
+    call.server.jobs.worker.notify()
+    return Reply(body=batch)
+
+
+async def list_batches(call: Call) -> Reply:
+    """The caller's batches, newest first."""
+    found, has_more = await call.server.jobs.batches.list(
+        call.caller.tenant, after=call.query.get("after"), limit=page_limit(call, 100)
+    )
+    return Reply(body=page_of(found, has_more))
+
+
+async def get_batch(call: Call) -> Reply:
+    """One of them."""
+    batches = call.server.jobs.batches
+    return Reply(body=await batches.get(call.caller.tenant, call.path_params["batch_id"]))
+
+
+async def cancel_batch(call: Call) -> Reply:
+    """End a batch early; what is done by then can be read."""
+    jobs = call.server.jobs
+    batch = await jobs.batches.cancel(call.caller.tenant, call.path_params["batch_id"])
+    jobs.worker.notify()
+    return Reply(body=batch)

@@ -1,0 +1,71 @@
+"""``/v1/files``."""
+
+from ridgeline.server.body import Receive
+from ridgeline.server.context import Call
+from ridgeline.server.errors import bad_request
+from ridgeline.server.jobs.upload import Upload
+from ridgeline.server.replies import FileReply, Reply
+from ridgeline.server.routes.paging import page_limit, page_of
+
+PURPOSES = ("batch", "user_data")
+
+
+async def upload_file(call: Call, receive: Receive) -> Reply:
+    """Store a file; once this answers, a crash does not lose it."""
+    jobs = call.server.jobs
+    temporary = jobs.files.temporary()
+    try:
+        upload = Upload(call.headers.get(b"content-type", b""), temporary)
+        await upload.read(receive, call.server.config.body_timeout_s)
+        purpose = upload.fields.pop("purpose", None)
+        if purpose not in PURPOSES:
+            raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}.", "purpose")
+        if unknown := [name for name in upload.fields if not name.startswith("expires_after")]:
+            raise bad_request(f"{unknown[0]}: this field is not known.", unknown[0])
+        file = await jobs.files.adopt(
+            temporary, call.caller.tenant, upload.filename or "upload", purpose, upload.size
+        )
+    finally:
+        await call.server.in_thread(lambda: temporary.unlink(missing_ok=True))
+    return Reply(body=file.json())
+
+
+async def list_files(call: Call) -> Reply:
+    """The caller's files."""
+    order = call.query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise bad_request("order must be asc or desc.", "order")
+    found, has_more = await call.server.jobs.files.list(
+        call.caller.tenant,
+        purpose=call.query.get("purpose"),
+        after=call.query.get("after"),
+        limit=page_limit(call, 10_000),
+        order=order,
+    )
+    return Reply(body=page_of([file.json() for file in found], has_more))
+
+
+async def get_file(call: Call) -> Reply:
+    """One of them."""
+    file = await call.server.jobs.files.get(call.caller.tenant, call.path_params["file_id"])
+    return Reply(body=file.json())
+
+
+async def get_file_content(call: Call) -> FileReply:
+    """What is in it."""
+    files = call.server.jobs.files
+    file = await files.get(call.caller.tenant, call.path_params["file_id"])
+    return FileReply(
+        path=str(files.path(file.id)),
+        headers=(
+            (b"content-disposition", b"attachment"),
+            (b"content-length", str(file.bytes).encode()),
+        ),
+    )
+
+
+async def delete_file(call: Call) -> Reply:
+    """Delete a file that no batch is reading."""
+    file_id = call.path_params["file_id"]
+    await call.server.jobs.files.delete(call.caller.tenant, file_id)
+    return Reply(body={"id": file_id, "object": "file", "deleted": True})

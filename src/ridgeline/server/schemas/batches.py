@@ -1,0 +1,34 @@
+"""``/v1/batches`` and ``/v1/files``."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ridgeline.server.schemas.generation import Name
+
+_Value = Annotated[str, Meta(max_length=512)]
+
+
+class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``input_file_id``: a file with purpose batch. ``output_expires_after`` is inert."""
+
+    input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    endpoint: Name
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[str, _Value], Meta(max_length=16)] | None = None
+    output_expires_after: Any = None
+
+
+UPLOAD_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch", "user_data"]},
+    },
+    "additionalProperties": False,
+}
+PAGE_QUERY: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "after": {"type": "string"},
+}

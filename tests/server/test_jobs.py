@@ -1,0 +1,171 @@
+"""Files and batches through the API: results equal online ones, states are legal."""
+
+import json
+import time
+
+import pytest
+
+LINE = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+
+
+def batch_file(count, *, url="/v1/completions", **changes):
+    lines = [
+        {
+            "custom_id": f"line-{index}",
+            "method": "POST",
+            "url": url,
+            "body": {"prompt": f"the cat {index}", **LINE},
+            **changes,
+        }
+        for index in range(count)
+    ]
+    return "\n".join(json.dumps(line) for line in lines).encode()
+
+
+def upload(http, content, *, filename="in.jsonl", purpose="batch"):
+    response = http.post(
+        "/v1/files", files={"file": (filename, content)}, data={"purpose": purpose}
+    )
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def start(http, content, endpoint="/v1/completions"):
+    file = upload(http, content)
+    body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h"}
+    response = http.post("/v1/batches", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def finished(http, batch_id, seconds=30):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        batch = http.get(f"/v1/batches/{batch_id}").json()
+        if batch["status"] in ("completed", "failed", "cancelled", "expired"):
+            return batch
+        time.sleep(0.02)
+    raise AssertionError(batch)
+
+
+def lines_of(http, file_id):
+    if file_id is None:
+        return []
+    text = http.get(f"/v1/files/{file_id}/content").text
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_files_come_back_byte_for_byte(http):
+    content = bytes(range(256)) * 1000
+    file = upload(http, content, filename="../../etc/ünï.bin", purpose="user_data")
+    assert file["bytes"] == len(content)
+    assert file["filename"].endswith(".bin")
+    assert http.get(f"/v1/files/{file['id']}/content").content == content
+    listed = http.get("/v1/files", params={"limit": 1, "purpose": "user_data"}).json()
+    assert listed["data"] == [file]
+    assert http.delete(f"/v1/files/{file['id']}").json()["deleted"]
+    assert http.get(f"/v1/files/{file['id']}").status_code == 404
+
+
+def test_a_batch_answers_every_line_as_online(http):
+    batch = finished(http, start(http, batch_file(20))["id"])
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+    assert batch["error_file_id"] is None
+    results = lines_of(http, batch["output_file_id"])
+    assert [line["custom_id"] for line in results] == [f"line-{i}" for i in range(20)]
+    for index in (0, 19):
+        online = http.post("/v1/completions", json={"prompt": f"the cat {index}", **LINE}).json()
+        body = results[index]["response"]["body"]
+        assert body["choices"] == online["choices"]
+        assert body["usage"]["cost"]["decode"] == pytest.approx(
+            online["usage"]["cost"]["decode"] / 2
+        )
+
+
+def test_lines_that_fail_are_in_the_error_file(http):
+    too_long = json.loads(batch_file(1))
+    too_long["custom_id"] = "long"
+    too_long["body"]["prompt"] = "the " * 4000
+    content = batch_file(2) + b"\n" + json.dumps(too_long).encode()
+    batch = finished(http, start(http, content)["id"])
+    assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    (error,) = lines_of(http, batch["error_file_id"])
+    assert error["custom_id"] == "long"
+    assert error["response"]["status_code"] == 400
+    assert len(lines_of(http, batch["output_file_id"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", None),
+        (b"not json", 1),
+        (batch_file(2).replace(b"line-1", b"line-0"), 2),
+        (batch_file(1, url="/v1/embeddings"), 1),
+        (batch_file(1, method="GET"), 1),
+        (batch_file(1, body={"prompt": "a", "temperature": "hot"}), 1),
+        (batch_file(1, body={"prompt": "a", "stream": True}), 1),
+        (b"[" * 200 + b"\n", 1),
+        (b"\xff\xfe\n", 1),
+    ],
+)
+def test_bad_input_fails_before_anything_runs(http, content, line):
+    batch = finished(http, start(http, content)["id"])
+    assert batch["status"] == "failed"
+    assert batch["errors"]["data"][0]["line"] == line
+    assert batch["output_file_id"] is None
+
+
+def test_cancelling_keeps_what_is_done(http):
+    batch = start(http, batch_file(3000))
+    assert http.delete(f"/v1/files/{batch['input_file_id']}").status_code == 409
+    time.sleep(0.3)
+    cancelled = http.post(f"/v1/batches/{batch['id']}/cancel").json()
+    assert cancelled["status"] in ("cancelling", "cancelled")
+    batch = finished(http, batch["id"])
+    assert batch["status"] == "cancelled"
+    found = lines_of(http, batch["output_file_id"]) + lines_of(http, batch["error_file_id"])
+    assert sorted(line["custom_id"] for line in found) == sorted(f"line-{i}" for i in range(3000))
+    assert http.post(f"/v1/batches/{batch['id']}/cancel").status_code == 409
+    assert http.delete(f"/v1/files/{batch['input_file_id']}").status_code == 200
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/embeddings", "/v1/responses"])
+def test_other_endpoints(http, endpoint):
+    body = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+        "/v1/embeddings": {"input": "hi"},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 2},
+    }[endpoint]
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": endpoint, "body": body})
+    batch = finished(http, start(http, line.encode(), endpoint)["id"])
+    (result,) = lines_of(http, batch["output_file_id"])
+    assert result["response"]["status_code"] == 200
+
+
+def test_lists_page(http):
+    everything = http.get("/v1/batches", params={"limit": 100}).json()["data"]
+    seen, after = [], None
+    while True:
+        page = http.get("/v1/batches", params={"limit": 3, **({"after": after} if after else {})})
+        seen += page.json()["data"]
+        if not page.json()["has_more"]:
+            break
+        after = page.json()["last_id"]
+    assert [b["id"] for b in seen] == [b["id"] for b in everything]
+
+
+@pytest.mark.parametrize(
+    ("files", "data"),
+    [
+        ({}, {"purpose": "batch"}),
+        ({"file": ("a", b"x")}, {}),
+        ({"file": ("a", b"x")}, {"purpose": "fine-tune"}),
+        ({"file": ("a", b"x")}, {"purpose": "batch", "other": "1"}),
+    ],
+)
+def test_bad_uploads(http, files, data, served):
+    assert http.post("/v1/files", files=files or None, data=data).status_code == 400
+    folder = served.server.jobs.files._folder
+    assert not list(folder.glob("upload-*"))
