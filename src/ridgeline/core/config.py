@@ -51,6 +51,10 @@ class EngineConfig:
         batch_window_s: how long dynamic batching waits for a batch to fill.
         max_num_waiting: requests that may wait; one more is refused, with the seconds to stay away.
         tpot_slo_s: prompts get only as many tokens per step as keep it within these seconds.
+        kv_ttl_s: cached KV that was not used for these seconds is forgotten, in every tier.
+        kv_ram_tier_bytes: keep KV that the pool has no room for in this much of the memory.
+        kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
+        kv_disk_tier_bytes: the most that the folder may hold.
     """
 
     model: str | None = None
@@ -78,6 +82,10 @@ class EngineConfig:
     batch_window_s: float = 0.05
     max_num_waiting: int | None = None
     tpot_slo_s: float | None = None
+    kv_ttl_s: float | None = None
+    kv_ram_tier_bytes: int = 0
+    kv_disk_tier_path: str | None = None
+    kv_disk_tier_bytes: int = 10 * 2**30
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):
@@ -96,8 +104,11 @@ class EngineConfig:
             if getattr(self, name) not in choices:
                 raise InvalidRequestError(f"{name} must be one of {', '.join(choices)}.")
         _check_positive("batch_window_s", self.batch_window_s)
-        if self.tpot_slo_s is not None:
-            _check_positive("tpot_slo_s", self.tpot_slo_s)
+        for name in ("tpot_slo_s", "kv_ttl_s"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        check_int("kv_ram_tier_bytes", self.kv_ram_tier_bytes, 0, 2**62)
+        check_int("kv_disk_tier_bytes", self.kv_disk_tier_bytes, 1, 2**62)
         weights = {
             name: _check_positive(f"tenant_weights of {name!r}", weight)
             for name, weight in self.tenant_weights.items()

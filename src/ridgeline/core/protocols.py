@@ -77,12 +77,19 @@ class Executor(Protocol):
     def export_blocks(
         self, group: int, blocks: Sequence[int], role: ModelRole = ModelRole.TARGET
     ) -> bytes:
-        """The bytes of some blocks, opaque outside executors with the same layout digest."""
+        """The bytes of some blocks, one after the other, ``block_bytes[group]`` of each.
+
+        They are opaque outside executors with the same layout digest. May be called from any
+        thread; takes its turn after the steps that were submitted before.
+        """
 
     def import_blocks(
         self, group: int, blocks: Sequence[int], data: bytes, role: ModelRole = ModelRole.TARGET
     ) -> None:
-        """Write what `export_blocks` gave. Raises ``ValueError`` if the size does not fit."""
+        """Write what `export_blocks` gave, of the same blocks or of several calls joined.
+
+        Like it, it takes its turn, from any thread. Raises ``ValueError`` if the size does not fit.
+        """
 
     def close(self) -> None:
         """Free everything. A closed executor takes no more plans."""

@@ -22,7 +22,8 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._cached: set[int] = set()
-        self._idle: OrderedDict[int, None] = OrderedDict()  # cached, not held; oldest first
+        self._idle: OrderedDict[int, float] = OrderedDict()  # cached, not held; since when
+        self.now_s = 0.0  # whoever owns the pool sets it
 
     @property
     def num_free(self) -> int:
@@ -62,7 +63,7 @@ class BlockPool:
             if self._references[block] > 0:
                 continue
             if block in self._cached:
-                self._idle[block] = None
+                self._idle[block] = self.now_s
             else:
                 self._free.append(block)
 
@@ -70,6 +71,17 @@ class BlockPool:
         """Keep the contents of a held block when its last holder is gone."""
         assert self._references[block] > 0, "only a held block becomes cached"
         self._cached.add(block)
+
+    def uncache(self, block: int) -> None:
+        """Keep the contents of a cached block no longer than somebody holds it."""
+        self._cached.remove(block)
+        if self._idle.pop(block, None) is not None:
+            self._free.append(block)
+
+    def evict_idle(self, *, before_s: float) -> None:
+        """Free the cached blocks that nobody has held since before then."""
+        while self._idle and next(iter(self._idle.values())) < before_s:
+            self._free.append(self._evict())
 
     def is_shared(self, block: int) -> bool:
         """Whether writing to the block would be seen by another holder."""

@@ -24,7 +24,8 @@ def block_key(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
 class Node:
     """One full block of tokens. ``blocks[g]`` holds its KV of group g, or `NO_BLOCK`.
 
-    A node stays while it has a block or a child.
+    A node stays while it has a block or a child. It was computed for ``tenant``. ``uid`` names it
+    in the tiers (see `ridgeline.kvcache.tiers`), to which ``is_kept`` says that it was given.
     """
 
     key: bytes
@@ -33,6 +34,9 @@ class Node:
     token_ids: tuple[int, ...]
     blocks: list[int]
     num_children: int = 0
+    tenant: str = ""
+    uid: bytes = b""
+    is_kept: bool = False
 
 
 class Match(NamedTuple):
@@ -59,8 +63,14 @@ class PrefixCache:
     """
 
     def __init__(
-        self, num_blocks: Sequence[int], windows: Sequence[int | None], block_tokens: int
+        self,
+        num_blocks: Sequence[int],
+        windows: Sequence[int | None],
+        block_tokens: int,
+        *,
+        ttl_s: float | None = None,
     ) -> None:
+        self._ttl_s = ttl_s
         self.block_tokens = block_tokens
         self.windows = tuple(windows)
         self.stats = CacheStats()
@@ -70,6 +80,13 @@ class PrefixCache:
             BlockPool(count, on_evict=lambda block, group=group: self._evicted(group, block))  # type: ignore[misc]
             for group, count in enumerate(num_blocks)
         )
+
+    def tick(self, now_s: float) -> None:
+        """Tell the time, and forget what nobody has used for ``ttl_s`` seconds."""
+        for pool in self.pools:
+            pool.now_s = now_s
+            if self._ttl_s is not None:
+                pool.evict_idle(before_s=now_s - self._ttl_s)
 
     def match(self, root_key: bytes, token_ids: Sequence[int]) -> Match:
         """The longest cached prefix that leaves at least one token to compute.
@@ -86,7 +103,13 @@ class PrefixCache:
         return Match(nodes[:count], tables)
 
     def insert(
-        self, root_key: bytes, parent: Node | None, token_ids: Sequence[int], blocks: Sequence[int]
+        self,
+        root_key: bytes,
+        parent: Node | None,
+        token_ids: Sequence[int],
+        blocks: Sequence[int],
+        *,
+        tenant: str = "",
     ) -> Node | None:
         """Remember that these held blocks hold these tokens after ``parent`` (``None``: the root).
 
@@ -101,7 +124,7 @@ class PrefixCache:
         key = block_key(root_key if parent is None else parent.key, tokens)
         node = self._nodes.get(key)
         if node is None:
-            node = Node(key, root_key, parent, tokens, [NO_BLOCK] * len(self.pools))
+            node = Node(key, root_key, parent, tokens, [NO_BLOCK] * len(self.pools), tenant=tenant)
             self._add(node)
         elif not _is(node, root_key, parent, tokens):
             return None
@@ -111,6 +134,13 @@ class PrefixCache:
                 self._holders[group][block] = node
                 self.pools[group].cache(block)
         return node
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget what was computed for a tenant; who holds some of it may go on to use it."""
+        for group, holders in enumerate(self._holders):
+            for block in [b for b, node in holders.items() if node.tenant == tenant]:
+                self.pools[group].uncache(block)
+                self._forget(group, block)
 
     def first_visible_block(self, group: int, num_computed: int) -> int:
         """The first table entry that the token at position ``num_computed`` can see."""
@@ -186,9 +216,12 @@ class PrefixCache:
         self._forget(group, block)
 
     def _forget(self, group: int, block: int) -> None:
-        node: Node | None = self._holders[group].pop(block)
-        assert node is not None
+        node = self._holders[group].pop(block)
         node.blocks[group] = NO_BLOCK
+        self.prune(node)
+
+    def prune(self, node: Node | None) -> None:
+        """Let go of a node without block and child, and then perhaps of its parent."""
         while (
             node is not None
             and not node.num_children

@@ -2,10 +2,11 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate
-from ridgeline.kvcache import NO_BLOCK, BlockPool, PrefixCache
+from ridgeline.kvcache import NO_BLOCK, BlockPool, Match, PrefixCache
+from ridgeline.kvcache.tiers import Load, Transfers
 from ridgeline.scheduler.sequence import Sequence
 
 _NEVER = sys.maxsize
@@ -17,7 +18,8 @@ class BlockTables:
     Full blocks go into the prefix cache as they are computed, unless the request opts out.
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, transfers: Transfers | None = None) -> None:
+        self._transfers = transfers
         self.block_tokens = cache.block_tokens
         self._cache = cache
         self._pools = cache.pools
@@ -37,6 +39,30 @@ class BlockTables:
             sequence.tables[group] = table
         sequence.nodes = list(match.nodes)
         sequence.num_computed = len(match.nodes) * self.block_tokens
+
+    def load_rest(self, sequence: Sequence, is_worth: Callable[[int, int], bool]) -> Load | None:
+        """Start to load what tiers have after the prefix that a sequence reuses.
+
+        ``is_worth(num_tokens, context)`` is asked whether to load rather than compute them. If so,
+        the load holds the prefix, and the sequence nothing.
+        """
+        root_key, num_nodes, size = (
+            sequence.request.cache_key,
+            len(sequence.nodes),
+            self.block_tokens,
+        )
+        if self._transfers is None or root_key is None or sequence.num_computed != num_nodes * size:
+            return None
+        match = Match(sequence.nodes, sequence.tables)
+        count = self._transfers.find(root_key, match, sequence.token_ids)
+        if not count or not is_worth(count * size, num_nodes * size):
+            return None
+        match = Match(list(sequence.nodes), [list(table) for table in sequence.tables])
+        load = self._transfers.load(root_key, match, sequence.token_ids)
+        if load is not None:
+            self.release(sequence)
+            sequence.num_computed = 0
+        return load
 
     def count_hit(self, sequence: Sequence) -> None:
         """Note what a sequence found in the cache when it is admitted for the first time."""
@@ -76,11 +102,14 @@ class BlockTables:
                 sequence.nodes[-1] if sequence.nodes else None,
                 sequence.token_ids[entry * size : (entry + 1) * size],
                 [table[entry] for table in sequence.tables],
+                tenant=sequence.request.tenant,
             )
             if node is None:
                 sequence.collided = True
                 break
             sequence.nodes.append(node)
+            if self._transfers is not None:
+                self._transfers.save(node)
         for group, table in enumerate(sequence.tables):
             last = self._cache.first_visible_block(group, sequence.num_computed)
             first = sequence.num_given_up[group]
@@ -161,6 +190,8 @@ class BlockTables:
         for group, pool in enumerate(self._pools):
             held = Counter(block for table in tables for block in table[group])
             del held[NO_BLOCK]
+            if self._transfers is not None:
+                held += self._transfers.held(group)
             pool.check_integrity(held)
         self._cache.check_integrity()
 

@@ -26,6 +26,7 @@ class SchedulerConfig:
     batch_window_s: float = 0.0
     max_num_waiting: int | None = None
     tpot_slo_s: float | None = None
+    kv_ttl_s: float | None = None
 
     @classmethod
     def of_engine(
@@ -45,4 +46,5 @@ class SchedulerConfig:
             batch_window_s=config.batch_window_s,
             max_num_waiting=config.max_num_waiting,
             tpot_slo_s=config.tpot_slo_s,
+            kv_ttl_s=config.kv_ttl_s,
         )

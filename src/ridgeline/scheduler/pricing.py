@@ -70,6 +70,11 @@ class Pricing:
         self._output_tokens = _mean(self._output_tokens, num_tokens)
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether a step was observed."""
+        return self._scale is not None
+
+    @property
     def fixed_s(self) -> float:
         """Predicted seconds of a step before anything is in it."""
         return self._fixed_s * (self._scale or 1.0)

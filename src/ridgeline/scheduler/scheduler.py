@@ -10,6 +10,7 @@ from ridgeline.core.protocols import StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.kvcache import PrefixCache
+from ridgeline.kvcache.tiers import Load, Transfers
 from ridgeline.scheduler.batching import create_batching
 from ridgeline.scheduler.blocks import BlockTables
 from ridgeline.scheduler.config import SchedulerConfig
@@ -22,6 +23,7 @@ from ridgeline.scheduler.step import SAMPLE, Flight, Step
 from ridgeline.scheduler.waiting_queue import WaitingQueue
 
 _NOTHING = Outputs()
+_POLL_S = 5e-4  # between looks at transfers, when nothing else can be done
 
 
 class Scheduler:
@@ -43,14 +45,22 @@ class Scheduler:
         *,
         price: StepPrice = DEFAULT_PRICE,
         clock: Callable[[], float] = time.monotonic,
+        transfers: Callable[[PrefixCache], Transfers] | None = None,
     ) -> None:
         self.config = config
         self.speculation = speculation or Speculation()
-        self.prefix_cache = PrefixCache(config.num_blocks, config.windows, config.block_tokens)
+        self.prefix_cache = PrefixCache(
+            config.num_blocks, config.windows, config.block_tokens, ttl_s=config.kv_ttl_s
+        )
+        self.transfers = None if transfers is None else transfers(self.prefix_cache)
         self._clock = clock
         self._pricing = Pricing(price)
-        self._goes_by_price = config.tpot_slo_s is not None or config.scheduling_policy == "edf"
-        self._blocks = BlockTables(self.prefix_cache)
+        self._goes_by_price = (
+            config.tpot_slo_s is not None
+            or config.scheduling_policy == "edf"
+            or self.transfers is not None
+        )
+        self._blocks = BlockTables(self.prefix_cache, self.transfers)
         self._policy = create_policy(config.scheduling_policy, config.tenant_weights)
         self._batching = create_batching(
             config.batching, size=config.max_num_seqs, window_s=config.batch_window_s
@@ -60,17 +70,18 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}
         self._forks: dict[int, list[Sequence]] = {}  # by request, until the prompt is computed
         self._holders: dict[Sequence, None] = {}  # of those that wait, the ones that hold blocks
+        self._loading: dict[Sequence, Load] = {}  # they wait outside the queue
         self._shed: list[Sequence] = []  # to be reported by the next update
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._releases: list[int] = []
         self._flights: deque[Flight] = deque()
         self._step_id = self._num_requests = 0
         self._updated_s = self._batch_wait_s = 0.0
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_loads = 0
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue) + sum(map(len, self._forks.values()))
+        return len(self._queue) + len(self._loading) + sum(map(len, self._forks.values()))
 
     @property
     def num_running(self) -> int:
@@ -78,11 +89,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue or self._running)
+        return bool(self._queue or self._running or self._loading)
 
     @property
     def wait_s(self) -> float:
         """After `schedule` gave ``None`` although there is work: seconds until it may give more."""
+        if self.transfers is not None and self.transfers.is_busy:
+            return _POLL_S
         return self._batch_wait_s
 
     def add(self, request: Request) -> list[Sequence]:
@@ -124,8 +137,10 @@ class Scheduler:
         if self._flights and self.speculation.drafter is not None:
             return None  # a drafter goes by the tokens that are still to come
         now_s = self._clock()
+        self.prefix_cache.tick(now_s)
+        self._land_transfers()
         self._open_batch(now_s)
-        self._make_way()
+        self._make_way(now_s)
         step = self._new_step()
         self.speculation.begin_step(self._running)
         prompts = self._plan_decodes(step)
@@ -187,7 +202,7 @@ class Scheduler:
             if sequence.status is SequenceStatus.RUNNING:
                 self._leave(sequence)
                 self._pricing.observe_output(sequence.num_output_tokens)
-            else:
+            elif self._loading.pop(sequence, None) is None:
                 self._queue.remove(sequence)
                 self._holders.pop(sequence, None)
             for fork in list(forks):
@@ -196,6 +211,17 @@ class Scheduler:
         self._blocks.release(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget all cached KV that was computed for a tenant, in the pool and in the tiers."""
+        self.prefix_cache.delete_tenant(tenant)
+        if self.transfers is not None:
+            self.transfers.delete_tenant(tenant)
+
+    def close(self) -> None:
+        """Finish writing to the tiers, and close them."""
+        if self.transfers is not None:
+            self.transfers.close()
 
     def check_integrity(self) -> None:
         """Assert that every block and every slot is accounted for."""
@@ -209,6 +235,7 @@ class Scheduler:
     def _all(self) -> Iterable[Sequence]:
         yield from self._running
         yield from self._queue
+        yield from self._loading
         for forks in self._forks.values():
             yield from forks
 
@@ -238,9 +265,9 @@ class Scheduler:
             now_s=now_s,
         )
 
-    def _make_way(self) -> None:
+    def _make_way(self, now_s: float) -> None:
         """Preempt running sequences for a waiting one that may take their place."""
-        while self._policy.preempts and (head := self._queue.head()) is not None:
+        while self._policy.preempts and (head := self._next_waiting(now_s)) is not None:
             if not self._batching.admits(head) or head.num_in_flight:
                 return
             self._reuse_prefix(head)
@@ -261,6 +288,39 @@ class Scheduler:
             self._queue.push(head)
             head = self._queue.head()
         return head
+
+    def _start_load(self, sequence: Sequence) -> bool:
+        """Have the tiers load what they have of a sequence that may enter, if that beats computing.
+
+        This is how a sequence that was preempted comes back: swapped in, or computed again.
+        """
+        if not sequence.may_load:
+            return False
+        sequence.may_load = False
+        load = self._blocks.load_rest(sequence, self._is_load_worth)
+        if load is None:
+            return False
+        self._queue.remove(sequence)
+        self._holders.pop(sequence, None)
+        self._loading[sequence] = load
+        self.num_loads += 1
+        return True
+
+    def _is_load_worth(self, num_tokens: int, context: int) -> bool:
+        assert self.transfers is not None
+        load_s = self.transfers.block_s * num_tokens / self.config.block_tokens
+        return not self._pricing.is_calibrated or load_s < self._pricing.segment_s(
+            num_tokens, context
+        )
+
+    def _land_transfers(self) -> None:
+        """Let sequences whose load is done wait in the queue again; they find it in the cache."""
+        if self.transfers is None:
+            return
+        self.transfers.poll()
+        for sequence in [each for each, load in self._loading.items() if load.is_done]:
+            del self._loading[sequence]
+            self._queue.push(sequence)
 
     def _is_too_late(self, sequence: Sequence, now_s: float) -> bool:
         deadline_s = sequence.request.deadline_s
@@ -348,12 +408,13 @@ class Scheduler:
                 continue
             assert head is not None
             gap = len(head.token_ids) - head.num_computed
-            if self._may_enter(head) and step.budget.grant(gap, head.num_computed):
+            if not self._may_enter(head) or not step.budget.grant(gap, head.num_computed):
+                head = None
+                continue
+            if not self._start_load(head):
                 step.admissions.append(self._admit(head, now_s))
                 self._plan_prompt(head, step)
-                head = self._next_waiting(now_s)
-            else:
-                head = None
+            head = self._next_waiting(now_s)
 
     def _plan_prompt(self, sequence: Sequence, step: Step) -> None:
         if sequence.status is not SequenceStatus.RUNNING or sequence in step.busy:
@@ -450,7 +511,12 @@ class Scheduler:
         return max(ready, key=self._queue.full_rank, default=None)
 
     def _drop_waiting_blocks(self, *, but: Sequence | None = None) -> bool:
-        """Take the blocks of the last waiting sequence that holds some: a fork, or a hit."""
+        """Take the blocks of the last waiting sequence that holds some: a fork, or a hit.
+
+        Before that, those that are only held to be saved.
+        """
+        if self.transfers is not None and self.transfers.cancel_saves():
+            return True
         holders = [each for each in self._holders if each is not but]
         if not holders:
             return False
@@ -465,6 +531,7 @@ class Scheduler:
         self._blocks.release(sequence)
         sequence.num_computed = 0
         sequence.reference = None
+        sequence.may_load = True
         sequence.status = SequenceStatus.WAITING
         self._queue.push(sequence)
         self.num_preemptions += 1

@@ -27,7 +27,7 @@ class Sequence:
 
     It ends when it has ``max_length`` tokens, prompt included. ``is_plain``: nothing but samples is
     wanted of it, without masks. ``order`` numbers requests as they arrive; ``postponed``: its
-    deadline cannot be met any more.
+    deadline cannot be met any more. ``may_load``: the tiers were not asked since it waits.
 
     ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
     prompt's. ``num_sent`` counts the table entries that the executor has been told of,
@@ -56,6 +56,7 @@ class Sequence:
     note_at: int = 0
     order: int = 0
     postponed: bool = False
+    may_load: bool = True
     num_planned: int = 0
     num_in_flight: int = 0
     reference: int | None = None

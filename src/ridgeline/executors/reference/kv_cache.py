@@ -13,7 +13,7 @@ from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import KVGroup, ModelSpec, kv_groups
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 
 
 class KVCache:
@@ -76,15 +76,15 @@ class KVCache:
 
     def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes:
         picked = [self._pools[layer][list(blocks)] for layer in self.groups[group].layers]
-        return torch.stack(picked).contiguous().view(torch.uint8).numpy().tobytes()
+        return torch.stack(picked, dim=1).contiguous().view(torch.uint8).numpy().tobytes()
 
     def import_blocks(self, group: int, blocks: Sequence[int], data: bytes) -> None:
         if len(data) != self.layout.block_bytes[group] * len(blocks):
             raise ValueError(f"{len(data)} bytes are not {len(blocks)} blocks of group {group}")
         kv = self.groups[group]
-        shape = (len(kv.layers), len(blocks), *self._block_shape(kv))
+        shape = (len(blocks), len(kv.layers), *self._block_shape(kv))
         values = torch.frombuffer(bytearray(data), dtype=self._dtype).view(shape)
-        for layer, value in zip(kv.layers, values, strict=True):
+        for layer, value in zip(kv.layers, values.unbind(dim=1), strict=True):
             self._pools[layer][list(blocks)] = value
 
     def _rows(self, layer: int) -> torch.Tensor:

@@ -1,0 +1,22 @@
+"""KV blocks beyond the pool: in memory, on disk, and in what else satisfies `Tier`."""
+
+from ridgeline.kvcache.tiers.disk import DiskTier
+from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, decode_entry, encode_entry
+from ridgeline.kvcache.tiers.ram import RamTier
+from ridgeline.kvcache.tiers.tier import BlockIO, Tier, TierUsage
+from ridgeline.kvcache.tiers.transfers import Load, Transfers, TransferStats
+
+__all__ = [
+    "BlockIO",
+    "DiskTier",
+    "Entry",
+    "EntryHeader",
+    "Load",
+    "RamTier",
+    "Tier",
+    "TierUsage",
+    "TransferStats",
+    "Transfers",
+    "decode_entry",
+    "encode_entry",
+]

@@ -1,0 +1,206 @@
+"""KV entries on disk: a file for each, in a folder for each tenant."""
+
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ridgeline.core.errors import CorruptFileError, DiskError
+from ridgeline.kvcache.tiers.entry import (
+    PREFIX_BYTES,
+    Entry,
+    EntryHeader,
+    decode_entry,
+    decode_header,
+    encode_entry,
+    header_length,
+)
+from ridgeline.kvcache.tiers.tier import TierUsage
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX, _TEMPORARY = ".kv", ".tmp"
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _File:
+    folder: str
+    num_bytes: int
+    used_s: float
+
+
+class DiskTier:
+    """See `Tier`. What is in the folder at the start is found again, the last use included.
+
+    Files appear under their names whole (written aside, then renamed); what a crash or a full disk
+    leaves of them is seen by its checksum and removed. Files are readable by their owner only.
+
+    Raises:
+        DiskError: the folder cannot be made or read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        capacity_bytes: int,
+        *,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._capacity_bytes = capacity_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._files: OrderedDict[bytes, _File] = OrderedDict()  # oldest first
+        self._num_bytes = self._num_evicted = self._num_failures = 0
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._scan()
+        except OSError as error:
+            raise DiskError(f"{path} cannot hold KV blocks: {error.strerror}.") from error
+        self._evict(0)
+
+    def may_have(self, key: bytes) -> bool:
+        return key in self._files
+
+    def header(self, key: bytes) -> EntryHeader | None:
+        return self._read(key, _read_header)
+
+    def get(self, key: bytes) -> Entry | None:
+        return self._read(key, _read_entry)
+
+    def put(self, entry: Entry) -> None:
+        data, key = encode_entry(entry), entry.header.key
+        if len(data) > self._capacity_bytes:
+            return
+        self._remove(key)
+        self._evict(len(data))
+        folder = self._path / _folder_name(entry.header.tenant)
+        final = folder / (key.hex() + _SUFFIX)
+        temporary = final.with_suffix(_TEMPORARY)
+        try:
+            folder.mkdir(exist_ok=True, mode=0o700)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            now_s = self._clock()
+            os.utime(temporary, (now_s, now_s))
+            temporary.replace(final)
+        except OSError as error:
+            self._fail(f"A KV block could not be written: {error.strerror}.")
+            with suppress(OSError):
+                temporary.unlink()
+            return
+        self._files[key] = _File(folder.name, len(data), now_s)
+        self._num_bytes += len(data)
+
+    def delete_tenant(self, tenant: str) -> int:
+        name = _folder_name(tenant)
+        keys = [key for key, file in self._files.items() if file.folder == name]
+        for key in keys:
+            self._num_bytes -= self._files.pop(key).num_bytes
+        try:
+            shutil.rmtree(self._path / name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._fail(f"KV blocks could not be deleted: {error.strerror}.")
+        return len(keys)
+
+    def usage(self) -> TierUsage:
+        return TierUsage(
+            name="disk",
+            num_entries=len(self._files),
+            num_bytes=self._num_bytes,
+            capacity_bytes=self._capacity_bytes,
+            num_evicted=self._num_evicted,
+            num_failures=self._num_failures,
+        )
+
+    def close(self) -> None: ...
+
+    def _scan(self) -> None:
+        found = []
+        for folder in os.scandir(self._path):
+            for item in os.scandir(folder.path) if folder.is_dir(follow_symlinks=False) else ():
+                name, suffix = os.path.splitext(item.name)
+                if suffix == _TEMPORARY:
+                    Path(item.path).unlink(missing_ok=True)
+                elif suffix == _SUFFIX and len(name) == 64 and set(name) <= set("0123456789abcdef"):
+                    stat = item.stat(follow_symlinks=False)
+                    file = _File(folder.name, stat.st_size, stat.st_mtime)
+                    found.append((bytes.fromhex(name), file))
+        for key, file in sorted(found, key=lambda each: each[1].used_s):
+            self._files[key] = file
+            self._num_bytes += file.num_bytes
+
+    def _read(self, key: bytes, read: Callable[[Path], T]) -> T | None:
+        self._evict(0)
+        file = self._files.get(key)
+        if file is None:
+            return None
+        path = self._file_path(key, file)
+        try:
+            found = read(path)
+            file.used_s = self._clock()
+            os.utime(path, (file.used_s, file.used_s))
+        except CorruptFileError as error:
+            self._fail(str(error))
+            self._remove(key)
+            return None
+        except OSError:  # removed by another process
+            self._remove(key)
+            return None
+        self._files.move_to_end(key)
+        return found
+
+    def _evict(self, needed_bytes: int) -> None:
+        """Remove what has expired, and the oldest until there is room."""
+        while self._files:
+            key, file = next(iter(self._files.items()))
+            expired = self._ttl_s is not None and file.used_s + self._ttl_s <= self._clock()
+            if not expired and self._num_bytes + needed_bytes <= self._capacity_bytes:
+                return
+            self._remove(key)
+            self._num_evicted += 1
+
+    def _remove(self, key: bytes) -> None:
+        file = self._files.pop(key, None)
+        if file is None:
+            return
+        self._num_bytes -= file.num_bytes
+        try:
+            self._file_path(key, file).unlink(missing_ok=True)
+        except OSError as error:
+            self._fail(f"A KV block could not be removed: {error.strerror}.")
+
+    def _file_path(self, key: bytes, file: _File) -> Path:
+        return self._path / file.folder / (key.hex() + _SUFFIX)
+
+    def _fail(self, message: str) -> None:
+        if not self._num_failures:
+            _log.warning("%s Further failures of the disk tier are counted only.", message)
+        self._num_failures += 1
+
+
+def _folder_name(tenant: str) -> str:
+    """Names of tenants may hold anything; those of folders may not."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
+
+
+def _read_entry(path: Path) -> Entry:
+    return decode_entry(path.read_bytes())
+
+
+def _read_header(path: Path) -> EntryHeader:
+    with path.open("rb") as file:
+        prefix = file.read(PREFIX_BYTES)
+        return decode_header(prefix + file.read(header_length(prefix)))

@@ -1,0 +1,53 @@
+"""What a place for KV blocks beyond the pool has to offer, and what it needs of the executor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.kvcache.tiers.entry import Entry, EntryHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierUsage:
+    """What is kept, and what happened since the start. ``num_failures``: damaged, or I/O errors."""
+
+    name: str
+    num_entries: int
+    num_bytes: int
+    capacity_bytes: int
+    num_evicted: int
+    num_failures: int
+
+
+class Tier(Protocol):
+    """Keeps entries by key, the least recently used going first when it is full.
+
+    All methods but `may_have` and `usage` are called from one thread, and may block.
+    """
+
+    def may_have(self, key: bytes) -> bool:
+        """Whether asking for the entry is worth it. Answers at once, from any thread."""
+
+    def header(self, key: bytes) -> EntryHeader | None:
+        """What an entry is; ``None`` if it is not there, has expired or is damaged."""
+
+    def get(self, key: bytes) -> Entry | None:
+        """An entry; ``None`` if it is not there, has expired or is damaged."""
+
+    def put(self, entry: Entry) -> None:
+        """Keep an entry; one that cannot be kept is let go of, and counted."""
+
+    def delete_tenant(self, tenant: str) -> int:
+        """Forget what a tenant's requests left; returns the number of entries."""
+
+    def usage(self) -> TierUsage: ...
+
+    def close(self) -> None: ...
+
+
+class BlockIO(Protocol):
+    """The part of `ridgeline.core.protocols.Executor` that moves the bytes of blocks."""
+
+    def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes: ...
+
+    def import_blocks(self, group: int, blocks: Sequence[int], data: bytes) -> None: ...

@@ -1,0 +1,228 @@
+"""Blocks that leave the pool and come back: outputs are as without, and work is saved."""
+
+import random
+import time
+
+import pytest
+from tests.fakes import FakeExecutor
+from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run, run_ahead
+
+from ridgeline.core.request import FinishReason
+from ridgeline.kvcache import prefix_cache
+from ridgeline.kvcache.tiers import DiskTier, RamTier, Transfers, transfers
+from ridgeline.scheduler import Scheduler, SchedulerConfig
+
+
+def make_with_tiers(executor, tiers, *, in_thread=False, **changes) -> Scheduler:
+    settings = {**CONFIG, "windows": tuple(executor.windows), **changes}
+    return Scheduler(
+        SchedulerConfig(**settings),
+        transfers=lambda cache: Transfers(cache, tiers, executor, in_thread=in_thread),
+    )
+
+
+def run_all(scheduler, executor) -> None:
+    """Run, and wait for transfers where nothing else can be done."""
+    while scheduler.has_work:
+        run(scheduler, executor)
+        time.sleep(scheduler.wait_s)
+
+
+def computed(executor) -> int:
+    return sum(plan.num_tokens for plan in executor.plans)
+
+
+def evict_all(scheduler) -> None:
+    for pool in scheduler.prefix_cache.pools:
+        pool.release(pool.allocate(pool.num_free))
+
+
+def ask(scheduler, executor, number, prompt, **settings) -> tuple[int, list[int]]:
+    before = computed(executor)
+    (sequence,) = scheduler.add(request(number, prompt, cache_key=b"k" * 32, **settings))
+    run_all(scheduler, executor)
+    return computed(executor) - before, sequence.output_token_ids
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("windows", [(None,), (6,), (None, 9)], ids=str)
+def test_an_evicted_prefix_is_loaded(windows, in_thread):
+    executor = FakeExecutor(windows=windows)
+    scheduler = make_with_tiers(
+        executor, [RamTier(10**6)], in_thread=in_thread, num_blocks=(64,) * len(windows)
+    )
+    _, output = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    run_saves(scheduler)
+    evict_all(scheduler)
+    tokens, again = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    assert (tokens, again) == (1, output)
+    assert scheduler.num_loads == 1
+    scheduler.close()
+
+
+def run_saves(scheduler) -> None:
+    deadline = time.monotonic() + 10
+    while scheduler.transfers.is_busy and time.monotonic() < deadline:
+        scheduler.transfers.poll()
+        time.sleep(0.001)
+    scheduler.check_integrity()
+
+
+def test_hits_survive_a_restart_with_the_disk_tier(tmp_path):
+    for restart in range(3):
+        executor = FakeExecutor()  # with nothing in its blocks
+        scheduler = make_with_tiers(executor, [RamTier(10**6), DiskTier(tmp_path, 10**6)])
+        tokens, output = ask(scheduler, executor, 0, range(41), max_tokens=3)
+        assert tokens == (41 + 2 if not restart else 1 + 2)
+        assert output == expected_output(request(0, range(41), max_tokens=3), 0, 64)
+        scheduler.close()
+
+
+def test_a_prefix_that_was_computed_again_links_up_with_what_is_kept(tmp_path):
+    """After a restart the first part is computed before the tiers are asked for the rest."""
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [DiskTier(tmp_path, 10**6)])
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    scheduler.close()
+    executor = FakeExecutor()
+    tier = DiskTier(tmp_path, 10**6)
+    scheduler = make_with_tiers(executor, [tier])
+    tier.may_have, may_have = (lambda _: False), tier.may_have
+    ask(scheduler, executor, 0, range(21), max_tokens=1)
+    run_saves(scheduler)
+    tier.may_have = may_have
+    tokens, _ = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    assert tokens == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
+@pytest.mark.parametrize("drive", [run, run_ahead])
+def test_random_workloads_swap_instead_of_computing_again(seed, windows, drive):
+    """A pool of little more than one sequence, tiers that hold everything, aborts at random."""
+    rng = random.Random(seed)
+    executor = FakeExecutor(windows=windows)
+    scheduler = make_with_tiers(
+        executor,
+        [RamTier(rng.choice([300, 2000, 10**6]))],
+        num_blocks=(rng.choice([18, 24]),) * len(windows),
+        max_num_batched_tokens=rng.choice([3, 7, 64]),
+    )
+    common = [rng.randrange(1000) for _ in range(40)]
+    pending = [
+        request(
+            number,
+            common[: rng.randint(0, 40)] + [rng.randrange(1000) for _ in range(rng.randint(1, 10))],
+            cache_key=rng.choice([b"a" * 32, b"b" * 32, None]),
+            n=rng.choice([1, 1, 3]),
+            max_tokens=rng.choice([1, 5, 30, None]),
+        )
+        for number in range(10)
+    ]
+    sequences, aborted = [], set()
+
+    def between_steps():
+        if pending and rng.random() < 0.5:
+            sequences.extend(scheduler.add(pending.pop(0)))
+        if sequences and rng.random() < 0.03:
+            victim = rng.choice(sequences)
+            aborted.add(victim)
+            scheduler.finish(victim, FinishReason.ABORT)
+
+    while pending or scheduler.has_work:
+        between_steps()
+        drive(scheduler, executor, each_step=between_steps)
+    for sequence in sequences:
+        window = 1000 if None in windows else max(windows)
+        expected = expected_output(sequence.request, sequence.sample_index, 64, window)
+        got = sequence.output_token_ids
+        if sequence.finish_reason is FinishReason.ABORT:
+            expected = expected[: len(got)]
+        assert got == expected
+    scheduler.transfers.poll()
+    scheduler.check_integrity()
+    assert not scheduler.transfers.stats.failures
+
+
+def test_preempted_sequences_are_swapped_in():
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [RamTier(10**6)], num_blocks=(20,))
+    prompts = [range(n, n + 30) for n in (0, 100, 200)]
+    for number, prompt in enumerate(prompts):
+        scheduler.add(request(number, prompt, cache_key=b"k" * 32, max_tokens=30))
+    run_all(scheduler, executor)
+    assert scheduler.num_preemptions > 0
+    assert scheduler.num_loads > 0
+    total = sum(30 + 29 for _ in prompts)
+    # Blocks of 4: what is not in a full block is computed again, and each time the last token.
+    assert computed(executor) <= total + 5 * scheduler.num_preemptions
+
+
+@pytest.mark.parametrize("windows", [(None,), (5,)], ids=str)
+def test_a_hash_collision_is_a_miss_in_the_tiers_too(monkeypatch, windows):
+    monkeypatch.setattr(prefix_cache, "block_key", lambda *_: b"same" * 8)
+    monkeypatch.setattr(transfers, "block_key", lambda *_: b"same" * 8)
+    executor = FakeExecutor(windows=windows)
+    scheduler = make_with_tiers(executor, [RamTier(10**6)])
+    rng = random.Random(0)
+    for number in range(60):
+        prompt = [number % 3] * 4 + [number % 2] * 4 + [7] * 9
+        a_request = request(number, prompt, cache_key=bytes([number % 2]) * 32, max_tokens=3)
+        (sequence,) = scheduler.add(a_request)
+        run_all(scheduler, executor)
+        assert sequence.output_token_ids == expected_output(a_request, 0, 64, windows[0] or 1000)
+        if rng.random() < 0.5:
+            evict_all(scheduler)
+
+
+def test_another_root_finds_nothing_on_the_same_disk(tmp_path):
+    """The root key carries checkpoint, KV format, executor and salt."""
+    for root in (b"checkpoint a", b"checkpoint b", b"int8"):
+        executor = FakeExecutor()
+        scheduler = make_with_tiers(executor, [DiskTier(tmp_path, 10**6)])
+        (sequence,) = scheduler.add(request(0, range(41), cache_key=root, max_tokens=1))
+        run_all(scheduler, executor)
+        assert computed(executor) == 41
+        assert scheduler.num_loads == 0
+        assert sequence.num_cached_tokens == 0
+        scheduler.close()
+
+
+def test_a_deleted_tenant_is_not_found_again(tmp_path):
+    executor = FakeExecutor()
+    tiers = [RamTier(10**6), DiskTier(tmp_path, 10**6)]
+    scheduler = make_with_tiers(executor, tiers)
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    run_saves(scheduler)
+    scheduler.delete_tenant("")
+    tokens, _ = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    assert tokens == 41
+    scheduler.close()
+
+
+def test_a_failing_executor_or_disk_only_costs_the_hit(tmp_path):
+    class Failing(FakeExecutor):
+        def import_blocks(self, *args):
+            raise RuntimeError("lost")
+
+    executor = Failing()
+    scheduler = make_with_tiers(executor, [RamTier(10**6)])
+    _, output = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    evict_all(scheduler)
+    tokens, again = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    assert (tokens, again) == (41, output)
+    assert scheduler.transfers.stats.failures == 1
+
+
+def test_loads_are_made_only_where_they_beat_computing(monkeypatch):
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [RamTier(10**6)])
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    evict_all(scheduler)
+    monkeypatch.setattr(Transfers, "block_s", property(lambda _: 10.0))
+    tokens, _ = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    assert tokens == 41
+    monkeypatch.setattr(Transfers, "block_s", property(lambda _: 1e-12))
+    evict_all(scheduler)
+    tokens, _ = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    assert tokens == 1
