@@ -196,7 +196,7 @@ void widened_bf16(int64_t rounds) {
     const Floats even = (Floats)(pairs << 16), odd = (Floats)(pairs & high_mask);
 #pragma GCC unroll 16
     for (int i = 0; i < kChains; ++i) {
-      sums[i] = (Floats)_mm256_fmadd_ps((__m256)(i % 2 ? odd : even), (__m256)b, (__m256)sums[i]);
+      sums[i] = (i % 2 ? odd : even) * b + sums[i];
     }
   }
   touch_all(sums);

@@ -41,36 +41,46 @@ float* v_scales(const SubBlockLayout& layout, uint8_t* sub_block) {
   return reinterpret_cast<float*>(sub_block + layout.v_scales_offset);
 }
 
-// The scale that makes the largest magnitude 127. A value that is not finite makes it NaN, so that
-// all that is read from the token is NaN, rather than something plausible.
-float scale_for(const float* x, int count) {
-  float largest = 0, poison = 0;
-  for (int i = 0; i < count; ++i) {
-    largest = std::max(largest, std::fabs(x[i]));
-    poison += x[i] * 0.0f;
-  }
-  return largest / 127 + poison;
+// The first `count` of W floats, then zeros.
+vf load_some(const float* x, int count) {
+  if (count >= W) return load(x);
+  float lanes[W] = {};
+  std::memcpy(lanes, x, count * sizeof(float));
+  return load(lanes);
 }
 
-int8_t code(float x, float inverse_scale) {
-  float scaled = nearbyintf(x * inverse_scale);
-  return scaled == scaled ? static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, scaled))) : 0;
+// Calls store(i, code of x[i]) and returns the scale, which makes the largest magnitude 127. A value
+// that is not finite makes the scale NaN, so that all that is read from the token is NaN, rather
+// than something plausible.
+template <class Store>
+float quantize(const float* x, int count, const Store& store_code) {
+  vf largest = {}, poison = {};
+  for (int i = 0; i < count; i += W) {
+    vf value = load_some(x + i, count - i);
+    largest = max(largest, abs(value));
+    poison += value * 0.0f;
+  }
+  float scale = max_lane(largest) / 127 + sum(poison);
+  float inverse = scale > 0 ? 1 / scale : 0;
+  for (int i = 0; i < count; i += W) {
+    vf scaled = load_some(x + i, count - i) * inverse;
+    vi codes = round_to_int(max(min(scaled, splat(127.0f)), splat(-127.0f)));
+    for (int lane = 0; lane < W && i + lane < count; ++lane)
+      store_code(i + lane, static_cast<int8_t>(codes[lane]));
+  }
+  return scale;
 }
 
 void store_int8(const SubBlockLayout& layout, const float* k, const float* v, uint8_t* sub_block,
                 int lane) {
   auto* codes = reinterpret_cast<int8_t*>(sub_block);
-  float scale = scale_for(k, layout.k_width);
-  float inverse = scale > 0 ? 1 / scale : 0;
-  k_scales(layout, sub_block)[lane] = scale;
-  for (int i = 0; i < static_cast<int>(round_up(layout.k_width, 4)); ++i)
-    codes[k_element(layout, i, lane)] = i < layout.k_width ? code(k[i], inverse) : 0;
+  k_scales(layout, sub_block)[lane] = quantize(k, layout.k_width, [&](int i, int8_t code) {
+    codes[k_element(layout, i, lane)] = code;
+  });
   if (layout.v_width == 0) return;
   codes += layout.v_offset + lane * layout.v_stride;
-  scale = scale_for(v, layout.v_width);
-  inverse = scale > 0 ? 1 / scale : 0;
-  v_scales(layout, sub_block)[lane] = scale;
-  for (int i = 0; i < layout.v_width; ++i) codes[i] = code(v[i], inverse);
+  v_scales(layout, sub_block)[lane] =
+      quantize(v, layout.v_width, [&](int i, int8_t code) { codes[i] = code; });
 }
 
 void store_floats(const SubBlockLayout& layout, const float* k, const float* v, uint8_t* sub_block,

@@ -10,7 +10,7 @@ from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_ex
 from ridgeline.core.formats import float_format
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.executors import ExecutorModel
-from ridgeline.executors.reference.executor import _Handle
+from ridgeline.executors.handle import Handle
 from ridgeline.models import describe, lower
 from ridgeline.roofline import PricedModel, account, pass_work, prefill_batch, price
 from ridgeline.weights import dummy_weights
@@ -40,7 +40,7 @@ class _Recorder:
 
     def submit(self, plan):
         self.plan = plan
-        handle = _Handle(plan)
+        handle = Handle(plan)
         handle.future.set_result(self._executor._run_or_fail(handle))
         return handle
 

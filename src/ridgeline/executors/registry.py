@@ -19,6 +19,11 @@ def executor_names() -> tuple[str, ...]:
     return tuple(_FACTORIES)
 
 
+def default_executor() -> str:
+    """What ``auto`` stands for here."""
+    return _AUTO
+
+
 def create_executor(
     name: str, models: Mapping[ModelRole, ExecutorModel], *, block_tokens: int
 ) -> Executor:

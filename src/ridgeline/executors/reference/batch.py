@@ -9,31 +9,21 @@ from dataclasses import dataclass
 import torch
 
 from ridgeline.core.plan import ModelRole, Segment
-from ridgeline.decoding import ancestors, chain, depths
-from ridgeline.executors.reference.state import SequenceState
+from ridgeline.decoding import ancestors, depths
+from ridgeline.executors.outputs import SegmentContext
+from ridgeline.executors.state import SequenceState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentInput:
-    """One segment, its references resolved, with the tokens ``known`` of its sequence.
+@dataclass(frozen=True, kw_only=True)
+class SegmentInput(SegmentContext):
+    """A segment with what attention needs to know of it.
 
     ``kv_positions_C``: position of each KV slot ``[0, stop)``. ``drafted_SD``: which of the D
     drafted KV slots each of the S tokens sees, for trees.
     """
 
-    segment: Segment
-    state: SequenceState
-    known: Sequence[int]
     kv_positions_C: torch.Tensor
     drafted_SD: torch.Tensor | None
-
-    @property
-    def parents(self) -> tuple[int, ...]:
-        return self.segment.parents or chain(self.segment.num_drafts)
-
-    @property
-    def drafts(self) -> tuple[int, ...]:
-        return self.segment.token_ids[self.segment.num_tokens - self.segment.num_drafts :]
 
     @property
     def positions(self) -> list[int]:

@@ -9,7 +9,7 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.batch import Batch, SegmentInput
 from ridgeline.executors.reference.experts import run_moe, run_shared
-from ridgeline.executors.reference.kv_cache import KVCache
+from ridgeline.executors.reference.kv_cache import KVCache, kv_rows
 from ridgeline.kernels import reference as kernels
 
 
@@ -125,14 +125,7 @@ class Forward:
 
     def _write_kv(self, op: ops.KVWrite) -> None:
         rows = [
-            item.state.kv_rows(
-                self._batch.role,
-                op.group,
-                item.segment.start,
-                item.segment.stop,
-                self._cache.block_tokens,
-            )
-            for item in self._batch.segments
+            self._kv_rows(op.group, item, item.segment.start) for item in self._batch.segments
         ]
         v_TKd = self._buffers["v"] if op.has_values else None
         self._cache.write(op.layer, torch.cat(rows), self._buffers["k"], v_TKd)
@@ -167,10 +160,12 @@ class Forward:
         self, op: ops.Attend | ops.LatentAttend, item: SegmentInput, low: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of KV slots ``[low, stop)`` of a segment."""
-        block_tokens = self._cache.block_tokens
-        stop = item.segment.stop
-        rows = item.state.kv_rows(self._batch.role, op.group, low, stop, block_tokens)
-        return self._cache.read(op.group, op.layer, rows)
+        return self._cache.read(op.group, op.layer, self._kv_rows(op.group, item, low))
+
+    def _kv_rows(self, group: int, item: SegmentInput, start: int) -> torch.Tensor:
+        """Cache rows of KV slots ``[start, stop)`` of a segment."""
+        table = item.state.tables[self._batch.role, group]
+        return kv_rows(table, start, item.segment.stop, self._cache.block_tokens)
 
     def _mlp(self, op: ops.MLP, x_TD: torch.Tensor) -> torch.Tensor:
         up = self._linear(x_TD, op.up, op.up_bias)

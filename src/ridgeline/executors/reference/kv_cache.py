@@ -92,3 +92,9 @@ class KVCache:
 
     def _block_shape(self, group: KVGroup) -> tuple[int, int, int]:
         return self.block_tokens, group.num_kv_heads, group.k_width + group.v_width
+
+
+def kv_rows(table: Sequence[int], start: int, stop: int, block_tokens: int) -> torch.Tensor:
+    """Flat cache rows of KV slots ``[start, stop)`` of a sequence with this block table."""
+    blocks, slots = torch.tensor(table), torch.arange(start, stop)
+    return blocks[slots // block_tokens] * block_tokens + slots % block_tokens

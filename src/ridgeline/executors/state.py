@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from ridgeline.core.plan import Admission, BlockTableUpdate, ModelRole
 from ridgeline.decoding import History
 
@@ -34,14 +32,6 @@ class SequenceState:
         known = self.known(role)
         assert start <= len(known), "a sequence has no gaps"
         known[start : start + len(token_ids)] = token_ids
-
-    def kv_rows(
-        self, role: ModelRole, group: int, start: int, stop: int, block_tokens: int
-    ) -> torch.Tensor:
-        """Flat cache rows of KV slots ``[start, stop)``."""
-        table = torch.tensor(self.tables[role, group])
-        slots = torch.arange(start, stop)
-        return table[slots // block_tokens] * block_tokens + slots % block_tokens
 
     def rope_length(self, position: int) -> int:
         """Length of the sequence that a token at ``position`` sees, for scalings that ask.

@@ -1,48 +1,88 @@
 """From hidden states to a segment's result: sampling, verification, log-probabilities."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ridgeline.core.plan import Segment
 from ridgeline.core.result import SegmentResult, TokenLogprobs
-from ridgeline.decoding import NothingToSampleError, ancestors, sample, token_logprobs, verify
-from ridgeline.executors.reference.batch import SegmentInput
+from ridgeline.decoding import (
+    NothingToSampleError,
+    ancestors,
+    chain,
+    sample,
+    token_logprobs,
+    verify,
+)
+from ridgeline.executors.handle import Mask
+from ridgeline.executors.state import SequenceState
 
-Mask = npt.NDArray[np.uint32]
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentContext:
+    """One segment, its references resolved, with the tokens ``known`` of its sequence."""
+
+    segment: Segment
+    state: SequenceState
+    known: Sequence[int]
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        return self.segment.parents or chain(self.segment.num_drafts)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.segment.token_ids[self.segment.num_tokens - self.segment.num_drafts :]
+
+
+def num_logit_rows(segment: Segment) -> int:
+    """How many of a segment's last rows the LM head runs on."""
+    if segment.outputs.every_position:
+        return segment.num_tokens
+    return 1 + segment.num_drafts if segment.outputs.sample else 0
 
 
 def segment_result(
-    item: SegmentInput,
-    hidden_SD: torch.Tensor,
-    head: Callable[[torch.Tensor], torch.Tensor],
+    item: SegmentContext,
+    logits_NV: torch.Tensor,
+    pooled: Callable[[], torch.Tensor],
     mask: Mask | None,
+    *,
+    drawn: Sequence[int] | None = None,
 ) -> SegmentResult:
-    """Everything that the segment's `Outputs` ask for. ``head`` maps hidden rows to logits."""
+    """Everything that the segment's `Outputs` ask for.
+
+    ``logits_NV`` are those of its last `num_logit_rows` rows, ``pooled`` gives the final hidden
+    state of its last row. ``drawn`` are the tokens of the rows that are sampled, where they have
+    been drawn already; −1 stands for none.
+    """
     wanted = item.segment.outputs
     num_sampled = 1 + item.segment.num_drafts if wanted.sample else 0
-    num_rows = item.segment.num_tokens if wanted.every_position else num_sampled
-    logits = head(hidden_SD[len(hidden_SD) - num_rows :]) if num_rows else hidden_SD[:0]
     tokens: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     if wanted.sample:
+        rows = logits_NV[len(logits_NV) - num_sampled :]
         with contextlib.suppress(NothingToSampleError):
-            tokens, accepted, logprobs = _draw(item, logits[num_rows - num_sampled :], mask)
+            tokens, accepted, logprobs = _draw(item, rows, mask, drawn)
     return SegmentResult(
         token_ids=tokens,
         accepted=accepted,
         logprobs=logprobs,
-        prompt_logprobs=_prompt_logprobs(item, logits) if wanted.prompt_logprobs else (),
-        logits=logits.float().numpy().copy() if wanted.logits else None,
-        pooled=hidden_SD[-1].float().numpy().copy() if wanted.pooled else None,
+        prompt_logprobs=_prompt_logprobs(item, logits_NV) if wanted.prompt_logprobs else (),
+        logits=logits_NV.float().numpy().copy() if wanted.logits else None,
+        pooled=pooled().float().numpy().copy() if wanted.pooled else None,
     )
 
 
 def _draw(
-    item: SegmentInput, logits_NV: torch.Tensor, mask: Mask | None
+    item: SegmentContext,
+    logits_NV: torch.Tensor,
+    mask: Mask | None,
+    drawn: Sequence[int] | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[TokenLogprobs, ...]]:
     """Tokens, accepted drafts and log-probabilities; row 0 is the last known token, 1.. drafts."""
     state, admission = item.state, item.state.admission
@@ -50,6 +90,10 @@ def _draw(
     allowed = None if mask is None else _unpack(mask, logits_NV.shape[1])
 
     def draw(node: int) -> int:
+        if drawn is not None:
+            if drawn[node + 1] < 0:
+                raise NothingToSampleError
+            return drawn[node + 1]
         path = [item.drafts[i] for i in ancestors(item.parents, node)]
         return sample(
             logits_NV[node + 1],
@@ -72,7 +116,7 @@ def _draw(
     return tokens, accepted, tuple(logprobs)
 
 
-def _prompt_logprobs(item: SegmentInput, logits_SV: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+def _prompt_logprobs(item: SegmentContext, logits_SV: torch.Tensor) -> tuple[TokenLogprobs, ...]:
     num_top = item.state.admission.params.prompt_logprobs or 0
     start, stop = item.segment.start, item.segment.stop
     following = item.known[start + 1 : stop + 1]

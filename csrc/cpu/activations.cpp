@@ -1,0 +1,128 @@
+#include "activations.h"
+
+#include "simd.h"
+
+namespace rl {
+namespace {
+
+constexpr int kChunkColumns = 2048;  // of one tile of work; a multiple of every activation group
+
+int32_t padded_columns(const rl_matrix& m) {
+  return static_cast<int32_t>(is_quantized(m.format) ? round_up(m.columns, activation_group(m))
+                                                     : m.columns);
+}
+
+int32_t num_steps(const rl_matrix& m) {
+  return is_quantized(m.format) ? padded_columns(m) / step_columns(m) : 0;
+}
+
+struct Quantized {
+  float scale, inverse;
+};
+
+// The scale of `count` elements of x, of which those from `valid` on count as zero.
+Quantized scale_of(const float* x, int valid) {
+  vf largest{}, probe{};
+  int i = 0;
+  for (; i + W <= valid; i += W) {
+    vf values = load(x + i);
+    largest = max(abs(values), largest);
+    probe += values - values;  // 0, or not a number
+  }
+  float best = max_lane(largest), odd = sum(probe);
+  for (; i < valid; ++i) {
+    best = std::fabs(x[i]) > best ? std::fabs(x[i]) : best;
+    odd += x[i] - x[i];
+  }
+  float scale = best / 127.0f;
+  return {scale + odd, scale > 0 ? 1.0f / scale : 0.0f};
+}
+
+// Quantizes columns [first, first + group) of one row into slot m of a panel of M tokens.
+void quantize_group(const rl_matrix& matrix, const float* x, int32_t first, int group, int m, int M,
+                    int8_t* bytes, float* scales, float* sums) {
+  int valid = matrix.columns - first;
+  valid = valid < 0 ? 0 : valid > group ? group : valid;
+  Quantized q = scale_of(x + first, valid);
+  int step = step_columns(matrix);
+  for (int start = 0; start < group; start += step) {
+    vi total{};
+    for (int i = start; i < start + step; i += W) {
+      vf values{};
+      if (i + W <= valid) {
+        values = load(x + first + i);
+      } else {
+        for (int lane = 0; lane < W && i + lane < valid; ++lane) values[lane] = x[first + i + lane];
+      }
+      vi codes = round_to_int(values * q.inverse);
+      total += codes;
+      int8_t packed[W];
+      for (int lane = 0; lane < W; ++lane) packed[lane] = static_cast<int8_t>(codes[lane]);
+      for (int quad = 0; quad < W / 4; ++quad)
+        std::memcpy(bytes + (((first + i) / 4 + quad) * M + m) * 4, packed + 4 * quad, 4);
+    }
+    int32_t sum = 0;
+    for (int lane = 0; lane < W; ++lane) sum += total[lane];
+    int index = (first + start) / step * M + m;
+    scales[index] = q.scale;
+    sums[index] = q.scale * static_cast<float>(sum);
+  }
+}
+
+}  // namespace
+
+int64_t panel_bytes(const rl_matrix& m, int32_t num_tokens) {
+  int64_t elements = static_cast<int64_t>(num_tokens) * padded_columns(m);
+  if (!is_quantized(m.format)) return round_up(elements * 4, 64);
+  int64_t numbers = round_up(static_cast<int64_t>(num_tokens) * num_steps(m) * 4, 64);
+  return round_up(elements, 64) + 2 * numbers;
+}
+
+Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
+  Panels panels{num_tokens, padded_columns(m), num_steps(m), nullptr, nullptr, nullptr, nullptr};
+  auto* bytes = static_cast<uint8_t*>(scratch);
+  if (!is_quantized(m.format)) {
+    panels.floats = reinterpret_cast<float*>(bytes);
+    return panels;
+  }
+  int64_t numbers = round_up(static_cast<int64_t>(num_tokens) * panels.num_steps * 4, 64);
+  panels.scales = reinterpret_cast<float*>(bytes);
+  panels.sums = reinterpret_cast<float*>(bytes + numbers);
+  panels.bytes = reinterpret_cast<int8_t*>(bytes + 2 * numbers);
+  return panels;
+}
+
+bool same_panels(const rl_matrix& a, const rl_matrix& b) {
+  if (a.columns != b.columns || is_quantized(a.format) != is_quantized(b.format)) return false;
+  return !is_quantized(a.format) ||
+         (step_columns(a) == step_columns(b) && activation_group(a) == activation_group(b));
+}
+
+void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Panels& panels) {
+  int32_t padded = panels.padded_columns;
+  int64_t chunks = ceil_div(padded, kChunkColumns);
+  bool quantized = is_quantized(matrix.format);
+  int group = quantized ? activation_group(matrix) : 0;
+  auto fill = [&](int64_t tile, int) {
+    int64_t panel = tile / chunks;
+    int32_t first = static_cast<int32_t>(tile % chunks) * kChunkColumns;
+    int32_t last = first + kChunkColumns < padded ? first + kChunkColumns : padded;
+    int M = panels.panel_tokens(panel);
+    int64_t offset = panel * kPanelTokens;
+    for (int m = 0; m < M; ++m) {
+      const float* x = rows.data + (offset + m) * rows.stride;
+      if (!quantized) {
+        float* out = panels.floats + offset * padded;
+        for (int32_t k = first; k < last; ++k) out[static_cast<int64_t>(k) * M + m] = x[k];
+        continue;
+      }
+      for (int32_t k = first; k < last; k += group)
+        quantize_group(matrix, x, k, group, m, M, panels.bytes + offset * padded,
+                       panels.scales + offset * panels.num_steps,
+                       panels.sums + offset * panels.num_steps);
+    }
+  };
+  pool.run(panels.num_panels() * chunks, fill);
+}
+
+}  // namespace rl

@@ -1,0 +1,57 @@
+// Activations as matrix kernels read them: panels of up to 8 tokens, tokens innermost.
+#pragma once
+
+#include <cstdint>
+
+#include "matrix.h"
+#include "pool.h"
+
+namespace rl {
+
+constexpr int kPanelTokens = 8;
+
+// Rows of floats: row t begins at data + t * stride.
+struct Rows {
+  const float* data;
+  int64_t stride;
+  int32_t num_tokens;
+  int32_t columns;
+};
+
+// Panel p holds tokens [8p, 8p + M). For float matrices it is float [columns][M]. For quantized
+// ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step
+// of columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M].
+// Panels of M < 8 tokens are not padded.
+struct Panels {
+  int32_t num_tokens;
+  int32_t padded_columns;
+  int32_t num_steps;
+  float* floats;
+  int8_t* bytes;
+  float* scales;
+  float* sums;
+
+  int32_t num_panels() const { return (num_tokens + kPanelTokens - 1) / kPanelTokens; }
+  int32_t panel_tokens(int64_t panel) const {
+    int64_t left = num_tokens - panel * kPanelTokens;
+    return static_cast<int32_t>(left < kPanelTokens ? left : kPanelTokens);
+  }
+  const float* panel_floats(int64_t p) const { return floats + p * kPanelTokens * padded_columns; }
+  const int8_t* panel_bytes(int64_t p) const { return bytes + p * kPanelTokens * padded_columns; }
+  const float* panel_scales(int64_t p) const { return scales + p * kPanelTokens * num_steps; }
+  const float* panel_sums(int64_t p) const { return sums + p * kPanelTokens * num_steps; }
+};
+
+// Scratch for the panels that a matrix needs, and the panels laid out in it.
+int64_t panel_bytes(const rl_matrix& matrix, int32_t num_tokens);
+Panels panels_in(const rl_matrix& matrix, int32_t num_tokens, void* scratch);
+
+// Whether two matrices read the same panels of the same activations.
+bool same_panels(const rl_matrix& a, const rl_matrix& b);
+
+// Fills panels with rows in the form that `matrix` needs. Bytes are x / scale to nearest, with
+// scale = max|x| / 127 over an activation group (matrix.h); what is not a number stays so, through
+// the scale.
+void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Panels& panels);
+
+}  // namespace rl

@@ -1,0 +1,124 @@
+#include "elementwise.h"
+
+namespace rl {
+namespace {
+
+// Calls body(vector, lanes valid) over [0, width); the last vector may be partial.
+template <class Body>
+inline void over(int32_t width, const Body& body) {
+  int32_t i = 0;
+  for (; i + W <= width; i += W) body(i, W);
+  if (i < width) body(i, width - i);
+}
+
+inline vf load_some(const float* p, int count) {
+  if (count == W) return load(p);
+  vf out{};
+  for (int i = 0; i < count; ++i) out[i] = p[i];
+  return out;
+}
+
+inline void store_some(float* p, vf x, int count) {
+  if (count == W) return store(p, x);
+  for (int i = 0; i < count; ++i) p[i] = x[i];
+}
+
+// Abramowitz and Stegun 7.1.26 would be 1e-7 off; erf is scalar, since few models want it exact.
+vf gelu(vf x) {
+  vf out;
+  for (int i = 0; i < W; ++i) out[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
+  return out;
+}
+
+vf gelu_tanh(vf x) {
+  vf inner = 0.79788456f * fma(0.044715f * x * x, x, x);
+  return 0.5f * x * (1.0f + tanh(inner));
+}
+
+vf apply(int kind, vf x) {
+  switch (kind) {
+    case RL_SILU:
+      return x * sigmoid(x);
+    case RL_GELU:
+      return gelu(x);
+    case RL_GELU_TANH:
+      return gelu_tanh(x);
+    default:
+      return select((vi)(x > 0.0f), x, (x != x) ? x : vf{});
+  }
+}
+
+}  // namespace
+
+void normalise(const rl_norm& norm, const float* x, const float* weight, const float* bias,
+               int32_t width, float* out) {
+  float mean = 0;
+  if (norm.kind == RL_LAYER_NORM) {
+    vf total{};
+    over(width, [&](int i, int n) { total += load_some(x + i, n); });
+    mean = sum(total) / static_cast<float>(width);
+  }
+  vf squares{};
+  over(width, [&](int i, int n) {
+    vf centred = load_some(x + i, n) - mean;
+    if (n < W)
+      for (int lane = n; lane < W; ++lane) centred[lane] = 0;
+    squares = fma(centred, centred, squares);
+  });
+  float inverse = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + norm.eps);
+  float offset = norm.unit_offset ? 1.0f : 0.0f;
+  over(width, [&](int i, int n) {
+    vf value = (load_some(x + i, n) - mean) * inverse;
+    if (weight) value *= load_some(weight + i, n) + offset;
+    if (bias) value += load_some(bias + i, n);
+    store_some(out + i, value, n);
+  });
+}
+
+void rotate(float* x, const float* cos, const float* sin, int half, bool interleaved) {
+  if (interleaved) {
+    for (int i = 0; i < half; ++i) {
+      float a = x[2 * i], b = x[2 * i + 1];
+      x[2 * i] = a * cos[i] - b * sin[i];
+      x[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+    return;
+  }
+  over(half, [&](int i, int n) {
+    vf a = load_some(x + i, n), b = load_some(x + half + i, n);
+    vf c = load_some(cos + i, n), s = load_some(sin + i, n);
+    store_some(x + i, a * c - b * s, n);
+    store_some(x + half + i, b * c + a * s, n);
+  });
+}
+
+void activate(const rl_activation& activation, const float* gate, const float* up, int32_t width,
+              float* out) {
+  over(width, [&](int i, int n) {
+    vf u = load_some(up + i, n);
+    if (!gate) return store_some(out + i, apply(activation.kind, u), n);
+    vf g = load_some(gate + i, n);
+    if (activation.kind == RL_CLAMPED_SWIGLU) {
+      vf limit = splat(activation.limit);
+      g = min(g, limit);
+      u = max(min(u, limit), -limit);
+      store_some(out + i, (u + 1.0f) * g * sigmoid(activation.alpha * g), n);
+    } else {
+      store_some(out + i, apply(activation.kind, g) * u, n);
+    }
+  });
+}
+
+void add_scaled(float* x, const float* h, float scale, int32_t width) {
+  over(width, [&](int i, int n) {
+    store_some(x + i, fma(load_some(h + i, n), splat(scale), load_some(x + i, n)), n);
+  });
+}
+
+void soft_cap(float* x, float cap, int64_t count) {
+  over(static_cast<int32_t>(count), [&](int i, int n) {
+    store_some(x + i, tanh(load_some(x + i, n) / cap) * cap, n);
+  });
+}
+
+}  // namespace rl

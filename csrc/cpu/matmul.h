@@ -1,0 +1,28 @@
+// Products of packed matrices and panels of activations.
+#pragma once
+
+#include "activations.h"
+
+namespace rl {
+
+// Rows [16 tile, 16 tile + 16) of `matrix` times each token of a panel: out[token][16].
+void multiply_tile(const rl_matrix& matrix, int64_t tile, const Panels& panels, int64_t panel,
+                   float* out);
+
+// How a product leaves the kernel.
+struct Product {
+  const rl_matrix* matrix;
+  const float* bias;  // [rows] or null
+  float* out;         // row t begins at out + t * stride
+  int64_t stride;
+};
+
+// Several matrices times the same panels.
+void multiply(Pool& pool, const Product* products, int num_products, const Panels& panels);
+
+// out[token][row] = act(gate . x) * (up . x), biases included, without storing the two products.
+void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
+                    const rl_activation& activation, float* out, int64_t stride,
+                    const Panels& panels);
+
+}  // namespace rl

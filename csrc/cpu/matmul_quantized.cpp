@@ -1,0 +1,148 @@
+// Codes times bytes. The sum over columns runs in one order whatever the number of tokens:
+// integer sums within a step (exact), then float sums over the steps in order.
+#include "matmul_tile.h"
+
+#include "dot.h"
+
+namespace rl {
+namespace {
+
+// Rows of one tile that are in registers together, as vectors: with few tokens all 16.
+template <int M>
+constexpr int row_vectors() {
+  return W == 16 ? 1 : W == 8 ? (M <= 4 ? 2 : 1) : 1;
+}
+
+inline int32_t quad_at(const int8_t* p) {
+  int32_t quad;
+  std::memcpy(&quad, p, 4);
+  return quad;
+}
+
+// Sums of one block for R vectors of rows from row `row` on.
+template <int F, int M, int R>
+inline void add_block(const uint8_t* block, int row, const int8_t* x, vi (&totals)[R][M]) {
+  Sums<F> sums[R][M];
+#pragma GCC unroll 1
+  for (int t = 0; t < 4; ++t) {
+    RL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      Codes<F> first, second;
+      read_quads<F>(block, row + r * W, t, first, second);
+      RL_UNROLL
+      for (int m = 0; m < M; ++m) sums[r][m].add(first, quad_at(x + (t * M + m) * 4));
+      RL_UNROLL
+      for (int m = 0; m < M; ++m) sums[r][m].add(second, quad_at(x + ((t + 4) * M + m) * 4));
+    }
+  }
+  RL_UNROLL
+  for (int r = 0; r < R; ++r)
+    RL_UNROLL
+    for (int m = 0; m < M; ++m) totals[r][m] += sums[r][m].total();
+}
+
+// The same for half a block: quads [0, 4) or [4, 8), which have scales of their own.
+template <int F, int M, int R>
+inline void add_half_block(const uint8_t* block, int half, int row, const int8_t* x,
+                           vi (&totals)[R][M]) {
+  Sums<F> sums[R][M];
+#pragma GCC unroll 1
+  for (int t = 0; t < 4; ++t) {
+    RL_UNROLL
+    for (int r = 0; r < R; ++r) {
+      Codes<F> quads[2];
+      read_quads<F>(block, row + r * W, t, quads[0], quads[1]);
+      RL_UNROLL
+      for (int m = 0; m < M; ++m)
+        sums[r][m].add(quads[half], quad_at(x + ((t + 4 * half) * M + m) * 4));
+    }
+  }
+  RL_UNROLL
+  for (int r = 0; r < R; ++r)
+    RL_UNROLL
+    for (int m = 0; m < M; ++m) totals[r][m] += sums[r][m].total();
+}
+
+template <int F, int M>
+void multiply(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels, int64_t panel,
+              float* out) {
+  constexpr int R = row_vectors<M>();
+  const int step = step_columns(matrix), blocks_per_step = step / kBlockColumns;
+  const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
+  const int steps_per_group = matrix.group / step;
+  const int64_t groups = num_groups(matrix);
+  const auto* scales = reinterpret_cast<const uint16_t*>(tile);
+  const uint16_t* mins = matrix.has_min ? scales + groups * kTileRows : nullptr;
+  const uint8_t* blocks = tile + scale_bytes(matrix);
+  const int block_size = block_lines(F) * 64;
+  const float middle = -static_cast<float>(1 << (code_bits(F) - 1));
+  const int8_t* x = panels.panel_bytes(panel);
+  const float* x_scales = panels.panel_scales(panel);
+  const float* x_sums = panels.panel_sums(panel);
+
+  for (int row = 0; row < kTileRows; row += R * W) {
+    vf result[R][M] = {};
+    vf scale[R] = {}, min[R] = {};
+    const uint8_t* block = blocks;
+    const int8_t* quads = x;
+    for (int s = 0; s < num_steps; ++s) {
+      vi totals[R][M] = {};
+      if (step < kBlockColumns) {
+        add_half_block<F, M, R>(block, s & 1, row, quads, totals);
+        block += s & 1 ? block_size : 0;
+        quads += s & 1 ? kBlockColumns * M : 0;
+      } else {
+        for (int b = 0; b < blocks_per_step; ++b) {
+          __builtin_prefetch(block + 2048);
+          add_block<F, M, R>(block, row, quads, totals);
+          block += block_size;
+          quads += kBlockColumns * M;
+        }
+      }
+      if (s % steps_per_group == 0) {
+        int64_t at = s / steps_per_group * kTileRows + row;
+        RL_UNROLL
+        for (int r = 0; r < R; ++r) {
+          scale[r] = load_half(scales + at + r * W);
+          min[r] = mins ? load_half(mins + at + r * W) : scale[r] * middle;
+        }
+      }
+      RL_UNROLL
+      for (int r = 0; r < R; ++r) {
+        RL_UNROLL
+        for (int m = 0; m < M; ++m) {
+          vf product = to_float(totals[r][m]) * x_scales[s * M + m];
+          result[r][m] = fma(product, scale[r], result[r][m]);
+          result[r][m] = fma(splat(x_sums[s * M + m]), min[r], result[r][m]);
+        }
+      }
+    }
+    RL_UNROLL
+    for (int r = 0; r < R; ++r)
+      RL_UNROLL
+      for (int m = 0; m < M; ++m)
+        store(out + m * kTileRows + row + r * W, result[r][m] * matrix.multiplier);
+  }
+}
+
+template <int F>
+constexpr TileKernel kKernels[kPanelTokens] = {multiply<F, 1>, multiply<F, 2>, multiply<F, 3>,
+                                               multiply<F, 4>, multiply<F, 5>, multiply<F, 6>,
+                                               multiply<F, 7>, multiply<F, 8>};
+
+}  // namespace
+
+TileKernel quantized_kernel(int format, int num_tokens) {
+  switch (format) {
+    case RL_Q4:
+      return kKernels<RL_Q4>[num_tokens - 1];
+    case RL_Q5:
+      return kKernels<RL_Q5>[num_tokens - 1];
+    case RL_Q6:
+      return kKernels<RL_Q6>[num_tokens - 1];
+    default:
+      return kKernels<RL_Q8>[num_tokens - 1];
+  }
+}
+
+}  // namespace rl

@@ -1,0 +1,72 @@
+// Packed weights ("R16"): tiles of 16 rows, each of them contiguous, so that one thread streams
+// one tile. Within a tile rows are the innermost axis, so that a vector's lanes are rows and the
+// sum over columns runs in one order for any number of tokens.
+//
+// Float formats: [columns][16 rows] elements.
+//
+// Quantized formats, columns padded to a multiple of 32 (a *block*):
+//   scales  [groups][16 rows] half
+//   mins    [groups][16 rows] half, if the matrix has minimums
+//   padding to 64 bytes
+//   blocks  [columns / 32] of lines of 64 bytes, a line being [16 rows][4 columns] bytes
+// The 32 columns of a block are eight *quads*. An element is a code of 4, 5, 6 or 8 bits:
+//   Q4: 4 lines; line t has quad t in its low and quad t + 4 in its high nibbles
+//   Q5: as Q4, then 1 line whose bit t is the fifth bit of quad t
+//   Q6: as Q4, then 2 lines; the fifth and sixth bits of quad t are bits 2(t mod 4) of line t / 4
+//   Q8: 8 lines; line t is quad t
+// Its value is multiplier * (scale * (code - 2^(bits - 1))), or with minimums
+// multiplier * (scale * code + min). The multiplier, a power of two, keeps scales within a half.
+//
+// Lines of Q8 are rows of an AMX B tile; other vector widths read parts of a line.
+#pragma once
+
+#include <cstdint>
+
+#include "ridgeline_cpu.h"
+
+namespace rl {
+
+constexpr int kTileRows = 16;
+constexpr int kBlockColumns = 32;
+constexpr int kQuads = 8;  // of a block
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+inline bool is_quantized(int format) { return format >= RL_Q4; }
+
+// Half-open ranges of bits: how many a code of the format has, and lines of a block.
+inline int code_bits(int format) {
+  return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
+}
+inline int block_lines(int format) {
+  return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
+}
+
+inline int64_t num_groups(const rl_matrix& m) { return ceil_div(m.columns, m.group); }
+inline int64_t num_blocks(const rl_matrix& m) { return ceil_div(m.columns, kBlockColumns); }
+inline int64_t num_tiles(const rl_matrix& m) { return ceil_div(m.rows, kTileRows); }
+
+inline int64_t scale_bytes(const rl_matrix& m) {
+  return round_up(num_groups(m) * kTileRows * 2 * (m.has_min ? 2 : 1), 64);
+}
+
+inline int64_t tile_bytes(const rl_matrix& m) {
+  if (is_quantized(m.format)) return scale_bytes(m) + num_blocks(m) * block_lines(m.format) * 64;
+  return m.columns * kTileRows * (m.format == RL_F32 ? 4 : 2);
+}
+
+inline const uint8_t* tile_at(const rl_matrix& m, int64_t tile) {
+  return static_cast<const uint8_t*>(m.data) + tile * tile_bytes(m);
+}
+
+// Columns between two conversions from integer sums to floats: scales change no more often.
+inline int step_columns(const rl_matrix& m) { return m.group <= 128 ? m.group : 64; }
+
+// Columns that share a scale of the activations.
+inline int activation_group(const rl_matrix& m) {
+  int step = step_columns(m);
+  return step < kBlockColumns ? kBlockColumns : step;
+}
+
+}  // namespace rl

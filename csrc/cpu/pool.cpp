@@ -1,0 +1,104 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+
+namespace rl {
+namespace {
+
+// Long enough to bridge the gap between two jobs of a step, short enough to give the core back
+// when others need it.
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+uint32_t* word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32_t*>(&value); }
+
+uint32_t epoch_of(uint64_t next) { return static_cast<uint32_t>(next >> 32); }
+
+// Spins while `waiting()`; false when the time for spinning is over.
+template <class Waiting>
+bool spin(const Waiting& waiting) {
+  auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (!waiting()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return !waiting();
+}
+
+}  // namespace
+
+Pool::Pool(int num_threads) {
+  for (int thread = 1; thread < num_threads; ++thread)
+    workers_.emplace_back([this, thread] { work(thread); });
+}
+
+Pool::~Pool() {
+  stopping_.store(true);
+  epoch_.fetch_add(1);
+  syscall(SYS_futex, word(epoch_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  for (auto& worker : workers_) worker.join();
+}
+
+void Pool::share(uint32_t num_tiles, Call call, const void* body) {
+  uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  // Closed first: a late worker that reads the new fields cannot then win a tile of the old job.
+  next_.store(static_cast<uint64_t>(epoch) << 32 | UINT32_MAX);
+  done_.store(0, std::memory_order_relaxed);
+  call_.store(call, std::memory_order_release);
+  body_.store(body, std::memory_order_release);
+  num_tiles_.store(num_tiles, std::memory_order_release);
+  next_.store(static_cast<uint64_t>(epoch) << 32, std::memory_order_release);
+  epoch_.store(epoch);
+  if (sleepers_.load() > 0)
+    syscall(SYS_futex, word(epoch_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  take_tiles(epoch, 0);
+  auto unfinished = [&] { return done_.load(std::memory_order_acquire) != num_tiles; };
+  while (!spin(unfinished)) std::this_thread::yield();
+}
+
+void Pool::take_tiles(uint32_t epoch, int thread) {
+  uint64_t seen = next_.load(std::memory_order_acquire);
+  while (epoch_of(seen) == epoch) {
+    Call call = call_.load(std::memory_order_acquire);
+    const void* body = body_.load(std::memory_order_acquire);
+    uint32_t num_tiles = num_tiles_.load(std::memory_order_acquire);
+    uint32_t tile = static_cast<uint32_t>(seen);
+    if (tile >= num_tiles) break;
+    if (!next_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+    call(body, tile, thread);
+    done_.fetch_add(1, std::memory_order_release);
+    seen = next_.load(std::memory_order_acquire);
+  }
+}
+
+void Pool::work(int thread) {
+  uint32_t epoch = 0;
+  while (!stopping_.load()) {
+    wait_for_epoch_after(epoch);
+    epoch = epoch_.load();
+    take_tiles(epoch, thread);
+  }
+}
+
+void Pool::wait_for_epoch_after(uint32_t epoch) {
+  auto unchanged = [&] { return epoch_.load() == epoch; };
+  if (spin(unchanged)) return;
+  sleepers_.fetch_add(1);
+  while (unchanged())
+    syscall(SYS_futex, word(epoch_), FUTEX_WAIT_PRIVATE, epoch, nullptr, nullptr, 0);
+  sleepers_.fetch_sub(1);
+}
+
+}  // namespace rl

@@ -1,0 +1,60 @@
+// Threads that share a job's tiles. The caller works too. Tiles are taken one by one, so a core
+// that is slow, or taken away, holds back no more than the tile that it is on.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace rl {
+
+class Pool {
+ public:
+  explicit Pool(int num_threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls body(tile, thread) for each tile in [0, num_tiles), thread in [0, num_threads()), and
+  // returns when all are done. One caller at a time. Nothing is shared out below two tiles.
+  template <class Body>
+  void run(int64_t num_tiles, const Body& body) {
+    if (num_tiles <= 1 || workers_.empty()) {
+      for (int64_t tile = 0; tile < num_tiles; ++tile) body(tile, 0);
+      return;
+    }
+    share(static_cast<uint32_t>(num_tiles), &call<Body>, &body);
+  }
+
+ private:
+  using Call = void (*)(const void* body, int64_t tile, int thread);
+
+  template <class Body>
+  static void call(const void* body, int64_t tile, int thread) {
+    (*static_cast<const Body*>(body))(tile, thread);
+  }
+
+  void share(uint32_t num_tiles, Call call, const void* body);
+  void work(int thread);
+  void take_tiles(uint32_t epoch, int thread);
+  void wait_for_epoch_after(uint32_t epoch);
+
+  // A job. Its fields may be read by a worker that is late; what it read is used only if the
+  // exchange on `next_` then shows that this job is still the current one.
+  std::atomic<Call> call_{nullptr};
+  std::atomic<const void*> body_{nullptr};
+  std::atomic<uint32_t> num_tiles_{0};
+
+  alignas(64) std::atomic<uint64_t> next_{0};  // epoch in the high half, next tile in the low
+  alignas(64) std::atomic<uint32_t> done_{0};
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // what sleepers wait on
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace rl

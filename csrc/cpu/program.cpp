@@ -1,0 +1,432 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "elementwise.h"
+#include "matmul.h"
+
+namespace rl {
+namespace {
+
+struct Embed : Op {
+  rl_matrix table;
+  float scale;
+  const float* positions;
+
+  void run(Context& c) const override {
+    int32_t width = table.columns;
+    rl_unpack_rows(reinterpret_cast<rl_pool*>(&c.pool), &table, c.batch.token_ids, c.num_tokens(),
+                   c.buffers[RL_X]);
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      float* x = c.row(RL_X, t);
+      for (int32_t i = 0; i < width; ++i) x[i] *= scale;
+      if (positions)
+        add_scaled(x, positions + static_cast<int64_t>(c.batch.positions[t]) * width, 1.0f, width);
+    });
+  }
+};
+
+struct Norm : Op {
+  int source, target;
+  rl_norm norm;
+  const float *weight, *bias;
+  int32_t width;
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      normalise(norm, c.row(source, t), weight, bias, width, c.row(target, t));
+    });
+  }
+};
+
+struct Project : Op {
+  int source;
+  std::vector<rl_linear> linears;  // to the buffers `targets`
+  std::vector<int> targets;
+  float clip;  // 0: none
+
+  void run(Context& c) const override {
+    std::vector<Target> products;
+    for (size_t i = 0; i < linears.size(); ++i)
+      products.push_back({&linears[i], c.buffers[targets[i]], c.widths[targets[i]]});
+    apply(c, c.rows(source, linears[0].matrix.columns), products.data(),
+          static_cast<int>(products.size()), true);
+    if (clip <= 0) return;
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      for (size_t i = 0; i < linears.size(); ++i) {
+        float* row = c.row(targets[i], t);
+        for (int32_t k = 0; k < linears[i].matrix.rows; ++k)
+          row[k] = std::min(std::max(row[k], -clip), clip);
+      }
+    });
+  }
+};
+
+struct HeadNorm : Op {
+  rl_norm norm;
+  int scope;
+  const float *query_weight, *key_weight;
+  int num_heads, num_kv_heads, head_dim;
+
+  void normalise_heads(float* row, const float* weight, int heads) const {
+    if (scope == RL_PROJECTION)
+      return normalise(norm, row, weight, nullptr, heads * head_dim, row);
+    for (int head = 0; head < heads; ++head) {
+      float* x = row + head * head_dim;
+      const float* gain = scope == RL_EACH_HEAD ? weight + head * head_dim : weight;
+      normalise(norm, x, gain, nullptr, head_dim, x);
+    }
+  }
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      normalise_heads(c.row(RL_QUERY, t), query_weight, num_heads);
+      normalise_heads(c.row(RL_KEY, t), key_weight, num_kv_heads);
+    });
+  }
+};
+
+struct Rope : Op {
+  int table;
+  bool interleaved;
+  int num_heads, num_kv_heads, query_dim, key_dim, query_start, key_start;
+
+  void run(Context& c) const override {
+    const RopeTable& rope = c.ropes[table];
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      const float* cos = rope.cos + static_cast<int64_t>(t) * rope.half;
+      const float* sin = rope.sin + static_cast<int64_t>(t) * rope.half;
+      for (int h = 0; h < num_heads; ++h)
+        rotate(c.row(RL_QUERY, t) + h * query_dim + query_start, cos, sin, rope.half, interleaved);
+      for (int h = 0; h < num_kv_heads; ++h)
+        rotate(c.row(RL_KEY, t) + h * key_dim + key_start, cos, sin, rope.half, interleaved);
+    });
+  }
+};
+
+struct KVWrite : Op {
+  int group, layer;
+
+  void run(Context& c) const override {
+    rl_kv_write(reinterpret_cast<rl_pool*>(&c.pool), &c.groups[group], group, layer, &c.batch,
+                c.buffers[RL_KEY], c.buffers[RL_VALUE]);
+  }
+};
+
+struct Attend : Op {
+  int group, layer;
+  rl_attention attention;
+
+  void run(Context& c) const override {
+    void* scratch = c.spare.get<char>(
+        rl_attend_scratch_bytes(&c.groups[group], &attention, &c.batch, c.pool.num_threads()));
+    rl_attend(reinterpret_cast<rl_pool*>(&c.pool), &c.groups[group], group, layer, &attention,
+              &c.batch, c.buffers[RL_QUERY], c.buffers[RL_H], scratch);
+  }
+};
+
+// h = out . h: the rows are read into panels before any is written.
+struct OutProject : Op {
+  rl_linear linear;
+
+  void run(Context& c) const override {
+    int32_t columns = linear.matrix.columns;
+    Target target{&linear, c.buffers[RL_H], c.widths[RL_H]};
+    Rows rows = c.rows(RL_H, columns);
+    rows.stride = columns;  // attention leaves its rows dense
+    float* out = c.gathered.get<float>(static_cast<int64_t>(c.num_tokens()) * linear.matrix.rows);
+    target.out = out;
+    target.stride = linear.matrix.rows;
+    apply(c, rows, &target, 1, true);
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      std::copy_n(out + static_cast<int64_t>(t) * linear.matrix.rows, linear.matrix.rows,
+                  c.row(RL_H, t));
+    });
+  }
+};
+
+struct MLP : Op {
+  int source, target;
+  FeedForward network;
+  const float* output_gate;  // [D] or null: the output is times sigmoid(output_gate . source)
+
+  void run(Context& c) const override {
+    int32_t width = network.up.matrix.columns;
+    std::vector<float> gates(output_gate ? static_cast<size_t>(c.num_tokens()) : 0);
+    for (size_t t = 0; t < gates.size(); ++t) {
+      const float* row = c.row(source, static_cast<int32_t>(t));
+      double sum = 0;
+      for (int32_t i = 0; i < width; ++i) sum += static_cast<double>(row[i]) * output_gate[i];
+      gates[t] = 1.0f / (1.0f + std::exp(-static_cast<float>(sum)));
+    }
+    feed_forward(c, network, c.rows(source, width), c.buffers[target], c.widths[target], true);
+    for (size_t t = 0; t < gates.size(); ++t)
+      for (int32_t i = 0; i < network.down.matrix.rows; ++i)
+        c.row(target, static_cast<int32_t>(t))[i] *= gates[t];
+  }
+};
+
+struct Add : Op {
+  int source, target;
+  float scale;
+  int32_t width;
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      add_scaled(c.row(target, t), c.row(source, t), scale, width);
+    });
+  }
+};
+
+}  // namespace
+}  // namespace rl
+
+using namespace rl;
+
+struct rl_program {
+  int32_t widths[RL_NUM_BUFFERS];
+  std::vector<std::unique_ptr<Op>> ops;
+  std::vector<RopeTable> ropes;
+  rl_linear head{};
+  float head_scale = 1, head_softcap = 0;
+  Buffer storage[RL_NUM_BUFFERS];
+  float* buffers[RL_NUM_BUFFERS] = {};
+  Buffer panels, inner, up, spare, gathered;
+
+  int32_t add(std::unique_ptr<Op> op) {
+    ops.push_back(std::move(op));
+    return static_cast<int32_t>(ops.size()) - 1;
+  }
+
+  Context context(rl_pool* pool, const rl_batch* batch, const rl_kv_group* groups,
+                  const rl_adapter* const* adapters) {
+    return {*reinterpret_cast<Pool*>(pool), *batch, groups, adapters, buffers, widths, ropes,
+            panels, inner, up, spare, gathered};
+  }
+
+  void fill_rope_tables(const rl_batch& batch, const float* const* cos_sin) {
+    for (size_t i = 0; i < ropes.size(); ++i) {
+      RopeTable& rope = ropes[i];
+      int64_t count = static_cast<int64_t>(batch.num_tokens) * rope.half;
+      if (rope.frequencies.empty()) {
+        rope.cos = cos_sin[i];
+        rope.sin = cos_sin[i] + count;
+        continue;
+      }
+      float* cos = rope.values.get<float>(2 * count);
+      float* sin = cos + count;
+      for (int64_t t = 0; t < batch.num_tokens; ++t) {
+        for (int k = 0; k < rope.half; ++k) {
+          float angle = static_cast<float>(batch.positions[t]) * rope.frequencies[k];
+          cos[t * rope.half + k] = std::cos(angle) * rope.factor;
+          sin[t * rope.half + k] = std::sin(angle) * rope.factor;
+        }
+      }
+      rope.cos = cos;
+      rope.sin = sin;
+    }
+  }
+};
+
+namespace {
+
+template <class T>
+std::unique_ptr<Op> boxed(T op) {
+  return std::make_unique<T>(std::move(op));
+}
+
+rl_linear linear_or_none(const rl_linear* linear) { return linear ? *linear : rl_linear{}; }
+
+}  // namespace
+
+extern "C" {
+
+int32_t rl_abi_version(void) { return RL_ABI_VERSION; }
+
+const char* rl_isa_name(void) {
+#if defined(__AVX512VNNI__)
+  return "avx512-vnni";
+#elif defined(__AVXVNNI__)
+  return "avx-vnni";
+#elif defined(__AVX2__)
+  return "avx2";
+#else
+  return "generic";
+#endif
+}
+
+rl_pool* rl_pool_new(int32_t num_threads) {
+  return reinterpret_cast<rl_pool*>(new Pool(num_threads));
+}
+
+void rl_pool_free(rl_pool* pool) { delete reinterpret_cast<Pool*>(pool); }
+
+rl_program* rl_program_new(const int32_t* widths) {
+  auto* program = new rl_program;
+  std::copy_n(widths, RL_NUM_BUFFERS, program->widths);
+  return program;
+}
+
+void rl_program_free(rl_program* program) { delete program; }
+
+int32_t rl_add_embed(rl_program* p, const rl_matrix* table, float scale,
+                     const float* position_table) {
+  Embed op;
+  op.table = *table, op.scale = scale, op.positions = position_table;
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_norm(rl_program* p, int32_t source, int32_t target, const rl_norm* norm,
+                    const float* weight, const float* bias, int32_t width) {
+  Norm op;
+  op.source = source, op.target = target, op.norm = *norm;
+  op.weight = weight, op.bias = bias, op.width = width;
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_qkv(rl_program* p, int32_t source, const rl_linear* query, const rl_linear* key,
+                   const rl_linear* value, float clip) {
+  Project op;
+  op.source = source, op.clip = clip;
+  op.linears = {*query, *key, *value};
+  op.targets = {RL_QUERY, RL_KEY, RL_VALUE};
+  return p->add(boxed(std::move(op)));
+}
+
+int32_t rl_add_head_norm(rl_program* p, const rl_norm* norm, int32_t scope,
+                         const float* query_weight, const float* key_weight, int32_t num_heads,
+                         int32_t num_kv_heads, int32_t head_dim) {
+  HeadNorm op;
+  op.norm = *norm, op.scope = scope, op.query_weight = query_weight, op.key_weight = key_weight;
+  op.num_heads = num_heads, op.num_kv_heads = num_kv_heads, op.head_dim = head_dim;
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_rope(rl_program* p, int32_t table, int32_t interleaved, int32_t num_heads,
+                    int32_t num_kv_heads, int32_t query_dim, int32_t key_dim, int32_t query_start,
+                    int32_t key_start) {
+  Rope op;
+  op.table = table, op.interleaved = interleaved != 0;
+  op.num_heads = num_heads, op.num_kv_heads = num_kv_heads;
+  op.query_dim = query_dim, op.key_dim = key_dim;
+  op.query_start = query_start, op.key_start = key_start;
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_kv_write(rl_program* p, int32_t group, int32_t layer) {
+  KVWrite op;
+  op.group = group, op.layer = layer;
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_attend(rl_program* p, int32_t group, int32_t layer, const rl_attention* attention) {
+  Attend op;
+  op.group = group, op.layer = layer, op.attention = *attention;
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_out_project(rl_program* p, const rl_linear* linear) {
+  OutProject op;
+  op.linear = *linear;
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_mlp(rl_program* p, int32_t source, int32_t target, const rl_linear* gate,
+                   const rl_linear* up, const rl_linear* down, const rl_activation* activation,
+                   const float* output_gate) {
+  MLP op;
+  op.source = source, op.target = target, op.output_gate = output_gate;
+  op.network = {linear_or_none(gate), *up, *down, *activation};
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_moe(rl_program* p, int32_t source, const rl_routing* routing,
+                   const rl_linear* router, const float* correction, const rl_linear* gate,
+                   const rl_linear* up, const rl_linear* down, const rl_activation* activation) {
+  return p->add(make_moe(source, *routing, *router, correction, gate, up, down, *activation));
+}
+
+int32_t rl_add_add_shared(rl_program* p) {
+  Add op;
+  op.source = RL_SHARED, op.target = RL_H, op.scale = 1, op.width = p->widths[RL_SHARED];
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_residual(rl_program* p, float scale) {
+  Add op;
+  op.source = RL_H, op.target = RL_X, op.scale = scale, op.width = p->widths[RL_X];
+  return p->add(boxed(op));
+}
+
+int32_t rl_add_latent_project(rl_program* p, int32_t source, const rl_linear* query_latent,
+                              const float* query_norm, const rl_linear* query,
+                              const rl_linear* latent, const float* latent_norm,
+                              int32_t latent_dim, const rl_norm* norm) {
+  return p->add(make_latent_project(source, query_latent, query_norm, *query, *latent, latent_norm,
+                                    latent_dim, *norm));
+}
+
+int32_t rl_add_latent_attend(rl_program* p, int32_t group, int32_t layer,
+                             const rl_attention* attention, const rl_linear* key_up,
+                             const rl_linear* value_up, int32_t nope_dim, int32_t rope_dim) {
+  return p->add(make_latent_attend(group, layer, *attention, key_up, value_up, nope_dim, rope_dim));
+}
+
+void rl_set_head(rl_program* p, const rl_linear* head, float scale, float softcap) {
+  p->head = *head, p->head_scale = scale, p->head_softcap = softcap;
+}
+
+int32_t rl_add_rope_table(rl_program* p, const float* frequencies, int32_t half,
+                          float attention_factor) {
+  RopeTable table;
+  if (frequencies) table.frequencies.assign(frequencies, frequencies + half);
+  table.half = half, table.factor = attention_factor;
+  p->ropes.push_back(std::move(table));
+  return static_cast<int32_t>(p->ropes.size()) - 1;
+}
+
+int32_t rl_reserve(rl_program* p, int32_t num_tokens) try {
+  for (int i = 0; i < RL_NUM_BUFFERS; ++i)
+    p->buffers[i] = p->storage[i].get<float>(static_cast<int64_t>(num_tokens) * p->widths[i]);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
+}
+
+float* rl_buffer(rl_program* p, int32_t buffer) { return p->buffers[buffer]; }
+
+int32_t rl_run(rl_program* p, rl_pool* pool, int32_t first, int32_t last, const rl_batch* batch,
+               const rl_kv_group* groups, const float* const* cos_sin,
+               const rl_adapter* const* adapters) try {
+  Context context = p->context(pool, batch, groups, adapters);
+  p->fill_rope_tables(*batch, cos_sin);
+  for (int32_t i = first; i < last; ++i) p->ops[i]->run(context);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
+}
+
+int32_t rl_head(rl_program* p, rl_pool* pool, const int32_t* rows, int32_t num_rows,
+                float* logits) try {
+  rl_batch none{};
+  Context c = p->context(pool, &none, nullptr, nullptr);
+  int32_t width = p->head.matrix.columns, vocab = p->head.matrix.rows;
+  float* gathered = c.gathered.get<float>(static_cast<int64_t>(num_rows) * width);
+  for (int32_t i = 0; i < num_rows; ++i)
+    std::copy_n(c.row(RL_H, rows[i]), width, gathered + static_cast<int64_t>(i) * width);
+  Target target{&p->head, logits, vocab};
+  apply(c, {gathered, width, num_rows, width}, &target, 1, false);
+  float scale = p->head_scale, cap = p->head_softcap;
+  if (scale == 1 && cap <= 0) return 0;
+  for_tokens(c.pool, num_rows, [&](int32_t i) {
+    float* row = logits + static_cast<int64_t>(i) * vocab;
+    for (int32_t v = 0; v < vocab; ++v) row[v] *= scale;
+    if (cap > 0) soft_cap(row, cap, vocab);
+  });
+  return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
+}
+
+}  // extern "C"

@@ -1,0 +1,291 @@
+/* Ridgeline's CPU kernels: plain structs, raw pointers, row-major arrays.
+ *
+ * One shared library per instruction set has these functions; nothing in them allocates per token
+ * or calls back. Every function that takes a pool may be called from one thread at a time for that
+ * pool. Pointers stay the caller's. Results do not depend on the number of threads, and those of a
+ * token do not depend on what else is in the batch.
+ *
+ * Shapes: T tokens of the batch, D hidden size, H heads, K KV heads, d head width, F feed-forward
+ * width, V vocabulary.
+ */
+#ifndef RIDGELINE_CPU_H
+#define RIDGELINE_CPU_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RL_API __attribute__((visibility("default")))
+
+/* Changes whenever a struct, a function or a packed layout does. */
+#define RL_ABI_VERSION 1
+RL_API int32_t rl_abi_version(void);
+RL_API const char* rl_isa_name(void);
+
+/* ---- threads ---------------------------------------------------------------------------- */
+
+typedef struct rl_pool rl_pool;
+RL_API rl_pool* rl_pool_new(int32_t num_threads);
+RL_API void rl_pool_free(rl_pool* pool);
+
+/* ---- matrices --------------------------------------------------------------------------- */
+
+/* How elements are stored. From RL_Q4 on they are codes with scales; see matrix.h. */
+enum { RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8 };
+
+/* A packed matrix [rows, columns] that multiplies vectors of `columns` elements. */
+typedef struct {
+  int32_t format;
+  int32_t rows;
+  int32_t columns;
+  int32_t group;   /* columns that share a scale: 16, or a multiple of 32; 0 for floats */
+  int32_t has_min; /* value = scale * code + min rather than scale * (code - middle) */
+  float multiplier;
+  const void* data;
+} rl_matrix;
+
+/* Bytes of `data` for a matrix of these shapes. */
+RL_API int64_t rl_matrix_bytes(const rl_matrix* matrix);
+
+/* Packs rows [first_row, first_row + num_rows) of a float matrix [*, columns] (row-major, RL_F32,
+ * RL_F16 or RL_BF16) into `matrix`, whose data is written. `source` points to row `first_row`,
+ * a multiple of 16. Quantized formats choose each group's scale for the least squared error. */
+RL_API void rl_pack(rl_pool* pool, const rl_matrix* matrix, const void* source,
+                    int32_t source_format, int32_t first_row, int32_t num_rows);
+
+/* Packs codes [rows, columns] (one byte each, already offset to be non-negative) with scales and
+ * mins [rows, groups] in float; mins is NULL for a matrix without them. */
+RL_API void rl_pack_codes(rl_pool* pool, const rl_matrix* matrix, const uint8_t* codes,
+                          const float* scales, const float* mins);
+
+/* Rows of a matrix as floats: destination[i, :] = row rows[i]. */
+RL_API void rl_unpack_rows(rl_pool* pool, const rl_matrix* matrix, const int32_t* rows,
+                           int32_t num_rows, float* destination);
+
+/* out[T, rows] = x[T, columns] . matrix^T + bias (NULL for none). Strides are in floats. */
+RL_API void rl_matmul(rl_pool* pool, const rl_matrix* matrix, const float* bias, const float* x,
+                      int64_t x_stride, float* out, int64_t out_stride, int32_t num_tokens,
+                      void* scratch);
+
+/* Bytes of scratch that rl_matmul needs. */
+RL_API int64_t rl_matmul_scratch_bytes(const rl_matrix* matrix, int32_t num_tokens);
+
+/* ---- attention -------------------------------------------------------------------------- */
+
+/* The KV cache of one group of layers. Block b of layer l (counted within the group) begins at
+ * data + b * block_bytes + l * layer_bytes; what is inside is described in kv_cache.h. */
+typedef struct {
+  int32_t format;       /* RL_F32, RL_F16, RL_BF16, RL_INT8 */
+  int32_t block_tokens; /* a multiple of 16 */
+  int32_t num_layers;
+  int32_t num_kv_heads;
+  int32_t k_width;
+  int32_t v_width; /* 0: V is the first elements of K (latents) */
+  int64_t layer_bytes;
+  int64_t block_bytes;
+  uint8_t* data;
+} rl_kv_group;
+
+/* Fills in layer_bytes and block_bytes. */
+RL_API void rl_kv_group_sizes(rl_kv_group* group);
+
+/* One sequence's part of the batch: rows [first_row, first_row + num_tokens) of it are KV slots
+ * [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if row i sees draft j,
+ * which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a token sees all slots
+ * up to its own. */
+typedef struct {
+  int32_t first_row;
+  int32_t num_tokens;
+  int32_t start;
+  int32_t num_drafts;
+  const uint64_t* ancestors;
+  const int32_t* const* block_tables; /* [groups] */
+} rl_sequence;
+
+typedef struct {
+  int32_t num_tokens;
+  int32_t num_sequences;
+  const int32_t* token_ids; /* [T] */
+  const int32_t* positions; /* [T] */
+  const rl_sequence* sequences;
+} rl_batch;
+
+/* Stores k[T, K, k_width] and v[T, K, v_width] of the batch's tokens into the cache. */
+RL_API void rl_kv_write(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int32_t layer,
+                        const rl_batch* batch, const float* k, const float* v);
+
+/* Copies KV slots from[i] to to[i] of one sequence, in all layers; reads before it writes. */
+RL_API void rl_kv_move(const rl_kv_group* group, const int32_t* block_table, const int32_t* from,
+                       const int32_t* to, int32_t count);
+
+/* K [count, K, k_width] and V [count, K, v_width] of slots [start, start + count), as floats. */
+RL_API void rl_kv_read(const rl_kv_group* group, int32_t layer, const int32_t* block_table,
+                       int32_t start, int32_t count, float* k, float* v);
+
+typedef struct {
+  int32_t num_heads;
+  int32_t out_width;   /* with latents, the elements of K that are V; otherwise v_width */
+  float scale;
+  float softcap;       /* 0: none */
+  int32_t window;      /* 0: none; otherwise the positions that a token sees, itself included */
+  const float* sinks;  /* [H] or NULL */
+} rl_attention;
+
+/* out[T, H, out_width] = softmax(scale * q . K) V for q[T, H, k_width]. */
+RL_API void rl_attend(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int32_t layer,
+                      const rl_attention* attention, const rl_batch* batch, const float* q,
+                      float* out, void* scratch);
+RL_API int64_t rl_attend_scratch_bytes(const rl_kv_group* group, const rl_attention* attention,
+                                       const rl_batch* batch, int32_t num_threads);
+
+/* ---- programs --------------------------------------------------------------------------- */
+
+enum { RL_RMS_NORM = 0, RL_LAYER_NORM = 1 };
+typedef struct {
+  int32_t kind;
+  int32_t unit_offset; /* the gain is 1 + weight */
+  float eps;
+} rl_norm;
+
+enum { RL_SILU = 0, RL_GELU = 1, RL_GELU_TANH = 2, RL_RELU = 3, RL_CLAMPED_SWIGLU = 4 };
+typedef struct {
+  int32_t kind;
+  float alpha, limit; /* of RL_CLAMPED_SWIGLU */
+} rl_activation;
+
+/* What norms of heads normalise: each head by one gain [d], each by its own [H, d], or all heads
+ * of a token together [H * d]. */
+enum { RL_HEAD = 0, RL_EACH_HEAD = 1, RL_PROJECTION = 2 };
+
+/* The named buffers of a forward pass, float [T, width]. */
+enum { RL_X = 0, RL_H = 1, RL_N = 2, RL_SHARED = 3, RL_QUERY = 4, RL_KEY = 5, RL_VALUE = 6 };
+#define RL_NUM_BUFFERS 7
+
+enum { RL_SOFTMAX = 0, RL_SIGMOID = 1 };
+typedef struct {
+  int32_t num_experts;
+  int32_t top_k;
+  int32_t scoring;
+  int32_t normalised;
+  float scale;
+  int32_t num_groups; /* 0: experts are not limited to the best groups */
+  int32_t top_groups;
+  int32_t group_best_two; /* a group is worth its best two experts, not its best one */
+} rl_routing;
+
+/* A product with a matrix: rows of [T, matrix.columns] to rows of [T, matrix.rows]. `data` is NULL
+ * where an op has no such matrix. `slot` names the product among those that adapters change, from
+ * 1 on; 0 for none. */
+typedef struct {
+  rl_matrix matrix;
+  const float* bias;
+  int32_t slot;
+} rl_linear;
+
+/* The low-rank change that an adapter makes to one product: out += up . (down . x). */
+typedef struct {
+  int32_t slot;
+  rl_matrix down; /* [rank, columns] */
+  rl_matrix up;   /* [rows, rank], with the adapter's scale in it */
+} rl_adapter_part;
+
+/* An ordered list of ops. `widths` are those of the buffers. Programs keep pointers to weights, and
+ * copies of everything else. Each rl_add_* appends an op and returns its index. */
+typedef struct rl_program rl_program;
+RL_API rl_program* rl_program_new(const int32_t* widths);
+RL_API void rl_program_free(rl_program* program);
+
+RL_API int32_t rl_add_embed(rl_program* program, const rl_matrix* table, float scale,
+                            const float* position_table);
+RL_API int32_t rl_add_norm(rl_program* program, int32_t source, int32_t target,
+                           const rl_norm* norm, const float* weight, const float* bias,
+                           int32_t width);
+RL_API int32_t rl_add_qkv(rl_program* program, int32_t source, const rl_linear* query,
+                          const rl_linear* key, const rl_linear* value, float clip);
+RL_API int32_t rl_add_head_norm(rl_program* program, const rl_norm* norm, int32_t scope,
+                                const float* query_weight, const float* key_weight,
+                                int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
+/* `table` counts the program's rotary tables, in order of rl_add_rope_table. */
+RL_API int32_t rl_add_rope(rl_program* program, int32_t table, int32_t interleaved,
+                           int32_t num_heads, int32_t num_kv_heads, int32_t query_dim,
+                           int32_t key_dim, int32_t query_start, int32_t key_start);
+RL_API int32_t rl_add_kv_write(rl_program* program, int32_t group, int32_t layer);
+RL_API int32_t rl_add_attend(rl_program* program, int32_t group, int32_t layer,
+                             const rl_attention* attention);
+RL_API int32_t rl_add_out_project(rl_program* program, const rl_linear* linear);
+RL_API int32_t rl_add_mlp(rl_program* program, int32_t source, int32_t target,
+                          const rl_linear* gate, const rl_linear* up, const rl_linear* down,
+                          const rl_activation* activation, const float* output_gate);
+/* gate, up and down are arrays of num_experts. */
+RL_API int32_t rl_add_moe(rl_program* program, int32_t source, const rl_routing* routing,
+                          const rl_linear* router, const float* correction, const rl_linear* gate,
+                          const rl_linear* up, const rl_linear* down,
+                          const rl_activation* activation);
+RL_API int32_t rl_add_add_shared(rl_program* program);
+RL_API int32_t rl_add_residual(rl_program* program, float scale);
+/* q = query . norm(query_latent . h), or query . h; k = [norm(first R of latent . h), rest]. */
+RL_API int32_t rl_add_latent_project(rl_program* program, int32_t source,
+                                     const rl_linear* query_latent, const float* query_norm,
+                                     const rl_linear* query, const rl_linear* latent,
+                                     const float* latent_norm, int32_t latent_dim,
+                                     const rl_norm* norm);
+/* Latent attention with K and V's expansion absorbed: `key_up` are H matrices [R, n] that take a
+ * head's q to latents, `value_up` H matrices [v, R] that take mixed latents to outputs. */
+RL_API int32_t rl_add_latent_attend(rl_program* program, int32_t group, int32_t layer,
+                                    const rl_attention* attention, const rl_linear* key_up,
+                                    const rl_linear* value_up, int32_t nope_dim, int32_t rope_dim);
+/* Not an op of the list: run by rl_head. */
+RL_API void rl_set_head(rl_program* program, const rl_linear* head, float scale, float softcap);
+
+/* Rotary frequencies [half] of a table; NULL where they depend on the sequence's length, and then
+ * rl_run is given cos and sin. */
+RL_API int32_t rl_add_rope_table(rl_program* program, const float* frequencies, int32_t half,
+                                 float attention_factor);
+
+/* Room for batches of num_tokens; pointers from rl_buffer hold until the next call. Returns 0, or
+ * -1 if there is no memory. */
+RL_API int32_t rl_reserve(rl_program* program, int32_t num_tokens);
+RL_API float* rl_buffer(rl_program* program, int32_t buffer);
+
+/* Runs ops [first, last) over the batch. `cos_sin` are for each table cos [T, half] and then sin
+ * [T, half], read only for tables without frequencies. `adapters` are for each sequence the parts
+ * of its adapter, or NULL; all of it may be NULL. */
+typedef struct {
+  int32_t num_parts;
+  const rl_adapter_part* parts;
+} rl_adapter;
+RL_API int32_t rl_run(rl_program* program, rl_pool* pool, int32_t first, int32_t last,
+                      const rl_batch* batch, const rl_kv_group* groups,
+                      const float* const* cos_sin, const rl_adapter* const* adapters);
+
+/* logits[num_rows, V] of rows of buffer h. */
+RL_API int32_t rl_head(rl_program* program, rl_pool* pool, const int32_t* rows, int32_t num_rows,
+                       float* logits);
+
+/* ---- sampling --------------------------------------------------------------------------- */
+
+/* One row to draw a token from; see ridgeline.decoding.sampling for the order of the steps. */
+typedef struct {
+  const float* logits;   /* [V] */
+  const uint32_t* mask;  /* bit i of word w: token 32 w + i is allowed; NULL for all */
+  const int32_t* barred; /* tokens that may not come yet, unless nothing else can */
+  int32_t num_barred;
+  float temperature; /* 0: greedy */
+  float top_p;       /* 1: off */
+  float min_p;       /* 0: off */
+  int32_t top_k;     /* 0: off */
+  uint64_t seed;
+  uint32_t sample_index;
+  uint32_t position;
+} rl_sampling;
+
+/* tokens[i] is the token drawn from row i, or -1 if none is possible. */
+RL_API void rl_sample(rl_pool* pool, const rl_sampling* rows, int32_t num_rows, int32_t vocab_size,
+                      int32_t* tokens);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

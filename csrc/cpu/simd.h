@@ -1,0 +1,217 @@
+// Vectors of the instruction set that this library is compiled for. GCC's vector types carry most
+// of the arithmetic; what they cannot say is below, once for each level.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace rl {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;  // float lanes
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef float vf_in_memory __attribute__((vector_size(4 * W), aligned(4), may_alias));
+
+// Put before a loop over registers, whose trip count the compiler knows.
+#define RL_UNROLL _Pragma("GCC unroll 16")
+
+inline vf load(const float* p) { return *reinterpret_cast<const vf_in_memory*>(p); }
+inline void store(float* p, vf x) { *reinterpret_cast<vf_in_memory*>(p) = x; }
+inline vf splat(float x) { return x - vf{}; }
+inline vi splat_i(int32_t x) { return x - vi{}; }
+inline vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+inline vi bits_of(vf x) { return (vi)x; }
+inline vf float_of(vi x) { return (vf)x; }
+inline vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
+inline vf max(vf a, vf b) { return a > b ? a : b; }
+inline vf min(vf a, vf b) { return a < b ? a : b; }
+inline vf abs(vf a) { return float_of(bits_of(a) & 0x7fffffff); }
+
+// a * b + c, rounded once where the machine can.
+inline vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Nearest integer, ties to even.
+inline vi round_to_int(vf x) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtps_epi32((__m256)x);
+#else
+  vi out;
+  for (int i = 0; i < W; ++i) out[i] = static_cast<int32_t>(nearbyintf(x[i]));
+  return out;
+#endif
+}
+
+// W lanes reduced in a tree that does not depend on W being 4, 8 or 16 within one library.
+inline float sum(vf x) {
+  float lanes[W];
+  store(lanes, x);
+  for (int width = W / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+inline float max_lane(vf x) {
+  float best = x[0];
+  for (int i = 1; i < W; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+inline float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
+  uint32_t sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31, mantissa = h & 1023u, word;
+  if (exponent == 31) {
+    word = sign | 0x7f800000u | mantissa << 13;
+  } else if (exponent) {
+    word = sign | (exponent + 112) << 23 | mantissa << 13;
+  } else {
+    float value = static_cast<float>(mantissa) * 0x1p-24f;
+    std::memcpy(&word, &value, 4);
+    word |= sign;
+  }
+  float out;
+  std::memcpy(&out, &word, 4);
+  return out;
+#endif
+}
+
+inline uint16_t float_to_half(float x) {
+#if defined(__F16C__)
+  return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  uint32_t word;
+  std::memcpy(&word, &x, 4);
+  uint16_t sign = word >> 16 & 0x8000;
+  float magnitude = std::fabs(x);
+  if (magnitude != magnitude) return sign | 0x7e00;
+  if (magnitude >= 65520.0f) return sign | 0x7c00;
+  if (magnitude < 0x1p-14f) return sign | static_cast<uint16_t>(nearbyintf(magnitude * 0x1p24f));
+  std::memcpy(&word, &magnitude, 4);
+  word += 0xfff + (word >> 13 & 1);  // to nearest, ties to even
+  return sign | static_cast<uint16_t>((word >> 13) - (112 << 10));
+#endif
+}
+
+inline float bfloat_to_float(uint16_t b) {
+  uint32_t word = static_cast<uint32_t>(b) << 16;
+  float out;
+  std::memcpy(&out, &word, 4);
+  return out;
+}
+
+inline uint16_t float_to_bfloat(float x) {
+  uint32_t word;
+  std::memcpy(&word, &x, 4);
+  if (x != x) return 0x7fc0;
+  return static_cast<uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16);
+}
+
+// W consecutive halves, bfloats or signed bytes as floats.
+inline vf load_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  vf out;
+  for (int i = 0; i < W; ++i) out[i] = half_to_float(p[i]);
+  return out;
+#endif
+}
+
+inline vf load_bfloat(const uint16_t* p) {
+#if defined(__AVX512F__)
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (vf)_mm512_slli_epi32(wide, 16);
+#elif defined(__AVX2__)
+  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (vf)_mm256_slli_epi32(wide, 16);
+#else
+  vi out;
+  for (int i = 0; i < W; ++i) out[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+  return (vf)out;
+#endif
+}
+
+inline vf load_int8(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  vf out;
+  for (int i = 0; i < W; ++i) out[i] = p[i];
+  return out;
+#endif
+}
+
+// W floats to bfloats, to nearest, ties to even; NaN stays NaN.
+inline void store_bfloat(uint16_t* p, vf x) {
+  for (int i = 0; i < W; ++i) p[i] = float_to_bfloat(x[i]);
+}
+
+// e^x to about 1 unit in the last place; 0 below -87.3, infinity above 88.7. Cody and Waite's
+// reduction, then a polynomial of degree 6 (minimax on [-ln 2 / 2, ln 2 / 2]).
+inline vf exp(vf x) {
+  vf bounded = max(min(x, splat(88.72283f)), splat(-87.33654f));
+  vi n = round_to_int(bounded * 1.44269504f);
+  vf k = to_float(n);
+  vf r = fma(k, splat(-0.693359375f), bounded);
+  r = fma(k, splat(2.12194440e-4f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + 1.0f);
+  // 2^n in two factors, since n reaches 128.
+  vi half = n >> 1;
+  vf y = p * float_of((half + 127) << 23) * float_of((n - half + 127) << 23);
+  y = select((vi)(x < -87.33654f), vf{}, y);
+  y = select((vi)(x > 88.72283f), splat(INFINITY), y);
+  return select((vi)(x == x), y, x);
+}
+
+inline vf sigmoid(vf x) { return 1.0f / (1.0f + exp(-x)); }
+
+inline vf tanh(vf x) {
+  vf a = abs(x);
+  vf big = 1.0f - 2.0f / (exp(a + a) + 1.0f);
+  vf s = x * x;  // small arguments cancel in the formula above
+  vf p = splat(-5.70498872745e-3f);
+  p = fma(p, s, splat(2.06390887954e-2f));
+  p = fma(p, s, splat(-5.37397155531e-2f));
+  p = fma(p, s, splat(1.33314422036e-1f));
+  p = fma(p, s, splat(-3.33332819422e-1f));
+  vf small = fma(x * s, p, x);
+  vf signed_big = float_of(bits_of(big) | (bits_of(x) & static_cast<int32_t>(0x80000000)));
+  return select((vi)(a < 0.625f), small, signed_big);
+}
+
+}  // namespace rl

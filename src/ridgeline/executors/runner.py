@@ -1,0 +1,228 @@
+"""`StepRunner`: what running a plan means, whatever computes the forward passes.
+
+Order, references to sampled tokens, void segments, replay and the bookkeeping of sequences are the
+same for every executor that has a model; `forward` is what they differ in.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+
+from ridgeline.core.errors import EngineError
+from ridgeline.core.plan import (
+    Admission,
+    BlockCopy,
+    ModelRole,
+    Pass,
+    Segment,
+    StepPlan,
+    is_earlier_pass,
+    is_reference,
+    referenced_output,
+)
+from ridgeline.core.result import SegmentResult, StepResult, StepTimings
+from ridgeline.executors.handle import Handle, Mask
+from ridgeline.executors.state import SequenceState
+
+_NOT_SAMPLED = -1
+
+MaskOf = Callable[[], Mask | None]
+
+
+class StepRunner(ABC):
+    """Runs plans one after the other on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.states: dict[int, SequenceState] = {}
+        self._name = name
+        self._handles: list[Handle] = []  # submitted, perhaps not done
+        self._previous_outputs: list[int] = []  # of the plan before, by output number
+        self._outputs: list[int] = []  # of the plan that runs
+        self.experts_read: int | None = None  # by the target, in the plan that runs
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{name}-executor")
+
+    @abstractmethod
+    def new_state(self, admission: Admission) -> SequenceState:
+        """What is remembered of a sequence."""
+
+    @abstractmethod
+    def copy_block(self, copy: BlockCopy) -> None:
+        """Copy a KV block over another."""
+
+    @abstractmethod
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        role: ModelRole,
+        handle: Handle,
+        masks: Sequence[MaskOf],
+        clock: "Clock",
+    ) -> tuple[SegmentResult, ...]:
+        """One forward pass over segments whose references are resolved, and what came of each.
+
+        Waits for masks (``handle.wait_for_masks``) just before it samples, and records what it
+        sampled in the states.
+        """
+
+    def replay(
+        self,
+        segments: Sequence[Segment],
+        role: ModelRole,
+        num_steps: int,
+        handle: Handle,
+        clock: "Clock",
+    ) -> list[tuple[SegmentResult, ...]] | None:
+        """``num_steps`` decode steps in one go, or ``None`` to have them run one by one."""
+        return None
+
+    def submit(self, plan: StepPlan) -> Handle:
+        handle = Handle(plan)
+        self._handles = [*(each for each in self._handles if not each.done()), handle]
+        handle.future = self.thread.submit(self._run_or_fail, handle)
+        return handle
+
+    def stop(self) -> None:
+        """Abort what runs, and end the thread."""
+        for handle in self._handles:
+            handle.abort()
+        self.thread.shutdown()
+        self.states.clear()
+
+    def _run_or_fail(self, handle: Handle) -> StepResult:
+        try:
+            return self._run(handle)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"A step failed: {type(error).__name__}: {error}") from error
+
+    @torch.inference_mode()
+    def _run(self, handle: Handle) -> StepResult:
+        plan, clock = handle.plan, Clock()
+        if plan.loads or plan.saves:
+            raise EngineError(f"The {self._name} executor has no KV tier to load from or save to.")
+        self._previous_outputs, self._outputs = self._outputs, []
+        for slot in plan.releases:
+            del self.states[slot]
+        for admission in plan.admissions:
+            self.states[admission.slot] = self.new_state(admission)
+        for copy in plan.copies:
+            self.copy_block(copy)
+        self.experts_read = None
+        results = tuple(
+            self._run_pass(a_pass, index, handle, clock) for index, a_pass in enumerate(plan.passes)
+        )
+        return StepResult(
+            step_id=plan.step_id,
+            passes=results,
+            timings=clock.timings(),
+            aborted=handle.aborted.is_set(),
+            experts_read=self.experts_read,
+        )
+
+    def _run_pass(
+        self, a_pass: Pass, index: int, handle: Handle, clock: "Clock"
+    ) -> tuple[SegmentResult, ...]:
+        tokens = [self._resolve(segment.token_ids) for segment in a_pass.segments]
+        live = [number for number, resolved in enumerate(tokens) if resolved is not None]
+        segments = [
+            _with_tokens(a_pass.segments[number], tokens[number] or ()) for number in live
+        ]
+        masks = [handle.masks_of(index, number) for number in live]
+        steps = self._steps(segments, a_pass, handle, masks, clock) if live else []
+        results = [SegmentResult()] * len(a_pass.segments)
+        for number, *parts in zip(live, *steps, strict=True):
+            results[number] = _join(parts)
+        for segment, result in zip(a_pass.segments, results, strict=True):
+            self._number_outputs(segment, result, a_pass.num_steps)
+        return tuple(results)
+
+    def _steps(
+        self,
+        segments: list[Segment],
+        a_pass: Pass,
+        handle: Handle,
+        masks: Sequence[MaskOf],
+        clock: "Clock",
+    ) -> list[tuple[SegmentResult, ...]]:
+        """What each of the pass's steps gave each segment."""
+        if a_pass.num_steps > 1:
+            steps = self.replay(segments, a_pass.role, a_pass.num_steps, handle, clock)
+            if steps is not None:
+                return steps
+        steps = [self.forward(segments, a_pass.role, handle, masks, clock)]
+        while len(steps) < a_pass.num_steps and not handle.aborted.is_set():
+            if not all(result.token_ids for result in steps[-1]):
+                break  # a sequence without a possible token; the others go on in the next step
+            segments = [
+                next_segment(segment, result.token_ids[-1])
+                for segment, result in zip(segments, steps[-1], strict=True)
+            ]
+            steps.append(self.forward(segments, a_pass.role, handle, masks, clock))
+        return steps
+
+    def _resolve(self, token_ids: Sequence[int]) -> tuple[int, ...] | None:
+        """The tokens with references replaced; ``None`` if one of them was not yielded."""
+        if min(token_ids) >= 0:
+            return tuple(token_ids)
+        resolved = []
+        for token in token_ids:
+            if is_reference(token):
+                outputs = self._outputs if is_earlier_pass(token) else self._previous_outputs
+                token = outputs[referenced_output(token)]
+                if token == _NOT_SAMPLED:
+                    return None
+            resolved.append(token)
+        return tuple(resolved)
+
+    def _number_outputs(self, segment: Segment, result: SegmentResult, num_steps: int) -> None:
+        if segment.outputs.sample:
+            count = num_steps + segment.num_drafts
+            missing = count - len(result.token_ids)
+            self._outputs.extend([*result.token_ids, *[_NOT_SAMPLED] * missing])
+
+
+class Clock:
+    """Seconds of each kind of work within a step."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._spent = {"prepare_s": 0.0, "forward_s": 0.0, "sample_s": 0.0}
+
+    def lap(self, kind: str) -> None:
+        now = time.perf_counter()
+        self._spent[kind] += now - self._last
+        self._last = now
+
+    def timings(self) -> StepTimings:
+        return StepTimings(**self._spent, total_s=time.perf_counter() - self._start)
+
+
+def next_segment(segment: Segment, token: int) -> Segment:
+    """The segment of one token that follows in a replay."""
+    return Segment(
+        slot=segment.slot,
+        start=segment.stop,
+        stop=segment.stop + 1,
+        token_ids=(token,),
+        outputs=segment.outputs,
+    )
+
+
+def _with_tokens(segment: Segment, token_ids: tuple[int, ...]) -> Segment:
+    if token_ids == segment.token_ids:
+        return segment
+    return replace(segment, token_ids=token_ids)
+
+
+def _join(parts: Sequence[SegmentResult]) -> SegmentResult:
+    if len(parts) == 1:
+        return parts[0]
+    return SegmentResult(
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        logprobs=tuple(entry for part in parts for entry in part.logprobs),
+    )

@@ -1,0 +1,32 @@
+"""The kernels of csrc/cpu: loading them, and the layouts that they read."""
+
+from ridgeline.kernels.cpu.library import (
+    NativeLibraryError,
+    available_levels,
+    load_library,
+)
+from ridgeline.kernels.cpu.matrix import (
+    MatrixFormat,
+    PackedMatrix,
+    aligned_bytes,
+    matrix_struct,
+    pack,
+    pack_codes,
+)
+from ridgeline.kernels.cpu.pool import Pool, shared_pool
+from ridgeline.kernels.cpu.structs import Format
+
+__all__ = [
+    "Format",
+    "MatrixFormat",
+    "NativeLibraryError",
+    "PackedMatrix",
+    "Pool",
+    "aligned_bytes",
+    "available_levels",
+    "load_library",
+    "matrix_struct",
+    "pack",
+    "pack_codes",
+    "shared_pool",
+]

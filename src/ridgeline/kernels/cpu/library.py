@@ -1,0 +1,68 @@
+"""Finding and loading the library for this machine's instruction set."""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+from ridgeline.core.errors import MachineError
+from ridgeline.kernels.cpu.structs import FUNCTIONS
+
+ABI_VERSION = 1  # RL_ABI_VERSION of the header that this package was written for
+
+# Instruction-set levels in the numbering of csrc/cpu/detect.cpp, the best last.
+LEVELS = ("generic", "avx2", "avxvnni", "avx512")
+LEVEL_VARIABLE = "RIDGELINE_CPU_LEVEL"  # for debugging: forces a level
+
+
+class NativeLibraryError(MachineError):
+    """The CPU kernels are not built, or do not run here."""
+
+
+def available_levels() -> tuple[str, ...]:
+    """The levels that are built and that this machine runs, the best last."""
+    detect = ctypes.CDLL(str(_path("detect"))).ridgeline_runs_level
+    return tuple(
+        level for number, level in enumerate(LEVELS) if detect(number) and _find(level) is not None
+    )
+
+
+@cache
+def load_library(level: str | None = None) -> ctypes.CDLL:
+    """The kernels for ``level``, or for the best level that this machine runs.
+
+    Raises:
+        NativeLibraryError: they are not built, or the machine does not run that level.
+    """
+    level = level or os.environ.get(LEVEL_VARIABLE) or available_levels()[-1]
+    if level not in available_levels():
+        raise NativeLibraryError(
+            f"The CPU kernels for {level!r} cannot run here; this machine and build have "
+            f"{', '.join(available_levels())}."
+        )
+    library = ctypes.CDLL(str(_path(level)))
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    if library.rl_abi_version() != ABI_VERSION:
+        raise NativeLibraryError("The CPU kernels are of another version; install Ridgeline again.")
+    return library
+
+
+def _find(level: str) -> Path | None:
+    # An editable install keeps them apart from the sources, in another entry of the path.
+    folders = __import__("ridgeline.kernels.cpu", fromlist=["__path__"]).__path__
+    for folder in folders:
+        path = Path(folder) / f"libridgeline_cpu_{level}.so"
+        if path.is_file():
+            return path
+    return None
+
+
+def _path(level: str) -> Path:
+    path = _find(level)
+    if path is None:
+        raise NativeLibraryError(
+            "The CPU kernels are not built. Install Ridgeline with pip, which needs a C++ compiler."
+        )
+    return path

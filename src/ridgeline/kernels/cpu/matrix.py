@@ -1,0 +1,153 @@
+"""Packed matrices: weights in the layout that the CPU kernels stream (csrc/cpu/matrix.h)."""
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ridgeline.kernels.cpu.pool import Pool
+from ridgeline.kernels.cpu.structs import Format, Matrix
+
+_TORCH_FORMATS = {
+    torch.float32: Format.F32,
+    torch.float16: Format.F16,
+    torch.bfloat16: Format.BF16,
+}
+_LARGEST_SCALE = 2.0**10  # in half precision; scales 2^24 times smaller are still normal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixFormat:
+    """Element format, and for quantized ones the columns that share a scale (``None``: a row)."""
+
+    format: Format
+    group: int | None = None
+    has_min: bool = False
+
+    def group_of(self, columns: int) -> int:
+        if not self.format.is_quantized:
+            return 0
+        return self.group or -(-columns // 32) * 32
+
+
+class PackedMatrix:
+    """A matrix ``[rows, columns]`` and the memory that holds it."""
+
+    def __init__(self, struct: Matrix, data: npt.NDArray[np.uint8]) -> None:
+        assert data.ctypes.data % 64 == 0, "tiles are read as whole lines"
+        self.struct = struct
+        self.data = data
+        struct.data = data.ctypes.data
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.struct.rows, self.struct.columns
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes
+
+    def matmul(self, pool: Pool, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """x ``[T, columns]`` times the transpose: ``[T, rows]``."""
+        library, out = pool.library, np.empty((len(x), self.struct.rows), dtype=np.float32)
+        x = np.ascontiguousarray(x, dtype=np.float32)
+        size = library.rl_matmul_scratch_bytes(ctypes.byref(self.struct), len(x))
+        scratch = aligned_bytes(size)
+        library.rl_matmul(
+            pool.handle, ctypes.byref(self.struct), None, x.ctypes.data, x.shape[1],
+            out.ctypes.data, out.shape[1], len(x), scratch.ctypes.data,
+        )  # fmt: skip
+        return out
+
+    def unpack(self, pool: Pool, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Some rows as floats."""
+        out = np.empty((len(rows), self.struct.columns), dtype=np.float32)
+        rows = np.ascontiguousarray(rows, dtype=np.int32)
+        pool.library.rl_unpack_rows(
+            pool.handle, ctypes.byref(self.struct), rows.ctypes.data, len(rows), out.ctypes.data
+        )
+        return out
+
+
+def matrix_struct(rows: int, columns: int, form: MatrixFormat, multiplier: float = 1.0) -> Matrix:
+    """The description of a matrix, without memory."""
+    return Matrix(
+        format=form.format,
+        rows=rows,
+        columns=columns,
+        group=form.group_of(columns),
+        has_min=form.has_min,
+        multiplier=multiplier,
+    )
+
+
+def pack(pool: Pool, weight: torch.Tensor, form: MatrixFormat | None = None) -> PackedMatrix:
+    """Pack a float matrix ``[rows, columns]``, in its own format unless another is given."""
+    if weight.dtype not in _TORCH_FORMATS:
+        weight = weight.float()
+    weight = weight.detach().contiguous()
+    source = _TORCH_FORMATS[weight.dtype]
+    form = form or MatrixFormat(format=source)
+    rows, columns = weight.shape
+    multiplier = 1.0
+    if form.format.is_quantized:
+        largest = float(weight.abs().max()) if weight.numel() else 0.0
+        multiplier = scale_multiplier(largest / 2 ** (_bits(form.format) - 1))
+    struct = matrix_struct(rows, columns, form, multiplier)
+    packed = PackedMatrix(struct, aligned_bytes(pool.library.rl_matrix_bytes(ctypes.byref(struct))))
+    pool.library.rl_pack(
+        pool.handle, ctypes.byref(struct), weight.data_ptr(), source, 0, rows
+    )
+    return packed
+
+
+def pack_codes(
+    pool: Pool,
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+    mins: npt.NDArray[np.float32] | None,
+    form: MatrixFormat,
+) -> PackedMatrix:
+    """Pack codes ``[rows, columns]`` that are quantized already.
+
+    ``scales`` and ``mins`` are ``[rows, groups]``. The value of a code is (code − 2^(bits−1)) ·
+    scale, or code · scale + min.
+    """
+    rows, columns = codes.shape
+    largest = float(np.abs(scales).max(initial=0.0))
+    if mins is not None:
+        largest = max(largest, float(np.abs(mins).max(initial=0.0)) / 16)
+    struct = matrix_struct(rows, columns, form, scale_multiplier(largest))
+    packed = PackedMatrix(struct, aligned_bytes(pool.library.rl_matrix_bytes(ctypes.byref(struct))))
+    codes = np.ascontiguousarray(codes)
+    scales = np.ascontiguousarray(scales, dtype=np.float32)
+    mins = None if mins is None else np.ascontiguousarray(mins, dtype=np.float32)
+    assert scales.shape == (rows, -(-columns // struct.group))
+    pool.library.rl_pack_codes(
+        pool.handle, ctypes.byref(struct), codes.ctypes.data, scales.ctypes.data,
+        None if mins is None else mins.ctypes.data,
+    )  # fmt: skip
+    return packed
+
+
+def scale_multiplier(largest_scale: float) -> float:
+    """The power of two that brings the largest scale to about 2^10 in half precision."""
+    if not 0 < largest_scale < math.inf:
+        return 1.0
+    exponent = math.floor(math.log2(largest_scale / _LARGEST_SCALE))
+    return 2.0 ** min(max(exponent, -126), 126)
+
+
+def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """Uninitialised memory that begins at a cache line, or at a huge page if it is large."""
+    alignment = 64 if size < 1 << 22 else 1 << 21
+    raw = np.empty(size + alignment, dtype=np.uint8)
+    offset = -raw.ctypes.data % alignment
+    return raw[offset : offset + size]
+
+
+def _bits(form: Format) -> int:
+    return int(form)

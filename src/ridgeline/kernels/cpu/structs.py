@@ -1,0 +1,192 @@
+"""The structs of csrc/cpu/ridgeline_cpu.h, which says what their fields mean."""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from enum import IntEnum
+
+import numpy as np
+
+
+class Format(IntEnum):
+    """How elements are stored; from Q4 on they are codes with scales."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    INT8 = 3
+    Q4 = 4
+    Q5 = 5
+    Q6 = 6
+    Q8 = 8
+
+    @property
+    def is_quantized(self) -> bool:
+        return self >= Format.Q4
+
+
+class Buffer(IntEnum):
+    """The named buffers of a program."""
+
+    X = 0
+    H = 1
+    N = 2
+    SHARED = 3
+    QUERY = 4
+    KEY = 5
+    VALUE = 6
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("format", c_int32),
+        ("rows", c_int32),
+        ("columns", c_int32),
+        ("group", c_int32),
+        ("has_min", c_int32),
+        ("multiplier", c_float),
+        ("data", c_void_p),
+    )
+
+
+class Linear(ctypes.Structure):
+    _fields_ = (("matrix", Matrix), ("bias", c_void_p), ("slot", c_int32))
+
+
+class AdapterPart(ctypes.Structure):
+    _fields_ = (("slot", c_int32), ("down", Matrix), ("up", Matrix))
+
+
+class Adapter(ctypes.Structure):
+    _fields_ = (("num_parts", c_int32), ("parts", POINTER(AdapterPart)))
+
+
+class KVGroup(ctypes.Structure):
+    _fields_ = (
+        ("format", c_int32),
+        ("block_tokens", c_int32),
+        ("num_layers", c_int32),
+        ("num_kv_heads", c_int32),
+        ("k_width", c_int32),
+        ("v_width", c_int32),
+        ("layer_bytes", c_int64),
+        ("block_bytes", c_int64),
+        ("data", c_void_p),
+    )
+
+
+class Batch(ctypes.Structure):
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_sequences", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("sequences", c_void_p),
+    )
+
+
+class Attention(ctypes.Structure):
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("out_width", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("window", c_int32),
+        ("sinks", c_void_p),
+    )
+
+
+class Norm(ctypes.Structure):
+    _fields_ = (("kind", c_int32), ("unit_offset", c_int32), ("eps", c_float))
+
+
+class ActivationFunction(ctypes.Structure):
+    _fields_ = (("kind", c_int32), ("alpha", c_float), ("limit", c_float))
+
+
+class Routing(ctypes.Structure):
+    _fields_ = (
+        ("num_experts", c_int32),
+        ("top_k", c_int32),
+        ("scoring", c_int32),
+        ("normalised", c_int32),
+        ("scale", c_float),
+        ("num_groups", c_int32),
+        ("top_groups", c_int32),
+        ("group_best_two", c_int32),
+    )
+
+
+# Those that come in arrays, filled for each step.
+SEQUENCE = np.dtype(
+    [
+        ("first_row", np.int32),
+        ("num_tokens", np.int32),
+        ("start", np.int32),
+        ("num_drafts", np.int32),
+        ("ancestors", np.uint64),
+        ("block_tables", np.uint64),
+    ],
+    align=True,
+)
+SAMPLING = np.dtype(
+    [
+        ("logits", np.uint64),
+        ("mask", np.uint64),
+        ("barred", np.uint64),
+        ("num_barred", np.int32),
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int32),
+        ("seed", np.uint64),
+        ("sample_index", np.uint32),
+        ("position", np.uint32),
+    ],
+    align=True,
+)
+
+P = c_void_p
+I32, I64, F32, U32, U64 = c_int32, c_int64, c_float, c_uint32, c_uint64
+
+# Result and argument types of every function; structs go by reference.
+FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "rl_abi_version": (I32, ()),
+    "rl_isa_name": (ctypes.c_char_p, ()),
+    "rl_pool_new": (P, (I32,)),
+    "rl_pool_free": (None, (P,)),
+    "rl_matrix_bytes": (I64, (P,)),
+    "rl_pack": (None, (P, P, P, I32, I32, I32)),
+    "rl_pack_codes": (None, (P, P, P, P, P)),
+    "rl_unpack_rows": (None, (P, P, P, I32, P)),
+    "rl_matmul": (None, (P, P, P, P, I64, P, I64, I32, P)),
+    "rl_matmul_scratch_bytes": (I64, (P, I32)),
+    "rl_kv_group_sizes": (None, (P,)),
+    "rl_kv_write": (None, (P, P, I32, I32, P, P, P)),
+    "rl_kv_move": (None, (P, P, P, P, I32)),
+    "rl_kv_read": (None, (P, I32, P, I32, I32, P, P)),
+    "rl_attend": (None, (P, P, I32, I32, P, P, P, P, P)),
+    "rl_attend_scratch_bytes": (I64, (P, P, P, I32)),
+    "rl_program_new": (P, (P,)),
+    "rl_program_free": (None, (P,)),
+    "rl_add_embed": (I32, (P, P, F32, P)),
+    "rl_add_norm": (I32, (P, I32, I32, P, P, P, I32)),
+    "rl_add_qkv": (I32, (P, I32, P, P, P, F32)),
+    "rl_add_head_norm": (I32, (P, P, I32, P, P, I32, I32, I32)),
+    "rl_add_rope": (I32, (P, *[I32] * 8)),
+    "rl_add_kv_write": (I32, (P, I32, I32)),
+    "rl_add_attend": (I32, (P, I32, I32, P)),
+    "rl_add_out_project": (I32, (P, P)),
+    "rl_add_mlp": (I32, (P, I32, I32, P, P, P, P, P)),
+    "rl_add_moe": (I32, (P, I32, P, P, P, P, P, P, P)),
+    "rl_add_add_shared": (I32, (P,)),
+    "rl_add_residual": (I32, (P, F32)),
+    "rl_add_latent_project": (I32, (P, I32, P, P, P, P, P, I32, P)),
+    "rl_add_latent_attend": (I32, (P, I32, I32, P, P, P, I32, I32)),
+    "rl_add_rope_table": (I32, (P, P, I32, F32)),
+    "rl_set_head": (None, (P, P, F32, F32)),
+    "rl_reserve": (I32, (P, I32)),
+    "rl_buffer": (P, (P, I32)),
+    "rl_run": (I32, (P, P, I32, I32, P, P, P, P)),
+    "rl_head": (I32, (P, P, P, I32, P)),
+    "rl_sample": (None, (P, P, I32, I32, P)),
+}
