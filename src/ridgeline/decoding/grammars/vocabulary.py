@@ -13,8 +13,8 @@ class _Source:
 
     bos_token_id: int | None = None
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
-        ids = range(tokenizer.vocab_size)
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int) -> None:
+        ids = range(vocab_size)  # those beyond the tokenizer's have no bytes, and are never allowed
         self.eos_token_id = eos_token_id
         self.tokens: Sequence[bytes] = [tokenizer.token_bytes(index) for index in ids]
         self.special_token_ids = [index for index in ids if tokenizer.is_special(index)]
@@ -38,5 +38,5 @@ def grammar_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
         raise InvalidRequestError(
             "Structured outputs need an end-of-sequence token, which this model's tokenizer lacks."
         )
-    wrapper = TokenizerWrapper(_Source(tokenizer, eos[0]))
-    return LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=eos)
+    wrapper = TokenizerWrapper(_Source(tokenizer, vocab_size, eos[0]))
+    return LLTokenizer(wrapper, eos_token=eos)

@@ -276,10 +276,10 @@ class _Run:
         out.append(("response.output_item.done", done))
         return out
 
-    def _event(self, name: str, **fields: Any) -> bytes:
-        data = {"type": name, "sequence_number": self._sequence, **fields}
+    def _event(self, kind: str, /, **fields: Any) -> bytes:
+        data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return event(data, name)
+        return event(data, kind)
 
     def _status(self) -> str:
         return "incomplete" if self._answer.finish_reason in ("length", "abort") else "completed"
