@@ -102,7 +102,9 @@ def test_the_disk_tier_survives_a_restart(tmp_path):
         tier.put(make_entry(number))
     size = tier.usage().num_bytes
     (tmp_path / "stray").write_text("not ours")
-    (next(tmp_path.glob("*/")) / "half.tmp").write_bytes(b"cut short")
+    half = next(tmp_path.glob("*/")) / "half.tmp"
+    half.write_bytes(b"cut short")
+    os.utime(half, (1.0, 1.0))
     again = DiskTier(tmp_path, 10**6)
     assert again.usage().num_bytes == size
     assert all(again.get(make_entry(number).header.key) for number in range(3))

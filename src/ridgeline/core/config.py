@@ -109,6 +109,9 @@ class EngineConfig:
                 _check_positive(name, getattr(self, name))
         check_int("kv_ram_tier_bytes", self.kv_ram_tier_bytes, 0, 2**62)
         check_int("kv_disk_tier_bytes", self.kv_disk_tier_bytes, 1, 2**62)
+        has_tiers = self.kv_ram_tier_bytes > 0 or self.kv_disk_tier_path is not None
+        if has_tiers and not self.enable_prefix_caching:
+            raise InvalidRequestError("KV tiers hold cached prefixes: enable_prefix_caching.")
         weights = {
             name: _check_positive(f"tenant_weights of {name!r}", weight)
             for name, weight in self.tenant_weights.items()

@@ -7,6 +7,7 @@ import psutil
 from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.info import EngineInfo
+from ridgeline.engine.kv_tiers import kv_digest, make_transfers
 from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.request_factory import RequestFactory
@@ -56,26 +57,32 @@ class Engine:
         self.speculation = make_speculation(
             config, resolved, self.executor, constraints=self.grammars
         )
-        scheduler = Scheduler(
+        self.scheduler = Scheduler(
             SchedulerConfig.of_engine(
                 config, resolved, windows=tuple(group.window for group in layout.groups)
             ),
             self.speculation,
+            transfers=make_transfers(config, self.executor),
         )
         self.info = EngineInfo(
             name=loaded.name,
             spec=spec,
             config=resolved,
-            kv_digest=layout.digest,
+            kv_digest=kv_digest(
+                config, self.executor, spec=spec, dtype=resolved.dtype, folder=loaded.folder
+            ),
             tokenizer=loaded.tokenizer,
             chat_template=loaded.chat_template,
             sampling_defaults=loaded.sampling_defaults,
             adapters=tuple(config.adapters),
         )
         self.requests = RequestFactory(self.info)
-        self.loop = EngineLoop(self.executor, scheduler, loaded.tokenizer)
+        self.loop = EngineLoop(self.executor, self.scheduler, loaded.tokenizer)
 
     def close(self) -> None:
         """Free weights and KV; every later call of the loop raises `EngineError`."""
         self.loop.close()
+        self.scheduler.close()
+        if self.grammars is not None:
+            self.grammars.close()
         self.executor.close()

@@ -49,6 +49,7 @@ class LoadedModel:
     """A model in memory; see `ModelDescription`."""
 
     name: str
+    folder: Path | None
     definition: ModelDefinition
     model: ExecutorModel
     tokenizer: Tokenizer | None
@@ -119,6 +120,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
     )
     return LoadedModel(
         name=description.name,
+        folder=folder,
         definition=definition,
         model=ExecutorModel(
             spec=definition.spec, ops=ops, weights=weights, dtype=dtype, adapters=adapters

@@ -76,7 +76,7 @@ class Scheduler:
         self._releases: list[int] = []
         self._flights: deque[Flight] = deque()
         self._step_id = self._num_requests = 0
-        self._updated_s = self._batch_wait_s = 0.0
+        self._updated_s = self._wait_s = 0.0
         self.num_preemptions = self.num_loads = 0
 
     @property
@@ -94,9 +94,7 @@ class Scheduler:
     @property
     def wait_s(self) -> float:
         """After `schedule` gave ``None`` although there is work: seconds until it may give more."""
-        if self.transfers is not None and self.transfers.is_busy:
-            return _POLL_S
-        return self._batch_wait_s
+        return self._wait_s
 
     def add(self, request: Request) -> list[Sequence]:
         """Queue a request; returns its n sequences.
@@ -125,6 +123,7 @@ class Scheduler:
             for index in range(request.params.n)
         ]
         self._make_place(sequences[0])
+        self._wait_s = 0.0
         self._num_requests += 1
         self._queue.push(sequences[0])
         if len(sequences) > 1:
@@ -139,7 +138,7 @@ class Scheduler:
         now_s = self._clock()
         self.prefix_cache.tick(now_s)
         self._land_transfers()
-        self._open_batch(now_s)
+        self._wait_s = self._open_batch(now_s)
         self._make_way(now_s)
         step = self._new_step()
         self.speculation.begin_step(self._running)
@@ -150,6 +149,8 @@ class Scheduler:
         passes = self.speculation.passes(step.segments)
         if not passes:
             assert not step.admissions, "a sequence was admitted for nothing"
+            if self.transfers is not None and self.transfers.is_busy:
+                self._wait_s = _POLL_S
             assert self._flights or self.wait_s or not self.has_work, "nothing can run"
             return None
         self._step_id += 1
@@ -256,9 +257,10 @@ class Scheduler:
             retry_after_s=wait_s,
         )
 
-    def _open_batch(self, now_s: float) -> None:
+    def _open_batch(self, now_s: float) -> float:
+        """Seconds until a batch may start; 0 if sequences may be admitted, or somebody runs."""
         head = self._queue.head()
-        self._batch_wait_s = self._batching.begin_step(
+        return self._batching.begin_step(
             num_running=len(self._running),
             num_waiting=len(self._queue),
             oldest_arrival_s=now_s if head is None else head.request.arrival_s,

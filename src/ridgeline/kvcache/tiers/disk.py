@@ -27,6 +27,7 @@ from ridgeline.kvcache.tiers.tier import TierUsage
 _log = logging.getLogger(__name__)
 
 _SUFFIX, _TEMPORARY = ".kv", ".tmp"
+_ABANDONED_S = 3600.0  # a file that another process is writing is younger
 T = TypeVar("T")
 
 
@@ -85,7 +86,7 @@ class DiskTier:
         self._evict(len(data))
         folder = self._path / _folder_name(entry.header.tenant)
         final = folder / (key.hex() + _SUFFIX)
-        temporary = final.with_suffix(_TEMPORARY)
+        temporary = final.with_suffix(f".{os.getpid()}{_TEMPORARY}")
         try:
             folder.mkdir(exist_ok=True, mode=0o700)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -133,7 +134,8 @@ class DiskTier:
             for item in os.scandir(folder.path) if folder.is_dir(follow_symlinks=False) else ():
                 name, suffix = os.path.splitext(item.name)
                 if suffix == _TEMPORARY:
-                    Path(item.path).unlink(missing_ok=True)
+                    if item.stat().st_mtime < self._clock() - _ABANDONED_S:
+                        Path(item.path).unlink(missing_ok=True)
                 elif suffix == _SUFFIX and len(name) == 64 and set(name) <= set("0123456789abcdef"):
                     stat = item.stat(follow_symlinks=False)
                     file = _File(folder.name, stat.st_size, stat.st_mtime)

@@ -1,0 +1,55 @@
+"""KV tiers as the configuration wants them, and the name of what KV is interchangeable."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.protocols import Executor
+from ridgeline.core.spec import ModelSpec
+from ridgeline.kvcache import PrefixCache
+from ridgeline.kvcache.tiers import DiskTier, RamTier, Tier, Transfers
+from ridgeline.weights.digest import content_digest
+
+_KNOWN_DIGESTS = "weights.json"
+
+
+def make_transfers(
+    config: EngineConfig, executor: Executor
+) -> Callable[[PrefixCache], Transfers] | None:
+    """What `Scheduler` takes as ``transfers``; ``None`` without tiers.
+
+    Raises:
+        DiskError: the disk tier's folder cannot be used.
+    """
+    tiers: list[Tier] = []
+    if config.kv_ram_tier_bytes:
+        tiers.append(RamTier(config.kv_ram_tier_bytes, ttl_s=config.kv_ttl_s))
+    if config.kv_disk_tier_path is not None:
+        folder = Path(config.kv_disk_tier_path)
+        tiers.append(DiskTier(folder, config.kv_disk_tier_bytes, ttl_s=config.kv_ttl_s))
+    if not tiers:
+        return None
+    return lambda cache: Transfers(cache, tiers, executor)
+
+
+def kv_digest(
+    config: EngineConfig, executor: Executor, *, spec: ModelSpec, dtype: str, folder: Path | None
+) -> str:
+    """Names all that KV depends on beside prompt, adapter slot and salt.
+
+    Within one engine that is the layout. With a disk tier, which other engines read, it is also
+    the weights and the adapters (all bytes of their files), the spec, the executor and its dtype.
+
+    Raises:
+        DiskError: the weights cannot be read again.
+    """
+    layout = executor.kv_layout().digest
+    if config.kv_disk_tier_path is None:
+        return layout
+    paths = [] if folder is None or config.load_format == "dummy" else [folder]
+    paths += map(Path, config.adapters.values())
+    weights = content_digest(paths, memory=Path(config.kv_disk_tier_path) / _KNOWN_DIGESTS)
+    random_weights = (config.load_format, config.seed if config.load_format == "dummy" else 0)
+    parts = (layout, weights, random_weights, spec, executor.name, dtype)
+    return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""KV that outlives its blocks, and its engine: outputs are as without, and only its own hit."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.weights.digest import content_digest
+
+PROMPT = [(7 * i) % 290 for i in range(60)]
+PARAMS = SamplingParams(max_tokens=6, temperature=0.8, seed=5)
+
+
+def ask(folder, *, salt="", prompt=PROMPT, **settings):
+    """Cached tokens and output of a new engine."""
+    settings = {"dtype": "float64", "block_tokens": 4, "max_num_seqs": 4} | settings
+    with LLM(str(folder), **settings) as llm:
+        (result,) = llm.generate([prompt], PARAMS, cache_salt=salt)
+        return result.num_cached_tokens, result.outputs[0].token_ids
+
+
+def test_hits_survive_a_restart_and_change_nothing(model_folder, tmp_path):
+    plain = ask(model_folder)
+    disk = {"kv_disk_tier_path": str(tmp_path), "kv_ram_tier_bytes": 2**20}
+    assert ask(model_folder, **disk) == plain
+    cached, output = ask(model_folder, **disk)
+    assert cached == 56  # the prompt's full blocks but the last, whose end has to be computed
+    assert output == plain[1]
+    longer = [*PROMPT, *output[:2], 3]
+    assert ask(model_folder, prompt=longer, **disk) == (60, ask(model_folder, prompt=longer)[1])
+
+
+def test_only_the_same_model_dtype_and_salt_hit(model_folder, tmp_path):
+    disk = {"kv_disk_tier_path": str(tmp_path / "kv")}
+    other = tmp_path / "other"
+    shutil.copytree(model_folder, other)
+    weights = load_file(other / "model.safetensors")
+    name = next(name for name in weights if "norm" in name)
+    weights[name] = weights[name].clone()
+    weights[name].view(-1)[0] += 1e-3  # one number of one tensor
+    save_file(weights, other / "model.safetensors")
+    ask(model_folder, **disk)
+    assert ask(other, **disk)[0] == 0
+    assert ask(model_folder, dtype="float32", **disk)[0] == 0
+    assert ask(model_folder, salt="tenant", **disk)[0] == 0
+    assert ask(model_folder, block_tokens=8, **disk)[0] == 0
+    assert ask(model_folder, **disk)[0] == 56
+
+
+def test_swapped_in_sequences_go_on_as_if_nothing_had_happened(model_folder):
+    prompts = [[(n * i) % 290 for i in range(1, 41)] for n in (3, 5, 7, 11)]
+    params = SamplingParams(max_tokens=40, temperature=0.9, seed=1)
+    settings = {"dtype": "float64", "block_tokens": 4, "max_model_len": 96, "max_num_seqs": 4}
+    with LLM(str(model_folder), **settings) as llm:
+        plain = [each.outputs[0].token_ids for each in llm.generate(prompts, params)]
+        num_bytes = llm.config.kv_cache_bytes // llm.config.num_blocks[0]
+    settings |= {"kv_cache_memory_bytes": 30 * num_bytes, "kv_ram_tier_bytes": 2**24}
+    with LLM(str(model_folder), **settings) as llm:
+        swapped = [each.outputs[0].token_ids for each in llm.generate(prompts, params)]
+        scheduler = llm._engine.scheduler
+        assert scheduler.num_preemptions > 0
+    assert swapped == plain
+
+
+def test_tiers_without_a_prefix_cache_are_refused(model_folder):
+    with pytest.raises(InvalidRequestError, match="enable_prefix_caching"):
+        LLM(str(model_folder), kv_ram_tier_bytes=100, enable_prefix_caching=False)
+
+
+def test_the_digest_is_of_the_content_and_is_remembered(tmp_path):
+    folder, memory = tmp_path / "model", tmp_path / "known.json"
+    folder.mkdir()
+    save_file({"a": torch.zeros(10)}, folder / "model.safetensors")
+    first = content_digest([folder], memory=memory)
+    assert content_digest([folder], memory=memory) == first == content_digest([folder])
+    memory.write_text("damaged")
+    assert content_digest([folder], memory=memory) == first
+    save_file({"a": torch.ones(10)}, folder / "model.safetensors")
+    assert content_digest([folder], memory=memory) != first
