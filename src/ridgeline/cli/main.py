@@ -7,18 +7,21 @@ import sys
 from collections.abc import Sequence
 
 import ridgeline
-from ridgeline.cli import bench, chat, collect_env, generate, serve
+from ridgeline.cli import bench, bench_serve, chat, collect_env, generate, plan, serve
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 
-COMMANDS = (serve, generate, chat, bench, collect_env)
+COMMANDS = (serve, generate, chat, bench, bench_serve, plan, collect_env)
 _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 (model, machine), 2 (the caller's mistake)."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:2] == ["bench", "serve"]:
+        words[:2] = ["bench-serve"]
+    arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         code: int = arguments.run(arguments)

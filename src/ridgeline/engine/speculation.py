@@ -66,7 +66,11 @@ def make_grammars(target: LoadedModel) -> GrammarCompiler | None:
     tokenizer = target.tokenizer
     if tokenizer is None:
         return None
-    return GrammarCompiler(lambda: grammar_vocabulary(tokenizer, target.model.spec.vocab_size))
+    texts = (tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size))
+    special = [t for i, t in enumerate(texts) if t is not None and tokenizer.is_special(i)]
+    return GrammarCompiler(
+        lambda: grammar_vocabulary(tokenizer, target.model.spec.vocab_size), special
+    )
 
 
 def make_speculation(

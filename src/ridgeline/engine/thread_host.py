@@ -84,6 +84,9 @@ class ThreadHost:
         except RidgelineError as error:
             send(Failed(error=type(error).__name__, message=str(error)))
             return
+        except Exception as error:  # whoever waits for the start must hear of it
+            send(Failed(error="EngineError", message=f"The model cannot be loaded: {error!r}"))
+            return
         self._info = engine.info
         failure = Worker(engine, receive=self.receive, send=send).run()
         if failure is not None:

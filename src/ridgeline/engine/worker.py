@@ -58,6 +58,9 @@ class Worker:
                 self._turn()
         except EngineError as error:
             return Failed(error="EngineError", message=str(error))
+        except Exception as error:  # a defect of ours: whoever waits must hear of it
+            _log.exception("The engine failed.")
+            return Failed(error="EngineError", message=f"The engine failed: {error!r}")
         finally:
             self._gate.close()
             self._engine.close()

@@ -1,0 +1,117 @@
+"""Putting a workload on a target, and recording what comes back."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
+
+from ridgeline.bench.serve.metrics import RequestTrace
+from ridgeline.bench.serve.targets import Target
+from ridgeline.bench.serve.workload import Conversation, Turn
+from ridgeline.core.errors import RidgelineError
+
+Progress = Callable[[int], None]
+
+
+async def run_open_loop(
+    target: Target,
+    conversations: Iterable[Conversation],
+    *,
+    think_s: float = 0.0,
+    progress: Progress = lambda _: None,
+) -> list[RequestTrace]:
+    """Start each conversation when it is due, however many are still in progress."""
+    recorder = _Recorder(target, think_s, progress)
+    began_s = time.monotonic()
+    tasks = []
+    for conversation in conversations:
+        due_s = began_s + (conversation.at_s or 0.0)
+        await _sleep_until(due_s)
+        tasks.append(asyncio.create_task(recorder.converse(conversation, due_s)))
+    await asyncio.gather(*tasks)
+    return recorder.traces
+
+
+async def run_closed_loop(
+    target: Target,
+    conversations: Sequence[Conversation],
+    *,
+    concurrency: int,
+    think_s: float = 0.0,
+    progress: Progress = lambda _: None,
+) -> list[RequestTrace]:
+    """Keep ``concurrency`` conversations in progress until all are done."""
+    recorder = _Recorder(target, think_s, progress)
+    waiting = iter(conversations)
+
+    async def one_after_the_other() -> None:
+        for conversation in waiting:
+            await recorder.converse(conversation, time.monotonic())
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
+    return recorder.traces
+
+
+class _Recorder:
+    def __init__(self, target: Target, think_s: float, progress: Progress) -> None:
+        self._target = target
+        self._think_s = think_s
+        self._progress = progress
+        self.traces: list[RequestTrace] = []
+
+    async def converse(self, conversation: Conversation, due_s: float) -> None:
+        """One turn after the other; a turn is due ``think_s`` after the answer before it."""
+        history: tuple[int, ...] = ()
+        for turn in conversation.turns:
+            history += turn.new_token_ids
+            trace, answer = await self._one(history, turn, conversation.user, due_s)
+            self.traces.append(trace)
+            self._progress(len(self.traces))
+            if trace.error is not None:
+                return
+            history += answer
+            due_s = trace.finished_s + self._think_s
+            await _sleep_until(due_s)
+
+    async def _one(
+        self, prompt: tuple[int, ...], turn: Turn, user: int, due_s: float
+    ) -> tuple[RequestTrace, tuple[int, ...]]:
+        times: list[float] = []
+        counts: list[int] = []
+        answer: list[int] = []
+        cached, queue_s, error = 0, None, None
+        sent_s = time.monotonic()
+        try:
+            async with aclosing(self._target.stream(prompt, turn.max_tokens)) as pieces:
+                async for piece in pieces:
+                    if piece.num_tokens:
+                        times.append(time.monotonic())
+                        counts.append(piece.num_tokens)
+                    answer.extend(piece.token_ids)
+                    cached = piece.num_cached_tokens or cached
+                    queue_s = queue_s if piece.queue_s is None else piece.queue_s
+        except (RidgelineError, OSError) as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        if error is None and sum(counts) != turn.max_tokens:
+            error = f"{sum(counts)} tokens came instead of {turn.max_tokens}."
+        trace = RequestTrace(
+            scheduled_s=due_s,
+            sent_s=sent_s,
+            finished_s=time.monotonic(),
+            num_prompt_tokens=len(prompt),
+            chunk_times_s=tuple(times),
+            chunk_tokens=tuple(counts),
+            num_cached_tokens=cached,
+            queue_s=queue_s,
+            user=user,
+            error=error,
+        )
+        # A server that names no tokens gets others of the same number: its cache misses them.
+        missing = turn.max_tokens - len(answer)
+        return trace, (*answer, *turn.new_token_ids[:1] * max(0, missing))
+
+
+async def _sleep_until(due_s: float) -> None:
+    delay_s = due_s - time.monotonic()
+    if delay_s > 0:
+        await asyncio.sleep(delay_s)

@@ -1,0 +1,108 @@
+"""A sweep of rates or concurrencies over one target."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ridgeline.bench.serve.metrics import RequestTrace, Slo, Summary, summarize
+from ridgeline.bench.serve.runner import Progress, run_closed_loop, run_open_loop
+from ridgeline.bench.serve.targets import Target
+from ridgeline.bench.serve.workload import Conversation, Workload
+from ridgeline.engine import AsyncEngine
+from ridgeline.engine.stats import StepRecord
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How requests are sent: Poisson at ``rate``, ``concurrency`` at once, or as a trace says."""
+
+    rate: float | None = None
+    concurrency: int | None = None
+
+    @property
+    def label(self) -> str:
+        if self.rate is not None:
+            return f"rate {self.rate:g}/s"
+        return "trace" if self.concurrency is None else f"concurrency {self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run of a sweep; ``steps`` are the engine's, where it could be asked."""
+
+    load: Load
+    summary: Summary
+    traces: Sequence[RequestTrace]
+    steps: Sequence[StepRecord] = field(default=())
+
+    def to_json(self, *, with_traces: bool = False) -> dict[str, Any]:
+        result = {"load": asdict(self.load), **asdict(self.summary)}
+        if self.steps:
+            result["mean_sequences_per_step"] = _mean_occupancy(self.steps)
+        if with_traces:
+            result["traces"] = [asdict(trace) for trace in self.traces]
+        return result
+
+
+async def run_point(
+    target: Target,
+    load: Load,
+    conversations: Sequence[Conversation],
+    *,
+    slo: Slo,
+    think_s: float = 0.0,
+    engine: AsyncEngine | None = None,
+    progress: Progress = lambda _: None,
+) -> Point:
+    """Run one load to the end."""
+    run: Callable[[], Awaitable[list[RequestTrace]]]
+    if load.concurrency is not None:
+        concurrency = load.concurrency
+
+        async def run() -> list[RequestTrace]:
+            return await run_closed_loop(
+                target, conversations, concurrency=concurrency, think_s=think_s, progress=progress
+            )
+    else:
+
+        async def run() -> list[RequestTrace]:
+            return await run_open_loop(target, conversations, think_s=think_s, progress=progress)
+
+    steps: list[StepRecord] = []
+    watch = asyncio.create_task(_collect_steps(engine, steps)) if engine else None
+    try:
+        traces = await run()
+    finally:
+        if watch is not None:
+            await asyncio.sleep(2 * _POLL_S)
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+    return Point(load=load, summary=summarize(traces, slo), traces=traces, steps=steps)
+
+
+async def warm_up(target: Target, workload: Workload, count: int) -> None:
+    """Send some requests, of other contents, whose figures nobody sees."""
+    others = replace(workload, seed=workload.seed + 1_000_003, num_conversations=count, rate=None)
+    await run_closed_loop(target, list(others.conversations()), concurrency=max(1, count // 2))
+
+
+async def _collect_steps(engine: AsyncEngine, steps: list[StepRecord]) -> None:
+    """Keep every step that the engine tells of, from now on."""
+    last_id = engine.stats().step_id
+    while True:
+        await asyncio.sleep(_POLL_S)
+        for step in engine.stats().steps:
+            if step.step_id > last_id:
+                last_id = step.step_id
+                steps.append(step)
+
+
+def _mean_occupancy(steps: Sequence[StepRecord]) -> float:
+    """Sequences per step, weighted by the steps' seconds."""
+    seconds = sum(step.seconds for step in steps)
+    return sum(step.num_sequences * step.seconds for step in steps) / seconds if seconds else 0.0
