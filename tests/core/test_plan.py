@@ -6,7 +6,6 @@ from ridgeline.core.plan import (
     Admission,
     BlockCopy,
     BlockTableUpdate,
-    BlockTransfer,
     ModelRole,
     Outputs,
     Pass,
@@ -59,7 +58,6 @@ PLAN = StepPlan(
     ),
     releases=(3,),
     copies=(BlockCopy(group=0, source=1, target=2),),
-    loads=(BlockTransfer(group=0, block=1, tier_slot=9),),
 )
 
 

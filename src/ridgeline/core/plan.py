@@ -12,9 +12,8 @@ sequence from its `Admission` to its release):
 * one block table per model role and KV group, changed only by `BlockTableUpdate`;
 * the sampling settings.
 
-Order within a step: releases, admissions, saves, loads, copies in order, passes in order. Saves
-come early, so that a block that is swapped out can be written in the same step; transfers are
-complete when the step is.
+Order within a step: releases, admissions, copies in order, passes in order. Blocks go to and come
+from tiers between steps (docs/decisions/0007-tiers.md).
 """
 
 from dataclasses import dataclass
@@ -175,16 +174,6 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockTransfer:
-    """Block ``block`` of a KV group is loaded from, or saved to, entry ``tier_slot`` of a tier."""
-
-    group: int
-    block: int
-    tier_slot: int
-    role: ModelRole = ModelRole.TARGET
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step. See the module's docstring for the order in which its parts take effect."""
 
@@ -193,8 +182,6 @@ class StepPlan:
     admissions: tuple[Admission, ...] = ()
     releases: tuple[int, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
-    loads: tuple[BlockTransfer, ...] = ()
-    saves: tuple[BlockTransfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:

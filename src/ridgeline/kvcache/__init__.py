@@ -2,5 +2,16 @@
 
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import CacheStats, Match, Node, PrefixCache, block_key
+from ridgeline.kvcache.reports import KVUsage, MissReport
 
-__all__ = ["NO_BLOCK", "BlockPool", "CacheStats", "Match", "Node", "PrefixCache", "block_key"]
+__all__ = [
+    "NO_BLOCK",
+    "BlockPool",
+    "CacheStats",
+    "KVUsage",
+    "Match",
+    "MissReport",
+    "Node",
+    "PrefixCache",
+    "block_key",
+]

@@ -34,6 +34,11 @@ class BlockPool:
     def num_cached(self) -> int:
         return len(self._cached)
 
+    @property
+    def num_idle(self) -> int:
+        """Cached blocks that nobody holds."""
+        return len(self._idle)
+
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` blocks; the caller has checked `num_free`."""
         assert 0 <= count <= self.num_free, "allocation beyond the pool"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
+from ridgeline.kvcache.reports import MissReport
 
 
 def block_key(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
@@ -135,6 +136,40 @@ class PrefixCache:
                 self.pools[group].cache(block)
         return node
 
+    def pin(self, root_key: bytes, token_ids: Sequence[int]) -> list[list[int]]:
+        """Hold what is cached of a prefix, its last block included, so that it is never evicted.
+
+        Returns the blocks of each group, which are the caller's to release.
+        """
+        tables = self.match(root_key, (*token_ids, 0)).tables  # a match leaves one token over
+        for pool, table in zip(self.pools, tables, strict=True):
+            pool.share(table)
+        return tables
+
+    def explain(self, root_key: bytes, token_ids: Sequence[int]) -> MissReport:
+        """Why a prompt is not cached further than it is; looks at every node."""
+        nodes = list(self._walk(root_key, token_ids))
+        size = self.block_tokens
+        num_cached, start = self._usable(nodes) * size, len(nodes) * size
+        rest = tuple(token_ids[start : start + size])
+        last = nodes[-1] if nodes else None
+        best: tuple[int, ...] = ()
+        num_common = -1
+        for node in self._nodes.values():
+            if node.parent is last and node.root_key == root_key:
+                common = _num_common(node.token_ids, rest)
+                if common > num_common:
+                    best, num_common = node.token_ids, common
+        num_common = max(0, num_common)
+        differs = num_common < min(len(rest), len(best))
+        return MissReport(
+            num_cached=num_cached,
+            num_matching=start + num_common,
+            token_id=rest[num_common] if differs else None,
+            cached_token_id=best[num_common] if differs else None,
+            num_evicted=start - num_cached,
+        )
+
     def delete_tenant(self, tenant: str) -> None:
         """Forget what was computed for a tenant; who holds some of it may go on to use it."""
         for group, holders in enumerate(self._holders):
@@ -235,3 +270,13 @@ class PrefixCache:
 
 def _is(node: Node, root_key: bytes, parent: Node | None, token_ids: tuple[int, ...]) -> bool:
     return node.parent is parent and node.token_ids == token_ids and node.root_key == root_key
+
+
+def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """The length of the common start of two sequences."""
+    count = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -2,10 +2,11 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
+from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate
-from ridgeline.kvcache import NO_BLOCK, BlockPool, Match, PrefixCache
+from ridgeline.kvcache import NO_BLOCK, BlockPool, KVUsage, Match, PrefixCache
 from ridgeline.kvcache.tiers import Load, Transfers
 from ridgeline.scheduler.sequence import Sequence
 
@@ -80,11 +81,10 @@ class BlockTables:
         """
         length = len(sequence.token_ids)
         for group, pool in enumerate(self._pools):
-            window, table = self._cache.windows[group], sequence.tables[group]
-            span = length if window is None else window + step_tokens + self.block_tokens
+            table, span = sequence.tables[group], self._span(group, length, step_tokens)
             held = sum(entry != NO_BLOCK for entry in table)
             shared = len(self._shared_entries(table, pool, sequence.num_computed))
-            if self._num_columns(min(length, span)) - held + shared > pool.num_free:
+            if self._num_columns(span) - held + shared > pool.num_free:
                 return False
         return True
 
@@ -184,9 +184,51 @@ class BlockTables:
         sequence.nodes = []
         sequence.num_writable = sequence.note_at = 0
 
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Assert that the blocks of these sequences and the free ones are all there is."""
-        tables = [sequence.tables for sequence in sequences]
+    def release_tables(self, tables: Iterable[list[int]]) -> None:
+        """Give back blocks of each group that no sequence holds."""
+        for pool, table in zip(self._pools, tables, strict=True):
+            pool.release(table)
+
+    def check_pins(
+        self, pins: Collection[list[list[int]]], *, max_length: int, step_tokens: int
+    ) -> None:
+        """Raise `OutOfMemoryError` unless a sequence of ``max_length`` fits beside these blocks."""
+        for group, pool in enumerate(self._pools):
+            pinned = {block for tables in pins for block in tables[group]} - {NO_BLOCK}
+            needed = self._num_columns(self._span(group, max_length, step_tokens))
+            if len(pinned) + needed > pool.num_blocks:
+                raise OutOfMemoryError(
+                    f"The pinned prefixes would take {len(pinned)} of the {pool.num_blocks} KV "
+                    f"blocks, and a sequence of {max_length} tokens needs {needed}."
+                )
+
+    def usage(self, sequences: Iterable[Sequence]) -> tuple[KVUsage, ...]:
+        """What the blocks of each group are used for; ``sequences`` are those that run."""
+        size, running = self.block_tokens, tuple(sequences)
+        usages = []
+        for group, pool in enumerate(self._pools):
+            filled: dict[int, int] = {}  # block -> tokens in it
+            for sequence in running:
+                for entry, block in enumerate(sequence.tables[group]):
+                    count = min(size, max(0, sequence.num_computed - entry * size))
+                    filled[block] = max(filled.get(block, 0), count)
+            filled.pop(NO_BLOCK, None)
+            usages.append(
+                KVUsage(
+                    num_held=pool.num_blocks - pool.num_free,
+                    num_idle=pool.num_idle,
+                    num_free=pool.num_free - pool.num_idle,
+                    num_tokens=sum(filled.values()),
+                    num_slots=len(filled) * size,
+                )
+            )
+        return tuple(usages)
+
+    def check_integrity(
+        self, sequences: Iterable[Sequence], pins: Iterable[list[list[int]]] = ()
+    ) -> None:
+        """Assert that blocks of sequences, pins and transfers, and free ones, are all there is."""
+        tables = [*(sequence.tables for sequence in sequences), *pins]
         for group, pool in enumerate(self._pools):
             held = Counter(block for table in tables for block in table[group])
             del held[NO_BLOCK]
@@ -204,6 +246,11 @@ class BlockTables:
             if window is not None:
                 at = min(at, (sequence.num_given_up[group] + 1) * size + window - 1)
         return at
+
+    def _span(self, group: int, length: int, step_tokens: int) -> int:
+        """Tokens of a sequence of ``length`` that the group holds at the most, at any time."""
+        window = self._cache.windows[group]
+        return length if window is None else min(length, window + step_tokens + self.block_tokens)
 
     def _num_columns(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)

@@ -3,13 +3,14 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 
-from ridgeline.core.errors import ContextLengthError, OverloadedError
+from ridgeline.core.errors import ContextLengthError, OutOfMemoryError, OverloadedError
 from ridgeline.core.plan import Admission, ModelRole, Outputs, Segment, StepPlan
 from ridgeline.core.protocols import StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
-from ridgeline.kvcache import PrefixCache
+from ridgeline.kvcache import KVUsage, MissReport, PrefixCache
 from ridgeline.kvcache.tiers import Load, Transfers
 from ridgeline.scheduler.batching import create_batching
 from ridgeline.scheduler.blocks import BlockTables
@@ -71,11 +72,12 @@ class Scheduler:
         self._forks: dict[int, list[Sequence]] = {}  # by request, until the prompt is computed
         self._holders: dict[Sequence, None] = {}  # of those that wait, the ones that hold blocks
         self._loading: dict[Sequence, Load] = {}  # they wait outside the queue
+        self._pins: dict[int, list[list[int]]] = {}  # blocks of each group, by number
         self._shed: list[Sequence] = []  # to be reported by the next update
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._releases: list[int] = []
         self._flights: deque[Flight] = deque()
-        self._step_id = self._num_requests = 0
+        self._step_id = self._num_requests = self._num_pins = 0
         self._updated_s = self._wait_s = 0.0
         self.num_preemptions = self.num_loads = 0
 
@@ -213,6 +215,39 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
 
+    def pin_prefix(self, cache_key: bytes, token_ids: Seq[int]) -> tuple[int, int]:
+        """Keep what is cached of a prefix until `unpin`; returns a number for that, and its tokens.
+
+        Raises:
+            OutOfMemoryError: what is left of the pool would not hold a sequence of full length.
+        """
+        tables = self.prefix_cache.pin(cache_key, token_ids)
+        number = self._num_pins
+        self._pins[number] = tables
+        try:
+            self._blocks.check_pins(
+                self._pins.values(),
+                max_length=self.config.max_model_len,
+                step_tokens=self.config.max_num_batched_tokens,
+            )
+        except OutOfMemoryError:
+            self.unpin(number)
+            raise
+        self._num_pins += 1
+        return number, len(tables[0]) * self.config.block_tokens
+
+    def unpin(self, number: int) -> None:
+        """Let go of a pinned prefix, which stays cached as others do; once for each number."""
+        self._blocks.release_tables(self._pins.pop(number))
+
+    def explain_miss(self, cache_key: bytes, token_ids: Seq[int]) -> MissReport:
+        """Why no more of a prompt is in the cache than is."""
+        return self.prefix_cache.explain(cache_key, token_ids)
+
+    def kv_usage(self) -> tuple[KVUsage, ...]:
+        """What the blocks of each KV group are used for."""
+        return self._blocks.usage(self._running)
+
     def delete_tenant(self, tenant: str) -> None:
         """Forget all cached KV that was computed for a tenant, in the pool and in the tiers."""
         self.prefix_cache.delete_tenant(tenant)
@@ -226,7 +261,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that every block and every slot is accounted for."""
-        self._blocks.check_integrity(self._all())
+        self._blocks.check_integrity(self._all(), self._pins.values())
         self.speculation.check_integrity()
         slots = [s.slot for s in self._running if s.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_num_seqs))
