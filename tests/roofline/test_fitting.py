@@ -87,7 +87,7 @@ def test_a_file_keeps_everything(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda value: [],
+        lambda _: [],
         lambda value: value | {"surprise": 1},
         lambda value: value | {"coefficients": {"step": -1}},
         lambda value: value | {"spreads": {}},

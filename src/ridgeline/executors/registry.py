@@ -1,17 +1,48 @@
 """Executors by name."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
+from ridgeline.executors.cpu import CPUExecutor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import ReferenceExecutor
+from ridgeline.kernels.cpu import native_kernels_run
 
-Factory = Callable[[Mapping[ModelRole, ExecutorModel], int], Executor]
 
-_FACTORIES: dict[str, Factory] = {"reference": ReferenceExecutor}
-_AUTO = "reference"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    block_tokens: int
+    quantization: str | None
+    kv_cache_dtype: str
+
+
+Models = Mapping[ModelRole, ExecutorModel]
+Factory = Callable[[Models, _Options], Executor]
+
+
+def _reference(models: Models, options: _Options) -> Executor:
+    if options.quantization is not None:
+        raise InvalidRequestError("The reference executor does not quantize weights; use cpu.")
+    if options.kv_cache_dtype != "auto":
+        raise InvalidRequestError("The reference executor stores KV as it computes; use cpu.")
+    return ReferenceExecutor(models, options.block_tokens)
+
+
+def _cpu(models: Models, options: _Options) -> Executor:
+    quantization = options.quantization
+    return CPUExecutor(
+        models,
+        options.block_tokens,
+        quantization=None if quantization is None else on_load_format(quantization),
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
+
+
+_FACTORIES: dict[str, Factory] = {"reference": _reference, "cpu": _cpu}
 
 
 def executor_names() -> tuple[str, ...]:
@@ -20,21 +51,32 @@ def executor_names() -> tuple[str, ...]:
 
 
 def default_executor() -> str:
-    """What ``auto`` stands for here."""
-    return _AUTO
+    """The name that ``auto`` stands for on this machine."""
+    return "cpu" if native_kernels_run() else "reference"
 
 
 def create_executor(
-    name: str, models: Mapping[ModelRole, ExecutorModel], *, block_tokens: int
+    name: str,
+    models: Models,
+    *,
+    block_tokens: int,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> Executor:
     """Build the executor called ``name`` (or the best one here, for ``auto``).
 
+    ``quantization`` is a format of `core.formats.ON_LOAD`; ``kv_cache_dtype`` is auto, or a format
+    that the executor can store KV in.
+
     Raises:
-        InvalidRequestError: there is none of that name.
+        InvalidRequestError: there is none of that name, or it lacks an option.
     """
-    factory = _FACTORIES.get(_AUTO if name == "auto" else name)
+    factory = _FACTORIES.get(default_executor() if name == "auto" else name)
     if factory is None:
         raise InvalidRequestError(
             f"Unknown executor {name!r}; choose auto or one of {', '.join(_FACTORIES)}."
         )
-    return factory(models, block_tokens)
+    options = _Options(
+        block_tokens=block_tokens, quantization=quantization, kv_cache_dtype=kv_cache_dtype
+    )
+    return factory(models, options)

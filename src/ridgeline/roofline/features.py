@@ -7,17 +7,15 @@ two knots is shared between them by the logarithm, so that predictions are conti
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log2
 
-import numpy as np
-
-from ridgeline.core.ops import Attend, Head, LatentAttend, MoE, op_weights
+from ridgeline.core.ops import Head, MoE, op_weights
 from ridgeline.roofline.batch import Batch
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import experts_touched, op_work
-from ridgeline.roofline.price import OpKind, kind_of, pass_work
+from ridgeline.roofline.price import OpKind, kind_of, pass_work, remember
 from ridgeline.roofline.work import Work
 
 TOKEN_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
@@ -30,22 +28,47 @@ Terms = dict[str, float]
 
 def pass_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> Terms:
     """The terms of one forward pass and the sampling after it."""
-    working_set = pass_work(model, batch).num_bytes
-    memory = ceilings.bytes_per_s(working_set)
-    terms: Terms = {STEP: 1.0, ROW: float(batch.logit_rows), OP: 0.0, SEGMENT: 0.0}
+    memory = ceilings.memory.bytes_per_s
+    if len(ceilings.levels) > 1:
+        memory = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
+    terms = dict(_token_terms(model, batch, ceilings, memory))
+    for op, count in model.attention_ops:
+        terms[SEGMENT] += count * batch.num_segments
+        for name, part, rows in _attention_parts(batch):
+            work = op_work(op, part, model)
+            _spread(
+                terms,
+                name,
+                CONTEXT_KNOTS,
+                rows,
+                roof_seconds(work, model, ceilings, memory) * count,
+            )
+            if work.link_messages:
+                terms[LINK] = terms.get(LINK, 0.0) + _link_seconds(work, ceilings) * count
+    return terms
+
+
+def _token_terms(
+    model: PricedModel, batch: Batch, ceilings: Ceilings, memory: float
+) -> Mapping[str, float]:
+    """The terms of all ops but attention; computed once for each number of tokens and rows."""
+    key = ("terms", id(ceilings), memory, batch.num_tokens, batch.logit_rows)
+    found = model.memo.get(key)
+    if found is None:
+        found = _compute_token_terms(model, batch, ceilings, memory)
+        remember(model, key, found)
+    terms: Mapping[str, float] = found
+    return terms
+
+
+def _compute_token_terms(
+    model: PricedModel, batch: Batch, ceilings: Ceilings, memory: float
+) -> Terms:
+    num_ops = sum(count for _, count in model.grouped_ops)
+    terms: Terms = {STEP: 1.0, ROW: float(batch.logit_rows), OP: float(num_ops), SEGMENT: 0.0}
     link = 0.0
-    for op, count in model.grouped_ops:
-        kind = kind_of(op)
-        terms[OP] += count
-        if isinstance(op, Attend | LatentAttend):
-            terms[SEGMENT] += count * batch.num_segments
-            for name, part, rows in _attention_parts(batch):
-                work = op_work(op, part, model)
-                roof = roof_seconds(work, model, ceilings, memory) * count
-                _spread(terms, name, CONTEXT_KNOTS, rows, roof)
-                link += _link_seconds(work, ceilings) * count
-            continue
-        work = op_work(op, batch, model)
+    for op, count in model.token_ops:
+        kind, work = kind_of(op), op_work(op, batch, model)
         link += _link_seconds(work, ceilings) * count
         weight = max(op_weights(op), key=lambda w: len(w.shape), default=None)
         form = model.format_of(weight).name if weight is not None else model.activations.name
@@ -83,12 +106,19 @@ def _link_seconds(work: Work, ceilings: Ceilings) -> float:
 def _attention_parts(batch: Batch) -> list[tuple[str, Batch, float]]:
     """Decode-like and prefill-like segments apart, each with its mean context."""
     few = (batch.stops - batch.starts) <= _FEW_TOKENS
+    if few.all():
+        return [("attention/decode", batch, _mean_context(batch))]
+    if not few.any():
+        return [("attention/prefill", batch, _mean_context(batch))]
     parts = []
-    for name, chosen in (("decode", few), ("prefill", ~few)):
-        if chosen.any():
-            part = Batch(starts=batch.starts[chosen], stops=batch.stops[chosen], logit_rows=0)
-            parts.append((f"attention/{name}", part, float(np.mean(part.stops))))
+    for name, chosen in (("attention/decode", few), ("attention/prefill", ~few)):
+        part = Batch(starts=batch.starts[chosen], stops=batch.stops[chosen], logit_rows=0)
+        parts.append((name, part, _mean_context(part)))
     return parts
+
+
+def _mean_context(batch: Batch) -> float:
+    return int(batch.stops.sum()) / batch.num_segments
 
 
 def _spread(terms: Terms, name: str, knots: Sequence[int], at: float, value: float) -> None:

@@ -1,7 +1,8 @@
 """Fitting the coefficients of `features` to measured steps, and how far off the fit is.
 
-Least squares on relative errors, coefficients bounded from below, neighbouring buckets and formats drawn
-towards each other; repeated with weights 1/|error|, which makes the median count, not the mean.
+Least squares on relative errors with coefficients bounded from below. Neighbouring buckets are
+drawn towards each other, and formats to their mean. Repeated with weights 1/|error|, so that it is
+the median that counts.
 """
 
 from collections.abc import Mapping, Sequence

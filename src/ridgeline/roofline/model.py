@@ -3,18 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 from ridgeline.core.formats import BFLOAT16, NumberFormat
-from ridgeline.core.ops import Embed, Head, MoE, Op, Weight, op_weights
+from ridgeline.core.ops import Attend, Embed, Head, LatentAttend, MoE, Op, Weight, op_weights
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import KVGroup, ModelSpec, RoutingSpec, kv_groups
 
+_ATTENTION = (Attend, LatentAttend)
 _WIDE = ("router", "router_bias", "correction_bias")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PricedModel:
     """What `price` needs to know beside the batch.
+
+    ``memo`` keeps what has been computed of it; nothing but speed depends on it.
 
     Attributes:
         spec: the model.
@@ -99,6 +103,20 @@ class PricedModel:
             first, count = counts.get(key, (op, 0))
             counts[key] = (first, count + 1)
         return tuple(counts.values())
+
+    @cached_property
+    def attention_ops(self) -> tuple[tuple[Op, int], ...]:
+        """Those of `grouped_ops` whose cost depends on contexts."""
+        return tuple(each for each in self.grouped_ops if isinstance(each[0], _ATTENTION))
+
+    @cached_property
+    def token_ops(self) -> tuple[tuple[Op, int], ...]:
+        """Those whose cost depends on the numbers of tokens and of rows of logits alone."""
+        return tuple(each for each in self.grouped_ops if not isinstance(each[0], _ATTENTION))
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        return {}
 
     def _cost_key(self, op: Op, name: str) -> object:
         """What of a field sets the cost: shapes and counts, not names and numbers."""

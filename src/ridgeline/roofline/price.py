@@ -44,6 +44,7 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
+_MEMO_SIZE = 10_000
 _LINEAR = (QKVProject, LatentProject, OutProject, MLP, SharedExpert, Head)
 
 
@@ -80,7 +81,28 @@ def op_costs(model: PricedModel, batch: Batch) -> tuple[OpCost, ...]:
 
 def pass_work(model: PricedModel, batch: Batch) -> Work:
     """The price of one forward pass."""
-    return total([cost.work * cost.count for cost in op_costs(model, batch)])
+    work = _token_work(model, batch)
+    for op, count in model.attention_ops:
+        work = work + op_work(op, batch, model) * count
+    return work
+
+
+def _token_work(model: PricedModel, batch: Batch) -> Work:
+    """That of all ops but attention; computed once for each number of tokens and rows."""
+    key = ("work", batch.num_tokens, batch.logit_rows)
+    found = model.memo.get(key)
+    if found is None:
+        found = total([op_work(op, batch, model) * count for op, count in model.token_ops])
+        remember(model, key, found)
+    work: Work = found
+    return work
+
+
+def remember(model: PricedModel, key: object, value: object) -> None:
+    """Keep a value in the model's memo, which is emptied when it is full."""
+    if len(model.memo) >= _MEMO_SIZE:
+        model.memo.clear()
+    model.memo[key] = value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,126 @@
+"""Options of the commands that predict: which model, in which formats, on which machine."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ridgeline.cli.display import loading_bar
+from ridgeline.cli.options import Parser
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.formats import NumberFormat, float_format, number_format
+from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
+from ridgeline.roofline import PricedModel
+from ridgeline.roofline.calibration import Calibration, calibration_path, load, save
+
+THIS = "this"
+
+
+def add_model_options(parser: Parser) -> None:
+    """MODEL, --shape, --config, and the formats of numbers."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder, hub name or shape; default: embedded"
+    )
+    which.add_argument("--shape", metavar="NAME", help=f"one of {', '.join(sorted(PRESETS))}")
+    which.add_argument("--config", type=Path, metavar="FILE", help="any config.json; no weights")
+    parser.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, …; default: its own")
+    parser.add_argument(
+        "--quantization", metavar="NAME", help="format of the layers' weights: int8, int4, fp8, …"
+    )
+    parser.add_argument("--kv-cache-dtype", metavar="NAME", help="format of the KV cache")
+
+
+def add_machine_options(parser: Parser, *, default: str) -> None:
+    """--hardware and what is assumed of it."""
+    parser.add_argument(
+        "--hardware", default=default, metavar="NAME", help="this, or a device of the catalogue"
+    )
+    parser.add_argument("--catalogue", type=Path, metavar="FILE", help="devices of your own")
+    parser.add_argument("--executor", default="auto", metavar="NAME", help="for --hardware this")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure this machine again (a minute)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel:
+    """A model to price, and what to call it."""
+
+    name: str
+    priced: PricedModel
+
+
+def read_model(arguments: argparse.Namespace, *, dense_attention: bool = False) -> NamedModel:
+    """The model of the command line; weights are not read.
+
+    Raises:
+        RidgelineError: there is no such model, shape, file or format.
+    """
+    name, config = _config(arguments)
+    definition = describe(config)
+    quantization = None if arguments.quantization is None else number_format(arguments.quantization)
+    kv = None if arguments.kv_cache_dtype is None else number_format(arguments.kv_cache_dtype)
+    priced = PricedModel(
+        spec=definition.spec,
+        ops=lower(definition.spec),
+        activations=float_format(arguments.dtype or definition.dtype),
+        weights=quantization,
+        kv=kv,
+        compute=_compute(quantization),
+        dense_attention=dense_attention,
+    )
+    return NamedModel(name=name, priced=priced)
+
+
+def _compute(weights: NumberFormat | None) -> NumberFormat | None:
+    """FP8 weights are multiplied by FP8 activations; integers are unpacked to the activations'."""
+    return weights if weights is not None and weights.name == "fp8" else None
+
+
+def _config(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
+    if arguments.config is not None:
+        try:
+            data = arguments.config.read_bytes()
+        except OSError as error:
+            raise InvalidRequestError(f"{arguments.config} cannot be read.") from error
+        return str(arguments.config), parse_config(data, name=str(arguments.config))
+    shape = arguments.shape or arguments.model
+    if shape in PRESETS:
+        return str(shape), dict(PRESETS[str(shape)])
+    if arguments.shape is not None:
+        known = ", ".join(sorted(PRESETS))
+        raise InvalidRequestError(f"Unknown shape {shape!r}; choose one of {known}.")
+    from ridgeline.weights import locate_model  # torch takes a second: not for --help
+
+    folder = locate_model(arguments.model, need_weights=False)
+    if not folder.is_dir():
+        raise InvalidRequestError("Plans for GGUF files need --shape or --config.")
+    return arguments.model or "embedded", dict(read_config(folder))
+
+
+def this_calibration(arguments: argparse.Namespace) -> Calibration:
+    """The calibration of this machine: from its file, or measured now and kept.
+
+    Raises:
+        CorruptFileError, DiskError: the file is damaged, or cannot be written.
+    """
+    from ridgeline.bench.calibration import calibrate_here
+    from ridgeline.executors import default_executor
+
+    executor = default_executor() if arguments.executor == "auto" else arguments.executor
+    path = calibration_path(executor)
+    found = None if arguments.calibrate else load(path)
+    if found is None:
+        print(f"Calibrating the {executor} executor on this machine: a minute.", file=sys.stderr)
+        with loading_bar(enabled=sys.stderr.isatty()) as progress:
+            found = calibrate_here(executor, progress=progress)
+        save(found, path)
+    return found
+
+
+def this_memory_bytes() -> float:
+    """Memory of this machine."""
+    return float(psutil.virtual_memory().total)

@@ -1,0 +1,291 @@
+"""``ridgeline plan``: what a machine can do for a load, before anything is bought or downloaded."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.hardware import (
+    THIS,
+    NamedModel,
+    add_machine_options,
+    add_model_options,
+    read_model,
+    this_calibration,
+    this_memory_bytes,
+)
+from ridgeline.cli.options import Parser
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.models import PRESETS
+from ridgeline.roofline.catalogue import load_catalogue
+
+if TYPE_CHECKING:  # torch takes a second: not for --help
+    from ridgeline.planning import Machine, Question, Slo
+
+
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser(
+        "plan", help="predict memory, latency, throughput and cost on any hardware"
+    )
+    add_model_options(parser)
+    add_machine_options(parser, default=THIS)
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="devices; default 1")
+    parser.add_argument(
+        "-tp", "--tensor-parallel", type=int, metavar="N", help="devices of one replica"
+    )
+    parser.add_argument("--prompt", type=int, default=1000, metavar="N", help="prompt tokens")
+    parser.add_argument("--output", type=int, default=200, metavar="N", help="output tokens")
+    parser.add_argument("--rate", type=float, metavar="R", help="requests/s; default: saturation")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON lines")
+    parser.add_argument("--slo", metavar="S", help="limits in seconds: ttft=0.5,tpot=0.05")
+    parser.add_argument("--usd-per-hour", type=float, metavar="X", help="price of one device")
+    parser.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="at once")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens of a step"
+    )
+    parser.add_argument("--requests", type=int, default=80, metavar="N", help="to simulate")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--max-rate", action="store_true", help="the highest load that meets the SLOs"
+    )
+    what.add_argument(
+        "--cheapest", action="store_true", help="rank the catalogue's machines for the load"
+    )
+    what.add_argument(
+        "--place",
+        action="append",
+        metavar="SHAPE[:RATE]",
+        help="put several models on the devices; repeat",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer one question."""
+    _check(arguments)
+    slo = _slo(arguments.slo)
+    if arguments.place:
+        return _place(arguments, slo)
+    machine = _machine(arguments)
+    model = read_model(arguments, dense_attention=machine.calibration.dense_attention)
+    question = _question(arguments, model, machine, slo)
+    if arguments.cheapest:
+        return _cheapest(arguments, question)
+    from ridgeline.planning import answer, highest_rate
+
+    plan = highest_rate(question) if arguments.max_rate else answer(question)
+    if plan is None:
+        raise InvalidRequestError("No load meets the SLOs: a single request misses them.")
+    result = plan.to_json() | {"model": model.name, "rate_rps": plan.question.rate_rps}
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        _print(result)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name in ("count", "prompt", "output", "max_num_seqs", "max_num_batched_tokens", "requests"):
+        if getattr(arguments, name) < 1:
+            raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least 1.")
+    if arguments.count > 1024 or arguments.requests > 100_000:
+        raise InvalidRequestError("At most 1,024 devices and 100,000 requests are planned for.")
+    for name in ("rate", "usd_per_hour"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < 1e9:
+            raise InvalidRequestError(f"--{name.replace('_', '-')} must be greater than 0.")
+    if arguments.max_rate and arguments.slo is None:
+        raise InvalidRequestError("--max-rate needs --slo.")
+    if arguments.cheapest and arguments.rate is None and arguments.trace is None:
+        raise InvalidRequestError("--cheapest needs a load: --rate or --trace.")
+
+
+def _slo(text: str | None) -> "Slo":
+    from ridgeline.planning import Slo
+
+    values: dict[str, float] = {}
+    for part in (text or "").split(","):
+        name, equals, value = part.partition("=")
+        if not part.strip() and text is None:
+            continue
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if name.strip() not in ("ttft", "tpot") or not equals or not 0 < seconds < 1e6:
+            raise InvalidRequestError("--slo is written in seconds: ttft=0.5,tpot=0.05.")
+        values[f"{name.strip()}_s"] = seconds
+    return Slo(**values)
+
+
+def _machine(arguments: argparse.Namespace) -> "Machine":
+    from ridgeline.planning import Machine, catalogue_machine
+
+    if arguments.hardware.lower() == THIS:
+        if arguments.count != 1:
+            raise InvalidRequestError("There is one machine like this; --count is for others.")
+        calibration = this_calibration(arguments)
+        machine = Machine(
+            key=THIS,
+            name=calibration.ceilings.name,
+            calibration=calibration,
+            memory_bytes=this_memory_bytes(),
+        )
+    else:
+        catalogue = load_catalogue(arguments.catalogue)
+        machine = catalogue_machine(catalogue, arguments.hardware, arguments.count)
+    if arguments.usd_per_hour is not None:
+        machine = replace(machine, usd_per_hour=arguments.usd_per_hour)
+    return machine
+
+
+def _question(
+    arguments: argparse.Namespace, model: NamedModel, machine: "Machine", slo: "Slo"
+) -> "Question":
+    from ridgeline.core.config import EngineConfig
+    from ridgeline.planning import Question, read_trace
+
+    config = EngineConfig(
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+    )
+    return Question(
+        model=model.priced,
+        machine=machine,
+        prompt_tokens=arguments.prompt,
+        output_tokens=arguments.output,
+        rate_rps=arguments.rate,
+        slo=slo,
+        tensor=arguments.tensor_parallel,
+        trace=() if arguments.trace is None else read_trace(arguments.trace),
+        num_requests=arguments.requests,
+        seed=arguments.seed,
+        config=config,
+    )
+
+
+def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
+    from ridgeline.planning import cheapest
+
+    plans = [plan.to_json() for plan in cheapest(question, load_catalogue(arguments.catalogue))]
+    if arguments.json:
+        print(json.dumps({"machines": plans}))
+        return 0
+    table = Table("machine", "devices", "$/h", "TTFT s", "TPOT ms", "$/1M out", "meets SLO")
+    for plan in plans:
+        table.add_row(
+            plan["hardware"],
+            f"{plan['count']} (tp {plan['tensor_parallel']})",
+            f"{plan['usd_per_hour']:.2f}",
+            f"{plan['ttft_s']:.2f}",
+            f"{plan['tpot_s'] * 1e3:.1f}",
+            f"{plan['usd_per_1m_output']:.2f}",
+            f"{plan['slo_attainment']:.0%}",
+        )
+    console = Console()
+    console.print(table)
+    console.print("Predicted from datasheets and typical efficiencies, not measured.", style="dim")
+    return 0
+
+
+def _place(arguments: argparse.Namespace, slo: "Slo") -> int:
+    from ridgeline.planning import Load, place_models
+    from ridgeline.planning.search import placement_json
+
+    machine = _machine(arguments)
+    loads = []
+    for text in arguments.place:
+        name, _, rate = text.partition(":")
+        if name not in PRESETS:
+            raise InvalidRequestError(f"Unknown shape {name!r} in --place.")
+        try:
+            rate_rps = float(rate or 0)
+        except ValueError:
+            raise InvalidRequestError(f"--place {text}: {rate!r} is not a rate.") from None
+        if not 0 <= rate_rps < 1e6:
+            raise InvalidRequestError(f"--place {text}: a rate is positive.")
+        base = read_model(argparse.Namespace(**{**vars(arguments), "shape": name, "model": None}))
+        loads.append(
+            Load(
+                name=name,
+                question=_question(arguments, base, machine, slo),
+                rate_rps=rate_rps,
+            )
+        )
+    result = placement_json(place_models(loads, machine), machine)
+    if arguments.json:
+        print(json.dumps(result))
+        return 0
+    console = Console(highlight=False)
+    devices: dict[str, Sequence[str]] = result["devices"]  # type: ignore[assignment]
+    for device, names in devices.items():
+        console.print(f"{device}: {', '.join(names) or '(free)'}")
+    if result["left_over"]:
+        console.print(f"left over: {', '.join(result['left_over'])}")  # type: ignore[arg-type]
+    return 0
+
+
+def _print(result: dict[str, Any]) -> None:
+    """The answer for people; the intervals hold eight times of ten."""
+    console = Console(highlight=False)
+    replicas = f"{result['replicas']} × tensor-parallel {result['tensor_parallel']}"
+    console.print(f"{result['model']} on {result['count']} × {result['hardware']} ({replicas})")
+    console.print(
+        f"  weights {result['weights_bytes'] / 1e9:.2f} GB, KV "
+        f"{result['kv_bytes_per_token'] / 1e3:.1f} kB a token"
+    )
+    if not result["fits"]:
+        console.print("  does not fit: not one sequence of this length has room beside the weights")
+        return
+    console.print(
+        f"  fits: {result['max_batch']:,} sequences of this length, or one of "
+        f"{result['max_context']:,} tokens"
+    )
+    intervals = result["interval_80"]
+    bound = result["bound"]
+    for label, name, scale, unit in (
+        ("TTFT", "ttft_s", 1e3, "ms"),
+        ("TPOT", "tpot_s", 1e3, "ms"),
+        ("output", "output_tok_s", 1, "tok/s"),
+    ):
+        low, high = intervals[name]
+        console.print(
+            f"  {label:<7} {result[name] * scale:9.1f} {unit:<6} "
+            f"({low * scale:.1f} to {high * scale:.1f})"
+        )
+    console.print(
+        f"  loaded  TPOT {result['loaded_tpot_s'] * 1e3:.1f} ms; "
+        f"alone: TTFT {result['alone_ttft_s'] * 1e3:.1f} ms, "
+        f"TPOT {result['alone_tpot_s'] * 1e3:.2f} ms"
+    )
+    console.print(f"  bound   prefill: {bound['prefill']}, decode: {bound['decode']}")
+    rate = result["rate_rps"]
+    load = "at saturation" if rate is None else f"at {rate:.2f} requests/s"
+    console.print(
+        f"  goodput {result['goodput_rps']:.2f} requests/s {load}, "
+        f"{result['slo_attainment']:.0%} meet every SLO"
+    )
+    if result["usd_per_1m_output"] is not None:
+        thousand = result["usd_per_1k_requests"]
+        per_thousand = "–" if thousand is None else f"${thousand:.3f}"
+        console.print(
+            f"  cost    ${result['usd_per_1m_output']:.3f} per 1M output tokens, "
+            f"{per_thousand} per 1K requests, at ${result['usd_per_hour']:.2f} an hour"
+        )
+    past = result["past_error"]["decode"]
+    if result["measured"] and past["median"] is not None:
+        console.print(
+            f"  measured machine; past error of decode steps: median {past['median']:.0%}, "
+            f"p90 {past['p90']:.0%} over {past['count']} steps",
+            style="dim",
+        )
+    else:
+        console.print("  not measured: datasheet and typical efficiencies", style="dim")

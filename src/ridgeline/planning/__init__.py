@@ -1,0 +1,25 @@
+"""Planning: what machines can do for a load, by the real scheduler on a simulated executor."""
+
+from ridgeline.planning.capacity import CapacityPlan, Question, answer
+from ridgeline.planning.machine import Machine, catalogue_machine
+from ridgeline.planning.search import Load, cheapest, highest_rate, place_models
+from ridgeline.planning.simulation import Traffic, simulate
+from ridgeline.planning.workload import Arrival, Slo, poisson, read_trace
+
+__all__ = [
+    "Arrival",
+    "CapacityPlan",
+    "Load",
+    "Machine",
+    "Question",
+    "Slo",
+    "Traffic",
+    "answer",
+    "catalogue_machine",
+    "cheapest",
+    "highest_rate",
+    "place_models",
+    "poisson",
+    "read_trace",
+    "simulate",
+]

@@ -1,0 +1,41 @@
+"""The machines that plans are made for: of the catalogue, or the one at hand."""
+
+from dataclasses import dataclass
+
+from ridgeline.roofline.calibration import Calibration, typical
+from ridgeline.roofline.catalogue import Catalogue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """``count`` equal devices; rates, memory and price are of one of them."""
+
+    key: str
+    name: str
+    calibration: Calibration
+    memory_bytes: float
+    count: int = 1
+    usd_per_hour: float | None = None
+    power_w: float | None = None
+
+    @property
+    def measured(self) -> bool:
+        return self.calibration.measured
+
+
+def catalogue_machine(catalogue: Catalogue, key: str, count: int = 1) -> Machine:
+    """Some devices of the catalogue, with typical efficiencies.
+
+    Raises:
+        InvalidRequestError: there is no such device.
+    """
+    device = catalogue.device(key)
+    return Machine(
+        key=key.lower(),
+        name=device.name,
+        calibration=typical(device.ceilings()),
+        memory_bytes=device.memory_bytes,
+        count=count,
+        usd_per_hour=device.usd_per_hour.value if device.usd_per_hour else None,
+        power_w=device.power_w.value if device.power_w else None,
+    )

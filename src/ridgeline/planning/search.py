@@ -1,0 +1,148 @@
+"""Searches over plans: the highest load, the cheapest machines, models on machines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ridgeline.core.plan import ModelRole
+from ridgeline.planning.capacity import (
+    CapacityPlan,
+    Question,
+    answer,
+    choose_replica,
+    run_traffic,
+)
+from ridgeline.planning.machine import Machine, catalogue_machine
+from ridgeline.roofline.catalogue import Catalogue
+from ridgeline.roofline.memory import kv_bytes, weights_bytes
+from ridgeline.roofline.placement import Device, Item, Placement, place
+from ridgeline.roofline.predict import StepPredictor
+
+ATTAINMENT = 0.9  # share of requests that must meet every SLO
+_COUNTS = (1, 2, 4, 8)
+_STEPS = 7
+_ENOUGH = 300
+
+
+def highest_rate(question: Question) -> CapacityPlan | None:
+    """The highest Poisson load whose requests meet the SLOs nine times of ten, by bisection.
+
+    ``None`` if the model does not fit, or even a trickle does not meet them. Enough requests are
+    simulated for a queue to show.
+    """
+    replica = choose_replica(question)
+    if not replica.fit.fits:
+        return None
+    predictor = StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
+    at_once = min(replica.fit.max_batch, question.config.max_num_seqs)
+    enough = max(question.num_requests, min(_ENOUGH, 4 * at_once))
+    question = replace(question, num_requests=enough)
+    saturated = run_traffic(replace(question, rate_rps=None), replica, predictor)
+    low, high = 0.0, saturated.output_tok_s * replica.count / question.output_tokens
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        traffic = run_traffic(replace(question, rate_rps=middle), replica, predictor)
+        if traffic.attainment(question.slo) >= ATTAINMENT:
+            low = middle
+        else:
+            high = middle
+    return answer(replace(question, rate_rps=low)) if low else None
+
+
+def _holds(plan: CapacityPlan) -> bool:
+    assert plan.traffic is not None
+    return plan.traffic.attainment(plan.question.slo) >= ATTAINMENT
+
+
+def cheapest(question: Question, catalogue: Catalogue) -> list[CapacityPlan]:
+    """Machines of the catalogue with a price that hold the load, the cheapest first.
+
+    Each device in ones, twos, fours and eights, until a number holds it.
+    """
+    found = []
+    for key, device in catalogue.devices.items():
+        if device.usd_per_hour is None:
+            continue
+        for count in _COUNTS:
+            if count > 1 and device.link_gbps is None:
+                break
+            machine = catalogue_machine(catalogue, key, count)
+            plan = answer(replace(question, machine=machine, tensor=None))
+            if plan.traffic is not None and _holds(plan) and _keeps_up(plan):
+                found.append(plan)
+                break
+    return sorted(found, key=lambda plan: plan.usd_per_hour or 0.0)
+
+
+def _keeps_up(plan: CapacityPlan) -> bool:
+    """Whether the answers come as fast as the requests, to within a tail."""
+    rate, traffic = plan.question.rate_rps, plan.traffic
+    if rate is None or traffic is None:
+        return True
+    last = max(item.arrival.arrival_s for item in traffic.answers)
+    longest = max(item.timings.end_to_end_s for item in traffic.answers)
+    return traffic.seconds <= last + max(longest, 1.0) and longest <= 0.5 * last + 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """A model and the requests per second that it must serve; 0 for one replica, just held."""
+
+    name: str
+    question: Question
+    rate_rps: float
+
+
+def place_models(loads: Sequence[Load], machine: Machine) -> Placement:
+    """Replicas of several models on the machine's devices, each on one.
+
+    A replica takes its weights and the KV of its concurrent requests, and the share of the device's
+    time that its load takes. A load beyond one device's capacity is split into equal replicas.
+    """
+    items = [item for load in loads for item in _items(load, machine)]
+    devices = [
+        Device(
+            name=f"{machine.key}:{index}",
+            memory_bytes=machine.memory_bytes * 0.9,
+            usd_per_hour=machine.usd_per_hour or 0.0,
+        )
+        for index in range(machine.count)
+    ]
+    return place(items, devices)
+
+
+def _items(load: Load, machine: Machine) -> list[Item]:
+    question = replace(load.question, machine=replace(machine, count=1), tensor=1)
+    memory = weights_bytes(question.model) + kv_bytes(question.model, question.longest)
+    if not load.rate_rps:
+        return [Item(name=load.name, memory_bytes=memory)]
+    best = highest_rate(question)
+    if best is None or best.traffic is None:
+        return [Item(name=load.name, memory_bytes=memory, time_share=float("inf"))]
+    capacity = best.question.rate_rps or 0.0
+    replicas = max(1, -int(-load.rate_rps // capacity))
+    share = load.rate_rps / replicas / capacity
+    in_flight = load.rate_rps / replicas * _residence_s(best)
+    held = weights_bytes(question.model) + in_flight * kv_bytes(question.model, question.longest)
+    item = Item(name=load.name, memory_bytes=max(memory, held), time_share=share)
+    return [item] * replicas
+
+
+def _residence_s(plan: CapacityPlan) -> float:
+    assert plan.traffic is not None
+    times = [item.timings.end_to_end_s for item in plan.traffic.answers]
+    return sum(times) / len(times)
+
+
+def placement_json(placement: Placement, machine: Machine) -> Mapping[str, object]:
+    """Plain values: device → models, and what is left over."""
+    return {
+        "devices": {
+            f"{machine.key}:{index}": [item.name for item in items]
+            for index, items in enumerate(placement.bins)
+        },
+        "used": placement.num_used,
+        "left_over": [item.name for item in placement.left_over],
+        "usd_per_hour": (
+            None if machine.usd_per_hour is None else machine.usd_per_hour * placement.num_used
+        ),
+    }

@@ -1,0 +1,214 @@
+"""The roofline of a running engine: every executed step, what it reached of the ceilings, and how
+far the prediction was off.
+
+`Observer.observe` only notes a step. Pricing it takes some 0.1 ms, so that is done in passing while
+it stays below 1 % of the steps' own time, and else when a report is asked for.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from ridgeline.core.plan import ModelRole, StepPlan
+from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.roofline.account import StepAccount, account
+from ridgeline.roofline.ceilings import Ceilings
+from ridgeline.roofline.model import PricedModel
+from ridgeline.roofline.predict import StepPredictor, step_phase
+from ridgeline.roofline.price import Phase
+from ridgeline.roofline.work import Work
+
+_SHARE = 0.01  # of the steps' time that pricing may take in passing
+_KEPT_ERRORS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReport:
+    """What one phase did. A mixed step's seconds are split by what the roof gives each phase.
+
+    ``mfu`` and ``mbu`` are shares of the ceilings (1.0 is all), ``None`` without ceilings, and
+    ``bound`` names the larger. ``predicted_s`` is what was predicted for ``seconds``, and
+    ``median_error`` of |predicted − measured| ÷ measured over the latest steps of this phase alone.
+    """
+
+    seconds: float
+    steps: float
+    tokens: int
+    useful_flops: float
+    moved_bytes: float
+    mfu: float | None
+    mbu: float | None
+    bound: str | None
+    predicted_s: float | None
+    median_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineReport:
+    """The run so far. ``warnings`` say what cannot be: more than the ceilings allow."""
+
+    prefill: PhaseReport
+    decode: PhaseReport
+    num_steps: int
+    drafted: int
+    accepted: int
+    overhead_s_per_step: float
+    covered: float | None
+    warnings: tuple[str, ...]
+    conditions: Mapping[str, str | float | int | bool | None]
+
+
+@dataclass(slots=True)
+class _Totals:
+    seconds: float = 0.0
+    steps: float = 0.0
+    tokens: int = 0
+    useful_flops: float = 0.0
+    moved_bytes: float = 0.0
+    ceiling_bytes: float = 0.0  # what the memory could have moved in those seconds
+    predicted_s: float = 0.0
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_ERRORS))
+
+
+class Observer:
+    """Satisfies the loop's ``StepObserver``. Not thread-safe: the engine's thread alone calls it.
+
+    Args:
+        models: what is priced, by role.
+        predictor: with a calibration, steps are predicted too, and its correction learns.
+        size: steps noted and not yet priced, at the most; more are dropped, and counted.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[ModelRole, PricedModel],
+        predictor: StepPredictor | None = None,
+        *,
+        size: int = 2048,
+    ) -> None:
+        self._models = models
+        self._predictor = predictor
+        self._pending: deque[tuple[StepPlan, StepResult, float]] = deque()
+        self._size = size
+        self._totals = {phase: _Totals() for phase in Phase}
+        self._measured_s = self._spent_s = 0.0
+        self._inside = deque[bool](maxlen=_KEPT_ERRORS)
+        self._drafted = self._accepted = 0
+        self.num_steps = self.num_dropped = 0
+
+    def observe(self, plan: StepPlan, result: StepResult, measured_s: float) -> None:
+        """Note a step; its arrays are not kept."""
+        start = time.perf_counter()
+        if len(self._pending) >= self._size:
+            self._pending.popleft()
+            self.num_dropped += 1
+        self._pending.append((plan, _light(result), measured_s))
+        self.num_steps += 1
+        self._measured_s += measured_s
+        if self._spent_s <= _SHARE * self._measured_s:
+            self._account(*self._pending.popleft())
+        self._spent_s += time.perf_counter() - start
+
+    def report(self) -> RooflineReport:
+        """Everything up to now."""
+        while self._pending:
+            self._account(*self._pending.popleft())
+        phases = {phase: self._phase(totals) for phase, totals in self._totals.items()}
+        ceilings = self._ceilings
+        return RooflineReport(
+            prefill=phases[Phase.PREFILL],
+            decode=phases[Phase.DECODE],
+            num_steps=self.num_steps,
+            drafted=self._drafted,
+            accepted=self._accepted,
+            overhead_s_per_step=self._spent_s / max(1, self.num_steps),
+            covered=sum(self._inside) / len(self._inside) if self._inside else None,
+            warnings=tuple(
+                f"{phase}: {name} is {value:.0%} of the ceiling, which cannot be; the ceilings "
+                "are out of date (ridgeline roofline --calibrate)."
+                for phase, report in phases.items()
+                for name, value in (("MFU", report.mfu), ("MBU", report.mbu))
+                if value is not None and value > 1.0
+            ),
+            conditions={} if ceilings is None else ceilings.conditions,
+        )
+
+    @property
+    def _ceilings(self) -> Ceilings | None:
+        return None if self._predictor is None else self._predictor.calibration.ceilings
+
+    def _account(self, plan: StepPlan, result: StepResult, measured_s: float) -> None:
+        phase, predictor = step_phase(plan), self._predictor
+        predicted = None
+        if predictor is not None:
+            raw = predictor.raw_seconds(plan)  # before this step's outcome is learnt
+            predicted = predictor.interval(raw * predictor.correction.factor(phase), phase)
+            predictor.correction.observe(phase, raw, measured_s)
+            self._inside.append(predicted.low_s <= measured_s <= predicted.high_s)
+        done = account(self._models, plan, result)
+        self._drafted += done.drafted
+        self._accepted += done.accepted
+        shares = self._shares(done)
+        for each, share in shares.items():
+            totals = self._totals[each]
+            seconds = share * measured_s
+            work = done.cost.by_phase[each]
+            totals.seconds += seconds
+            totals.steps += share
+            totals.tokens += done.cost.tokens.get(each, 0)
+            totals.useful_flops += done.useful_flops[each]
+            totals.moved_bytes += work.num_bytes
+            if self._ceilings is not None:
+                rate = self._ceilings.bytes_per_s(done.cost.work.num_bytes)
+                totals.ceiling_bytes += seconds * rate
+            if predicted is not None:
+                totals.predicted_s += share * predicted.seconds
+                if len(shares) == 1:
+                    totals.errors.append(abs(predicted.seconds / measured_s - 1.0))
+
+    def _shares(self, done: StepAccount) -> dict[Phase, float]:
+        """Each phase's part of a step's seconds: that of its roof seconds."""
+        by_phase = done.cost.by_phase
+        if len(by_phase) == 1:
+            return dict.fromkeys(by_phase, 1.0)
+        roofs = {phase: self._roof_s(work) for phase, work in by_phase.items()}
+        whole = sum(roofs.values())
+        return {phase: roof / whole for phase, roof in roofs.items()} if whole else {}
+
+    def _roof_s(self, work: Work) -> float:
+        ceilings = self._ceilings
+        if ceilings is None:
+            return work.num_bytes
+        peak = ceilings.peak_flops(self._models[ModelRole.TARGET].compute_format)
+        return max(work.flops / peak, work.num_bytes / ceilings.memory.bytes_per_s)
+
+    def _phase(self, totals: _Totals) -> PhaseReport:
+        mfu = mbu = bound = None
+        if self._ceilings is not None and totals.seconds:
+            peak = self._ceilings.peak_flops(self._models[ModelRole.TARGET].compute_format)
+            mfu = totals.useful_flops / (totals.seconds * peak)
+            mbu = totals.moved_bytes / totals.ceiling_bytes
+            bound = "compute" if mfu > mbu else "memory"
+        return PhaseReport(
+            seconds=totals.seconds,
+            steps=totals.steps,
+            tokens=totals.tokens,
+            useful_flops=totals.useful_flops,
+            moved_bytes=totals.moved_bytes,
+            mfu=mfu,
+            mbu=mbu,
+            bound=bound,
+            predicted_s=totals.predicted_s if self._predictor is not None else None,
+            median_error=median(totals.errors) if totals.errors else None,
+        )
+
+
+def _light(result: StepResult) -> StepResult:
+    """Without logits, hidden states and log-probabilities."""
+    passes = tuple(
+        tuple(SegmentResult(token_ids=o.token_ids, accepted=o.accepted) for o in outcomes)
+        for outcomes in result.passes
+    )
+    return StepResult(step_id=result.step_id, passes=passes, experts_read=result.experts_read)

@@ -1,0 +1,100 @@
+import json
+
+import pytest
+
+from ridgeline.cli.main import main
+
+PROMISED = {
+    "fits", "weights_bytes", "kv_bytes_per_token", "max_batch", "ttft_s", "tpot_s",
+    "output_tok_s", "goodput_rps", "usd_per_1m_output", "usd_per_1k_requests", "bound",
+    "interval_80",
+}  # fmt: skip
+SHORT = ("--prompt", "200", "--output", "20", "--requests", "40")
+
+
+def run(capsys, *arguments):
+    code = main(["plan", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_one_object_with_what_was_promised(capsys):
+    options = (
+        "--shape",
+        "llama-3.1-8b",
+        "--hardware",
+        "l4",
+        "--rate",
+        "1",
+        "--slo",
+        "ttft=1,tpot=0.1",
+    )
+    code, out, _ = run(capsys, *options, *SHORT, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result.keys() >= PROMISED
+    assert set(result["bound"]) == {"prefill", "decode"}
+    assert result["fits"] is True
+
+
+def test_any_config(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "vocab_size": 1000,
+                "hidden_size": 256,
+                "intermediate_size": 512,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "max_position_embeddings": 2048,
+                "rms_norm_eps": 1e-6,
+            }
+        )
+    )
+    options = ("--config", str(path), "--hardware", "h100", "--quantization", "int4")
+    code, out, _ = run(capsys, *options, "--kv-cache-dtype", "int8", *SHORT, "--json")
+    assert code == 0
+    assert json.loads(out)["kv_bytes_per_token"] == 2 * 4 * 2 * (64 + 2)
+
+
+def test_people_are_told_that_it_was_not_measured(capsys):
+    code, out, _ = run(capsys, "--shape", "qwen2.5-0.5b", "--hardware", "t4", *SHORT)
+    assert code == 0
+    assert "not measured" in out
+    assert "TPOT" in out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--hardware", "abacus"),
+        ("--hardware", "l4", "--shape", "none"),
+        ("--hardware", "l4", "--slo", "ttft"),
+        ("--hardware", "l4", "--slo", "ttft=-1"),
+        ("--hardware", "l4", "--rate", "-1"),
+        ("--hardware", "l4", "--count", "0"),
+        ("--hardware", "l4", "--quantization", "int5"),
+        ("--hardware", "l4", "--max-rate"),
+        ("--hardware", "l4", "--cheapest"),
+        ("--hardware", "l4", "--config", "/nowhere/config.json"),
+        ("--hardware", "this", "--count", "2"),
+        ("--hardware", "l4", "--place", "gpt2:many"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, options):
+    code, out, err = run(capsys, *options, *SHORT)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_placement(capsys):
+    options = ("--hardware", "l4", "--count", "2", "--place", "llama-3.1-8b", "--place", "gpt2")
+    code, out, _ = run(capsys, *options, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["left_over"] == []
+    assert sum(len(names) for names in result["devices"].values()) == 2

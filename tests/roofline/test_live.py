@@ -1,0 +1,159 @@
+"""The observer against hand-made steps: attribution, wasted drafts, impossible shares, overhead."""
+
+import time
+
+import pytest
+import torch
+from tests.roofline.test_fitting import CEILINGS, samples
+from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
+
+from ridgeline.core.formats import FLOAT32
+from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, StepPlan
+from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.models import PRESETS, describe, lower
+from ridgeline.roofline import PricedModel, decode_batch, pass_work, prefill_batch
+from ridgeline.roofline.calibration import calibrate
+from ridgeline.roofline.history import read, record, typical_error
+from ridgeline.roofline.live import Observer
+from ridgeline.roofline.predict import StepPredictor
+
+SPEC = describe(dict(PRESETS["qwen2.5-0.5b"])).spec
+MODEL = PricedModel(spec=SPEC, ops=lower(SPEC), activations=FLOAT32)
+MODELS = {ModelRole.TARGET: MODEL}
+SAMPLE = Outputs(sample=True)
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    return calibrate(samples(), CEILINGS, executor="test", dense_attention=False)
+
+
+def observer(calibration):
+    return Observer(MODELS, StepPredictor(MODELS, calibration))
+
+
+def segment(slot, start, count, **fields):
+    return Segment(
+        slot=slot, start=start, stop=start + count, token_ids=(1,) * count, outputs=SAMPLE, **fields
+    )
+
+
+def step(*segments, accepted=()):
+    plan = StepPlan(step_id=1, passes=(Pass(segments=segments),))
+    outcomes = tuple(
+        SegmentResult(token_ids=(1,) * (1 + len(accepted)), accepted=accepted) for _ in segments
+    )
+    return plan, StepResult(step_id=1, passes=(outcomes,))
+
+
+def test_shares_of_the_ceilings(calibration):
+    watch = observer(calibration)
+    work = pass_work(MODEL, decode_batch(1, 100))
+    watch.observe(*step(segment(0, 99, 1)), measured_s=2 * work.num_bytes / 20e9)
+    report = watch.report()
+    assert report.decode.mbu == pytest.approx(0.5, rel=1e-6)
+    assert report.decode.bound == "memory"
+    assert report.prefill.seconds == 0
+    assert report.prefill.mbu is None
+    assert not report.warnings
+
+
+def test_more_than_the_ceiling_is_an_error_of_ours(calibration):
+    watch = observer(calibration)
+    work = pass_work(MODEL, decode_batch(1, 100))
+    watch.observe(*step(segment(0, 99, 1)), measured_s=0.5 * work.num_bytes / 20e9)
+    assert "cannot be" in watch.report().warnings[0]
+
+
+def test_rejected_drafts_are_not_useful(calibration):
+    watch = observer(calibration)
+    drafted = segment(0, 99, 5, num_drafts=4)
+    watch.observe(*step(drafted, accepted=(0,)), measured_s=0.2)
+    report = watch.report()
+    kept = pass_work(MODEL, prefill_batch(2, start=99)).flops
+    head = 2 * SPEC.vocab_size * SPEC.hidden_size  # the second row of logits
+    assert report.decode.useful_flops == pytest.approx(kept + head, rel=1e-9)
+    whole = pass_work(MODEL, prefill_batch(5, start=99)).num_bytes
+    assert report.decode.moved_bytes == pytest.approx(whole, rel=0.02)
+    assert (report.drafted, report.accepted) == (4, 1)
+
+
+def test_a_mixed_step_is_split_between_its_phases(calibration):
+    watch = observer(calibration)
+    watch.observe(*step(segment(0, 99, 1), segment(1, 0, 300)), measured_s=3.0)
+    report = watch.report()
+    assert report.prefill.seconds + report.decode.seconds == pytest.approx(3.0)
+    assert report.prefill.tokens == 300
+    assert report.decode.tokens == 1
+    assert report.prefill.seconds > 10 * report.decode.seconds
+    assert report.prefill.median_error is None  # nothing to compare a part of a step with
+
+
+def test_steps_correct_the_prediction(calibration):
+    watch = observer(calibration)
+    plan, result = step(segment(0, 99, 1))
+    predictor = watch._predictor
+    before = predictor.seconds(plan)
+    for _ in range(50):
+        watch.observe(plan, result, measured_s=1.3 * before)
+    report = watch.report()
+    assert predictor.seconds(plan) == pytest.approx(1.3 * before, rel=0.01)
+    assert report.decode.median_error < 0.02
+
+
+def test_without_a_calibration_there_are_bytes_but_no_shares():
+    watch = Observer(MODELS)
+    watch.observe(*step(segment(0, 99, 1)), measured_s=0.1)
+    report = watch.report()
+    assert report.decode.moved_bytes > 1e9
+    assert report.decode.mbu is None
+
+
+def test_observing_costs_little(calibration):
+    watch = observer(calibration)
+    plan, result = step(*(segment(slot, 99 + slot, 1) for slot in range(32)))
+    start = time.process_time()
+    for _ in range(300):
+        watch.observe(plan, result, measured_s=2e-3)
+    spent = time.process_time() - start
+    assert spent < 0.05 * 300 * 2e-3 * 2  # a wide margin: the 1 % is measured, not tested
+    assert watch.report().num_steps == 300
+
+
+def test_the_oldest_go_when_nobody_asks():
+    watch = Observer(MODELS, size=10)
+    plan, result = step(segment(0, 99, 1))
+    for _ in range(50):
+        watch.observe(plan, result, measured_s=1e-9)  # no time to price anything
+    assert watch.num_dropped >= 35
+    assert watch.report().num_steps == 50
+
+
+def test_real_steps_keep_no_arrays(calibration):
+    model = tiny_model(CONFIG, dtype=torch.float32)
+    priced = {ModelRole.TARGET: PricedModel(spec=model.spec, ops=model.ops, activations=FLOAT32)}
+    driver = Driver(tiny_executor(model=model))
+    watch = Observer(priced)
+    plan_of = []
+    submit = driver.executor.submit
+    driver.executor.submit = lambda plan: (plan_of.append(plan), submit(plan))[1]
+    segments = driver.segment(
+        0, 0, [1, 2, 3], fresh=True, outputs=Outputs(sample=True, logits=True)
+    )
+    result = driver.run(segments, admissions=(driver.admit(0, [1, 2, 3]),))
+    watch.observe(plan_of[0], result, measured_s=1e-12)
+    assert all(o.logits is None for _, kept, _ in watch._pending for p in kept.passes for o in p)
+    assert watch.report().prefill.tokens == 3
+
+
+def test_errors_of_past_runs_are_kept(calibration, tmp_path):
+    path = tmp_path / "errors.json"
+    watch = observer(calibration)
+    for _ in range(25):
+        watch.observe(*step(segment(0, 99, 1)), measured_s=0.5)
+    record(watch.report(), model="m", executor="test", path=path)
+    record(watch.report(), model="m", executor="other", path=path)
+    assert [run.executor for run in read(path)] == ["test", "other"]
+    assert typical_error(read(path), "test") is not None
+    path.write_text("not json")
+    assert read(path) == []
