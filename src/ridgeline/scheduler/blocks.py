@@ -118,6 +118,10 @@ class BlockTables:
             sequence.num_given_up[group] = max(first, last)
         sequence.note_at = self._next_note(sequence)
 
+    def has_free(self, count: int) -> bool:
+        """Whether every group has so many blocks to give."""
+        return all(count <= pool.num_free for pool in self._pools)
+
     def can_write(self, sequence: Sequence, start: int, stop: int) -> bool:
         """Whether every group has the blocks for KV positions ``[start, stop)``."""
         return stop <= sequence.num_writable or all(
@@ -155,6 +159,11 @@ class BlockTables:
             sequence.num_sent[group] = len(table)
         sequence.num_writable = min(map(len, sequence.tables)) * self.block_tokens
         return tuple(updates), copies
+
+    def send_again(self, sequence: Sequence) -> None:
+        """Let the next segment bring the whole tables: what a void one brought was not taken."""
+        sequence.num_sent = [0] * self.num_groups
+        sequence.num_writable = 0
 
     def trim(self, sequence: Sequence) -> None:
         """Give back blocks beyond the known tokens, to which rejected drafts were written."""

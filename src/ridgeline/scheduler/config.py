@@ -26,6 +26,7 @@ class SchedulerConfig:
     batch_window_s: float = 0.0
     max_num_waiting: int | None = None
     tpot_slo_s: float | None = None
+    replay_s: float = 0.0
     kv_ttl_s: float | None = None
 
     @classmethod
@@ -46,5 +47,6 @@ class SchedulerConfig:
             batch_window_s=config.batch_window_s,
             max_num_waiting=config.max_num_waiting,
             tpot_slo_s=config.tpot_slo_s,
+            replay_s=config.decode_replay_s,
             kv_ttl_s=config.kv_ttl_s,
         )

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from weakref import WeakSet
 
 from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, earlier_pass
 from ridgeline.core.result import SegmentResult
@@ -36,10 +35,27 @@ class DraftModel:
         self.prefix_cache = PrefixCache(config.num_blocks, config.windows, config.block_tokens)
         self._blocks = BlockTables(self.prefix_cache)
         self._twins: dict[Sequence, Sequence] = {}
-        self._failed: WeakSet[Sequence] = WeakSet()
         self._budget = config.max_pass_tokens
         self._behind: list[Segment] = []  # of this step: prompts that are being caught up with
         self._chains: dict[int, list[Segment]] = {}  # of this step, by the length of the chain
+
+    def start(self, sequence: Sequence) -> None:
+        """The sequence is admitted: what it knows now may be in the draft model's prefix cache."""
+        groups: Seq[int] = [0] * self._blocks.num_groups
+        twin = replace(
+            sequence,
+            tables=[[] for _ in groups],
+            num_computed=0,
+            num_sent=list(groups),
+            num_given_up=list(groups),
+            nodes=[],
+            collided=False,
+            num_writable=0,
+            note_at=0,
+        )
+        assert twin.token_ids is sequence.token_ids
+        self._blocks.reuse_prefix(twin)
+        self._twins[sequence] = twin
 
     def begin_step(self) -> None:
         self._budget = self._config.max_pass_tokens
@@ -47,12 +63,12 @@ class DraftModel:
 
     def propose(self, sequence: Sequence, num_tokens: int) -> int:
         """Ask for proposals after all known tokens; returns how many there will be, maybe none."""
-        if sequence in self._failed:
+        twin = self._twins.get(sequence)
+        if twin is None:
             return 0
         num_tokens = min(num_tokens, self._config.max_model_len - len(sequence.token_ids))
         if num_tokens <= 0:
             return 0
-        twin = self._twin(sequence)
         start, length = twin.num_computed, len(sequence.token_ids)
         stop = min(length, start + self._budget)
         is_ready = stop == length
@@ -111,7 +127,6 @@ class DraftModel:
 
     def fail(self, sequence: Sequence) -> None:
         """Propose nothing more for this sequence: the model has no token for it."""
-        self._failed.add(sequence)
         self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -123,22 +138,3 @@ class DraftModel:
     def check_integrity(self) -> None:
         """Assert that the draft model's blocks are accounted for."""
         self._blocks.check_integrity(self._twins.values())
-
-    def _twin(self, sequence: Sequence) -> Sequence:
-        if sequence not in self._twins:
-            groups: Seq[int] = [0] * self._blocks.num_groups
-            twin = replace(
-                sequence,
-                tables=[[] for _ in groups],
-                num_computed=0,
-                num_sent=list(groups),
-                num_given_up=list(groups),
-                nodes=[],
-                collided=False,
-                num_writable=0,
-                note_at=0,
-            )
-            assert twin.token_ids is sequence.token_ids
-            self._blocks.reuse_prefix(twin)
-            self._twins[sequence] = twin
-        return self._twins[sequence]

@@ -118,14 +118,14 @@ class FairShare(FirstComeFirstServed):
         self._weights = dict(weights or {})
         self._counters: dict[str, float] = {}
         self._waiting: Counter[str] = Counter()
-        self._last_left = 0.0
+        self._last_left = ""  # the tenant whose last waiting sequence left last
         self._prune_at = 1024
 
     def lane(self, sequence: Sequence) -> str:
         return sequence.request.tenant
 
     def lane_rank(self, lane: str) -> float:
-        return self._counters.get(lane, self._last_left)
+        return self._counters.get(lane, 0.0)
 
     def entered(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
@@ -139,21 +139,25 @@ class FairShare(FirstComeFirstServed):
         self._waiting[tenant] -= 1
         if not self._waiting[tenant]:
             del self._waiting[tenant]
-            self._last_left = self._counters[tenant]
+            self._last_left = tenant
             self._prune()
 
     def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None:
         tenant = sequence.request.tenant
         cost = INPUT_TOKEN_COST * num_input + OUTPUT_TOKEN_COST * num_output
         cost /= self._weights.get(tenant, 1.0)
-        self._counters[tenant] = self._counters.get(tenant, self._last_left) + cost
+        if tenant not in self._counters:  # forgotten since it waited last
+            self._counters[tenant] = self._floor()
+        self._counters[tenant] += cost
 
     def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
         mine, its = sequence.request.tenant, other.request.tenant
         return self._waiting[mine] + 1 < self._waiting[its]
 
     def _floor(self) -> float:
-        return min(map(self._counters.__getitem__, self._waiting), default=self._last_left)
+        if self._waiting:
+            return min(map(self._counters.__getitem__, self._waiting))
+        return self._counters.get(self._last_left, 0.0)
 
     def _prune(self) -> None:
         """Forget tenants whose counter would be lifted anyway, so that memory stays bounded."""
@@ -163,7 +167,7 @@ class FairShare(FirstComeFirstServed):
         self._counters = {
             tenant: count
             for tenant, count in self._counters.items()
-            if count > floor or tenant in self._waiting
+            if count > floor or tenant in self._waiting or tenant == self._last_left
         }
         self._prune_at = max(1024, 2 * len(self._counters))
 

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError, OutOfMemoryError, OverloadedError
 from ridgeline.core.plan import Admission, ModelRole, Outputs, Segment, StepPlan
@@ -18,6 +19,7 @@ from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.overload import DrainRate
 from ridgeline.scheduler.policies import create_policy
 from ridgeline.scheduler.pricing import DEFAULT_PRICE, Pricing, StepBudget
+from ridgeline.scheduler.replay import Replay, extend
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
 from ridgeline.scheduler.step import SAMPLE, Flight, Step
@@ -68,6 +70,7 @@ class Scheduler:
         )
         self._queue = WaitingQueue(self._policy)
         self._drain_rate = DrainRate()
+        self._replay = Replay(0.0 if config.tpot_slo_s is not None else config.replay_s)
         self._running: dict[Sequence, None] = {}
         self._forks: dict[int, list[Sequence]] = {}  # by request, until the prompt is computed
         self._holders: dict[Sequence, None] = {}  # of those that wait, the ones that hold blocks
@@ -148,7 +151,10 @@ class Scheduler:
         if not step.segments:
             step.budget.unbounded()
         self._plan_prompts(step, prompts, now_s)
+        num_steps = self._replay_steps(step)
         passes = self.speculation.passes(step.segments)
+        if num_steps > 1:
+            passes = (replace(passes[0], num_steps=num_steps),)
         if not passes:
             assert not step.admissions, "a sequence was admitted for nothing"
             if self.transfers is not None and self.transfers.is_busy:
@@ -174,6 +180,7 @@ class Scheduler:
         now_s = self._clock()
         if self._goes_by_price:
             self._pricing.observe(plan, now_s - max(flight.started_s, self._updated_s))
+        self._replay.observe(plan, now_s - max(flight.started_s, self._updated_s))
         self._updated_s = now_s
         updates = [_nothing_more(sequence) for sequence in self._shed]
         self._shed.clear()
@@ -417,6 +424,20 @@ class Scheduler:
         )
         return Step(budget)
 
+    def _replay_steps(self, step: Step) -> int:
+        """How often to repeat a step in which nobody waits and all who run decode."""
+        num_steps = self._replay.num_steps
+        if (
+            num_steps < 2
+            or self._queue
+            or self._forks
+            or step.admissions
+            or self.speculation.drafter is not None
+            or not 0 < len(step.segments) == len(self._running)
+        ):
+            return 1
+        return extend(step, self._blocks, num_steps)
+
     def _plan_decodes(self, step: Step) -> list[Sequence]:
         """Plan the sequences that lack one token's KV; returns those that lack more."""
         prompts = []
@@ -593,6 +614,8 @@ class Scheduler:
                 sequence=sequence, start=segment.start, new_token_ids=(), result=outcome
             )
         known = segment.stop - segment.num_drafts
+        if len(sequence.token_ids) < known:  # void: a replay before it came short
+            return self._skip(sequence, segment, outcome)
         new_tokens, end = outcome.token_ids, None
         for count, token in enumerate(new_tokens, start=1):
             sequence.token_ids.append(token)
@@ -605,7 +628,8 @@ class Scheduler:
         if self._forks and known >= sequence.num_prompt_tokens:
             self._start_forks(sequence, holds_prompt=runs)
         if runs:
-            sequence.num_computed = min(known + len(outcome.accepted), len(sequence.token_ids))
+            num_more = len(outcome.accepted) or max(0, len(outcome.token_ids) - 1)
+            sequence.num_computed = min(known + num_more, len(sequence.token_ids))
             self._note_progress(sequence, segment)
             if speculates and segment.outputs.sample:
                 self.speculation.verified(sequence, segment, outcome, new_tokens)
@@ -617,6 +641,16 @@ class Scheduler:
             self.finish(sequence, FinishReason.LENGTH)
         return SequenceUpdate(
             sequence=sequence, start=segment.start, new_token_ids=new_tokens, result=outcome
+        )
+
+    def _skip(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> SequenceUpdate:
+        """Nothing was computed; the sequence goes on from what it has, once that is known."""
+        sequence.reference = None
+        if not sequence.num_in_flight:
+            sequence.num_planned = sequence.num_computed
+            self._blocks.send_again(sequence)
+        return SequenceUpdate(
+            sequence=sequence, start=segment.start, new_token_ids=(), result=outcome
         )
 
     def _note_progress(self, sequence: Sequence, segment: Segment) -> None:
@@ -658,8 +692,10 @@ class Scheduler:
 
 
 def _num_known(sequence: Sequence) -> int:
-    """Tokens known, and the one that the plan in flight will tell."""
-    return len(sequence.token_ids) + (sequence.reference is not None)
+    """Tokens known, and those that the plan in flight will tell."""
+    if sequence.reference is None:
+        return len(sequence.token_ids)
+    return len(sequence.token_ids) + sequence.num_pending
 
 
 def _nothing_more(sequence: Sequence) -> SequenceUpdate:

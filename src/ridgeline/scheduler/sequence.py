@@ -22,8 +22,8 @@ class Sequence:
 
     A step closes part of the gap between ``num_computed`` (tokens whose KV is in the cache) and the
     tokens known. ``num_planned`` counts those of the plans in flight as well, of which
-    ``num_in_flight`` have a part of it; the last one samples a token that ``reference`` stands for,
-    if the next plan may build on it.
+    ``num_in_flight`` have a part of it; the last one samples ``num_pending`` tokens, the last of
+    which ``reference`` stands for, if the next plan may build on it.
 
     It ends when it has ``max_length`` tokens, prompt included. ``is_plain``: nothing but samples is
     wanted of it, without masks. ``order`` numbers requests as they arrive; ``postponed``: its
@@ -60,6 +60,7 @@ class Sequence:
     num_planned: int = 0
     num_in_flight: int = 0
     reference: int | None = None
+    num_pending: int = 1
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -81,6 +81,8 @@ class Speculation:
             constraint = self.constraints(request.params.structured_outputs)
             constraint.advance(sequence.output_token_ids)
         self._states[sequence] = _State(slot, constraint)
+        if self._draft_model is not None:
+            self._draft_model.start(sequence)
         if self.drafter is not None:
             self.drafter.start(slot, sequence.token_ids, request.draft_namespace)
 

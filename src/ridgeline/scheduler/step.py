@@ -28,6 +28,7 @@ class Step:
         self.budget.spend(segment.stop - segment.start, segment.start)
         sequence.num_planned = segment.stop
         sequence.num_in_flight += 1
+        sequence.num_pending = 1
         sequence.reference = step_in_flight(self.num_outputs) if may_continue else None
         if segment.outputs.sample:
             self.num_outputs += 1 + segment.num_drafts
@@ -53,6 +54,7 @@ class Step:
         self.budget.spend(1, start)
         sequence.num_planned = num_known
         sequence.num_in_flight += 1
+        sequence.num_pending = 1
         is_last = num_known + 1 >= sequence.max_length
         sequence.reference = None if is_last else step_in_flight(self.num_outputs)
         self.num_outputs += 1

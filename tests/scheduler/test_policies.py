@@ -1,0 +1,287 @@
+"""What policies promise under load, on a virtual clock."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from tests.scheduler.simulation import PRICE, Simulation, make_request
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequestError, OverloadedError
+from ridgeline.core.request import FinishReason
+from ridgeline.scheduler import LinearPrice
+
+
+def poisson(rate, count, *, seed=0):
+    rng, time_s, times = random.Random(seed), 0.0, []
+    for _ in range(count):
+        time_s += rng.expovariate(rate)
+        times.append(time_s)
+    return times
+
+
+def capacity(**settings) -> float:
+    """Requests per second of the default simulation when it never idles."""
+    simulation = Simulation(**settings)
+    simulation.run([make_request(number, 0.0) for number in range(400)])
+    return 400 / simulation.now_s
+
+
+def overloaded_with_deadlines(policy, *, seed, factor=1.3, count=800, **settings):
+    rng = random.Random(seed)
+    arrivals = [
+        make_request(number, at, deadline_s=at + rng.uniform(0.5, 5.0))
+        for number, at in enumerate(poisson(factor * capacity(), count, seed=seed))
+    ]
+    return Simulation(scheduling_policy=policy, **settings).run(arrivals)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_deadlines_under_overload(seed):
+    """At 1.3 × capacity, earliest deadline first meets at least 1.5 × what FCFS meets."""
+    met = {
+        policy: sum(r.met_its_deadline for r in overloaded_with_deadlines(policy, seed=seed))
+        for policy in ("fcfs", "edf")
+    }
+    assert met["edf"] >= 1.5 * met["fcfs"]
+    assert met["edf"] >= 0.6 * 800
+
+
+def test_edf_postpones_but_serves_what_is_too_late():
+    records = overloaded_with_deadlines("edf", seed=0, count=200)
+    assert all(record.finished_s is not None for record in records)
+
+
+def test_edf_with_a_wrong_price_is_still_better_than_fcfs():
+    """The price is scaled by what steps really take, so an error of 30 × hardly matters."""
+    believed = LinearPrice(pass_s=0.3, token_s=0.015)
+    met = sum(
+        record.met_its_deadline
+        for record in overloaded_with_deadlines("edf", seed=0, believed=believed)
+    )
+    assert met >= 0.55 * 800
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_fair_share_holds_when_one_tenant_floods(weight):
+    """Both always have something waiting; service over half a minute is as their weights."""
+    rng = random.Random(1)
+    flood = [make_request(n, 0.0, tenant="flood", prompt=rng.randint(10, 300)) for n in range(4000)]
+    steady = [
+        make_request(10_000 + n, n * 0.02, tenant="steady", prompt=rng.randint(10, 300))
+        for n in range(3000)
+    ]
+    simulation = Simulation(scheduling_policy="fair", tenant_weights={"steady": weight})
+    simulation.run(flood + steady, until_s=30.0)
+    service = Counter()
+    for record in simulation.records.values():
+        if record.times:
+            cost = len(record.request.prompt_token_ids) + 2 * len(record.times)
+            service[record.request.tenant] += cost
+    assert service["steady"] / service["flood"] == pytest.approx(weight, rel=0.1)
+
+
+def test_a_tenant_below_its_share_is_served_at_once():
+    flood = [make_request(number, 0.0, tenant="flood") for number in range(600)]
+    light = [make_request(1000 + n, 1.0 + n, tenant="light") for n in range(10)]
+    fair = Simulation(scheduling_policy="fair")
+    fair.run(flood + light)
+    waits = [fair.records[1000 + n].times[0] - (1.0 + n) for n in range(10)]
+    assert max(waits) < 1.0  # until a slot is free
+    fcfs = Simulation()
+    fcfs.run(flood + light)
+    assert fcfs.records[1000].times[0] > 10 * max(waits)
+
+
+def test_idleness_earns_no_credit():
+    """A tenant that comes back shares from then on, instead of catching up."""
+    always = [make_request(n, 0.0, tenant="always") for n in range(3000)]
+    late = [make_request(5000 + n, 20.0, tenant="late") for n in range(3000)]
+    simulation = Simulation(scheduling_policy="fair")
+    simulation.run(always + late, until_s=40.0)
+    after = Counter(
+        record.request.tenant
+        for record in simulation.records.values()
+        if record.times and record.times[0] > 20.0
+    )
+    assert after["late"] == pytest.approx(after["always"], rel=0.1)
+
+
+def test_tenants_do_not_pile_up_in_memory():
+    simulation = Simulation(scheduling_policy="fair")
+    simulation.run([make_request(n, n * 0.05, tenant=f"tenant {n}", output=3) for n in range(3000)])
+    assert len(simulation.scheduler._policy._counters) < 1500
+
+
+def test_priority_under_saturation():
+    """A hundred low requests wait and all slots run low ones; a high one goes ahead of them all."""
+    low = [make_request(n, 0.0, priority=5, output=400) for n in range(100)]
+    high = [make_request(1000 + n, 3.0 * (n + 1), priority=0) for n in range(5)]
+    simulation = Simulation(scheduling_policy="priority")
+    simulation.run(low + high)
+    for n in range(5):
+        assert simulation.records[1000 + n].times[0] - 3.0 * (n + 1) < 0.1
+    assert simulation.scheduler.num_preemptions == 5
+    assert all(record.finished_s is not None for record in simulation.records.values())
+
+
+def test_priority_takes_blocks_as_well():
+    low = [make_request(n, 0.0, priority=1, prompt=100, output=100) for n in range(8)]
+    high = make_request(99, 1.0, priority=-1, prompt=600, output=4)
+    simulation = Simulation(
+        scheduling_policy="priority", num_blocks=(110,), max_model_len=1000, max_num_seqs=32
+    )
+    simulation.run([*low, high])
+    assert simulation.records[99].times[0] - 1.0 < 1.0
+    assert all(record.finished_s is not None for record in simulation.records.values())
+
+
+def test_a_prompt_of_higher_priority_overtakes_one_that_is_being_computed():
+    low = make_request(0, 0.0, priority=1, prompt=10_000, output=1)
+    high = make_request(1, 0.5, priority=0, prompt=500, output=1)
+    simulation = Simulation(scheduling_policy="priority")
+    simulation.run([low, high])
+    assert simulation.records[1].times[0] < simulation.records[0].times[0] / 2
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair", "edf", "priority"])
+def test_a_full_queue_refuses_with_the_seconds_to_wait(policy):
+    simulation = Simulation(scheduling_policy=policy, max_num_waiting=20)
+    simulation.run([make_request(number, 0.01 * number) for number in range(400)])
+    assert simulation.refused
+    assert len(simulation.records) + len(simulation.refused) == 400
+    assert all(record.finished_s is not None for record in simulation.records.values())
+    # Who is told to wait so long would indeed find the queue empty of those before him.
+    late = [seconds for request, seconds in simulation.refused if request.arrival_s > 2]
+    assert max(late) <= 3 * 20 / capacity()
+    assert min(late) >= 1.0
+
+
+def test_a_full_queue_gives_way_to_what_is_more_urgent():
+    simulation = Simulation(scheduling_policy="priority", max_num_waiting=5, max_num_seqs=1)
+    scheduler = simulation.scheduler
+    scheduler.add(make_request(0, 0.0, output=1000))
+    scheduler.schedule()
+    low = [scheduler.add(make_request(n, 0.0, priority=9))[0] for n in range(1, 6)]
+    scheduler.add(make_request(6, 0.0, priority=2))
+    assert [each.finish_reason for each in low] == [None] * 4 + [FinishReason.SHED]
+    with pytest.raises(OverloadedError) as refused:
+        scheduler.add(make_request(7, 0.0, priority=9))
+    assert refused.value.retry_after_s >= 1.0
+    scheduler.check_integrity()
+
+
+def test_who_was_shed_is_reported_once():
+    simulation = Simulation(scheduling_policy="priority", max_num_waiting=1, max_num_seqs=1)
+    shed = make_request(1, 0.001, priority=5)
+    urgent = make_request(2, 0.002, priority=1)
+    simulation.run([make_request(0, 0.0, output=50), shed, urgent])
+    record = simulation.records[1]
+    assert record.finished_s is None
+    assert simulation.records[2].finished_s is not None
+
+
+def test_steps_stay_within_the_slo_while_somebody_decodes():
+    """An 8k prompt comes in beside decodes: the longest step that they see."""
+    decodes = [make_request(n, 0.0, prompt=32, output=600) for n in range(4)]
+    long = make_request(9, 2.0, prompt=8000, output=4)
+    longest = {}
+    for slo in (None, 0.05):
+        simulation = Simulation(tpot_slo_s=slo, max_num_batched_tokens=8192)
+        records = simulation.run([*decodes, long])
+        times = records[0].times
+        longest[slo] = max(b - a for a, b in pairwise(times))
+        assert all(record.finished_s is not None for record in records)
+    assert longest[None] > 4.0
+    assert longest[0.05] <= 0.055
+
+
+def test_the_slo_does_not_slow_prompts_that_nobody_waits_beside():
+    simulation = Simulation(tpot_slo_s=0.05, max_num_batched_tokens=8192)
+    simulation.run([make_request(0, 0.0, prompt=8000, output=2)])
+    assert len(simulation.steps) == 2
+
+
+def test_an_slo_that_cannot_be_met_stops_nothing():
+    arrivals = [make_request(n, 0.1 * n, prompt=200) for n in range(30)]
+    simulation = Simulation(tpot_slo_s=0.001)
+    assert all(record.finished_s is not None for record in simulation.run(arrivals))
+
+
+def trace(count=80):
+    """Output lengths from 10 to 1,000, as in the comparison of Orca and of vLLM with static."""
+    rng = random.Random(3)
+    return [
+        make_request(n, 0.0, prompt=rng.randint(10, 60), output=int(10 * 100 ** rng.random()))
+        for n in range(count)
+    ]
+
+
+def test_continuous_batching_against_static_and_one_at_a_time():
+    seconds = {}
+    for name, settings in {
+        "one": {"max_num_seqs": 1},
+        "static": {"max_num_seqs": 32, "batching": "static"},
+        "dynamic": {"max_num_seqs": 32, "batching": "dynamic", "batch_window_s": 0.1},
+        "continuous": {"max_num_seqs": 32},
+    }.items():
+        simulation = Simulation(**settings)
+        assert all(record.finished_s for record in simulation.run(trace()))
+        seconds[name] = simulation.now_s
+    assert seconds["static"] == pytest.approx(seconds["dynamic"], rel=0.01)  # all wait at the start
+    assert seconds["continuous"] < seconds["static"] < seconds["one"]
+
+
+def test_nobody_joins_a_static_batch():
+    simulation = Simulation(batching="static", max_num_seqs=4)
+    early = [make_request(n, 0.0, output=10 + 40 * n) for n in range(3)]
+    late = make_request(9, 0.01, output=5)
+    records = {r.request.request_id: r for r in simulation.run([*early, late])}
+    assert records[9].times[0] > max(records[n].finished_s for n in range(3))
+
+
+def test_a_dynamic_batch_starts_when_full_or_after_the_window():
+    simulation = Simulation(batching="dynamic", batch_window_s=0.5, max_num_seqs=3)
+    records = simulation.run([make_request(n, 0.1 * n, output=1) for n in range(3)])
+    first = [record.times[0] for record in records]
+    assert max(first) == min(first)
+    assert 0.2 < first[0] < 0.4  # full when the third has come
+    simulation = Simulation(batching="dynamic", batch_window_s=0.5, max_num_seqs=3)
+    records = simulation.run([make_request(n, 0.1 * n, output=1) for n in range(2)])
+    assert 0.5 < records[0].times[0] < 0.7
+
+
+@pytest.mark.parametrize("batching", ["static", "dynamic"])
+def test_batches_survive_preemption_and_samples(batching):
+    simulation = Simulation(
+        batching=batching, batch_window_s=0.01, num_blocks=(40,), max_model_len=300
+    )
+    arrivals = [make_request(n, 0.0, prompt=100, output=150) for n in range(6)]
+    records = simulation.run(arrivals)
+    assert all(len(record.times) == 150 for record in records)
+    assert simulation.scheduler.num_preemptions > 0
+
+
+def test_settings_are_checked():
+    for wrong in (
+        {"scheduling_policy": "lottery"},
+        {"batching": "sometimes"},
+        {"batch_window_s": -1.0},
+        {"tpot_slo_s": 0.0},
+        {"max_num_waiting": 0},
+        {"tenant_weights": {"a": 0.0}},
+        {"tenant_weights": {"a": "much"}},
+        {"kv_ttl_s": float("nan")},
+    ):
+        with pytest.raises(InvalidRequestError):
+            EngineConfig(**wrong)
+    assert EngineConfig(tenant_weights={"a": "2"}).tenant_weights == {"a": 2.0}
+
+
+def test_the_linear_price_is_the_sum_of_its_parts():
+    simulation = Simulation()
+    simulation.scheduler.add(make_request(0, 0.0, prompt=100))
+    plan = simulation.scheduler.schedule()
+    pairs = 100 * 101 / 2
+    assert PRICE.seconds(plan) == pytest.approx(0.010 + 100 * 0.0005 + pairs * 1e-8)

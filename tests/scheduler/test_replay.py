@@ -1,0 +1,133 @@
+"""Decode steps that are run in one go change nothing but the number of plans."""
+
+import random
+
+import pytest
+from tests.fakes import FakeExecutor
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.request import FinishReason, Request
+from ridgeline.engine import EngineLoop
+from ridgeline.scheduler import Scheduler, SchedulerConfig
+from ridgeline.scheduler.replay import MAX_REPLAY_STEPS
+
+
+def run(requests, *, replay_s, seed=0, shorten=None, num_blocks=40, windows=(None,)):
+    """Outputs and ends of requests that come and go at random, and the executor."""
+    config = SchedulerConfig(
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=64,
+        num_blocks=(num_blocks,) * len(windows),
+        windows=windows,
+        block_tokens=4,
+        replay_s=replay_s,
+    )
+    executor, scheduler = FakeExecutor(windows=windows), Scheduler(config)
+    if shorten is not None:
+        executor.shorten, executor.may_be_void = shorten, True
+    loop = EngineLoop(executor, scheduler, None)
+    rng, waiting, states = random.Random(seed), list(requests), []
+    while waiting or loop.has_work:
+        if waiting and (rng.random() < 0.1 or not loop.has_work):
+            states.append(loop.add(waiting.pop()))
+        loop.step()
+        loop.check_integrity()
+    for pool in scheduler.prefix_cache.pools:
+        assert pool.num_free == num_blocks
+    outputs = {state.request.request_id: state.output().outputs for state in states}
+    return outputs, executor
+
+
+def make_requests(seed, count=8):
+    rng = random.Random(seed)
+    return [
+        Request(
+            request_id=number,
+            prompt_token_ids=tuple(rng.randrange(5) for _ in range(rng.randint(1, 20))),
+            params=SamplingParams(
+                max_tokens=rng.randint(1, 40),
+                n=rng.choice([1, 1, 2]),
+                stop_token_ids=(rng.randrange(11),) if rng.random() < 0.3 else (),
+            ),
+            seed=number,
+            cache_key=b"k",
+        )
+        for number in range(count)
+    ]
+
+
+def longest(executor):
+    return max(a_pass.num_steps for plan in executor.plans for a_pass in plan.passes)
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 9)])
+@pytest.mark.parametrize("num_blocks", [18, 40])
+def test_replayed_equals_stepped(windows, num_blocks):
+    for seed in range(12):
+        requests = make_requests(seed)
+        fields = {"seed": seed, "windows": windows, "num_blocks": num_blocks}
+        expected, _ = run(requests, replay_s=0.0, **fields)
+        outputs, executor = run(requests, replay_s=10.0, **fields)
+        assert outputs == expected
+        assert longest(executor) > 4
+
+
+def test_a_replay_that_comes_short_is_taken_up_again():
+    for seed in range(12):
+        rng = random.Random(seed)
+        requests = make_requests(seed)
+        expected, _ = run(requests, replay_s=0.0, seed=seed)
+        outputs, executor = run(
+            requests, replay_s=10.0, seed=seed, shorten=lambda most, rng=rng: rng.randint(1, most)
+        )
+        assert outputs == expected
+        assert longest(executor) > 4
+
+
+def test_nothing_is_replayed_while_somebody_waits():
+    requests = make_requests(3, count=12)
+    config = SchedulerConfig(
+        max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=(64,),
+        windows=(None,), block_tokens=4, replay_s=10.0,
+    )  # fmt: skip
+    executor, scheduler = FakeExecutor(), Scheduler(config)
+    loop = EngineLoop(executor, scheduler, None)
+    for request in requests:
+        loop.add(request)
+    while loop.has_work:
+        had_waiting, before = scheduler.num_waiting > 0, len(executor.plans)
+        loop.step()
+        for plan in executor.plans[before:]:
+            assert not (had_waiting and scheduler.num_waiting) or plan.passes[0].num_steps == 1
+    assert longest(executor) <= MAX_REPLAY_STEPS
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"temperature": 1.1, "seed": 3, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+        {"temperature": 0, "logprobs": 2},
+        {"temperature": 0, "min_tokens": 5},
+        {"temperature": 0, "stop": ("t m",)},
+    ],
+)
+def test_a_real_model_says_the_same(model_folder, fields):
+    prompts = ["the cat", "a", "the mat sat on the cat on the mat"]
+    params = SamplingParams(max_tokens=40, **fields)
+    outputs = []
+    for replay_s in (0.0, 100.0):
+        settings = {"executor": "reference", "dtype": "float64", "block_tokens": 4}
+        settings["decode_replay_s"] = replay_s
+        with LLM(str(model_folder), **settings) as llm:
+            llm.generate("warm", SamplingParams(max_tokens=4))
+            generated = llm.generate(prompts, params)
+            outputs.append([output.outputs[0] for output in generated])
+    stepped, replayed = outputs
+    for one, other in zip(stepped, replayed, strict=True):
+        assert (one.text, one.token_ids) == (other.text, other.token_ids)
+        assert one.finish_reason is other.finish_reason is not FinishReason.ERROR
+        assert (one.logprobs is None) == (other.logprobs is None)
+        for a, b in zip(one.logprobs or (), other.logprobs or (), strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-9)
