@@ -67,14 +67,27 @@ def executor(request):
 
 @pytest.fixture(scope="session")
 def open_llm(pairs, executor):
-    """Opens an engine on a pair: ``open_llm(speculation, pair="full", **settings)``."""
+    """Opens an engine on a pair: ``open_llm(speculation, pair="full", **settings)``.
 
-    def make(speculation, *, pair="full", **settings):
+    ``pool_tokens``: how many tokens the KV pool of each model holds.
+    """
+    block_tokens = 4 if executor == "reference" else 16
+    known: dict[str, int] = {}  # bytes of a block, all groups together, by pair
+
+    def make(speculation, *, pair="full", pool_tokens=None, **settings):
         if executor == "reference":
             settings = {"dtype": "float64"} | settings
+        models = 1
         if speculation in ("draft", "combined", "adaptive"):
+            models = 2
             settings = {"draft_model": str(pairs / f"{pair}-draft")} | settings
-        settings = {"block_tokens": 4, "max_num_seqs": 16} | settings
+        settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings
+        if pool_tokens is not None:
+            if pair not in known:
+                with make("off", pair=pair) as llm:
+                    known[pair] = sum(llm._engine.executor.kv_layout().block_bytes)
+            blocks = pool_tokens // block_tokens
+            settings["kv_cache_memory_bytes"] = blocks * known[pair] * models
         return LLM(str(pairs / pair), executor=executor, speculation=speculation, **settings)
 
     return make

@@ -80,8 +80,10 @@ def _schema(value: object) -> str:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise InvalidRequestError("structured_outputs.json is not valid JSON.") from error
-    if not isinstance(value, Mapping | bool):
-        raise InvalidRequestError("structured_outputs.json must be a JSON Schema.")
+    if value is True:
+        value = {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError("structured_outputs.json must be a JSON Schema: an object.")
     _check_depth(value)
     try:
         # Key order is kept: it is the order in which properties are generated.

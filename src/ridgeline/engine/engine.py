@@ -30,7 +30,13 @@ class Engine:
         models = {ModelRole.TARGET: loaded.model}
         if draft is not None:
             models[ModelRole.DRAFT] = draft
-        self.executor = create_executor(config.executor, models, block_tokens=config.block_tokens)
+        self.executor = create_executor(
+            config.executor,
+            models,
+            block_tokens=config.block_tokens,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+        )
         layout = self.executor.kv_layout()
         spec = loaded.model.spec
         resolved = resolve(

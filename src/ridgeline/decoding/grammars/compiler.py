@@ -3,13 +3,14 @@
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.protocols import Constraint, ConstraintFactory
 from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
+from ridgeline.decoding.grammars.checker import GrammarChecker
 from ridgeline.decoding.grammars.constraint import GrammarConstraint
 from ridgeline.decoding.grammars.sources import grammar_source
 
@@ -17,24 +18,25 @@ MAX_GRAMMARS = 128
 MAX_PATTERN_CHARS = 4096
 MAX_MESSAGE_CHARS = 300
 # llguidance counts work as fuel, so that the limits hold on any machine.
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=400_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=20_000,
-    max_grammar_size=100_000,
-)
+LIMITS = {
+    "initial_lexer_fuel": 400_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+}
 
 
 class GrammarCompiler(ConstraintFactory):
-    """Compiles by llguidance.
+    """Compiles by llguidance what a process of `GrammarChecker` has compiled first.
 
-    ``vocabulary`` is made when the first grammar comes. Equal grammars are compiled once; the
-    `MAX_GRAMMARS` that were used last are kept.
+    ``vocabulary`` is made when the first grammar comes; ``special`` are the texts of its special
+    tokens. Equal grammars are compiled once; the `MAX_GRAMMARS` that were used last are kept.
     """
 
-    def __init__(self, vocabulary: Callable[[], LLTokenizer]) -> None:
+    def __init__(self, vocabulary: Callable[[], LLTokenizer], special: Sequence[str] = ()) -> None:
         self._make_vocabulary = vocabulary
+        self._checker = GrammarChecker(special, LIMITS)
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -49,6 +51,10 @@ class GrammarCompiler(ConstraintFactory):
 
     def prepare(self, wanted: StructuredOutputs) -> None:
         self._compile(wanted)
+
+    def close(self) -> None:
+        """End the processes that try grammars."""
+        self._checker.close()
 
     @property
     def num_kept(self) -> int:
@@ -65,11 +71,13 @@ class GrammarCompiler(ConstraintFactory):
                 self._vocabulary = self._make_vocabulary()
         _check_patterns(wanted)
         try:
-            matcher = LLMatcher(
-                self._vocabulary, grammar_source(wanted), log_level=0, limits=LIMITS
-            )
+            source = grammar_source(wanted)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
+        if problem := self._checker.problem(source):
+            raise _refusal(wanted, problem)
+        limits = LLParserLimits(**LIMITS)
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
         with self._lock:

@@ -1,0 +1,174 @@
+import random
+import re
+from datetime import date
+
+import numpy as np
+import pytest
+from tests.decoding.grammars.conftest import allowed, random_walk
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.structured_outputs import StructuredOutputs, TextFormat
+from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"first name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["first name", "age"],
+    "additionalProperties": False,
+}
+
+
+def constraint(compiler, **wanted):
+    return compiler(StructuredOutputs.of(wanted))
+
+
+def walks(compiler, tokenizer, count=20, **wanted):
+    for seed in range(count):
+        tokens = random_walk(constraint(compiler, **wanted), tokenizer, random.Random(seed))
+        if tokens is not None:
+            yield tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        ({"regex": "[a-c]{3,5}-[0-9]{2}"}, r"[a-c]{3,5}-[0-9]{2}"),
+        ({"regex": "(?i:yes|no)"}, "(?i:yes|no)"),
+        ({"choice": ["yes", "no", 'a "b"', "ü"]}, 'yes|no|a "b"|ü'),
+        ({"grammar": 'start: "SELECT " /[a-z]{1,4}/ (" LIMIT " /[0-9]/)?'},
+         "SELECT [a-z]{1,4}( LIMIT [0-9])?"),
+        ({"format": "int"}, "-?[0-9]+"),
+    ],
+)  # fmt: skip
+def test_outputs_match(compiler, tokenizer, wanted, matches):
+    texts = list(walks(compiler, tokenizer, **wanted))
+    assert len(texts) > 15
+    assert all(re.fullmatch(matches, text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "parse"),
+    [
+        ("int", int),
+        ("float", float),
+        ("date", date.fromisoformat),
+        ("bool", ("true", "false").index),
+    ],
+)
+def test_formats_can_be_parsed(compiler, tokenizer, name, parse):
+    texts = list(walks(compiler, tokenizer, count=60, format=name))
+    assert len(texts) > 40
+    for text in texts:
+        parse(text)
+
+
+def test_every_format_compiles(compiler):
+    for name in TextFormat:
+        constraint(compiler, format=str(name))
+
+
+def test_the_29th_of_february_is_in_leap_years_only(compiler, tokenizer):
+    for year, leap in ((2000, True), (1900, False), (2024, True), (2023, False), (0, False)):
+        tokens = tokenizer.encode(f"{year:04}-02-29", add_special_tokens=False)
+        valid = constraint(compiler, format="date").num_valid(tokens) == len(tokens)
+        assert valid is leap, year
+
+
+def test_the_end_is_allowed_iff_the_grammar_accepts(compiler, tokenizer):
+    one = constraint(compiler, regex="a{2,3}")
+    seen = []
+    for _ in range(3):
+        seen.append(bool(set(allowed(one.masks(())[0])) & tokenizer.eos_token_ids))
+        assert not one.is_complete
+        one.advance([tokenizer.token_to_id("a")])
+    assert seen == [False, False, True]
+    assert one.is_complete
+
+
+def test_masks_after_drafts_are_those_of_advancing(compiler, tokenizer):
+    text = '{"first name": "Ann", "age": 31}'
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    ahead, step = constraint(compiler, json=SCHEMA), constraint(compiler, json=SCHEMA)
+    for start in range(len(tokens)):
+        rows = ahead.masks(tokens[start : start + 4])
+        follower = constraint(compiler, json=SCHEMA)
+        follower.advance(tokens[:start])
+        for row, token in zip(rows, [*tokens[start : start + 4], None], strict=True):
+            np.testing.assert_array_equal(row, follower.masks(())[0])
+            assert token is None or token in allowed(row)
+            if token is not None:
+                follower.advance([token])
+        ahead.advance([tokens[start]])
+        step.advance([tokens[start]])
+    assert ahead.is_complete
+
+
+def test_a_wrong_draft_changes_nothing(compiler, tokenizer):
+    one = constraint(compiler, regex="abc")
+    before = one.masks(())
+    a, z = tokenizer.token_to_id("a"), tokenizer.token_to_id("z")
+    one.masks((a, z, a))
+    assert one.num_valid((a, z)) == 1
+    np.testing.assert_array_equal(one.masks(()), before)
+
+
+def test_forced_tokens_are_the_usual_ones(compiler, tokenizer):
+    one = constraint(compiler, json=SCHEMA)
+    forced = one.forced(32)
+    assert '{"first name": "'.startswith(tokenizer.decode(forced))
+    usual = tokenizer.encode('{"first name": "Ann", "age": 3}', add_special_tokens=False)
+    assert list(forced) == usual[: len(forced)]
+    assert len(forced) >= 3
+    assert one.forced(2) == forced[:2]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "json", {}, {"json": {}, "regex": "a"}, {"xml": "a"}, {"regex": 5}, {"regex": ""},
+        {"choice": []}, {"choice": [""]}, {"choice": "ab"}, {"choice": ["a"] * 5000},
+        {"json": "{"}, {"json": [1]}, {"json": {"a": {1, 2}}}, {"json": {"a": float("nan")}},
+        {"format": "roman"}, {"grammar": "a" * (1 << 19)}, {"json": {"a": "b" * (1 << 19)}},
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_bad_wishes_are_refused(value):
+    with pytest.raises(InvalidRequestError):
+        StructuredOutputs.of(value)
+
+
+def test_deep_schemas_are_refused():
+    schema = {}
+    for _ in range(5000):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequestError, match="deep"):
+        StructuredOutputs.of({"json": schema})
+    with pytest.raises(InvalidRequestError):
+        StructuredOutputs.of({"json": '{"items":' * 20_000})
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"regex": "((("}, {"regex": "(?=a)b"}, {"grammar": "start: missing"}, {"grammar": "%%%"},
+        {"json": {"type": "strnig"}}, {"json": {"$ref": "https://example.com/schema"}},
+        {"json": {"type": "string", "pattern": "(["}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_grammar_is_refused_with_a_sentence(compiler, wanted):
+    with pytest.raises(
+        InvalidRequestError, match=r"structured_outputs\.\w+ was refused: \w"
+    ) as info:
+        compiler.prepare(StructuredOutputs.of(wanted))
+    assert "\n" not in str(info.value)
+    assert not compiler.is_prepared(StructuredOutputs.of(wanted))
+
+
+def test_the_cache_is_bounded_and_shared(tokenizer):
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
+    for number in range(300):
+        compiler.prepare(StructuredOutputs.of({"regex": f"a{{{number}}}"}))
+    assert compiler.num_kept == 128
+    assert compiler.is_prepared(StructuredOutputs.of({"regex": "a{299}"}))
+    assert not compiler.is_prepared(StructuredOutputs.of({"regex": "a{0}"}))

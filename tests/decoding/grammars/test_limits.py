@@ -1,0 +1,79 @@
+"""Bombs are refused in time, or harmless; and the streams of others go on meanwhile."""
+
+import asyncio
+import time
+
+import pytest
+from tests.decoding.grammars.bombs import cycle, every_bomb
+from tests.decoding.grammars.conftest import allowed
+
+from ridgeline import SamplingParams
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.request import GenerateRequest
+from ridgeline.core.structured_outputs import StructuredOutputs
+from ridgeline.engine.async_engine import AsyncEngine
+
+BOMBS = list(every_bomb())
+
+
+@pytest.mark.slow
+def test_every_bomb_is_refused_within_two_seconds_or_harmless(compiler):
+    refused = 0
+    for bomb in BOMBS:
+        started = time.monotonic()
+        try:
+            one = compiler(StructuredOutputs.of(bomb))
+        except InvalidRequestError:
+            refused += 1
+        else:
+            for _ in range(20):
+                tokens = allowed(one.masks(())[0])
+                if not tokens or one.is_complete:
+                    break
+                one.advance([tokens[len(tokens) // 2]])
+                one.forced(16)
+        assert time.monotonic() - started < 2.0, str(bomb)[:80]
+    assert refused > 20
+
+
+def test_a_bomb_that_runs_for_hours_is_stopped_and_the_next_grammar_compiles(compiler):
+    patterns = [{"pattern": f"^.*{number}.*$"} for number in range(500)]
+    bomb = StructuredOutputs.of({"json": {"type": "string", "allOf": patterns}})
+    with pytest.raises(InvalidRequestError, match="too much time"):
+        compiler.prepare(bomb)
+    compiler.prepare(StructuredOutputs.of({"regex": "after[a-z]*"}))
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_others_stream_on(count):
+    """A stream and its neighbour's bombs: the stream's text is that without them."""
+
+    async def complete(engine, number, **params):
+        params = SamplingParams(temperature=0, ignore_eos=True, **params)
+        request = GenerateRequest(request_id=str(number), prompt="def f(x):", params=params)
+        return [chunk async for chunk in engine.generate(request)]
+
+    async def bombard(engine):
+        for number, bomb in enumerate([*BOMBS[-1:], *cycle(count)]):
+            try:
+                wanted = StructuredOutputs.of(bomb)
+                await complete(engine, f"bomb {number}", max_tokens=2, structured_outputs=wanted)
+            except InvalidRequestError:
+                pass
+
+    async def run():
+        config = EngineConfig(max_num_seqs=4, max_model_len=512)
+        async with AsyncEngine(config, in_process=True) as engine:
+            alone = await complete(engine, "alone", max_tokens=100)
+            attack = asyncio.create_task(bombard(engine))
+            texts = []
+            while not attack.done():
+                chunks = await complete(engine, f"canary {len(texts)}", max_tokens=100)
+                texts.append("".join(chunk.text for chunk in chunks))
+            await attack
+            return "".join(chunk.text for chunk in alone), texts
+
+    expected, texts = asyncio.run(run())
+    assert texts
+    assert set(texts) == {expected}
