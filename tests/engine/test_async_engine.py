@@ -44,7 +44,13 @@ def serve(request, model_folder):
 
 
 def settings(model_folder):
-    return EngineConfig(model=str(model_folder), dtype="float64", block_tokens=4, max_num_seqs=8)
+    return EngineConfig(
+        model=str(model_folder),
+        executor="reference",
+        dtype="float64",
+        block_tokens=4,
+        max_num_seqs=8,
+    )
 
 
 def wish(request_id, prompt="the cat", params=GREEDY, **fields):

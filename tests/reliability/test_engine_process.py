@@ -23,7 +23,8 @@ PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 
 def settings(model_folder, **fields):
-    return EngineConfig(model=str(model_folder), dtype="float64", block_tokens=4, **fields)
+    fields = {"executor": "reference", "dtype": "float64", "block_tokens": 4} | fields
+    return EngineConfig(model=str(model_folder), **fields)
 
 
 def wish(request_id, params=PARAMS, prompt="the cat"):
@@ -122,7 +123,7 @@ async def one(engine, name):
         pass
 
 async def main():
-    engine = AsyncEngine(EngineConfig(model=sys.argv[1], dtype="float64"))
+    engine = AsyncEngine(EngineConfig(model=sys.argv[1], executor="reference", dtype="float64"))
     asyncio.get_running_loop().call_later(float(sys.argv[2]), lambda: print("early", flush=True))
     await engine.start()
     print(engine.worker_pid, flush=True)
@@ -214,7 +215,9 @@ def test_a_long_step_is_not_a_stalled_engine():
     from ridgeline.engine import process_host
 
     async def main():
-        config = EngineConfig(max_num_batched_tokens=8192, dtype="float64", max_num_seqs=16)
+        config = EngineConfig(
+            executor="reference", dtype="float64", max_num_batched_tokens=8192, max_num_seqs=16
+        )
         engine = AsyncEngine(config)
         engine._host._patience = process_host.Patience(step_stalled_s=1.0)
         await engine.start()

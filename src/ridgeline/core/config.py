@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
-from ridgeline.core.formats import float_format
+from ridgeline.core.formats import float_format, on_load_format
 from ridgeline.core.sampling_params import MAX_SEED, MAX_TOKENS, check_int
 from ridgeline.core.spec import ModelSpec, kv_groups
 
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
 LOAD_FORMATS = ("auto", "dummy")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 SCHEDULING_POLICIES = ("fcfs", "priority", "edf", "fair")
 BATCHING_MODES = ("continuous", "dynamic", "static")
 SPECULATION = ("off", "ngram", "suffix", "draft", "combined", "adaptive")
@@ -25,6 +26,9 @@ class EngineConfig:
         model: a folder, a hub name, or ``None`` for the embedded model.
         executor: which executor runs it.
         dtype: float64, float32, bfloat16, float16, or auto for the checkpoint's own.
+        quantization: what matrices are quantized to as they are loaded: int8, int4 (a scale for
+            each 32 columns), int4-g64 or int4-g128; the checkpoint's own format without it.
+        kv_cache_dtype: float32, float16, bfloat16, int8, or auto for the weights' own.
         max_model_len: longest sequence, prompt and output together, in tokens.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step.
@@ -51,6 +55,8 @@ class EngineConfig:
         batch_window_s: how long dynamic batching waits for a batch to fill.
         max_num_waiting: requests that may wait; one more is refused, with the seconds to stay away.
         tpot_slo_s: prompts get only as many tokens per step as keep it within these seconds.
+        decode_replay_s: decode steps that together take no longer are run in one go, while nobody
+            waits; 0 returns after each.
         kv_ttl_s: cached KV that was not used for these seconds is forgotten, in every tier.
         kv_ram_tier_bytes: keep KV that the pool has no room for in this much of the memory.
         kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
@@ -60,6 +66,8 @@ class EngineConfig:
     model: str | None = None
     executor: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -82,6 +90,7 @@ class EngineConfig:
     batch_window_s: float = 0.05
     max_num_waiting: int | None = None
     tpot_slo_s: float | None = None
+    decode_replay_s: float = 0.008
     kv_ttl_s: float | None = None
     kv_ram_tier_bytes: int = 0
     kv_disk_tier_path: str | None = None
@@ -104,6 +113,8 @@ class EngineConfig:
             if getattr(self, name) not in choices:
                 raise InvalidRequestError(f"{name} must be one of {', '.join(choices)}.")
         _check_positive("batch_window_s", self.batch_window_s)
+        if self.decode_replay_s != 0:
+            _check_positive("decode_replay_s", self.decode_replay_s)
         for name in ("tpot_slo_s", "kv_ttl_s"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
@@ -119,6 +130,12 @@ class EngineConfig:
         object.__setattr__(self, "tenant_weights", weights)
         if self.dtype != "auto":
             float_format(self.dtype)
+        if self.quantization is not None:
+            on_load_format(self.quantization)
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise InvalidRequestError(
+                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
