@@ -11,7 +11,7 @@ from ridgeline.core.plan import ModelRole, Outputs
 from ridgeline.engine.loading import LoadedModel, load_model
 from ridgeline.executors import ExecutorModel, create_executor
 
-_BLOCK_TOKENS = 8
+_BLOCK_TOKENS = 16
 _LOGITS = Outputs(logits=True)
 
 
@@ -19,10 +19,12 @@ def load(folder: Path) -> LoadedModel:
     return load_model(EngineConfig(model=str(folder), dtype="float32"))
 
 
-def run(model: ExecutorModel, token_ids: Sequence[int], *, prompt_tokens: int) -> np.ndarray:
+def run(
+    model: ExecutorModel, token_ids: Sequence[int], *, prompt_tokens: int, name: str = "reference"
+) -> np.ndarray:
     """Logits ``[T, V]``: the prompt's tokens in one pass, the others one at a time."""
     num_blocks = -(-len(token_ids) // _BLOCK_TOKENS)
-    executor = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=_BLOCK_TOKENS)
+    executor = create_executor(name, {ModelRole.TARGET: model}, block_tokens=_BLOCK_TOKENS)
     try:
         executor.allocate_kv([num_blocks] * len(executor.kv_layout().groups))
         driver = Driver(executor, blocks_per_slot=num_blocks)

@@ -7,7 +7,7 @@ import pytest
 from tests.parity.every_case import TELLING
 from tests.parity.ours import load, run
 from tests.parity.perturb import can_be_lowered, changes, same_weights, weight_names
-from tests.parity.test_logits import TOLERANCE
+from tests.parity.test_logits import TOLERANCES
 
 from ridgeline.core.errors import WeightsMismatchError
 from ridgeline.models import lower
@@ -39,7 +39,7 @@ def test_every_number_counts(case_id, oracle_of):
     for change in numeric:
         model = replace(loaded.model, spec=change.spec, ops=lower(change.spec))
         logits = run(model, token_ids, prompt_tokens=len(oracle.prompt))
-        if np.abs(logits - expected).max() <= TOLERANCE:
+        if np.abs(logits - expected).max() <= TOLERANCES["reference"]:
             unused.append(change.text)
     assert not unused
 
@@ -70,7 +70,7 @@ def test_tied_head(case_id, oracle_of):
     if spec.tie_embeddings:
         model = replace(loaded.model, spec=spec, ops=lower(spec))
         logits = run(model, oracle.prompt, prompt_tokens=len(oracle.prompt))
-        assert np.abs(logits - oracle.logits[: len(oracle.prompt)]).max() > TOLERANCE
+        assert np.abs(logits - oracle.logits[: len(oracle.prompt)]).max() > TOLERANCES["reference"]
     else:
         with pytest.raises(WeightsMismatchError):
             _load_as(spec, loaded, oracle.folder)

@@ -57,7 +57,9 @@ def _quantized(name: str, bits: float, group_size: int | None, scale_bits: float
 # sub-blocks' scales and minima beside two float16 (ggml-common.h); ternary is ggml's TQ1_0.
 _QUANTIZED = (
     _quantized("int8", 8, None, 16),  # one scale for each output channel
-    _quantized("int4", 4, 128, 16),
+    _quantized("int4", 4, 32, 16),
+    _quantized("int4-g64", 4, 64, 16),
+    _quantized("int4-g128", 4, 128, 16),
     _quantized("int3", 3, 128, 16),
     _quantized("fp8", 8, None, 32),
     _quantized("nf4", 4, 64, 8 + 32 / 256),  # double quantization (QLoRA, arXiv 2305.14314, §3)
@@ -69,6 +71,9 @@ _QUANTIZED = (
     _quantized("q6_k", 6, 256, 16 * 8 + 16),
     _quantized("ternary", 1.625, 256, 16),
 )
+
+# What weights can be quantized to as they are loaded.
+ON_LOAD = ("int8", "int4", "int4-g64", "int4-g128")
 
 _BY_NAME = {fmt.name: fmt for fmt in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16)}
 _ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -106,3 +111,16 @@ def number_format(name: str) -> NumberFormat:
         raise InvalidRequestError(
             f"Unknown number format {name!r}; choose one of {', '.join(known)}."
         ) from None
+
+
+def on_load_format(name: str) -> NumberFormat:
+    """The format called ``name`` that weights can be quantized to as they are loaded.
+
+    Raises:
+        InvalidRequestError: there is no such format.
+    """
+    if name not in ON_LOAD:
+        raise InvalidRequestError(
+            f"Weights cannot be quantized to {name!r} on load; choose one of {', '.join(ON_LOAD)}."
+        )
+    return number_format(name)

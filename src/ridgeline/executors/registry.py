@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
-from ridgeline.executors.cpu import CPUExecutor
+from ridgeline.executors.cpu import KV_SUB_BLOCK, CPUExecutor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import ReferenceExecutor
 from ridgeline.kernels.cpu import native_kernels_run
@@ -50,9 +52,10 @@ def executor_names() -> tuple[str, ...]:
     return tuple(_FACTORIES)
 
 
-def default_executor() -> str:
-    """The name that ``auto`` stands for on this machine."""
-    return "cpu" if native_kernels_run() else "reference"
+def default_executor(*, block_tokens: int = 16, dtype: torch.dtype = torch.float32) -> str:
+    """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
+    fits = block_tokens % KV_SUB_BLOCK == 0 and dtype != torch.float64
+    return "cpu" if fits and native_kernels_run() else "reference"
 
 
 def create_executor(
@@ -71,7 +74,9 @@ def create_executor(
     Raises:
         InvalidRequestError: there is none of that name, or it lacks an option.
     """
-    factory = _FACTORIES.get(default_executor() if name == "auto" else name)
+    if name == "auto":
+        name = default_executor(block_tokens=block_tokens, dtype=models[ModelRole.TARGET].dtype)
+    factory = _FACTORIES.get(name)
     if factory is None:
         raise InvalidRequestError(
             f"Unknown executor {name!r}; choose auto or one of {', '.join(_FACTORIES)}."

@@ -127,9 +127,7 @@ class StepRunner(ABC):
     ) -> tuple[SegmentResult, ...]:
         tokens = [self._resolve(segment.token_ids) for segment in a_pass.segments]
         live = [number for number, resolved in enumerate(tokens) if resolved is not None]
-        segments = [
-            _with_tokens(a_pass.segments[number], tokens[number] or ()) for number in live
-        ]
+        segments = [_with_tokens(a_pass.segments[number], tokens[number] or ()) for number in live]
         masks = [handle.masks_of(index, number) for number in live]
         steps = self._steps(segments, a_pass, handle, masks, clock) if live else []
         results = [SegmentResult()] * len(a_pass.segments)

@@ -124,9 +124,7 @@ class Forward:
             self._buffers[name] = rows.view(len(rows), heads, op.head_dim)
 
     def _write_kv(self, op: ops.KVWrite) -> None:
-        rows = [
-            self._kv_rows(op.group, item, item.segment.start) for item in self._batch.segments
-        ]
+        rows = [self._kv_rows(op.group, item, item.segment.start) for item in self._batch.segments]
         v_TKd = self._buffers["v"] if op.has_values else None
         self._cache.write(op.layer, torch.cat(rows), self._buffers["k"], v_TKd)
 

@@ -4,6 +4,7 @@ from ridgeline.kernels.cpu.library import (
     NativeLibraryError,
     available_levels,
     load_library,
+    native_kernels_run,
 )
 from ridgeline.kernels.cpu.matrix import (
     MatrixFormat,
@@ -26,6 +27,7 @@ __all__ = [
     "available_levels",
     "load_library",
     "matrix_struct",
+    "native_kernels_run",
     "pack",
     "pack_codes",
     "shared_pool",

@@ -27,6 +27,11 @@ def available_levels() -> tuple[str, ...]:
     )
 
 
+def native_kernels_run() -> bool:
+    """Whether the kernels are built; one of their levels runs on every machine."""
+    return _find("detect") is not None and bool(available_levels())
+
+
 @cache
 def load_library(level: str | None = None) -> ctypes.CDLL:
     """The kernels for ``level``, or for the best level that this machine runs.

@@ -98,9 +98,7 @@ def pack(pool: Pool, weight: torch.Tensor, form: MatrixFormat | None = None) -> 
         multiplier = scale_multiplier(largest / 2 ** (_bits(form.format) - 1))
     struct = matrix_struct(rows, columns, form, multiplier)
     packed = PackedMatrix(struct, aligned_bytes(pool.library.rl_matrix_bytes(ctypes.byref(struct))))
-    pool.library.rl_pack(
-        pool.handle, ctypes.byref(struct), weight.data_ptr(), source, 0, rows
-    )
+    pool.library.rl_pack(pool.handle, ctypes.byref(struct), weight.data_ptr(), source, 0, rows)
     return packed
 
 

@@ -1,0 +1,6 @@
+"""Plans on our C++ kernels."""
+
+from ridgeline.executors.cpu.executor import CPUExecutor
+from ridgeline.executors.cpu.kv_cache import KV_SUB_BLOCK
+
+__all__ = ["KV_SUB_BLOCK", "CPUExecutor"]

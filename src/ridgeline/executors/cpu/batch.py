@@ -1,0 +1,113 @@
+"""A pass's segments as the arrays that the native program reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.plan import ModelRole, Segment
+from ridgeline.decoding import ancestors, depths
+from ridgeline.executors.cpu.state import CPUSequence
+from ridgeline.executors.outputs import SegmentContext, num_logit_rows
+from ridgeline.kernels.cpu.structs import SEQUENCE, Batch
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CPUBatch:
+    """Inputs of one forward pass; segments lie one after the other.
+
+    ``logit_rows`` are the rows of the batch that the LM head runs on, segment by segment.
+    """
+
+    role: ModelRole
+    items: tuple[SegmentContext, ...]
+    states: tuple[CPUSequence, ...]
+    token_ids: Ints
+    positions: Ints
+    sequences: npt.NDArray[np.void]
+    logit_rows: Ints
+    kept: list[Any] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def struct(self) -> Batch:
+        return Batch(
+            num_tokens=len(self.token_ids),
+            num_sequences=len(self.items),
+            token_ids=self.token_ids.ctypes.data,
+            positions=self.positions.ctypes.data,
+            sequences=self.sequences.ctypes.data,
+        )
+
+
+def build_batch(
+    segments: Sequence[Segment], states: Mapping[int, CPUSequence], role: ModelRole
+) -> CPUBatch:
+    """Arrays for one forward pass over segments whose references are resolved.
+
+    Applies block-table updates and records known tokens in the states.
+    """
+    owners = tuple(states[segment.slot] for segment in segments)
+    items, rows, positions = [], [], []
+    logit_rows: list[int] = []
+    kept: list[Any] = []
+    first_row = 0
+    for segment, state in zip(segments, owners, strict=True):
+        for update in segment.block_updates:
+            state.update_table(role, update)
+        known = segment.token_ids[: segment.num_tokens - segment.num_drafts]
+        state.set_tokens(role, segment.start, known)
+        items.append(SegmentContext(segment=segment, state=state, known=state.known(role)))
+        tree = 0
+        if segment.parents:
+            bits = _ancestor_bits(segment)
+            kept.append(bits)
+            tree = bits.ctypes.data
+        rows.append(
+            (
+                first_row,
+                segment.num_tokens,
+                segment.start,
+                segment.num_drafts,
+                tree,
+                state.table_pointers(role),
+            )
+        )
+        positions.append(_positions(segment))
+        stop = first_row + segment.num_tokens
+        logit_rows.extend(range(stop - num_logit_rows(segment), stop))
+        first_row = stop
+    return CPUBatch(
+        role=role,
+        items=tuple(items),
+        states=owners,
+        token_ids=np.array([t for segment in segments for t in segment.token_ids], dtype=np.int32),
+        positions=np.concatenate(positions),
+        sequences=np.array(rows, dtype=SEQUENCE),
+        logit_rows=np.array(logit_rows, dtype=np.int32),
+        kept=kept,
+    )
+
+
+def _positions(segment: Segment) -> Ints:
+    positions = np.arange(segment.start, segment.stop, dtype=np.int32)
+    if segment.parents:
+        first_draft = segment.stop - segment.num_drafts
+        positions[-segment.num_drafts :] = np.array(depths(segment.parents)) + first_draft - 1
+    return positions
+
+
+def _ancestor_bits(segment: Segment) -> npt.NDArray[np.uint64]:
+    """For each token, which drafts it sees; see `rl_sequence`."""
+    assert segment.num_drafts <= 64, "a tree has at most 64 drafts"
+    bits = np.zeros(segment.num_tokens, dtype=np.uint64)
+    for node in range(segment.num_drafts):
+        path = sum(1 << each for each in ancestors(segment.parents, node))
+        bits[segment.num_tokens - segment.num_drafts + node] = path
+    return bits

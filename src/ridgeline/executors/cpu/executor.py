@@ -1,0 +1,277 @@
+"""`CPUExecutor`: our C++ kernels behind the plan."""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ridgeline.core.formats import NumberFormat
+from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Segment
+from ridgeline.core.protocols import KVLayout
+from ridgeline.core.result import SegmentResult
+from ridgeline.core.spec import ModelSpec
+from ridgeline.executors.cpu.adapters import NativeAdapters
+from ridgeline.executors.cpu.batch import CPUBatch, build_batch
+from ridgeline.executors.cpu.kv_cache import KVCache
+from ridgeline.executors.cpu.program import Program, depends_on_length
+from ridgeline.executors.cpu.state import CPUSequence
+from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
+from ridgeline.executors.handle import Handle, Mask
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.outputs import SegmentContext, num_logit_rows, segment_result
+from ridgeline.executors.runner import Clock, MaskOf, StepRunner
+from ridgeline.executors.state import SequenceState
+from ridgeline.kernels import reference
+from ridgeline.kernels.cpu import shared_pool
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    spec: ModelSpec
+    weights: PackedWeights
+    program: Program
+    adapters: NativeAdapters
+
+
+class CPUExecutor(StepRunner):
+    """See `ridgeline.core.protocols.Executor` for the contract.
+
+    Args:
+        quantization: of the matrices, as they are packed; ``None`` keeps the checkpoint's format.
+        kv_cache_dtype: float32, float16, bfloat16, int8, or auto for the weights' own.
+        level: instruction-set level; ``None`` for the best one of this machine.
+
+    Raises:
+        InvalidRequestError: a setting is not possible here.
+        NativeLibraryError: the kernels are not built.
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        models: Mapping[ModelRole, ExecutorModel],
+        block_tokens: int,
+        *,
+        quantization: NumberFormat | None = None,
+        kv_cache_dtype: str = "auto",
+        level: str | None = None,
+    ) -> None:
+        super().__init__(self.name)
+        self._pool = shared_pool(level)
+        self._models: dict[ModelRole, _Model] = {}
+        self._caches: dict[ModelRole, KVCache] = {}
+        for role, model in models.items():
+            weights = pack_weights(self._pool, model, quantization)
+            program = Program(self._pool, model.spec, model.ops, weights)
+            adapters = NativeAdapters(self._pool, model.adapters, program.slots)
+            self._models[role] = _Model(
+                spec=model.spec, weights=weights, program=program, adapters=adapters
+            )
+            dtype = str(model.dtype).removeprefix("torch.")
+            dtype = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+            self._caches[role] = KVCache(self._pool, model.spec, dtype, block_tokens)
+        self._num_groups = {role: len(cache.groups) for role, cache in self._caches.items()}
+        self._logits = np.empty(0, dtype=np.float32)
+
+    def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
+        return self._models[role].spec
+
+    def weights_bytes(self, role: ModelRole = ModelRole.TARGET) -> int:
+        """Bytes of the packed weights."""
+        return self._models[role].weights.num_bytes
+
+    def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
+        return self._caches[role].layout
+
+    def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
+        self._caches[role].allocate(num_blocks)
+
+    def export_blocks(
+        self, group: int, blocks: Sequence[int], role: ModelRole = ModelRole.TARGET
+    ) -> bytes:
+        return self.thread.submit(self._caches[role].export_blocks, group, blocks).result()
+
+    def import_blocks(
+        self, group: int, blocks: Sequence[int], data: bytes, role: ModelRole = ModelRole.TARGET
+    ) -> None:
+        self.thread.submit(self._caches[role].import_blocks, group, blocks, data).result()
+
+    def close(self) -> None:
+        self.stop()
+        for model in self._models.values():
+            model.program.close()
+        for cache in self._caches.values():
+            cache.close()
+        self._models.clear()
+        self._caches.clear()
+
+    def new_state(self, admission: Admission) -> SequenceState:
+        return CPUSequence(admission, self._num_groups)
+
+    def copy_block(self, copy: BlockCopy) -> None:
+        self._caches[copy.role].copy_block(copy.group, copy.source, copy.target)
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        role: ModelRole,
+        handle: Handle,
+        masks: Sequence[MaskOf],
+        clock: Clock,
+    ) -> tuple[SegmentResult, ...]:
+        states = cast(Mapping[int, CPUSequence], self.states)
+        batch = build_batch(segments, states, role)
+        model = self._models[role]
+        model.program.reserve(batch.num_tokens)
+        clock.lap("prepare_s")
+        with self._pool.lock:
+            self._run_program(model, batch)
+            logits_NV = self._logits_of(model, batch)
+        clock.lap("forward_s")
+        handle.wait_for_masks()
+        results = self._results(model, batch, logits_NV, [mask() for mask in masks])
+        clock.lap("sample_s")
+        return results
+
+    def _run_program(self, model: _Model, batch: CPUBatch) -> None:
+        struct = batch.struct()
+        tables, addresses = _length_dependent_tables(model.program, batch)
+        adapters = model.adapters.of_batch([s.admission.adapter for s in batch.states])
+        model.program.run(
+            ctypes.byref(struct), self._caches[batch.role].structs, addresses, adapters
+        )
+        del tables
+
+    def _logits_of(self, model: _Model, batch: CPUBatch) -> Floats:
+        """Logits ``[N, V]``; overwritten by the next pass."""
+        count, vocab = len(batch.logit_rows), model.spec.vocab_size
+        if self._logits.size < count * vocab:
+            self._logits = np.empty(count * vocab, dtype=np.float32)
+        logits_NV = self._logits[: count * vocab].reshape(count, vocab)
+        if count:
+            model.program.head(batch.logit_rows, logits_NV)
+        return logits_NV
+
+    def _results(
+        self,
+        model: _Model,
+        batch: CPUBatch,
+        logits_NV: Floats,
+        masks: Sequence[Mask | None],
+    ) -> tuple[SegmentResult, ...]:
+        drawn = self._draw(batch, logits_NV, masks)
+        results, first, row = [], 0, 0
+        for item, mask, tokens in zip(batch.items, masks, drawn, strict=True):
+            count = num_logit_rows(item.segment)
+            row += item.segment.num_tokens
+            result = segment_result(
+                item,
+                torch.from_numpy(logits_NV[first : first + count]),
+                _hidden(model, row - 1),
+                mask,
+                drawn=tokens,
+            )
+            first += count
+            self._record(item.segment, cast(CPUSequence, item.state), batch.role, result)
+            results.append(result)
+        return tuple(results)
+
+    def _draw(
+        self, batch: CPUBatch, logits_NV: Floats, masks: Sequence[Mask | None]
+    ) -> list[list[int] | None]:
+        """For each segment its rows' tokens, or ``None`` where PyTorch has to draw them."""
+        vocab, first = logits_NV.shape[1], 0
+        rows: list[npt.NDArray[np.void]] = []
+        spans: list[tuple[int, int] | None] = []
+        kept: list[npt.NDArray[Any]] = []
+        for item, state, mask in zip(batch.items, batch.states, masks, strict=True):
+            count = num_logit_rows(item.segment)
+            stop, first = first + count, first + count
+            if not item.segment.outputs.sample or not state.is_simple:
+                spans.append(None)
+                continue
+            sampled = 1 + item.segment.num_drafts
+            spans.append((len(rows), len(rows) + sampled))
+            position = item.segment.stop - item.segment.num_drafts
+            depths = _row_depths(item)
+            for index in range(sampled):
+                row = state.sampling.copy()
+                row["logits"] = logits_NV.ctypes.data + 4 * vocab * (stop - sampled + index)
+                row["position"] = position + depths[index]
+                if mask is not None:
+                    words = np.ascontiguousarray(mask[index])
+                    kept.append(words)
+                    row["mask"] = words.ctypes.data
+                if _too_short(state, position + depths[index]):
+                    row["barred"] = state.barred.ctypes.data
+                    row["num_barred"] = len(state.barred)
+                rows.append(row)
+        if not rows:
+            return [None] * len(spans)
+        table = np.concatenate(rows)
+        tokens = np.empty(len(table), dtype=np.int32)
+        with self._pool.lock:
+            self._pool.library.rl_sample(
+                self._pool.handle, table.ctypes.data, len(table), vocab, tokens.ctypes.data
+            )
+        values = tokens.tolist()
+        return [None if span is None else values[span[0] : span[1]] for span in spans]
+
+    def _record(
+        self, segment: Segment, state: CPUSequence, role: ModelRole, result: SegmentResult
+    ) -> None:
+        """Remember sampled tokens; move the KV of an accepted path to consecutive slots."""
+        first_draft = segment.stop - segment.num_drafts
+        if segment.parents and result.accepted:
+            sources = [first_draft + node for node in result.accepted]
+            cache = self._caches[role]
+            for group in range(len(cache.groups)):
+                cache.move_slots(group, state.native_table(role, group), sources, first_draft)
+        state.set_tokens(role, first_draft, result.token_ids)
+
+
+def _too_short(state: CPUSequence, position: int) -> bool:
+    admission = state.admission
+    return position - admission.num_prompt_tokens < admission.params.min_tokens
+
+
+def _row_depths(item: SegmentContext) -> list[int]:
+    """How many drafts precede the token that each sampled row draws."""
+    depths = [0]
+    for parent in item.parents:
+        depths.append(depths[parent + 1] + 1)
+    return depths
+
+
+def _hidden(model: _Model, row: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.from_numpy(model.program.hidden_row(row, model.spec.hidden_size))
+
+
+def _length_dependent_tables(
+    program: Program, batch: CPUBatch
+) -> tuple[list[npt.NDArray[np.float32]], Any]:
+    """cos and sin of the rotary tables that depend on sequence lengths, and their addresses."""
+    if not any(depends_on_length(spec) for spec in program.ropes):
+        return [], None
+    lengths, row = [], 0
+    for item, state in zip(batch.items, batch.states, strict=True):
+        stop = row + item.segment.num_tokens
+        lengths += [state.rope_length(position) for position in batch.positions[row:stop].tolist()]
+        row = stop
+    positions_T, lengths_T = torch.from_numpy(batch.positions), torch.tensor(lengths)
+    tables, addresses = [], []
+    for spec in program.ropes:
+        if depends_on_length(spec):
+            cos, sin = reference.rope_tables(spec, positions_T, lengths_T)
+            tables.append(torch.cat([cos, sin]).contiguous().numpy())
+            addresses.append(tables[-1].ctypes.data)
+        else:
+            addresses.append(0)
+    return tables, (ctypes.c_void_p * len(addresses))(*addresses)

@@ -1,0 +1,109 @@
+"""The paged KV cache in the layout of csrc/cpu/kv_cache.h."""
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.protocols import KVLayout
+from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.kernels.cpu import Format, Pool, aligned_bytes
+from ridgeline.kernels.cpu.structs import KVGroup
+
+LAYOUT_VERSION = 1
+KV_SUB_BLOCK = 16
+_FORMATS = {
+    "float32": Format.F32,
+    "float16": Format.F16,
+    "bfloat16": Format.BF16,
+    "int8": Format.INT8,
+}
+
+
+class KVCache:
+    """KV pool of one model. A block holds all layers of its group, so that it moves in one piece.
+
+    Raises:
+        InvalidRequestError: blocks are not whole multiples of 16 tokens.
+    """
+
+    def __init__(self, pool: Pool, spec: ModelSpec, dtype: str, block_tokens: int) -> None:
+        if block_tokens % KV_SUB_BLOCK:
+            raise InvalidRequestError(
+                f"The cpu executor's KV blocks are multiples of {KV_SUB_BLOCK} tokens, not "
+                f"{block_tokens}."
+            )
+        self._library = pool.library
+        self._dtype = dtype
+        self._memory: list[npt.NDArray[np.uint8]] = []
+        self.groups = kv_groups(spec)
+        self.structs = (KVGroup * len(self.groups))(
+            *(
+                KVGroup(
+                    format=_FORMATS[dtype],
+                    block_tokens=block_tokens,
+                    num_layers=len(group.layers),
+                    num_kv_heads=group.num_kv_heads,
+                    k_width=group.k_width,
+                    v_width=group.v_width,
+                )
+                for group in self.groups
+            )
+        )
+        for struct in self.structs:
+            self._library.rl_kv_group_sizes(ctypes.byref(struct))
+        self.block_tokens = block_tokens
+
+    @property
+    def layout(self) -> KVLayout:
+        identity = f"cpu/{LAYOUT_VERSION}/{self._dtype}/{self.block_tokens}/{self.groups}"
+        return KVLayout(
+            block_tokens=self.block_tokens,
+            groups=self.groups,
+            block_bytes=tuple(struct.block_bytes for struct in self.structs),
+            digest=hashlib.sha256(identity.encode()).hexdigest(),
+        )
+
+    def allocate(self, num_blocks: Sequence[int]) -> None:
+        """Create the pools, whose memory is taken as blocks are written.
+
+        Raises:
+            OutOfMemoryError: they do not fit.
+        """
+        try:
+            for struct, count in zip(self.structs, num_blocks, strict=True):
+                memory = aligned_bytes(struct.block_bytes * count)
+                self._memory.append(memory.reshape(count, struct.block_bytes))
+                struct.data = memory.ctypes.data
+        except MemoryError as error:
+            raise OutOfMemoryError("The KV pool does not fit into memory.") from error
+
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        self._memory[group][target] = self._memory[group][source]
+
+    def move_slots(
+        self, group: int, table: npt.NDArray[np.int32], sources: Sequence[int], first_target: int
+    ) -> None:
+        """Copy a sequence's KV slots to consecutive ones; sources are read before any write."""
+        from_slots = np.array(sources, dtype=np.int32)
+        to_slots = np.arange(first_target, first_target + len(sources), dtype=np.int32)
+        self._library.rl_kv_move(
+            ctypes.byref(self.structs[group]), table.ctypes.data, from_slots.ctypes.data,
+            to_slots.ctypes.data, len(sources),
+        )  # fmt: skip
+
+    def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes:
+        return self._memory[group][list(blocks)].tobytes()
+
+    def import_blocks(self, group: int, blocks: Sequence[int], data: bytes) -> None:
+        block_bytes = self.structs[group].block_bytes
+        if len(data) != block_bytes * len(blocks):
+            raise ValueError(f"{len(data)} bytes are not {len(blocks)} blocks of group {group}")
+        values = np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), block_bytes)
+        self._memory[group][list(blocks)] = values
+
+    def close(self) -> None:
+        self._memory.clear()

@@ -1,0 +1,320 @@
+"""From a model's ops to a program of native ones."""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core import ops
+from ridgeline.core.errors import EngineError, OutOfMemoryError
+from ridgeline.core.spec import (
+    Activation,
+    ClampedSwiGLU,
+    DynamicScaling,
+    GroupScore,
+    LongRopeScaling,
+    ModelSpec,
+    NormKind,
+    NormScope,
+    NormSpec,
+    RopeSpec,
+    RoutingSpec,
+    Scoring,
+    kv_groups,
+)
+from ridgeline.executors.cpu.weights import PackedWeights
+from ridgeline.kernels.cpu import PackedMatrix, Pool
+from ridgeline.kernels.cpu.structs import (
+    ActivationFunction,
+    Attention,
+    Buffer,
+    Linear,
+    Norm,
+    Routing,
+)
+from ridgeline.models import inverse_frequencies, rope_attention_factor
+
+_BUFFERS = {"x": Buffer.X, "h": Buffer.H, "n": Buffer.N, "shared": Buffer.SHARED}
+_ACTIVATIONS = {
+    Activation.SILU: 0,
+    Activation.GELU: 1,
+    Activation.GELU_TANH: 2,
+    Activation.RELU: 3,
+}
+_CLAMPED_SWIGLU = 4
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+_SCOPES = {NormScope.HEAD: 0, NormScope.EACH_HEAD: 1, NormScope.PROJECTION: 2}
+
+
+class Program:
+    """The native ops of a model, without its LM head, which `head` runs on chosen rows.
+
+    ``ropes`` are the rotary tables in their order; those whose frequencies depend on a sequence's
+    length come from the caller, step by step.
+    """
+
+    def __init__(
+        self, pool: Pool, spec: ModelSpec, model_ops: Sequence[ops.Op], weights: PackedWeights
+    ) -> None:
+        self._pool, self._library, self._weights = pool, pool.library, weights
+        self._hidden_size, self._groups = spec.hidden_size, kv_groups(spec)
+        self._kept: list[Any] = []  # what the program points to
+        self.ropes: list[RopeSpec] = []
+        self.slots: dict[str, int] = {}  # products that adapters may change, by weight
+        widths = _widths(spec, model_ops)
+        self._handle = self._library.rl_program_new((ctypes.c_int32 * len(Buffer))(*widths))
+        self.hidden_width = widths[Buffer.H]
+        self.num_ops = 0
+        for op in model_ops:
+            self._add(op)
+        self._reserved = 0
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for batches of that many tokens.
+
+        Raises:
+            OutOfMemoryError: there is none.
+        """
+        if num_tokens > self._reserved:
+            if self._library.rl_reserve(self._handle, num_tokens):
+                raise OutOfMemoryError(f"No memory for a step of {num_tokens} tokens.")
+            self._reserved = num_tokens
+
+    def run(self, batch: Any, groups: Any, cos_sin: Any, adapters: Any) -> None:
+        """All ops over a batch that `reserve` has made room for."""
+        failed = self._library.rl_run(
+            self._handle, self._pool.handle, 0, self.num_ops, batch, groups, cos_sin, adapters
+        )
+        if failed:
+            raise EngineError("A step ran out of memory.")
+
+    def head(self, rows: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> None:
+        """Logits ``[N, V]`` of some rows of the batch."""
+        failed = self._library.rl_head(
+            self._handle, self._pool.handle, rows.ctypes.data, len(rows), logits.ctypes.data
+        )
+        if failed:
+            raise EngineError("A step ran out of memory.")
+
+    def hidden_row(self, row: int, width: int) -> npt.NDArray[np.float32]:
+        """The final hidden state of one row of the batch, copied."""
+        address = self._library.rl_buffer(self._handle, Buffer.H) + 4 * row * self.hidden_width
+        return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), (width,)).copy()
+
+    def close(self) -> None:
+        self._library.rl_program_free(self._handle)
+        self._kept.clear()
+
+    def _add(self, op: ops.Op) -> None:
+        library, handle = self._library, self._handle
+        match op:
+            case ops.Embed():
+                library.rl_add_embed(
+                    handle, self._matrix(op.weight), op.scale, self._vector(op.positions)
+                )
+            case ops.Norm():
+                library.rl_add_norm(
+                    handle, _BUFFERS[op.src], _BUFFERS[op.dst], self._keep(_norm_struct(op.spec)),
+                    self._vector(op.weight), self._vector(op.bias), self._hidden_size,
+                )  # fmt: skip
+            case ops.QKVProject():
+                library.rl_add_qkv(
+                    handle, _BUFFERS[op.src], self._linear(op.query, op.query_bias),
+                    self._linear(op.key, op.key_bias), self._linear(op.value, op.value_bias),
+                    op.clip or 0.0,
+                )  # fmt: skip
+            case ops.HeadNorm():
+                library.rl_add_head_norm(
+                    handle, self._keep(_norm_struct(op.spec)), _SCOPES[op.scope],
+                    self._vector(op.query), self._vector(op.key), op.num_heads, op.num_kv_heads,
+                    op.head_dim,
+                )  # fmt: skip
+            case ops.Rope():
+                library.rl_add_rope(
+                    handle, self._rope_table(op.spec), op.spec.interleaved, op.num_heads,
+                    op.num_kv_heads, op.head_dim, op.key_dim, op.query_start, op.key_start,
+                )  # fmt: skip
+            case ops.KVWrite():
+                library.rl_add_kv_write(handle, op.group, self._layer(op.group, op.layer))
+            case ops.Attend():
+                attention = Attention(
+                    num_heads=op.num_heads, out_width=op.head_dim, scale=op.scale,
+                    softcap=op.softcap or 0.0, window=op.window or 0,
+                    sinks=self._vector(op.sinks),
+                )  # fmt: skip
+                library.rl_add_attend(
+                    handle, op.group, self._layer(op.group, op.layer), self._keep(attention)
+                )
+            case ops.LatentProject():
+                library.rl_add_latent_project(
+                    handle, _BUFFERS[op.src],
+                    self._optional(op.query_latent, op.query_latent_bias),
+                    self._vector(op.query_norm), self._linear(op.query, None),
+                    self._linear(op.latent, op.latent_bias), self._vector(op.latent_norm),
+                    op.latent_norm.shape[0], self._keep(_norm_struct(op.norm)),
+                )  # fmt: skip
+            case ops.LatentAttend():
+                self._add_latent_attend(op)
+            case ops.OutProject():
+                library.rl_add_out_project(handle, self._linear(op.weight, op.bias))
+            case ops.MLP():
+                library.rl_add_mlp(
+                    handle, _BUFFERS[op.src], Buffer.H, self._optional(op.gate, op.gate_bias),
+                    self._linear(op.up, op.up_bias), self._linear(op.down, op.down_bias),
+                    self._keep(_activation_struct(op.activation)), None,
+                )  # fmt: skip
+            case ops.SharedExpert():
+                library.rl_add_mlp(
+                    handle, _BUFFERS[op.src], Buffer.SHARED, self._linear(op.gate, None),
+                    self._linear(op.up, None), self._linear(op.down, None),
+                    self._keep(_activation_struct(op.activation)), self._vector(op.output_gate),
+                )  # fmt: skip
+            case ops.MoE():
+                self._add_moe(op)
+            case ops.AddShared():
+                library.rl_add_add_shared(handle)
+            case ops.AddResidual():
+                library.rl_add_residual(handle, op.scale)
+            case ops.Head():
+                library.rl_set_head(
+                    handle, self._linear(op.weight, op.bias), op.scale, op.softcap or 0.0
+                )
+                return
+        self.num_ops += 1
+
+    def _add_latent_attend(self, op: ops.LatentAttend) -> None:
+        attention = Attention(
+            num_heads=op.num_heads, out_width=op.latent_dim, scale=op.scale, softcap=0.0, window=0
+        )
+        parts = (self._stack(f"{op.expand.name}/{kind}", None) for kind in ("key", "value"))
+        self._library.rl_add_latent_attend(
+            self._handle, op.group, self._layer(op.group, op.layer), self._keep(attention), *parts,
+            op.nope_dim, op.rope_dim,
+        )  # fmt: skip
+
+    def _add_moe(self, op: ops.MoE) -> None:
+        self._library.rl_add_moe(
+            self._handle, _BUFFERS[op.src], self._keep(_routing_struct(op.routing, op.router)),
+            self._linear(op.router, op.router_bias), self._vector(op.correction_bias),
+            self._stack(op.gate.name, op.gate_bias), self._stack(op.up.name, op.up_bias),
+            self._stack(op.down.name, op.down_bias),
+            self._keep(_activation_struct(op.activation)),
+        )  # fmt: skip
+
+    def _keep(self, struct: ctypes.Structure) -> Any:
+        self._kept.append(struct)
+        return ctypes.byref(struct)
+
+    def _vector(self, weight: ops.Weight | None) -> int | None:
+        if weight is None:
+            return None
+        return self._weights.vectors[weight.name].ctypes.data
+
+    def _packed(self, weight: ops.Weight) -> PackedMatrix:
+        (matrix,) = self._weights.matrices[weight.name]
+        return matrix
+
+    def _matrix(self, weight: ops.Weight) -> Any:
+        return self._keep(self._packed(weight).struct)
+
+    def _linear(self, weight: ops.Weight, bias: ops.Weight | None) -> Any:
+        slot = self.slots.setdefault(weight.name, len(self.slots) + 1)
+        return self._keep(
+            Linear(matrix=self._packed(weight).struct, bias=self._vector(bias), slot=slot)
+        )
+
+    def _optional(self, weight: ops.Weight | None, bias: ops.Weight | None) -> Any:
+        return None if weight is None else self._linear(weight, bias)
+
+    def _stack(self, name: str, bias: ops.Weight | None) -> Any:
+        """One product for each matrix of a stack, with the rows of a stacked bias."""
+        matrices = self._weights.matrices[name]
+        address, row_bytes = self._vector(bias), 0
+        if bias is not None:
+            row_bytes = 4 * bias.shape[-1]
+        array = (Linear * len(matrices))(
+            *(
+                Linear(
+                    matrix=matrix.struct,
+                    bias=None if address is None else address + index * row_bytes,
+                )
+                for index, matrix in enumerate(matrices)
+            )
+        )
+        self._kept.append(array)
+        return ctypes.cast(array, ctypes.c_void_p)
+
+    def _layer(self, group: int, layer: int) -> int:
+        """A layer's place within its KV group."""
+        return self._groups[group].layers.index(layer)
+
+    def _rope_table(self, spec: RopeSpec) -> int:
+        if spec not in self.ropes:
+            frequencies = None
+            if not depends_on_length(spec):
+                frequencies = inverse_frequencies(spec, sequence_length=0)
+                assert frequencies.dtype == np.float32
+            self._library.rl_add_rope_table(
+                self._handle,
+                None if frequencies is None else frequencies.ctypes.data,
+                spec.rotary_dim // 2,
+                rope_attention_factor(spec),
+            )
+            self.ropes.append(spec)
+        return self.ropes.index(spec)
+
+
+def depends_on_length(spec: RopeSpec) -> bool:
+    """Whether a token's rotary frequencies depend on how long its sequence is."""
+    return isinstance(spec.scaling, DynamicScaling | LongRopeScaling)
+
+
+def _norm_struct(spec: NormSpec) -> Norm:
+    return Norm(
+        kind=0 if spec.kind is NormKind.RMS else 1, unit_offset=spec.unit_offset, eps=spec.eps
+    )
+
+
+def _activation_struct(activation: Activation | ClampedSwiGLU) -> ActivationFunction:
+    if isinstance(activation, ClampedSwiGLU):
+        return ActivationFunction(
+            kind=_CLAMPED_SWIGLU, alpha=activation.alpha, limit=activation.limit
+        )
+    return ActivationFunction(kind=_ACTIVATIONS[activation])
+
+
+def _routing_struct(spec: RoutingSpec, router: ops.Weight) -> Routing:
+    groups = spec.groups
+    return Routing(
+        num_experts=router.shape[0],
+        top_k=spec.top_k,
+        scoring=0 if spec.scoring is Scoring.SOFTMAX else 1,
+        normalised=spec.normalised,
+        scale=spec.scale,
+        num_groups=groups.num_groups if groups else 0,
+        top_groups=groups.top_groups if groups else 0,
+        group_best_two=bool(groups and groups.score is GroupScore.BEST_TWO),
+    )
+
+
+def _widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
+    """Elements per token of each buffer."""
+    widths = [spec.hidden_size] * 4 + [1] * 3
+
+    def at_least(buffer: Buffer, width: int) -> None:
+        widths[buffer] = max(widths[buffer], width)
+
+    for op in model_ops:
+        match op:
+            case ops.QKVProject():
+                at_least(Buffer.QUERY, op.query.shape[0])
+                at_least(Buffer.KEY, op.key.shape[0])
+                at_least(Buffer.VALUE, op.value.shape[0])
+            case ops.LatentProject():
+                at_least(Buffer.QUERY, op.query.shape[0])
+                at_least(Buffer.KEY, op.latent.shape[0])
+            case ops.OutProject():
+                at_least(Buffer.H, op.weight.shape[1])
+    return widths

@@ -1,0 +1,64 @@
+"""What the CPU executor remembers of a sequence."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.core.plan import Admission, BlockTableUpdate, ModelRole
+from ridgeline.executors.state import SequenceState
+from ridgeline.kernels.cpu.structs import SAMPLING
+
+_MIN_ENTRIES = 64
+
+
+class CPUSequence(SequenceState):
+    """Adds block tables in native memory, and how the sequence is sampled as a native row."""
+
+    def __init__(self, admission: Admission, num_groups: dict[ModelRole, int]) -> None:
+        super().__init__(admission)
+        self._native = {
+            role: [np.zeros(_MIN_ENTRIES, dtype=np.int32) for _ in range(count)]
+            for role, count in num_groups.items()
+        }
+        self._pointers = {role: _addresses(tables) for role, tables in self._native.items()}
+        self.sampling = _sampling_row(admission)
+        params = admission.params
+        barred = sorted({*admission.eos_token_ids, *params.stop_token_ids})
+        self.barred = np.array(barred if params.min_tokens else [], dtype=np.int32)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether the native sampler draws its tokens: what it lacks is run in PyTorch."""
+        params = self.admission.params
+        return not params.has_penalties and not params.logit_bias
+
+    def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
+        super().update_table(role, update)
+        tables = self._native[role]
+        stop = update.first + len(update.blocks)
+        if stop > len(tables[update.group]):
+            grown = np.zeros(max(2 * len(tables[update.group]), stop), dtype=np.int32)
+            grown[: update.first] = tables[update.group][: update.first]
+            tables[update.group] = grown
+            self._pointers[role] = _addresses(tables)
+        tables[update.group][update.first : stop] = update.blocks
+
+    def native_table(self, role: ModelRole, group: int) -> npt.NDArray[np.int32]:
+        return self._native[role][group]
+
+    def table_pointers(self, role: ModelRole) -> int:
+        """Address of an array of the groups' tables."""
+        return self._pointers[role].ctypes.data
+
+
+def _addresses(tables: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint64]:
+    return np.array([table.ctypes.data for table in tables], dtype=np.uint64)
+
+
+def _sampling_row(admission: Admission) -> npt.NDArray[np.void]:
+    params = admission.params
+    row = np.zeros(1, dtype=SAMPLING)
+    row["temperature"] = 0.0 if params.is_greedy else params.temperature
+    row["top_p"], row["min_p"] = params.top_p, params.min_p
+    row["top_k"] = max(params.top_k, 0)
+    row["seed"], row["sample_index"] = admission.seed, admission.sample_index
+    return row
