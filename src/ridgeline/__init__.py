@@ -8,6 +8,7 @@ from ridgeline.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ridgeline.engine import LLM
+    from ridgeline.engine.typed import format  # noqa: A004
 
 __all__ = [
     "LLM",
@@ -16,6 +17,7 @@ __all__ = [
     "RequestOutput",
     "RidgelineError",
     "SamplingParams",
+    "format",
 ]
 
 __version__ = "0.1.0"
@@ -27,4 +29,8 @@ def __getattr__(name: str) -> Any:
         from ridgeline.engine import LLM
 
         return LLM
+    if name == "format":
+        from ridgeline.engine.typed import format  # noqa: A004
+
+        return format
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,8 @@ class Stream(IntEnum):
 
     SAMPLE = 0
     SEED = 1
+    ACCEPT = 2
+    RESIDUAL = 3
 
 
 def philox(

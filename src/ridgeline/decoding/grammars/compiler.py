@@ -76,7 +76,7 @@ class GrammarCompiler(ConstraintFactory):
             raise _refusal(wanted, str(error)) from error
         if problem := self._checker.problem(source):
             raise _refusal(wanted, problem)
-        limits = LLParserLimits(**LIMITS)
+        limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())

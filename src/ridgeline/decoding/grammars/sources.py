@@ -1,7 +1,7 @@
 """From what a request asks for to llguidance's own description of a grammar."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
@@ -26,13 +26,17 @@ _DAY = (
 )
 _DATE = f"({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+_OFFSET = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+# llguidance's own formats let the 31st of February through. RFC 3339 wants the offset.
+_JSON_FORMATS = {"date": _DATE, "time": _TIME + _OFFSET, "date-time": f"{_DATE}T{_TIME}{_OFFSET}"}
+_DATA = frozenset({"const", "enum", "default", "examples"})
 _FORMATS = {
     TextFormat.INT: "-?(0|[1-9][0-9]{0,17})",
     TextFormat.FLOAT: r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?(e[+-]?[0-9]{1,2})?",
     TextFormat.BOOL: "true|false",
     TextFormat.DATE: _DATE,
     TextFormat.TIME: _TIME,
-    TextFormat.DATE_TIME: f"{_DATE}T{_TIME}(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])?",
+    TextFormat.DATE_TIME: f"{_DATE}T{_TIME}{_OFFSET}?",
 }
 
 
@@ -40,7 +44,8 @@ def grammar_source(wanted: StructuredOutputs) -> str:
     """The grammar as text for `LLMatcher`, which says what is wrong with it."""
     match wanted.kind:
         case GrammarKind.JSON:
-            return LLMatcher.grammar_from_json_schema(wanted.source, defaults=_JSON_OPTIONS)
+            schema = _with_exact_dates(json.loads(wanted.source))
+            return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_OPTIONS)
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(wanted.source)
         case GrammarKind.CHOICE:
@@ -51,3 +56,19 @@ def grammar_source(wanted: StructuredOutputs) -> str:
             return LLMatcher.grammar_from_regex(_FORMATS[TextFormat(wanted.source)])
         case GrammarKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(wanted.source)
+
+
+def _with_exact_dates(schema: Any) -> Any:
+    """The schema with patterns for dates and times that only real ones match."""
+    if isinstance(schema, list):
+        return [_with_exact_dates(value) for value in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {
+        key: value if key in _DATA else _with_exact_dates(value) for key, value in schema.items()
+    }
+    name = schema.get("format")
+    if isinstance(name, str) and name in _JSON_FORMATS and "pattern" not in schema:
+        del schema["format"]
+        schema["pattern"] = f"^({_JSON_FORMATS[name]})$"
+    return schema

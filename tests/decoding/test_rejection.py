@@ -1,0 +1,131 @@
+"""Speculative outputs are distributed as direct ones: tested over 200,000 draws, and so that the
+same test catches wrong rules."""
+
+import math
+
+import pytest
+import torch
+
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.decoding import History, process_logits
+from ridgeline.decoding.rejection import accept_or_redraw
+
+DRAWS = 200_000
+VOCAB = 9
+PARAMS = {
+    "plain": SamplingParams(temperature=1.0),
+    "hot": SamplingParams(temperature=1.7),
+    "top-p": SamplingParams(temperature=1.3, top_p=0.9),
+    "top-k and min-p": SamplingParams(temperature=1.2, top_k=5, min_p=0.05),
+    "penalties": SamplingParams(temperature=1.0, presence_penalty=1.0, repetition_penalty=1.4),
+}
+
+
+def gumbel(shape, generator):
+    uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
+    return -torch.log(-torch.log(uniform))
+
+
+def draw(p_NV, generator):
+    return (p_NV.log() + gumbel(p_NV.shape, generator)).argmax(-1)
+
+
+def tables(params, seed):
+    """p and q of the first token, and of the second after each first: ``[1 + V, V]``."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randn(1 + VOCAB, VOCAB, dtype=torch.float64, generator=generator) * 1.5
+    draft = target + torch.randn(target.shape, dtype=torch.float64, generator=generator)
+    rows = []
+    for logits in (target, draft):
+        histories = [(1, 2)] + [(1, 2, first) for first in range(VOCAB)]
+        rows.append(
+            torch.stack(
+                [
+                    process_logits(
+                        row, params, History(token_ids=history, num_prompt_tokens=2)
+                    ).softmax(-1)
+                    for row, history in zip(logits, histories, strict=True)
+                ]
+            )
+        )
+    return rows
+
+
+def speculate(p, q, rule, seed):
+    """Two drafted tokens and one more, as a verifier of chains makes them; the first two of it."""
+    generator = torch.Generator().manual_seed(seed)
+    first_q = q[:1].expand(DRAWS, -1)
+    drafts = [draw(first_q, generator)]
+    drafts.append(draw(q[1 + drafts[0]], generator))
+    first, accepted = rule(p[:1].expand(DRAWS, -1), first_q, drafts[0], generator)
+    # After a rejection the second token is the next step's: drawn from the target.
+    second_p = p[1 + first]
+    verified, _ = rule(second_p, q[1 + drafts[0]], drafts[1], generator)
+    second = torch.where(accepted, verified, draw(second_p, generator))
+    return first * VOCAB + second
+
+
+def right(p, q, drafts, generator):
+    uniform = torch.rand(DRAWS, dtype=torch.float64, generator=generator)
+    return accept_or_redraw(p, q, drafts, uniform, gumbel(p.shape, generator))
+
+
+def redraws_from_the_target(p, q, drafts, generator):
+    """A common mistake: the residual is forgotten."""
+    tokens, accepted = right(p, q, drafts, generator)
+    return torch.where(accepted, tokens, draw(p, generator)), accepted
+
+
+def forgets_the_draft_probability(p, q, drafts, generator):
+    uniform = torch.rand(DRAWS, dtype=torch.float64, generator=generator)
+    tokens, _ = right(p, q, drafts, generator)
+    accepted = uniform < p[torch.arange(DRAWS), drafts]
+    return torch.where(accepted, drafts, tokens), accepted
+
+
+def deviation(counts, expected):
+    """How many standard deviations chi-square is from its mean (Wilson and Hilferty 1931)."""
+    kept = expected > 5
+    statistic = float(((counts - expected)[kept] ** 2 / expected[kept]).sum())
+    assert counts[expected == 0].sum() == 0, "an impossible token was drawn"
+    degrees = int(kept.sum()) - 1
+    spread = 2 / (9 * degrees)
+    return ((statistic / degrees) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+
+
+def deviation_of(rule, params, seed=0):
+    p, q = tables(params, seed)
+    counts = torch.bincount(speculate(p, q, rule, seed), minlength=VOCAB**2)
+    expected = (p[0][:, None] * p[1:]).flatten() * DRAWS
+    return deviation(counts.double(), expected)
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_outputs_are_distributed_as_direct_ones(name):
+    assert deviation_of(right, PARAMS[name]) < 4
+
+
+@pytest.mark.parametrize("rule", [redraws_from_the_target, forgets_the_draft_probability])
+@pytest.mark.parametrize("name", PARAMS)
+def test_wrong_rules_are_caught(name, rule):
+    assert deviation_of(rule, PARAMS[name]) > 20
+
+
+def test_a_draft_without_a_distribution():
+    """A looked-up token is accepted as often as the target would draw it."""
+    p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).expand(DRAWS, -1)
+    drafts = torch.ones(DRAWS, dtype=torch.long)
+    q = torch.nn.functional.one_hot(drafts, 3).double()
+    tokens, accepted = right(p, q, drafts, torch.Generator().manual_seed(1))
+    counts = torch.bincount(tokens, minlength=3).double()
+    assert deviation(counts, p[0] * DRAWS) < 4
+    assert float(accepted.double().mean()) == pytest.approx(0.3, abs=0.01)
+
+
+def test_equal_distributions_accept_everything():
+    p, _ = tables(PARAMS["top-p"], 3)
+    generator = torch.Generator().manual_seed(2)
+    first = p[:1].expand(DRAWS, -1)
+    tokens, accepted = right(first, first, draw(first, generator), generator)
+    assert accepted.all()
+    assert (first[0][tokens] > 0).all()
