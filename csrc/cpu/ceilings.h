@@ -15,12 +15,14 @@
 extern "C" {
 #endif
 
+#pragma GCC visibility push(default)
+
 // Names of the ways to read memory, in the order of their indices; NULL past the last.
 const char* ridgeline_read_pattern(int32_t pattern);
 
 // Bytes per second that `threads` threads read together by one pattern, each over and over through
-// `bytes_per_thread` bytes of its own, for about `seconds`. Returns 0 if memory is refused or an
-// argument is out of range.
+// `bytes_per_thread` bytes of its own, in the best of eight intervals that take about `seconds` in
+// all. Returns 0 if memory is refused or an argument is out of range.
 double ridgeline_read_rate(int32_t pattern, size_t bytes_per_thread, int32_t threads,
                            double seconds);
 
@@ -30,8 +32,10 @@ const char* ridgeline_arithmetic_loop(int32_t loop);
 const char* ridgeline_arithmetic_format(int32_t loop);
 
 // Operations per second (a multiply-add is two) of `threads` threads that run one loop on registers
-// for about `seconds`. Returns 0 if an argument is out of range.
+// in the best of eight intervals. Returns 0 if an argument is out of range.
 double ridgeline_arithmetic_rate(int32_t loop, int32_t threads, double seconds);
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

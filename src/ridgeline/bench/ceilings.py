@@ -1,7 +1,8 @@
 """The machine's ceilings: read bandwidth of each level of memory, and operations per format.
 
-A rate is that of the best of several loops, in a round; of several rounds, it is the median. So a
-neighbour that disturbs one loop for a moment changes little, and a lucky moment nothing.
+Within a round, a rate is that of the best of several loops in the best of several short intervals,
+so that a neighbour who takes a core for a moment changes nothing; of several rounds it is the
+median.
 """
 
 import statistics
@@ -80,12 +81,13 @@ class CeilingMeter:
         self._operations: dict[str, list[Best]] = {}
 
     def sample(self) -> None:
-        """One round of what bounds a step: main memory and arithmetic, all threads; about 2 s."""
-        self._sample_read(self._levels[-1], self.threads)
+        """One round of what bounds a step: memory and arithmetic, with all threads; about 3 s."""
+        for level in self._levels:
+            self._sample_read(level, self.threads)
         self._sample_operations()
 
     def sample_all(self, progress: Progress | None = None) -> None:
-        """One round of everything: each level, with one thread and with all; about 5 s."""
+        """One round of everything: each level, with one thread and with all; about 6 s."""
         counts = sorted({1, self.threads})
         total = len(self._levels) * len(counts)
         for index, level in enumerate(self._levels):
@@ -186,7 +188,7 @@ def measure_ceilings(
     rounds: int = 3,
     progress: Progress | None = None,
 ) -> CeilingReport:
-    """Everything, over some rounds; about 15 s."""
+    """Everything, over some rounds; about 20 s."""
     meter = CeilingMeter(loops, threads=threads)
     for _ in range(rounds):
         meter.sample_all(progress)

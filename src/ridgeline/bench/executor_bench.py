@@ -11,12 +11,14 @@ from ridgeline.bench.measure import Measurement, reached, run_rounds
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.formats import float_format
-from ridgeline.core.ops import Embed, op_weights
+from ridgeline.core.ops import Embed, Head, op_weights
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.loading import load_model
-from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.executors import create_executor
+from ridgeline.executors.priced import priced_model
 from ridgeline.roofline import PricedModel
+from ridgeline.roofline.calibration import calibration_path, load
+from ridgeline.roofline.predict import StepPredictor
 
 _DECODE_STEPS = 512  # of one case, over all rounds
 
@@ -25,7 +27,11 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """What was run, on what, and how fast it was. ``product_format`` names the peak that counts."""
+    """What was run, on what, and how fast it was.
+
+    ``product_format`` is what the weights are stored in and names the peak that counts.
+    ``predictor`` is there if this machine was calibrated for the executor.
+    """
 
     model: str
     executor: str
@@ -33,6 +39,7 @@ class BenchReport:
     product_format: str
     ceilings: CeilingReport
     measurements: Sequence[Measurement]
+    predictor: StepPredictor | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain values; of the two rates of a case, one is ``None``."""
@@ -45,7 +52,7 @@ class BenchReport:
                 "hidden_size": spec.hidden_size,
                 "vocab_size": spec.vocab_size,
             },
-            "dtype": self.priced.activations.name,
+            "dtype": self.product_format,
             "kv_dtype": self.priced.kv_format.name,
             "bits_per_weight": bits_per_weight(self.priced),
             "product_format": self.product_format,
@@ -58,6 +65,10 @@ class BenchReport:
         case, rate = measurement.case, measurement.tokens_per_s
         is_prefill = isinstance(case, PrefillCase)
         share = reached(measurement, self.ceilings, self.product_format)
+        predicted = {}
+        if self.predictor is not None:
+            seconds = sum(map(self.predictor.raw_seconds, measurement.plans))
+            predicted = {"predicted_s": seconds}
         return {
             "name": case.name,
             "prompt_tokens": case.prompt_tokens if isinstance(case, PrefillCase) else 0,
@@ -68,6 +79,7 @@ class BenchReport:
             "mfu": share.mfu,
             "mbu": share.mbu,
             "bound": share.bound,
+            **predicted,
             "measured_s": measurement.seconds,
             "samples": measurement.num_samples,
         }
@@ -89,7 +101,13 @@ def bench_executor(
     loaded = load_model(config, progress=progress)
     check_cases(cases, loaded.model.spec, _DECODE_STEPS)
     models = {ModelRole.TARGET: loaded.model}
-    executor = create_executor(config.executor, models, block_tokens=config.block_tokens)
+    executor = create_executor(
+        config.executor,
+        models,
+        block_tokens=config.block_tokens,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+    )
     try:
         workloads = make_workloads(
             executor,
@@ -98,7 +116,12 @@ def bench_executor(
             decode_steps=_DECODE_STEPS,
         )
         meter = CeilingMeter(load_native_loops())
-        priced = priced_model(loaded.model)
+        priced = priced_model(
+            loaded.model,
+            executor.name,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+        )
         measurements = run_rounds(workloads, priced, meter, rounds=rounds, progress=progress)
     finally:
         executor.close()
@@ -106,18 +129,10 @@ def bench_executor(
         model=loaded.name,
         executor=executor.name,
         priced=priced,
-        product_format=priced.activations.name,
+        product_format=_product_format(priced),
         ceilings=meter.report(),
         measurements=measurements,
-    )
-
-
-def priced_model(model: ExecutorModel) -> PricedModel:
-    """The model as the executor stores it."""
-    return PricedModel(
-        spec=model.spec,
-        ops=model.ops,
-        activations=float_format(str(model.dtype)),
+        predictor=_predictor(priced, executor.name),
     )
 
 
@@ -127,3 +142,14 @@ def bits_per_weight(model: PricedModel) -> float:
     weights = {weight.name: weight for op in ops for weight in op_weights(op)}.values()
     elements = sum(prod(weight.shape) for weight in weights)
     return 8 * sum(map(model.bytes_of, weights)) / elements
+
+
+def _product_format(model: PricedModel) -> str:
+    """The format that the head, and with it most of the weights, is stored in."""
+    (head,) = (op for op in model.ops if isinstance(op, Head))
+    return model.format_of(head.weight).name
+
+
+def _predictor(model: PricedModel, executor: str) -> StepPredictor | None:
+    calibration = load(calibration_path(executor))
+    return None if calibration is None else StepPredictor({ModelRole.TARGET: model}, calibration)

@@ -1,13 +1,13 @@
 """The native loops of ``csrc/cpu/ceilings.h``, through ctypes; calls release the GIL."""
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from ridgeline.core.errors import MachineError
+from ridgeline.kernels.cpu import NativeLibraryError, load_library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +77,15 @@ def _names(entry: Callable[[int], bytes | None]) -> Iterator[str]:
         yield name.decode()
 
 
-def load_native_loops() -> NativeLoops:
-    """The loops of the library for this machine's instruction set.
+def load_native_loops(level: str | None = None) -> NativeLoops:
+    """The loops of one instruction-set level, by default of the one that the kernels use here.
 
     Raises:
-        MachineError: there is no such library.
+        NativeLibraryError: it is not built, or is older than these loops.
     """
-    path = os.environ.get("RIDGELINE_CPU_LIBRARY", "")
     try:
-        return NativeLoops(ctypes.CDLL(path))
-    except (OSError, AttributeError) as error:
-        raise MachineError("The native library of this machine cannot be loaded.") from error
+        return NativeLoops(load_library(level))
+    except AttributeError as error:
+        raise NativeLibraryError(
+            "The CPU kernels are of another version; install Ridgeline again."
+        ) from error

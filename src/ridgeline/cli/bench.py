@@ -24,8 +24,8 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--shape", metavar="NAME", help="random weights of a published shape: llama-3.2-1b"
     )
     for name, default, least, text in (
-        ("prompt", (512,), 1, "prompt lengths"),
-        ("batch", (1, 8, 32), 1, "sequences of a decode step"),
+        ("prompt", (512,), 1, "prompt lengths; empty for none"),
+        ("batch", (1, 8, 32), 1, "sequences of a decode step; empty for none"),
         ("context", (0,), 0, "tokens behind a decode step"),
     ):
         numbers = partial(_numbers, least=least)
@@ -91,6 +91,10 @@ def print_ceilings(console: Console, ceilings: Mapping[str, Any]) -> None:
 
 def _config(arguments: argparse.Namespace) -> EngineConfig:
     settings = engine_settings(arguments)
+    if settings.get("quantization") == "none":
+        del settings["quantization"]
+    if settings.get("kv_cache_dtype") == "bf16":
+        settings["kv_cache_dtype"] = "bfloat16"
     if arguments.rounds < 1:
         raise InvalidRequestError("--rounds must be at least 1.")
     if arguments.shape is None:
@@ -108,11 +112,11 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def _numbers(text: str, least: int) -> Sequence[int]:
-    """Comma-separated numbers from ``least`` on, for argparse."""
+    """Comma-separated numbers from ``least`` on, or none, for argparse."""
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")] if text else []
     except ValueError as error:
         raise argparse.ArgumentTypeError("expected whole numbers: 1,8,32") from error
-    if min(numbers) < least:
+    if min(numbers, default=least) < least:
         raise argparse.ArgumentTypeError(f"expected numbers of at least {least}")
     return numbers

@@ -1,0 +1,146 @@
+"""What is reported of a case follows from its seconds, its plans and the ceilings."""
+
+import json
+
+import pytest
+from tests.bench.test_ceilings import FakeLoops
+from tests.tiny import tiny_model
+
+from ridgeline.bench import executor_bench
+from ridgeline.bench.cases import make_cases
+from ridgeline.bench.ceilings import CeilingMeter
+from ridgeline.bench.executor_bench import BenchReport, bits_per_weight
+from ridgeline.bench.measure import Measurement, reached, run_rounds
+from ridgeline.bench.workloads import make_workloads
+from ridgeline.cli.main import main
+from ridgeline.core.formats import BFLOAT16, number_format
+from ridgeline.core.plan import ModelRole
+from ridgeline.executors import create_executor
+from ridgeline.roofline import PricedModel, Work
+
+
+def ceilings_of(loops=None):
+    meter = CeilingMeter(loops or FakeLoops(), threads=1)
+    meter.sample()
+    return meter.report()
+
+
+def measurement(work: Work, seconds: float) -> Measurement:
+    (case,) = make_cases([], [4], [8])
+    return Measurement(case=case, seconds=seconds, plans=(), work=work, num_samples=1)
+
+
+def test_shares_are_of_the_rate_of_memory_and_of_the_formats_peak():
+    ceilings = ceilings_of()  # every level at 30 bytes/s, float32 at 100 FLOP/s, int4 at 500
+    work = Work(flops=50.0, weight_bytes=40.0, kv_read_bytes=15.0, kv_write_bytes=5.0,
+                activation_bytes=1e9)  # fmt: skip
+    share = reached(measurement(work, seconds=4.0), ceilings, "float16")
+    assert share.mbu == pytest.approx(60 / (4 * 30))
+    assert share.mfu == pytest.approx(50 / (4 * 100))
+    assert share.bound == "memory"  # 2 s against 0.5 s
+    faster = reached(measurement(work, seconds=4.0), ceilings, "int4-g64")
+    assert faster.mfu == pytest.approx(50 / (4 * 500))
+    compute = Work(flops=2000.0, weight_bytes=60.0)
+    assert reached(measurement(compute, seconds=30.0), ceilings, "int8").bound == "compute"
+
+
+def test_bits_per_weight_count_scales_and_the_head_but_not_an_embedding_that_is_looked_up():
+    model = tiny_model()
+    int4 = number_format("int4")
+    names = {weight for weight in model.weights if model.weights[weight].ndim == 2}
+    every = PricedModel(
+        spec=model.spec,
+        ops=model.ops,
+        activations=BFLOAT16,
+        weight_formats=dict.fromkeys(names, int4),
+    )
+    exact = 4 + 16 / int4.group_size
+    assert exact < bits_per_weight(every) < exact + 0.6  # rows are short, norms are in 16 bits
+    without = {name: int4 for name in names if name != "head"}
+    plain_head = PricedModel(
+        spec=model.spec, ops=model.ops, activations=BFLOAT16, weight_formats=without
+    )
+    assert bits_per_weight(plain_head) > bits_per_weight(every) + 1
+    embedding = {name: int4 for name in names if name != "embed"}
+    plain_embedding = PricedModel(
+        spec=model.spec, ops=model.ops, activations=BFLOAT16, weight_formats=embedding
+    )
+    assert bits_per_weight(plain_embedding) == bits_per_weight(every)
+
+
+def test_rounds_visit_every_case_and_report_its_own_work():
+    model = tiny_model()
+    executor = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=4)
+    workloads = make_workloads(
+        executor, make_cases([12], [1, 3], [0, 6]), chunk_tokens=8, decode_steps=600
+    )
+    priced = PricedModel(spec=model.spec, ops=model.ops)
+    meter = CeilingMeter(FakeLoops(), threads=1)
+    labels = []
+
+    def progress(done, total, label):
+        assert 0 <= done < total
+        labels.append(label)
+
+    found = run_rounds(workloads, priced, meter, rounds=2, progress=progress)
+    assert [m.num_tokens for m in found] == [12, 1, 3, 1, 3]
+    assert labels.count("ceilings") == 2
+    prefill, one, three, one_far, three_far = found
+    assert prefill.num_samples == 2
+    assert [plan.num_tokens for plan in prefill.plans] == [8, 4]
+    row_bytes = 2 * model.spec.hidden_size
+    assert three.work.weight_bytes == one.work.weight_bytes + 2 * row_bytes  # of the embedding
+    assert three.work.kv_write_bytes == 3 * one.work.kv_write_bytes
+    assert one_far.plans[0].passes[0].segments[0].stop > 6
+    assert three_far.tokens_per_s == 3 / three_far.seconds
+    executor.close()
+
+
+def test_a_prediction_is_reported_only_where_there_is_one():
+    class Double:
+        def raw_seconds(self, plan):
+            return 2.0
+
+    model = tiny_model()
+    priced = PricedModel(spec=model.spec, ops=model.ops)
+    found = measurement(Work(flops=1.0, weight_bytes=1.0), seconds=0.5)
+    found = Measurement(**{f: getattr(found, f) for f in found.__slots__} | {"plans": ("a", "b")})
+    fields = {
+        "model": "m", "executor": "cpu", "priced": priced, "product_format": "bfloat16",
+        "ceilings": ceilings_of(), "measurements": [found],
+    }  # fmt: skip
+    (case,) = BenchReport(**fields).to_json()["cases"]
+    assert "predicted_s" not in case
+    assert case["decode_tok_s"] == 8.0
+    assert case["prefill_tok_s"] is None
+    (case,) = BenchReport(**fields, predictor=Double()).to_json()["cases"]
+    assert case["predicted_s"] == 4.0
+
+
+def test_the_command_ends_in_one_object_or_a_table(monkeypatch, capsys):
+    monkeypatch.setattr(executor_bench, "load_native_loops", FakeLoops)
+    command = ["bench", "--executor", "reference", "--prompt", "8", "--batch", "1,2",
+               "--context", "0", "--rounds", "1"]  # fmt: skip
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [case["name"] for case in report["cases"]] == ["prefill 8", "decode 1", "decode 2"]
+    required = {"name", "prompt_tokens", "batch", "context", "prefill_tok_s", "decode_tok_s",
+                "mfu", "mbu", "bound", "measured_s"}  # fmt: skip
+    assert all(required <= set(case) for case in report["cases"])
+    assert report["ceilings"]["conditions"]["threads"] >= 1
+    assert main(command) == 0
+    assert "decode 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "no-such-shape"], "no-such-shape"),
+        (["model", "--shape", "llama-3.2-1b"], "not both"),
+        (["--rounds", "0"], "--rounds"),
+        (["--prompt", "999999"], "999999"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(arguments, message, capsys):
+    assert main(["bench", "--executor", "reference", *arguments]) == 2
+    assert message in capsys.readouterr().err
