@@ -31,21 +31,6 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs, allow_abbrev=False)
         self.hidden: list[tuple[argparse.Action, str]] = []
-        self._subcommands: dict[str, Parser] = {}
-
-    def add_subcommand(self, name: str, *, summary: str) -> "Parser":
-        """A command of its own for ``prog name …``, beside what this parser takes itself."""
-        parser = Parser(prog=f"{self.prog} {name}", description=summary)
-        self._subcommands[name] = parser
-        self.epilog = "commands: " + ", ".join(self._subcommands)
-        return parser
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        if args and args[0] in self._subcommands:
-            return self._subcommands[args[0]].parse_known_args(args[1:], namespace)
-        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
