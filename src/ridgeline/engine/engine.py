@@ -10,6 +10,7 @@ from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.kv_tiers import kv_digest, make_transfers
 from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.observing import keep_errors, make_observer
 from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.speculation import load_draft, make_grammars, make_speculation
 from ridgeline.executors import create_executor
@@ -83,10 +84,14 @@ class Engine:
             adapters=tuple(config.adapters),
         )
         self.requests = RequestFactory(self.info)
-        self.loop = EngineLoop(self.executor, self.scheduler, loaded.tokenizer)
+        self.observer = make_observer(config, models, self.executor.name)
+        self.loop = EngineLoop(
+            self.executor, self.scheduler, loaded.tokenizer, observer=self.observer
+        )
 
     def close(self) -> None:
         """Free weights and KV; every later call of the loop raises `EngineError`."""
+        keep_errors(self.observer, model=self.info.name, executor=self.executor.name)
         self.loop.close()
         self.scheduler.close()
         if self.grammars is not None:

@@ -14,11 +14,13 @@ from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
 from ridgeline.core.request import RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import ModelSpec
+from ridgeline.engine.beam_search import BeamParams, as_completion, beam_search
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.loading import Progress
 from ridgeline.engine.prompts import Prompt, as_prompts, encode_prompt
 from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stream import CompletionStream
+from ridgeline.roofline.live import RooflineReport
 from ridgeline.text import Tokenizer
 
 Message = Mapping[str, Any]
@@ -166,6 +168,41 @@ class LLM:
         states = [self._loop.add(request) for request in requests]
         self._finish(states)
         return np.stack([state.embedding() for state in states])
+
+    def roofline(self) -> RooflineReport:
+        """What the steps so far reached of this machine's ceilings, by phase."""
+        return self._engine.observer.report()
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamParams | None = None
+    ) -> list[RequestOutput]:
+        """The most likely completions of each prompt that a beam search finds, best first."""
+        batch, params = as_prompts(prompts), params or BeamParams()
+        ids = [encode_prompt(prompt, self.tokenizer) for prompt in batch]
+        eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
+        ends = frozenset[int]() if params.ignore_eos else eos
+        found = beam_search(self.generate, ids, params, eos_token_ids=ends)
+        return [
+            RequestOutput(
+                request_id=number,
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_token_ids=tuple(prompt_ids),
+                outputs=tuple(
+                    as_completion(
+                        index,
+                        "" if self.tokenizer is None else self.tokenizer.decode(token_ids),
+                        token_ids,
+                        logprob,
+                        ended=token_ids[-1] in ends,
+                    )
+                    for index, (token_ids, logprob) in enumerate(beams)
+                ),
+                finished=True,
+            )
+            for number, (prompt, prompt_ids, beams) in enumerate(
+                zip(batch, ids, found, strict=True)
+            )
+        ]
 
     def close(self) -> None:
         """Free weights and KV; every later call raises `EngineError`."""

@@ -17,6 +17,7 @@ from ridgeline.core.result import StepResult
 from ridgeline.engine.interrupts import InterruptGate
 from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stats import EngineStats, StepRecord
+from ridgeline.roofline.live import RooflineReport
 from ridgeline.scheduler import Scheduler, SequenceUpdate
 from ridgeline.text import Tokenizer
 
@@ -36,6 +37,8 @@ class StepObserver(Protocol):
     """Is told of every step that was executed, and how long it took in seconds."""
 
     def observe(self, plan: StepPlan, result: StepResult, measured_s: float) -> None: ...
+
+    def report(self) -> RooflineReport: ...
 
 
 class EngineLoop:
@@ -204,6 +207,7 @@ class EngineLoop:
             step_id=self._last_step_id,
             last_progress_s=self._last_progress_s,
             steps=tuple(records),
+            roofline=None if self._observer is None else self._observer.report(),
         )
 
     def abort(self, request_id: int) -> None:

@@ -5,6 +5,7 @@ Standard input brings the configuration, and then nothing: its end means that th
 
 import contextlib
 import ctypes
+import gc
 import os
 import select
 import shutil
@@ -49,6 +50,8 @@ def main() -> int:
         channel.last_words(Failed(error=type(error).__name__, message=str(error)))
         return 1
     life.progress = engine.loop.progress
+    gc.collect()
+    gc.freeze()  # a full collection would look at the whole model's objects, between two tokens
     failure = Worker(engine, receive=channel.receive, send=channel.send).run()
     if failure is not None:
         channel.last_words(failure)

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ridgeline.roofline.live import RooflineReport
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
@@ -27,7 +29,8 @@ class EngineStats:
 
     ``kv_usage`` is the held share of the fullest KV group's pool (cached blocks that nobody holds
     are free). ``prefix_queries`` and ``prefix_hits`` are tokens. ``last_progress_s`` is when the
-    last step ended, on the ``time.monotonic`` clock. ``steps`` are the latest steps, oldest first.
+    last step ended, on the ``time.monotonic`` clock. ``steps`` are the latest steps, oldest first;
+    ``roofline`` is what all steps reached of the machine's ceilings.
     """
 
     num_running: int = 0
@@ -42,6 +45,7 @@ class EngineStats:
     last_progress_s: float = field(default_factory=time.monotonic)
     num_restarts: int = 0
     steps: tuple[StepRecord, ...] = ()
+    roofline: RooflineReport | None = None
 
 
 class EngineStatus(StrEnum):

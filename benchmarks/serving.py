@@ -1,0 +1,357 @@
+"""What batching, chunked prefill and the prefix cache buy, on the executor that is the default.
+
+    python benchmarks/serving.py [batching] [transformers] [stall] [prefix] [conversation]
+
+Prints tables and writes benchmarks/results/serving-DATE.json. Ratios are within one run, with the
+variants in turns, since a shared machine drifts.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.bench.conditions import Watch, usable_cores
+from ridgeline.bench.serve.metrics import percentile
+from ridgeline.bench.serve.targets import EngineTarget
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.spec import ModelSpec
+from ridgeline.engine import AsyncEngine
+from ridgeline.models import read_config
+from ridgeline.weights import locate_model
+
+RESULTS = Path(__file__).parent / "results"
+LONG = {  # a shape small enough that an 8k prompt takes seconds on two cores
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 16_384,
+}
+VOCAB = range(10, 1000)
+
+
+def tokens(rng: random.Random, count: int) -> list[int]:
+    """Random token ids."""
+    return rng.choices(VOCAB, k=count)
+
+
+@contextmanager
+def long_model() -> Iterator[str]:
+    """A folder of the embedded model's tokenizer and a config of `LONG`, for random weights."""
+    source = locate_model(None)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path in source.iterdir():
+            if path.is_file() and path.suffix != ".safetensors":
+                shutil.copy(path, folder)
+        config = {**read_config(source), **LONG}
+        (folder / "config.json").write_text(json.dumps(config))
+        yield str(folder)
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    """Exactly so many tokens."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def trace_of_lengths(count: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of 16 to 64 tokens and outputs of 10 to 1,000, log-uniform."""
+    rng = random.Random(seed)
+    prompts = [tokens(rng, rng.randint(16, 64)) for _ in range(count)]
+    lengths = [round(10 * 100 ** rng.random()) for _ in range(count)]
+    return prompts, [greedy(min(length, 1024 - 64)) for length in lengths]
+
+
+def batching(count: int = 96, slots: int = 32) -> dict[str, Any]:
+    """One trace under each batching policy: output tokens per second."""
+    prompts, params = trace_of_lengths(count, seed=1)
+    total = sum(each.max_tokens for each in params)
+    rates: dict[str, float] = {}
+    for policy in ("continuous", "static", "one at a time"):
+        settings: dict[str, Any] = {"batching": policy, "max_num_seqs": slots}
+        if policy == "one at a time":
+            settings = {"max_num_seqs": 1}
+        number = count if policy != "one at a time" else 12
+        with LLM(enable_prefix_caching=False, **settings) as llm:
+            llm.generate(prompts[:2], greedy(8))
+            began_s = time.perf_counter()
+            llm.generate(prompts[:number], params[:number])
+            seconds = time.perf_counter() - began_s
+        done = sum(each.max_tokens for each in params[:number])
+        rates[policy] = done / seconds
+    return {
+        "requests": count,
+        "slots": slots,
+        "output_tokens": total,
+        "output_tok_s": rates,
+        "continuous_over_static": rates["continuous"] / rates["static"],
+        "continuous_over_one_at_a_time": rates["continuous"] / rates["one at a time"],
+    }
+
+
+def against_transformers(count: int = 96, slots: int = 32) -> dict[str, Any]:
+    """The same trace, continuous, against one-at-a-time ``transformers.generate``, same dtype."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    prompts, params = trace_of_lengths(count, seed=1)
+    model = AutoModelForCausalLM.from_pretrained(str(locate_model(None)), dtype=torch.bfloat16)
+    model.eval()
+    rates = {}
+    sample = range(0, count, max(1, count // 6))
+    for warm in (True, False):
+        began_s, done = time.perf_counter(), 0
+        for index in list(sample)[: 1 if warm else None]:
+            length = min(params[index].max_tokens, 300)
+            with torch.inference_mode():
+                model.generate(
+                    torch.tensor([prompts[index]]),
+                    attention_mask=torch.ones(1, len(prompts[index]), dtype=torch.long),
+                    do_sample=False,
+                    min_new_tokens=length,
+                    max_new_tokens=length,
+                    pad_token_id=0,
+                )
+            done += length
+        rates["transformers"] = done / (time.perf_counter() - began_s)
+    with LLM(enable_prefix_caching=False, max_num_seqs=slots, dtype="bfloat16") as llm:
+        llm.generate(prompts[:2], greedy(8))
+        began_s = time.perf_counter()
+        llm.generate(prompts, params)
+        rates["ridgeline"] = sum(each.max_tokens for each in params) / (
+            time.perf_counter() - began_s
+        )
+    return {"output_tok_s": rates, "ratio": rates["ridgeline"] / rates["transformers"]}
+
+
+def stall(pairs: int = 20, prompt_tokens: int = 8192, chunk: int = 512) -> dict[str, Any]:
+    """Gaps of 8 running decodes while a long prompt arrives, chunked and whole in turns."""
+    return asyncio.run(_stall(pairs, prompt_tokens, chunk))
+
+
+async def _stall(pairs: int, prompt_tokens: int, chunk: int) -> dict[str, Any]:
+    rng = random.Random(2)
+    stalls: dict[str, list[float]] = {"chunked": [], "whole": []}
+    walls: dict[str, list[float]] = {"chunked": [], "whole": []}
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(long_model())
+        budgets = {"chunked": chunk, "whole": 16_384}
+        engines = {}
+        for name, budget in budgets.items():
+            config = EngineConfig(
+                model=folder,
+                load_format="dummy",
+                enable_prefix_caching=False,
+                max_num_seqs=16,
+                max_model_len=12_288,
+                max_num_batched_tokens=budget,
+            )
+            engines[name] = await stack.enter_async_context(AsyncEngine(config))
+            async for _ in EngineTarget(engines[name]).stream(tuple(tokens(rng, 600)), 8):
+                pass
+        for pair in range(pairs):
+            prompts = [tokens(rng, 32) for _ in range(8)]
+            long_prompt = tokens(rng, prompt_tokens)
+            for name in sorted(engines, reverse=bool(pair % 2)):
+                gaps, seconds = await _one_arrival(engines[name], prompts, long_prompt)
+                stalls[name] += gaps
+                walls[name].append(seconds)
+    p99 = {name: percentile(sorted(values), 0.99) for name, values in stalls.items()}
+    ratios = [c / w for c, w in zip(walls["chunked"], walls["whole"], strict=True)]
+    return {
+        "pairs": pairs,
+        "prompt_tokens": prompt_tokens,
+        "chunk_tokens": chunk,
+        "stalls_measured": len(stalls["whole"]),
+        "p99_stall_s": p99,
+        "p50_stall_s": {name: statistics.median(values) for name, values in stalls.items()},
+        "p99_whole_over_chunked": p99["whole"] / p99["chunked"],
+        "throughput_chunked_over_whole": 1 / statistics.median(ratios),
+    }
+
+
+async def _one_arrival(
+    engine: AsyncEngine, prompts: list[list[int]], long_prompt: list[int], decodes: int = 80
+) -> tuple[list[float], float]:
+    """The largest gap of each decode while the long prompt is computed; seconds until all is done.
+
+    The work is the same for both variants: every decode goes on until all its tokens are there.
+    """
+    target = EngineTarget(engine)
+    times: list[list[float]] = [[] for _ in prompts]
+    newcomer: list[float] = []
+
+    async def read(prompt: list[int], count: int, arrived: list[float]) -> None:
+        async for _ in target.stream(tuple(prompt), count):
+            arrived.append(time.monotonic())
+
+    began_s = time.monotonic()
+    tasks = [
+        asyncio.create_task(read(prompt, decodes, arrived))
+        for prompt, arrived in zip(prompts, times, strict=True)
+    ]
+    while not all(len(arrived) >= 2 for arrived in times):
+        await asyncio.sleep(0.001)
+    arrival_s = time.monotonic()
+    await read(long_prompt, 4, newcomer)
+    await asyncio.gather(*tasks)
+    gaps = [
+        max(
+            after - before
+            for before, after in pairwise(arrived)
+            if after > arrival_s and before < newcomer[0]
+        )
+        for arrived in times
+    ]
+    return gaps, time.monotonic() - began_s
+
+
+def prefix(prompt_tokens: int = 4096, rounds: int = 7) -> dict[str, Any]:
+    """TTFT at hit shares, against 1.1 × cold × the uncached share of the work + 5 ms."""
+    rng = random.Random(3)
+    shares = (0.5, 0.9, 0.99)
+    cold: list[float] = []
+    warm: dict[float, list[float]] = {share: [] for share in shares}
+    with (
+        long_model() as folder,
+        LLM(folder, load_format="dummy", max_model_len=8192, max_num_batched_tokens=8192) as llm,
+    ):
+        block = llm.config.block_tokens
+
+        def ttft_s(prompt: list[int]) -> float:
+            (output,) = llm.generate(prompt, greedy(1))
+            assert output.timings is not None
+            assert output.timings.ttft_s is not None
+            return output.timings.ttft_s
+
+        ttft_s(tokens(rng, 512))
+        for _ in range(rounds):
+            known = tokens(rng, prompt_tokens)
+            cold.append(ttft_s(known))
+            for share in shares:
+                kept = int(prompt_tokens * share) // block * block
+                warm[share].append(ttft_s(known[:kept] + tokens(rng, prompt_tokens - kept)))
+        spec = llm.spec
+    median_cold = statistics.median(cold)
+    result: dict[str, Any] = {"prompt_tokens": prompt_tokens, "cold_ttft_s": median_cold}
+    for share in shares:
+        kept = int(prompt_tokens * share) // block * block
+        work = 1 - prefill_flops(spec, kept) / prefill_flops(spec, prompt_tokens)
+        bound = 1.1 * median_cold * work + 0.005
+        measured = statistics.median(warm[share])
+        result[f"hit {share}"] = {
+            "ttft_s": measured,
+            "uncached_share_of_work": work,
+            "bound_s": bound,
+            "within_bound": measured <= bound,
+        }
+    return result
+
+
+def prefill_flops(spec: ModelSpec, length: int) -> float:
+    """2·N per token, and 4·L·H·h·Σctx for the causal square (docs/metrics.md, ROOFLINE)."""
+    attention = spec.layers[0].attention
+    hidden, kv = spec.hidden_size, LONG["num_key_value_heads"] * LONG["head_dim"]
+    width = LONG["num_attention_heads"] * LONG["head_dim"]
+    assert attention is not None
+    matrices = 2 * hidden * width + 2 * hidden * kv + 3 * hidden * LONG["intermediate_size"]
+    per_token = 2.0 * matrices * len(spec.layers)
+    return per_token * length + 4.0 * len(spec.layers) * width * length * (length + 1) / 2
+
+
+def conversation(turns: int = 10, rounds: int = 3) -> dict[str, Any]:
+    """TTFT of the later turns of a conversation, and of questions about one long document."""
+    result: dict[str, Any] = {}
+    for name, first, each in (("10 turns", 1024, 256), ("shared document", 6144, 64)):
+        ttfts: dict[str, list[float]] = {"on": [], "off": []}
+        with long_model() as folder, ExitStack() as stack:
+            llms = {
+                name: stack.enter_context(
+                    LLM(
+                        folder,
+                        load_format="dummy",
+                        max_model_len=8192,
+                        enable_prefix_caching=name == "on",
+                    )
+                )
+                for name in ttfts
+            }
+            for round_number in range(rounds):
+                rng = random.Random(round_number)
+                history = {key: tokens(rng, first) for key in ("on",)}
+                history["off"] = list(history["on"])
+                for turn in range(turns):
+                    new = tokens(rng, each)
+                    for key, llm in llms.items():
+                        prompt = history[key] + new
+                        (output,) = llm.generate(prompt, greedy(32))
+                        assert output.timings is not None
+                        assert output.timings.ttft_s is not None
+                        if turn:
+                            ttfts[key].append(output.timings.ttft_s)
+                        if name == "10 turns":
+                            history[key] = prompt + list(output.outputs[0].token_ids)
+        medians = {key: statistics.median(values) for key, values in ttfts.items()}
+        result[name] = {"ttft_s": medians, "change": medians["on"] / medians["off"] - 1}
+    return result
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "batching": batching,
+    "transformers": against_transformers,
+    "stall": stall,
+    "prefix": prefix,
+    "conversation": conversation,
+}
+
+
+def main() -> None:
+    """Run the cases; one result file a day, to which later runs of a case add."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it runs")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.cases) - set(CASES):
+        parser.error(f"unknown case {', '.join(unknown)}")
+    with LLM() as llm:
+        executor = llm.config.executor
+    path = RESULTS / f"serving-{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for name in arguments.cases or CASES:
+        watch = Watch()
+        quick: dict[str, Any] = QUICK.get(name, {}) if arguments.quick else {}
+        case = CASES[name](**quick)
+        results[name] = {
+            "executor": executor,
+            **case,
+            "conditions": watch.conditions(threads=usable_cores()),
+        }
+        print(name, json.dumps(results[name], indent=2))
+        if not arguments.quick:
+            path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+QUICK = {
+    "batching": {"count": 12, "slots": 4},
+    "transformers": {"count": 12, "slots": 4},
+    "stall": {"pairs": 2, "prompt_tokens": 1024},
+    "prefix": {"rounds": 2, "prompt_tokens": 1024},
+    "conversation": {"turns": 3, "rounds": 1},
+}
+
+if __name__ == "__main__":
+    main()
