@@ -116,7 +116,7 @@ def test_observing_costs_little(calibration):
     for _ in range(300):
         watch.observe(plan, result, measured_s=2e-3)
     spent = time.process_time() - start
-    assert spent < 0.05 * 300 * 2e-3 * 2  # a wide margin: the 1 % is measured, not tested
+    assert spent < 0.2 * 300 * 2e-3  # a wide margin: the 1 % is measured, not tested
     assert watch.report().num_steps == 300
 
 

@@ -13,6 +13,7 @@ from rich.progress import (
 )
 
 from ridgeline.core.request import RequestTimings
+from ridgeline.roofline.live import RooflineReport
 
 ProgressCallback = Callable[[int, int, str], None]
 
@@ -44,3 +45,23 @@ def timing_line(timings: RequestTimings, *, prompt_tokens: int, output_tokens: i
         parts.append(f"TPOT {timings.tpot_s * 1e3:.2f} ms")
         parts.append(f"{1 / timings.tpot_s:.1f} tok/s")
     return " · ".join(parts)
+
+
+def roofline_line(report: RooflineReport) -> str:
+    """One line: the share of the ceilings that each phase reached, and what was predicted."""
+    parts = []
+    for name, phase in (("prefill", report.prefill), ("decode", report.decode)):
+        if not phase.seconds:
+            continue
+        if phase.mfu is None or phase.mbu is None:
+            rate = phase.moved_bytes / phase.seconds / 1e9
+            flops = phase.useful_flops / phase.seconds / 1e9
+            parts.append(f"{name} {rate:.1f} GB/s, {flops:.1f} GFLOP/s")
+            continue
+        text = f"{name} MFU {phase.mfu:.0%} MBU {phase.mbu:.0%} ({phase.bound})"
+        if phase.predicted_s:
+            text += f", predicted {phase.predicted_s / phase.seconds:.0%} of its time"
+        parts.append(text)
+    if parts and report.prefill.mfu is None and report.decode.mfu is None:
+        parts.append("`ridgeline roofline` measures the ceilings")
+    return " · ".join([*parts, *report.warnings])

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ridgeline.cli.display import error_console, loading_bar, timing_line
+from ridgeline.cli.display import error_console, loading_bar, roofline_line, timing_line
 from ridgeline.cli.options import (
     Parser,
     add_model_options,
@@ -18,6 +18,7 @@ from ridgeline.cli.options import (
     token_ids,
 )
 from ridgeline.core.request import CompletionOutput, RequestOutput
+from ridgeline.roofline.live import RooflineReport
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -56,15 +57,20 @@ def run(arguments: argparse.Namespace) -> int:
             print("" if llm.tokenizer else ",".join(map(str, output.outputs[0].token_ids)))
         else:
             (output,) = llm.generate(prompt, params, adapter=arguments.adapter)
-            _print_outputs(llm.name, output, as_json=arguments.json)
+            _print_outputs(llm.name, output, llm.roofline(), as_json=arguments.json)
+        report = llm.roofline()
     if not arguments.json:
         _print_timing(output)
+        error_console.print(roofline_line(report), style="dim", markup=False)
     return 0
 
 
-def _print_outputs(name: str, output: RequestOutput, *, as_json: bool) -> None:
+def _print_outputs(
+    name: str, output: RequestOutput, report: RooflineReport, *, as_json: bool
+) -> None:
     if as_json:
-        print(json.dumps(to_json(name, output), ensure_ascii=False))
+        result = to_json(name, output) | {"roofline": asdict(report)}
+        print(json.dumps(result, ensure_ascii=False))
         return
     for sample in output.outputs:
         print(f"[{sample.index}] {output.prompt or ''}{sample.text}")

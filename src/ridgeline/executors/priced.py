@@ -1,6 +1,14 @@
 """A model as the roofline prices it, with its weights as an executor stores them."""
 
-from ridgeline.core.formats import FLOAT32, NumberFormat, float_format, number_format, on_load_format
+from dataclasses import replace
+
+from ridgeline.core.formats import (
+    FLOAT32,
+    NumberFormat,
+    float_format,
+    number_format,
+    on_load_format,
+)
 from ridgeline.core.ops import (
     MLP,
     Embed,
@@ -43,8 +51,17 @@ def priced_model(
         ops=model.ops,
         activations=FLOAT32,
         weight_formats=_cpu_formats(model, own, quantized),
-        kv=own if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
+        kv=_cpu_kv(kv_cache_dtype, own),
+        products_by_weight=True,
     )
+
+
+def _cpu_kv(name: str, own: NumberFormat) -> NumberFormat:
+    """The cpu executor's int8 KV has a float32 scale for each head of each token."""
+    if name == "auto":
+        return own
+    form = number_format(name)
+    return replace(form, scale_bits=32) if form.is_quantized else form
 
 
 def _cpu_formats(

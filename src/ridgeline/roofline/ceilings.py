@@ -68,7 +68,8 @@ class Ceilings:
 
     def peak_flops(self, form: NumberFormat) -> float:
         """Dense peak of products in a format; of the next wider one where it has no rate."""
-        for name in (form.name, *_WIDER.get(form.name, ())):
+        own = form.name.partition("-")[0]  # groups of other sizes are multiplied alike
+        for name in (own, *_WIDER.get(own, ())):
             if name in self.flops_per_s:
                 return self.flops_per_s[name]
         return max(self.flops_per_s.values())
@@ -84,6 +85,6 @@ _WIDER = {
     "bfloat16": ("float16", "float32"),
     "fp8": ("8bit", "bfloat16", "float32"),
     "int8": ("8bit", "bfloat16", "float32"),
-    "int4": ("4bit", "8bit", "bfloat16", "float32"),
+    "int4": ("4bit", "int8", "8bit", "bfloat16", "float32"),
     "float64": ("float32",),
 }

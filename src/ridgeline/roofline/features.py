@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import log2
 
-from ridgeline.core.ops import Head, MoE, op_weights
+from ridgeline.core.ops import Head, MoE, Op, Weight, op_weights
 from ridgeline.roofline.batch import Batch
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
@@ -32,17 +32,13 @@ def pass_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> Terms:
     if len(ceilings.levels) > 1:
         memory = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
     terms = dict(_token_terms(model, batch, ceilings, memory))
+    peak = ceilings.peak_flops(model.compute_format)
     for op, count in model.attention_ops:
         terms[SEGMENT] += count * batch.num_segments
         for name, part, rows in _attention_parts(batch):
             work = op_work(op, part, model)
-            _spread(
-                terms,
-                name,
-                CONTEXT_KNOTS,
-                rows,
-                roof_seconds(work, model, ceilings, memory) * count,
-            )
+            roof = max(work.flops / peak, work.num_bytes / memory) * count
+            _spread(terms, name, CONTEXT_KNOTS, rows, roof)
             if work.link_messages:
                 terms[LINK] = terms.get(LINK, 0.0) + _link_seconds(work, ceilings) * count
     return terms
@@ -70,10 +66,11 @@ def _compute_token_terms(
     for op, count in model.token_ops:
         kind, work = kind_of(op), op_work(op, batch, model)
         link += _link_seconds(work, ceilings) * count
-        weight = max(op_weights(op), key=lambda w: len(w.shape), default=None)
+        weight = main_weight(op)
         form = model.format_of(weight).name if weight is not None else model.activations.name
         bandwidth = min(memory, ceilings.kernel_bytes_per_s.get(form, memory))
-        roof = roof_seconds(work, model, ceilings, bandwidth) * count
+        peak = ceilings.peak_flops(model.product_format(weight))
+        roof = max(work.flops / peak, work.num_bytes / bandwidth) * count
         if kind is OpKind.OTHER:
             terms[OTHER] = terms.get(OTHER, 0.0) + roof
             continue
@@ -88,10 +85,9 @@ def _compute_token_terms(
     return terms
 
 
-def roof_seconds(work: Work, model: PricedModel, ceilings: Ceilings, bytes_per_s: float) -> float:
-    """What the roof allows."""
-    compute = work.flops / ceilings.peak_flops(model.compute_format)
-    return max(compute, work.num_bytes / bytes_per_s)
+def main_weight(op: Op) -> Weight | None:
+    """The weight whose format decides how an op is computed: a matrix, if it has one."""
+    return max(op_weights(op), key=lambda weight: len(weight.shape), default=None)
 
 
 def _link_seconds(work: Work, ceilings: Ceilings) -> float:

@@ -8,11 +8,11 @@ it stays below 1 % of the steps' own time, and else when a report is asked for.
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.core.result import StepResult
 from ridgeline.roofline.account import StepAccount, account
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
@@ -206,9 +206,11 @@ class Observer:
 
 
 def _light(result: StepResult) -> StepResult:
-    """Without logits, hidden states and log-probabilities."""
+    """Without logits and hidden states."""
+    if all(o.logits is None and o.pooled is None for outcomes in result.passes for o in outcomes):
+        return result
     passes = tuple(
-        tuple(SegmentResult(token_ids=o.token_ids, accepted=o.accepted) for o in outcomes)
+        tuple(replace(outcome, logits=None, pooled=None) for outcome in outcomes)
         for outcomes in result.passes
     )
-    return StepResult(step_id=result.step_id, passes=passes, experts_read=result.experts_read)
+    return replace(result, passes=passes)

@@ -29,7 +29,8 @@ class PricedModel:
         weight_formats: formats of single weights by name, before all else.
         kv: format of the KV cache.
         layout: how the model is spread over ranks. Prices are those of one rank.
-        compute: format of the matrix products, if not that of the activations (int8 by int8).
+        compute: format of the matrix products, if not that of the activations (FP8 by FP8).
+        products_by_weight: each product runs at the rate of its weight's format (the cpu executor).
         dense_attention: masked scores are computed too (the reference executor does).
     """
 
@@ -42,10 +43,18 @@ class PricedModel:
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     dense_attention: bool = False
     compute: NumberFormat | None = None
+    products_by_weight: bool = False
 
     @property
     def compute_format(self) -> NumberFormat:
+        """Of products without weights, and of all where weights are unpacked first."""
         return self.compute or self.activations
+
+    def product_format(self, weight: Weight | None) -> NumberFormat:
+        """Of the products with a weight."""
+        if self.products_by_weight and weight is not None:
+            return self.format_of(weight)
+        return self.compute_format
 
     @property
     def kv_format(self) -> NumberFormat:

@@ -1,0 +1,45 @@
+"""The roofline of an engine: an observer of its steps, with this machine's calibration if any."""
+
+import logging
+from collections.abc import Mapping
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import CorruptFileError, DiskError
+from ridgeline.core.plan import ModelRole
+from ridgeline.executors import ExecutorModel
+from ridgeline.executors.priced import priced_model
+from ridgeline.roofline import history
+from ridgeline.roofline.calibration import calibration_path, load
+from ridgeline.roofline.live import Observer
+from ridgeline.roofline.predict import StepPredictor
+
+_log = logging.getLogger(__name__)
+
+
+def make_observer(
+    config: EngineConfig, models: Mapping[ModelRole, ExecutorModel], executor: str
+) -> Observer:
+    """An observer; without a calibration of the executor it counts, and has no ceilings."""
+    priced = {
+        role: priced_model(
+            model,
+            executor,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+        )
+        for role, model in models.items()
+    }
+    try:
+        calibration = load(calibration_path(executor))
+    except CorruptFileError as error:
+        _log.warning("%s", error)
+        calibration = None
+    return Observer(priced, StepPredictor(priced, calibration) if calibration else None)
+
+
+def keep_errors(observer: Observer, *, model: str, executor: str) -> None:
+    """Note how far off this run's predictions were, for those who read the next ones."""
+    try:
+        history.record(observer.report(), model=model, executor=executor)
+    except DiskError as error:
+        _log.warning("%s", error)
