@@ -49,11 +49,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._unwatch_head()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEAD_BYTES:
+            raise ValueError("the head is too long")  # the parser turns it into 400
         names = [name for name, _ in self.headers]
         counts = {name: names.count(name) for name in _ONCE}
         has_two_lengths = counts[b"content-length"] and counts[b"transfer-encoding"]
         if has_two_lengths or max(counts.values()) > 1:
-            raise ValueError("the request has two readings")  # the parser turns it into 400
+            raise ValueError("the request has two readings")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -1,0 +1,82 @@
+"""The anthropic package, unmodified; run by run.py in an environment of its own."""
+
+import json
+import os
+import sys
+
+from anthropic import Anthropic, BadRequestError
+
+client = Anthropic(base_url=sys.argv[1], api_key=os.environ.get("CLIENT_KEY", "none"))
+MODEL = client.models.list().data[0].id
+HI = [{"role": "user", "content": "Write a function that adds two numbers."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"flag": {"type": "boolean"}},
+    "required": ["flag"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "set_flag", "description": "Sets a flag.", "input_schema": SCHEMA}
+SETTINGS = {"model": MODEL, "messages": HI, "max_tokens": 64}
+GREEDY = {"extra_body": {"temperature": 0}}  # this package has no parameter for it any more
+
+
+def messages():
+    message = client.messages.create(**SETTINGS, system="Be brief.", **GREEDY)
+    assert message.content[0].type == "text"
+    assert message.usage.output_tokens > 0
+
+
+def stream():
+    whole = client.messages.create(**SETTINGS, **GREEDY)
+    with client.messages.stream(**SETTINGS, **GREEDY) as found:
+        text = "".join(found.text_stream)
+        final = found.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text
+    assert final.stop_reason == whole.stop_reason
+
+
+def tools():
+    forced = {"type": "tool", "name": "set_flag"}
+    message = client.messages.create(**SETTINGS, tools=[TOOL], tool_choice=forced)
+    (call,) = message.content
+    assert isinstance(call.input["flag"], bool)
+    assert message.stop_reason == "tool_use"
+    with client.messages.stream(**SETTINGS, tools=[TOOL], tool_choice={"type": "any"}) as found:
+        assert isinstance(found.get_final_message().content[0].input["flag"], bool)
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "done"}
+    history = [*HI, {"role": "assistant", "content": message.content},
+               {"role": "user", "content": [result]}]  # fmt: skip
+    answer = client.messages.create(model=MODEL, max_tokens=8, messages=history, tools=[TOOL])
+    assert answer.content
+
+
+def count_tokens():
+    counted = client.messages.count_tokens(model=MODEL, messages=HI)
+    usage = client.messages.create(**SETTINGS).usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+def stop_sequence():
+    text = client.messages.create(**SETTINGS, **GREEDY).content[0].text
+    stop = text[5:7]
+    message = client.messages.create(**SETTINGS, stop_sequences=[stop], **GREEDY)
+    assert message.stop_reason == "stop_sequence"
+    assert message.stop_sequence == stop
+
+
+def errors():
+    try:
+        client.messages.create(**SETTINGS, extra_body={"temperature": -1})
+    except BadRequestError as error:
+        assert "temperature" in str(error)
+    else:
+        raise AssertionError("a temperature below zero was accepted")
+
+
+for check in (messages, stream, tools, count_tokens, stop_sequence, errors):
+    try:
+        check()
+        problem = None
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"[:300]
+    print(json.dumps({"check": check.__name__, "problem": problem}), flush=True)

@@ -1,0 +1,213 @@
+"""Who may come in: every route of the table, with and without a key, on paths as they are sent."""
+
+import hashlib
+import http.client
+import json
+
+import pytest
+from tests.server.running import running
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.server.access import PUBLIC_PATH
+from ridgeline.server.app import all_operations
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.keys import Keys
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+PATHS = sorted({operation.path.replace(":path", "") for operation in all_operations()})
+SLOW, FAST, ADMIN = "slow-key", "fast-key", "admin-key"
+
+
+def digest(key):
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def guarded(roomy_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "keys.toml").write_text(
+        f"""
+        admin_sha256 = "{digest(ADMIN)}"
+        [[key]]
+        name = "slow"
+        sha256 = "{digest(SLOW)}"
+        requests_per_minute = 3
+        input_tokens_per_minute = 50
+        output_tokens_per_minute = 20
+        concurrency = 1
+        models = ["tiny"]
+        [[key]]
+        name = "fast"
+        sha256 = "{digest(FAST)}"
+        """
+    )
+    with running(
+        roomy_folder,
+        data_dir=folder / "data",
+        api_key_file=str(folder / "keys.toml"),
+        served_model_name="tiny",
+        allow_origin=("https://app.example",),
+    ) as server:
+        yield server
+
+
+def raw(server, method, path, headers=()):
+    """One request exactly as written; returns status and body."""
+    port = int(server.url.rsplit(":", 1)[1])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+    names = {name.lower() for name, _ in headers}
+    for name, value in (*(() if "host" in names else (("host", "x"),)), *headers):
+        connection.putheader(name, value)
+    connection.endheaders()
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, body
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_route_answers_without_a_key(guarded, path):
+    """Item 1: generated from the router's table, so that a new route is guarded or fails here."""
+    for method in METHODS:
+        for headers in ((), (("host", "a/?x="),), (("authorization", "Bearer "),)):
+            status, _ = raw(guarded, method, path.replace("{", "").replace("}", ""), headers)
+            is_public = path.encode() == PUBLIC_PATH and method in ("GET", "HEAD")
+            assert status == (200 if is_public else 401), (method, path, headers)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["//v1/models", "/v1/../v1/models", "/health/../metrics", "/health/", "/health?x=/metrics",
+     "/%68ealth", "/health%2f..%2fmetrics", "/HEALTH", "/health;/metrics", "http://a/metrics",
+     "/health/%2e%2e/metrics", "/./health", "/nothing", "/v1/models%00", "/health%0d%0ax:y"],
+)  # fmt: skip
+def test_no_spelling_gets_past(guarded, path):
+    status, body = raw(guarded, "GET", path)
+    assert status in (400, 401) or body == b'{"status":"ok"}', path
+
+
+WRONG = ["slow-ke", "slow-key ", "SLOW-KEY", "slow-key\0", "x" * 5000, "Bearer slow-key"]
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_wrong_keys(guarded, key):
+    with guarded.client() as client:
+        headers = {"x-api-key": key.replace("\0", "%00") or "none"}
+        if key != "slow-key ":  # HTTP itself drops space at the end
+            assert client.get("/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {FAST}"},
+        {"authorization": f"bearer {FAST}"},
+        {"x-api-key": FAST},
+    ],
+)
+def test_three_ways_to_send_a_key(guarded, headers):
+    with guarded.client() as client:
+        assert client.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_a_browser_sends_the_key_as_a_password(guarded):
+    with guarded.client(auth=("anyone", FAST)) as client:
+        assert client.get("/").status_code == 200
+    with guarded.client() as client:
+        assert "Basic" in client.get("/").headers["www-authenticate"]
+
+
+def test_other_origins_are_refused_unless_allowed(guarded):
+    with guarded.client(headers={"x-api-key": FAST}) as client:
+        refused = client.post("/tokenize", json={"prompt": "a"}, headers={"origin": "https://evil"})
+        assert refused.status_code == 403
+        allowed = {"origin": "https://app.example"}
+        response = client.post("/tokenize", json={"prompt": "a"}, headers=allowed)
+        assert response.headers["access-control-allow-origin"] == "https://app.example"
+        same = client.post("/tokenize", json={"prompt": "a"}, headers={"origin": guarded.url})
+        assert same.status_code == 200
+        assert "access-control-allow-origin" not in same.headers
+    with guarded.client() as client:
+        assert client.options("/v1/models", headers=allowed).status_code == 204
+
+
+def test_without_keys_only_this_machine(served):
+    assert raw(served, "GET", "/v1/models", [("host", "evil.example")])[0] == 403
+    assert raw(served, "GET", "/v1/models", [("host", "localhost:1")])[0] == 200
+    assert raw(served, "GET", "/v1/models", [("host", "[::1]")])[0] == 200
+    with pytest.raises(InvalidRequestError, match="--api-key"):
+        ServerConfig(host="0.0.0.0")
+    ServerConfig(host="0.0.0.0", api_key=("k",))
+
+
+def test_admin_endpoints_need_the_admin_key(guarded):
+    with guarded.client() as client:
+        as_user = client.get("/admin/usage", headers={"x-api-key": FAST})
+        assert as_user.status_code == 403
+        usage = client.get("/admin/usage", headers={"x-api-key": ADMIN}).json()
+    assert usage["object"] == "list"
+
+
+def test_limits_of_a_key(guarded):
+    body = {"prompt": "the cat", "max_tokens": 8, "ignore_eos": True}
+    with guarded.client(headers={"x-api-key": SLOW}) as client:
+        other = client.post("/v1/completions", json={**body, "model": "other"})
+        assert other.status_code == 404
+        too_long = client.post("/v1/completions", json={**body, "prompt": "the cat " * 40})
+        assert too_long.status_code == 413
+        for _ in range(2):
+            assert client.post("/v1/completions", json=body).status_code == 200
+        limited = client.post("/v1/completions", json=body)
+        assert limited.status_code == 429
+        assert 1 <= int(limited.headers["retry-after"]) <= 61
+        assert limited.json()["error"]["type"] == "rate_limit_error"
+    with guarded.client(headers={"x-api-key": FAST}) as client:
+        assert client.post("/v1/completions", json=body).status_code == 200
+        usage = client.get("/admin/usage", headers={"x-api-key": ADMIN}).json()["data"]
+    (slow,) = [entry for entry in usage if entry["tenant"] == "slow"]
+    assert slow["output"] == 16
+
+
+def test_tenants_do_not_share_prefixes_or_files(guarded):
+    """Item 15 over HTTP: what one key has cached is not found by another."""
+    body = {"prompt": "on the mat the cat sat " * 4, "max_tokens": 1}
+    with guarded.client(headers={"x-api-key": FAST}) as fast:
+        fast.post("/v1/completions", json=body)
+        again = fast.post("/v1/completions", json=body).json()["usage"]
+        assert again["prompt_tokens_details"]["cached_tokens"] > 0
+        salted = fast.post("/v1/completions", json={**body, "cache_salt": "x"}).json()["usage"]
+        assert salted["prompt_tokens_details"]["cached_tokens"] == 0
+        file = fast.post("/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"})
+    with guarded.client(headers={"x-api-key": ADMIN}) as other:
+        usage = other.post("/v1/completions", json=body).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+        assert other.get(f"/v1/files/{file.json()['id']}").status_code == 404
+        assert other.get("/v1/files").json()["data"] == []
+
+
+def test_keys_are_compared_in_constant_time(monkeypatch):
+    """Every known key is compared, whichever matches."""
+    compared = []
+    monkeypatch.setattr(
+        "ridgeline.server.keys.hmac.compare_digest", lambda a, b: compared.append(a) or a == b
+    )
+    keys = Keys(ServerConfig(api_key=("a", "b", "c")))
+    for key in (b"a", b"c", b"nothing"):
+        compared.clear()
+        keys.caller({b"x-api-key": key})
+        assert len(compared) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["key = 1", "[[key]]\nname = 'a'", "[[key]]\nname='a'\nsha256='zz'", "\0"]
+)
+def test_a_bad_key_file_is_one_sentence(tmp_path, text):
+    (tmp_path / "keys.toml").write_text(text)
+    with pytest.raises(InvalidRequestError, match="key file"):
+        Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
+
+
+def test_errors_do_not_repeat_the_key(guarded):
+    with guarded.client(headers={"x-api-key": "my-secret"}) as client:
+        assert "my-secret" not in json.dumps(client.get("/v1/models").json())
