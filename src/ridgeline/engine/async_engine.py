@@ -293,9 +293,9 @@ class AsyncEngine:
             case Pooled(number=number, vector=vector):
                 if number in self._streams:
                     self._streams[number].put_vector(vector)
-            case Refused(number=number, error=error, message=message):
+            case Refused(number=number, error=error, message=message, retry_after_s=retry_after_s):
                 if number in self._streams:
-                    self._streams[number].fail(_to_error(error, message))
+                    self._streams[number].fail(_to_error(error, message, retry_after_s))
             case Started():
                 self._on_started()
             case Lost(message=message):
@@ -327,7 +327,9 @@ class AsyncEngine:
             stream.fail(EngineUnavailableError(str(error)))
 
 
-def _to_error(name: str, message: str) -> errors.RidgelineError:
+def _to_error(name: str, message: str, retry_after_s: float | None = None) -> errors.RidgelineError:
+    if retry_after_s is not None:
+        return errors.OverloadedError(message, retry_after_s=retry_after_s)
     kind = getattr(errors, name, EngineError)
     assert issubclass(kind, errors.RidgelineError)
     return kind(message)

@@ -54,11 +54,15 @@ class Pooled(msgspec.Struct, tag=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """A request ended without output; ``error`` names a class of `ridgeline.core.errors`."""
+    """A request ended without output; ``error`` names a class of `ridgeline.core.errors`.
+
+    ``retry_after_s`` is that of an `OverloadedError`.
+    """
 
     number: int
     error: str
     message: str
+    retry_after_s: float | None = None
 
 
 class Report(msgspec.Struct, tag=True, frozen=True):

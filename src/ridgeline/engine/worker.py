@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ridgeline.core.errors import EngineError, RidgelineError
+from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
 from ridgeline.core.request import Request
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.grammar_gate import GrammarGate
@@ -121,5 +121,11 @@ class Worker:
                 self._pooling[request.request_id] = state
 
     def _refuse(self, number: int, error: RidgelineError) -> None:
-        name = type(error).__name__
-        self._send(Refused(number=number, error=name, message=str(error)))
+        self._send(
+            Refused(
+                number=number,
+                error=type(error).__name__,
+                message=str(error),
+                retry_after_s=(error.retry_after_s if isinstance(error, OverloadedError) else None),
+            )
+        )

@@ -9,6 +9,7 @@ from ridgeline.core.errors import (
     EngineError,
     EngineUnavailableError,
     MachineError,
+    OverloadedError,
     RequestError,
 )
 
@@ -102,6 +103,8 @@ def to_api_error(error: Exception) -> ApiError:
             return bad_request(str(error), _field(str(error)))
         case EngineUnavailableError():
             return ApiError(503, str(error), code="unavailable", retry_after_s=_RETRY_AFTER_S)
+        case OverloadedError(retry_after_s=seconds):
+            return ApiError(503, str(error), code="overloaded", retry_after_s=seconds)
         case MachineError():
             return ApiError(503, "The server lacks resources.", retry_after_s=_RETRY_AFTER_S)
         case EngineError():

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from ridgeline.core.errors import EngineError
+from ridgeline.core.errors import EngineError, OverloadedError
 from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.server.context import Call
@@ -63,6 +63,10 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
                 meter.take(choice, chunk)
                 if chunk.finish_reason is FinishReason.ERROR:
                     raise EngineError("No token was possible.")
+                if chunk.finish_reason is FinishReason.SHED:
+                    raise OverloadedError(
+                        "The queue is full of more urgent requests.", retry_after_s=1.0
+                    )
                 yield choice, chunk
         finally:
             cost = cost_of(call)

@@ -1,0 +1,48 @@
+"""More requests than may wait: the rest is refused at once, with the seconds to stay away."""
+
+import asyncio
+
+import pytest
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import OverloadedError
+from ridgeline.core.request import GenerateRequest
+from ridgeline.engine import AsyncEngine
+
+LONG = SamplingParams(max_tokens=60, ignore_eos=True)
+
+
+def test_llm_refuses_and_goes_on(model_folder):
+    with LLM(str(model_folder), max_num_seqs=1, max_num_waiting=2) as llm:
+        streams = [llm.stream([1, 2, n], LONG) for n in range(2)]
+        with pytest.raises(OverloadedError) as refused:
+            llm.stream([1, 2, 3], LONG)
+        assert refused.value.retry_after_s >= 1.0
+        assert [len(list(stream)) > 0 for stream in streams] == [True, True]
+        assert len(llm.generate([[1, 2, 3]], LONG)[0].outputs[0].token_ids) == 60
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["thread", "process"])
+def test_the_error_crosses_to_the_caller_of_an_async_engine(model_folder, in_process):
+    async def ask(engine, number):
+        request = GenerateRequest(request_id=str(number), prompt=(1, 2, number), params=LONG)
+        try:
+            chunks = [chunk async for chunk in engine.generate(request)]
+        except OverloadedError as error:
+            return error.retry_after_s
+        return sum(len(chunk.token_ids) for chunk in chunks)
+
+    async def main():
+        config = EngineConfig(model=str(model_folder), max_num_seqs=1, max_num_waiting=2)
+        engine = AsyncEngine(config, in_process=in_process)
+        await engine.start()
+        try:
+            return await asyncio.gather(*(ask(engine, number) for number in range(12)))
+        finally:
+            await engine.shutdown(drain_s=1.0)
+
+    outcomes = asyncio.run(main())
+    refused = [outcome for outcome in outcomes if outcome != 60]
+    assert 0 < len(refused) < 12
+    assert all(isinstance(seconds, float) and seconds >= 1.0 for seconds in refused)
