@@ -104,6 +104,7 @@ def test_everything_that_a_server_needs(serve, llm):
         assert stats.generated_tokens >= 6 * 12
         assert stats.kv_usage == 0
         assert stats.steps[-1].step_id == stats.step_id
+        assert stats.roofline.decode.tokens > 0
 
     serve(main)
 

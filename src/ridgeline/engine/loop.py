@@ -24,6 +24,7 @@ from ridgeline.text import Tokenizer
 _log = logging.getLogger(__name__)
 
 _KEPT_STEPS = 256
+_CATCH_UP_S = 0.02  # for pricing steps, when there is nothing else to do
 _MAX_IN_FLIGHT = 2  # as many as an executor takes
 
 
@@ -38,7 +39,7 @@ class StepObserver(Protocol):
 
     def observe(self, plan: StepPlan, result: StepResult, measured_s: float) -> None: ...
 
-    def report(self) -> RooflineReport: ...
+    def report(self, *, catch_up_s: float = ...) -> RooflineReport: ...
 
 
 class EngineLoop:
@@ -199,15 +200,22 @@ class EngineLoop:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             kv_usage=max(1 - pool.num_free / pool.num_blocks for pool in cache.pools),
+            kv_waste=max(usage.waste for usage in scheduler.kv_usage()),
             prefix_queries=cache.stats.queried_tokens,
             prefix_hits=cache.stats.hit_tokens,
             num_preemptions=scheduler.num_preemptions,
+            num_loads=scheduler.num_loads,
+            tier_blocks=scheduler.num_tier_blocks,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             step_id=self._last_step_id,
             last_progress_s=self._last_progress_s,
             steps=tuple(records),
-            roofline=None if self._observer is None else self._observer.report(),
+            roofline=(
+                None
+                if self._observer is None
+                else self._observer.report(catch_up_s=0.0 if self.has_work else _CATCH_UP_S)
+            ),
         )
 
     def abort(self, request_id: int) -> None:

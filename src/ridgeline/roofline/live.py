@@ -111,9 +111,13 @@ class Observer:
             self._account(*self._pending.popleft())
         self._spent_s += time.perf_counter() - start
 
-    def report(self) -> RooflineReport:
-        """Everything up to now."""
-        while self._pending:
+    def report(self, *, catch_up_s: float = float("inf")) -> RooflineReport:
+        """Everything up to now, but for steps that could not be priced in ``catch_up_s`` seconds.
+
+        An engine at work would stand still meanwhile.
+        """
+        deadline = time.perf_counter() + catch_up_s
+        while self._pending and time.perf_counter() < deadline:
             self._account(*self._pending.popleft())
         phases = {phase: self._phase(totals) for phase, totals in self._totals.items()}
         ceilings = self._ceilings
@@ -134,6 +138,11 @@ class Observer:
             ),
             conditions={} if ceilings is None else ceilings.conditions,
         )
+
+    @property
+    def predictor(self) -> StepPredictor | None:
+        """What predicts steps, if the machine was calibrated."""
+        return self._predictor
 
     @property
     def _ceilings(self) -> Ceilings | None:
