@@ -40,32 +40,37 @@ def priced_model(
     executor computes in float32, keeps vectors in it, and quantizes the matrices that tokens are
     multiplied with.
     """
-    own = float_format(str(model.dtype))
-    if executor != "cpu":
-        return PricedModel(
-            spec=model.spec, ops=model.ops, activations=own, dense_attention=executor == "reference"
-        )
-    quantized = own if quantization is None else on_load_format(quantization)
-    return PricedModel(
+    plain = PricedModel(
         spec=model.spec,
         ops=model.ops,
+        activations=float_format(str(model.dtype)),
+        weights=None if quantization is None else on_load_format(quantization),
+        kv=None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
+        dense_attention=executor == "reference",
+    )
+    return priced_as_cpu(plain) if executor == "cpu" else plain
+
+
+def priced_as_cpu(model: PricedModel) -> PricedModel:
+    """A model in the formats that the cpu executor makes of its own."""
+    own = model.activations
+    return replace(
+        model,
         activations=FLOAT32,
-        weight_formats=_cpu_formats(model, own, quantized),
-        kv=_cpu_kv(kv_cache_dtype, own),
+        weights=None,
+        weight_formats=_cpu_formats(model, own, model.weights or own),
+        kv=_cpu_kv(model.kv or own),
         products_by_weight=True,
     )
 
 
-def _cpu_kv(name: str, own: NumberFormat) -> NumberFormat:
+def _cpu_kv(form: NumberFormat) -> NumberFormat:
     """The cpu executor's int8 KV has a float32 scale for each head of each token."""
-    if name == "auto":
-        return own
-    form = number_format(name)
     return replace(form, scale_bits=32) if form.is_quantized else form
 
 
 def _cpu_formats(
-    model: ExecutorModel, own: NumberFormat, quantized: NumberFormat
+    model: PricedModel, own: NumberFormat, quantized: NumberFormat
 ) -> dict[str, NumberFormat]:
     formats: dict[str, NumberFormat] = {}
     for op in model.ops:

@@ -1,0 +1,118 @@
+"""The roofline drawn: in characters for a terminal, and as SVG."""
+
+from collections.abc import Sequence
+from math import ceil, floor, log10
+from pathlib import Path
+
+from ridgeline.core.errors import MissingDependencyError
+from ridgeline.roofline.explain import Point
+
+_MARKS = {"decode": "o", "prefill": "#"}
+
+
+def draw_text(
+    points: Sequence[Point],
+    *,
+    bytes_per_s: float,
+    peak: float,
+    datasheet: tuple[float, float] | None = None,
+    width: int = 72,
+    height: int = 18,
+) -> str:
+    """FLOP/s over FLOPs per byte, both logarithmic; ``/`` and ``-`` are the roof.
+
+    ``datasheet`` is another roof's (bytes/s, FLOP/s), drawn with dots.
+    """
+    xs = [point.intensity for point in points] + [peak / bytes_per_s]
+    ys = [point.flops_per_s for point in points] + [peak]
+    if datasheet is not None:
+        ys.append(datasheet[1])
+    low_x, high_x = floor(log10(min(xs))), ceil(log10(max(xs)) + 0.3)
+    low_y, high_y = floor(log10(min(ys))), ceil(log10(max(ys)) + 0.02)
+    grid = [[" "] * width for _ in range(height)]
+
+    def cell(x: float, y: float) -> tuple[int, int]:
+        column = round((log10(x) - low_x) / (high_x - low_x) * (width - 1))
+        row = round((high_y - log10(y)) / (high_y - low_y) * (height - 1))
+        return min(max(row, 0), height - 1), min(max(column, 0), width - 1)
+
+    def roof(rate: float, top: float, slope: str, flat: str) -> None:
+        for column in range(width):
+            x = 10 ** (low_x + column / (width - 1) * (high_x - low_x))
+            y = min(top, x * rate)
+            if log10(y) >= low_y:
+                row, _ = cell(x, y)
+                grid[row][column] = flat if y == top else slope
+
+    if datasheet is not None:
+        roof(*datasheet, ".", ".")
+    roof(bytes_per_s, peak, "/", "-")
+    for point in points:
+        row, column = cell(point.intensity, point.flops_per_s)
+        grid[row][column] = _MARKS[point.phase]
+    lines = []
+    for row, cells in enumerate(grid):
+        exponent = high_y - row / (height - 1) * (high_y - low_y)
+        step = (high_y - low_y) / (height - 1)
+        label = f"1e{round(exponent)}" if -step / 2 < exponent - round(exponent) <= step / 2 else ""
+        lines.append(f"{label:>5} |{''.join(cells).rstrip()}")
+    lines.append(" " * 6 + "+" + "-" * width)
+    ends = f"1e{low_x}", f"1e{high_x} FLOPs/byte"
+    lines.append(" " * 7 + ends[0] + ends[1].rjust(width - len(ends[0])))
+    return "\n".join([*lines, "       FLOP/s; o decode, # prefill (predicted), / - measured roof"])
+
+
+def draw_svg(
+    points: Sequence[Point],
+    path: Path,
+    *,
+    title: str,
+    bytes_per_s: float,
+    peak: float,
+    datasheet: tuple[float, float] | None = None,
+) -> None:
+    """Write the drawing to a file, with the intervals of the predictions as bars.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+
+        mpl.use("svg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise MissingDependencyError("Drawing needs matplotlib: pip install matplotlib.") from error
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    xs = [point.intensity for point in points]
+    left, right = min(xs) / 2, max([*xs, peak / bytes_per_s]) * 4
+    for rate, top, style, label in (
+        (bytes_per_s, peak, "k-", "measured"),
+        *([(*datasheet, "k:", "datasheet")] if datasheet is not None else []),
+    ):
+        ridge = top / rate
+        axes.plot([left, ridge, right], [left * rate, top, top], style, label=label)
+    for phase, mark, colour in (("decode", "o", "tab:blue"), ("prefill", "s", "tab:red")):
+        chosen = [point for point in points if point.phase == phase]
+        if not chosen:
+            continue
+        middle = [point.flops_per_s for point in chosen]
+        slow = [p.flops_per_s * (1 - p.seconds / p.high_s) for p in chosen]
+        fast = [p.flops_per_s * (p.seconds / p.low_s - 1) for p in chosen]
+        axes.errorbar(
+            [point.intensity for point in chosen],
+            middle,
+            yerr=[[max(0.0, v) for v in slow], [max(0.0, v) for v in fast]],
+            fmt=mark,
+            color=colour,
+            label=phase,
+        )
+        for point in chosen:
+            label = point.name.removeprefix(f"{phase} ")
+            axes.annotate(label, (point.intensity, point.flops_per_s), fontsize=6)
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s", title=title)
+    axes.grid(visible=True, which="both", alpha=0.2)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, format="svg")
+    pyplot.close(figure)
