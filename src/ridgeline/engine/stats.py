@@ -28,17 +28,23 @@ class EngineStats:
     """Counters since the engine started, and the state now.
 
     ``kv_usage`` is the held share of the fullest KV group's pool (cached blocks that nobody holds
-    are free). ``prefix_queries`` and ``prefix_hits`` are tokens. ``last_progress_s`` is when the
-    last step ended, on the ``time.monotonic`` clock. ``steps`` are the latest steps, oldest first;
+    are free), and ``kv_waste`` the share of the held room in which there is no token.
+    ``prefix_queries`` and ``prefix_hits`` are tokens; ``num_loads`` counts returns from the tiers,
+    of a sequence or a prefix, and ``tier_blocks`` the blocks saved to them and loaded.
+    ``last_progress_s`` is when the last step ended, on the ``time.monotonic`` clock. ``steps`` are
+    the latest steps, oldest first;
     ``roofline`` is what all steps reached of the machine's ceilings.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
+    kv_waste: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_preemptions: int = 0
+    num_loads: int = 0
+    tier_blocks: tuple[int, int] = (0, 0)
     prompt_tokens: int = 0
     generated_tokens: int = 0
     step_id: int = 0

@@ -24,9 +24,9 @@ class MissReport:
 class KVUsage:
     """Blocks of one KV group's pool.
 
-    ``num_held`` are in use, ``num_idle`` cached and in nobody's use, ``num_free`` empty.
-    ``num_tokens`` have their KV in blocks that running sequences hold, ``num_slots`` have room
-    there: a block that n sequences share counts once, as each of its tokens does.
+    ``num_held`` are in use, ``num_idle`` cached and in nobody's use, ``num_free`` empty. Those in
+    use have room for ``num_slots`` tokens, and hold the KV of ``num_tokens``; a block that several
+    sequences share counts once.
     """
 
     num_held: int

@@ -2,12 +2,13 @@
 
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.draft_model import DraftModel, DraftModelConfig
-from ridgeline.scheduler.pricing import LinearPrice
+from ridgeline.scheduler.pricing import DEFAULT_PRICE, LinearPrice
 from ridgeline.scheduler.scheduler import Scheduler
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
 
 __all__ = [
+    "DEFAULT_PRICE",
     "DraftModel",
     "DraftModelConfig",
     "LinearPrice",

@@ -212,23 +212,22 @@ class BlockTables:
                 )
 
     def usage(self, sequences: Iterable[Sequence]) -> tuple[KVUsage, ...]:
-        """What the blocks of each group are used for; ``sequences`` are those that run."""
+        """What the blocks of each group are used for; ``sequences`` are those that run.
+
+        Only the end of a sequence's table has room to spare: the blocks before it are full.
+        """
         size, running = self.block_tokens, tuple(sequences)
         usages = []
         for group, pool in enumerate(self._pools):
-            filled: dict[int, int] = {}  # block -> tokens in it
-            for sequence in running:
-                for entry, block in enumerate(sequence.tables[group]):
-                    count = min(size, max(0, sequence.num_computed - entry * size))
-                    filled[block] = max(filled.get(block, 0), count)
-            filled.pop(NO_BLOCK, None)
+            num_held = pool.num_blocks - pool.num_free
+            spare = sum(len(s.tables[group]) * size - s.num_computed for s in running)
             usages.append(
                 KVUsage(
-                    num_held=pool.num_blocks - pool.num_free,
+                    num_held=num_held,
                     num_idle=pool.num_idle,
                     num_free=pool.num_free - pool.num_idle,
-                    num_tokens=sum(filled.values()),
-                    num_slots=len(filled) * size,
+                    num_tokens=num_held * size - spare,
+                    num_slots=num_held * size,
                 )
             )
         return tuple(usages)

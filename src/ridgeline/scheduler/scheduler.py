@@ -251,6 +251,13 @@ class Scheduler:
         """Why no more of a prompt is in the cache than is."""
         return self.prefix_cache.explain(cache_key, token_ids)
 
+    @property
+    def num_tier_blocks(self) -> tuple[int, int]:
+        """Blocks saved to the tiers, and loaded from them."""
+        if self.transfers is None:
+            return 0, 0
+        return self.transfers.stats.saved_blocks, self.transfers.stats.loaded_blocks
+
     def kv_usage(self) -> tuple[KVUsage, ...]:
         """What the blocks of each KV group are used for."""
         return self._blocks.usage(self._running)
