@@ -2,21 +2,24 @@
 
 import asyncio
 import contextlib
+import shutil
 import threading
 
 import numpy as np
 import pytest
 
-from ridgeline import SamplingParams
+from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import (
     ContextLengthError,
+    EngineError,
     EngineUnavailableError,
     InvalidRequestError,
     ModelNotFoundError,
+    UnsupportedModelError,
 )
 from ridgeline.core.request import FinishReason, GenerateRequest
-from ridgeline.engine import AsyncEngine, EngineStatus
+from ridgeline.engine import AsyncEngine, EngineStatus, streams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SAMPLED = SamplingParams(temperature=1.2, seed=7, max_tokens=12, n=3)
@@ -214,6 +217,38 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_start(in_process, tmp_path
         await engine.shutdown()
 
     asyncio.run(main())
+
+
+def test_an_embedding_is_never_pooled_in_another_way_than_the_model_says(model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "model")
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    path = tmp_path / "model" / "1_Pooling" / "config.json"
+    path.write_text('{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": false}')
+    with (
+        LLM(str(tmp_path / "model")) as llm,
+        pytest.raises(UnsupportedModelError, match="mean_tokens pooling"),
+    ):
+        llm.embed("the cat")
+    path.write_text('{"pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true}')
+    with LLM(str(tmp_path / "model")) as llm:
+        assert llm.embed(["the cat", "a"]).shape == (2, llm.spec.hidden_size)
+
+
+def test_log_probabilities_that_nobody_reads_end_the_request(serve, monkeypatch):
+    monkeypatch.setattr(streams, "MAX_WAITING_LOGPROBS", 300)
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, logprobs=5)
+
+    async def main(engine):
+        before = engine.stats().generated_tokens
+        slow = engine.generate(wish("slow", params=params))
+        await anext(slow)
+        await until(lambda: engine.stats().generated_tokens >= before + 50)
+        await until(lambda: engine.stats().num_running == 0)
+        with pytest.raises(EngineError, match="too slow"):
+            [chunk async for chunk in slow]
+        assert (await collect(engine, wish("next")))[-1].finish_reason is FinishReason.LENGTH
+
+    serve(main)
 
 
 def test_weights_that_cannot_be_loaded_are_an_error_of_start(model_folder, tmp_path):

@@ -269,9 +269,9 @@ class AsyncEngine:
         if request_id in self._numbers:
             raise InvalidRequestError("A request with this id is in progress.")
         stream = RequestStream(request)
+        self._host.send(Add(request=request))
         self._streams[request.request_id] = stream
         self._numbers[request_id] = request.request_id
-        self._host.send(Add(request=request))
         return stream
 
     def _close(self, request_id: str, stream: RequestStream) -> None:
@@ -287,6 +287,8 @@ class AsyncEngine:
                     stream = self._streams.get(chunk.request_id)
                     if stream is not None and not stream.is_finished:
                         stream.put(chunk)
+                        if stream.is_overfull:
+                            self._end_slow(stream)
             case Report(stats=stats):
                 self._steps.extend(stats.steps)
                 self._stats = replace(stats, num_restarts=self._host.num_restarts)
@@ -312,6 +314,12 @@ class AsyncEngine:
         for stream in self._streams.values():
             if not stream.is_finished:
                 self._host.send(Add(request=stream.request))
+
+    def _end_slow(self, stream: RequestStream) -> None:
+        """A reader who leaves many log-probabilities waiting must not fill the memory."""
+        if not stream.is_finished:
+            self._host.send(Abort(number=stream.request.request_id))
+        stream.fail(EngineError("The reader is too slow for the log-probabilities it asked for."))
 
     def _on_lost(self, reason: str) -> None:
         """Fail what had output; the rest is retried once, since one of them may be the cause."""

@@ -54,7 +54,7 @@ class _Beam:
     logprob: float
 
     def score(self, length_penalty: float) -> float:
-        return self.logprob / len(self.token_ids) ** length_penalty
+        return self.logprob / float(len(self.token_ids) ** length_penalty)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from ridgeline.engine.observing import keep_errors, make_observer
 from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.speculation import load_draft, make_grammars, make_speculation
 from ridgeline.executors import create_executor
-from ridgeline.scheduler import Scheduler, SchedulerConfig
+from ridgeline.scheduler import DEFAULT_PRICE, Scheduler, SchedulerConfig
 
 _log = logging.getLogger(__name__)
 
@@ -60,15 +60,18 @@ class Engine:
                 resolved.kv_cache_bytes / 1e9,
             )
         self.executor.allocate_kv(resolved.num_blocks)
+        self.observer = make_observer(config, models, self.executor.name)
+        price = self.observer.predictor or DEFAULT_PRICE
         self.grammars = make_grammars(loaded)
         self.speculation = make_speculation(
-            config, resolved, self.executor, constraints=self.grammars
+            config, resolved, self.executor, constraints=self.grammars, price=price
         )
         self.scheduler = Scheduler(
             SchedulerConfig.of_engine(
                 config, resolved, windows=tuple(group.window for group in layout.groups)
             ),
             self.speculation,
+            price=price,
             transfers=make_transfers(config, self.executor),
         )
         self.info = EngineInfo(
@@ -81,10 +84,10 @@ class Engine:
             tokenizer=loaded.tokenizer,
             chat_template=loaded.chat_template,
             sampling_defaults=loaded.sampling_defaults,
+            pooling=loaded.pooling,
             adapters=tuple(config.adapters),
         )
         self.requests = RequestFactory(self.info)
-        self.observer = make_observer(config, models, self.executor.name)
         self.loop = EngineLoop(
             self.executor, self.scheduler, loaded.tokenizer, observer=self.observer
         )

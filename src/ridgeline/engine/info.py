@@ -25,3 +25,4 @@ class EngineInfo:
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
     adapters: tuple[str, ...] = ()
+    pooling: str = "last"

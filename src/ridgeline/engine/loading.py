@@ -33,7 +33,9 @@ class ModelDescription:
     """All of a model but its weights. ``folder`` is ``None`` for a preset with random weights.
 
     ``tokenizer`` and ``chat_template`` are ``None`` where there are none; ``sampling_defaults`` are
-    the settings that its ``generation_config.json`` recommends.
+    the settings that its ``generation_config.json`` recommends. ``pooling`` is how it makes an
+    embedding of the hidden states: "last" token, unless its ``1_Pooling/config.json`` says
+    otherwise.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ModelDescription:
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
+    pooling: str = "last"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
+    pooling: str = "last"
 
 
 def describe_model(config: EngineConfig, *, progress: Progress | None = None) -> ModelDescription:
@@ -84,6 +88,7 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
         tokenizer=tokenizer,
         chat_template=_load_chat_template(config, tokenizer),
         sampling_defaults=_sampling_defaults(folder),
+        pooling=_pooling(folder),
     )
 
 
@@ -128,6 +133,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
         tokenizer=description.tokenizer,
         chat_template=description.chat_template,
         sampling_defaults=description.sampling_defaults,
+        pooling=description.pooling,
     )
 
 
@@ -161,6 +167,17 @@ def _sampling_defaults(folder: Path | None) -> dict[str, Any]:
     except InvalidRequestError as error:
         raise CorruptFileError(f"generation_config.json: {error}") from error
     return defaults
+
+
+def _pooling(folder: Path | None) -> str:
+    """The mode that a sentence-transformers model names; "last" where nothing is said."""
+    path = None if folder is None else folder / "1_Pooling"
+    if path is None or not (path / "config.json").is_file():
+        return "last"
+    config = read_config(path)
+    modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+    names = sorted(mode.removeprefix("pooling_mode_") for mode in modes)
+    return "last" if names in ([], ["lasttoken"]) else "+".join(names)
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer | None:

@@ -150,6 +150,7 @@ class ProcessHost:
             tokenizer=loaded.tokenizer,
             chat_template=loaded.chat_template,
             sampling_defaults=loaded.sampling_defaults,
+            pooling=loaded.pooling,
             adapters=tuple(self._config.adapters),
         )
         self._config = replace(

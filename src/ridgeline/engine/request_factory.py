@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from ridgeline.core.errors import ContextLengthError, InvalidRequestError
+from ridgeline.core.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from ridgeline.core.philox import derive_seed
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
@@ -43,11 +43,17 @@ class RequestFactory:
         Raises:
             InvalidRequestError: a token id or the adapter does not exist.
             ContextLengthError: the prompt leaves no room in the context.
+            UnsupportedModelError: an embedding is wanted, and the model pools in another way.
         """
         info = self._info
         check_token_ids(token_ids, params, vocab_size=info.spec.vocab_size)
         if params.stop and info.tokenizer is None:
             raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
+        if wants_pooled and info.pooling != "last":
+            raise UnsupportedModelError(
+                f"{info.name} makes embeddings by {info.pooling} pooling; only the last token's "
+                "hidden state can be had."
+            )
         room = 0 if wants_logits or wants_pooled else 1
         if len(token_ids) + room > info.config.max_model_len:
             raise ContextLengthError(

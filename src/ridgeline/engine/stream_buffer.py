@@ -5,38 +5,36 @@ from dataclasses import replace
 
 from ridgeline.core.request import CompletionChunk
 
-
-def merge_chunks(first: CompletionChunk, second: CompletionChunk) -> CompletionChunk:
-    """One chunk that says what two consecutive ones of a sample said."""
-    return replace(
-        second,
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=first.logprobs + second.logprobs,
-        prompt=first.prompt or second.prompt,
-    )
+_MAX_PARTS = 256  # merged at once, so that a long wait costs little memory
 
 
 class ChunkBuffer:
-    """Holds a chunk per sample at the most; more of the same sample are merged into it.
+    """Gives out what waits of a sample as one chunk, however many it came in.
 
-    So what waits for a reader is bounded by the output itself. Samples come out in the order in
-    which their text began to wait.
+    So what waits for a reader is bounded by the output itself; ``num_logprobs`` counts the entries
+    of its largest part. Samples come out in the order in which their text began to wait.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[CompletionChunk]] = {}  # by sample, merged when taken
+        self._waiting: dict[int, list[CompletionChunk]] = {}  # by sample
+        self.num_logprobs = 0
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def put(self, chunk: CompletionChunk) -> None:
-        self._waiting.setdefault(chunk.index, []).append(chunk)
+        waiting = self._waiting.setdefault(chunk.index, [])
+        waiting.append(chunk)
+        self.num_logprobs += sum(1 + len(entry.top) for entry in chunk.logprobs)
+        if len(waiting) >= _MAX_PARTS:
+            waiting[:] = [_join(waiting)]
 
     def take(self) -> CompletionChunk:
         """The next chunk, merged from all that waits of its sample."""
         index = next(iter(self._waiting))
-        return _join(self._waiting.pop(index))
+        chunk = _join(self._waiting.pop(index))
+        self.num_logprobs -= sum(1 + len(entry.top) for entry in chunk.logprobs)
+        return chunk
 
     def drain(self) -> Iterator[CompletionChunk]:
         while self._waiting:

@@ -10,6 +10,8 @@ from ridgeline.core.errors import RidgelineError
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
 from ridgeline.engine.stream_buffer import ChunkBuffer
 
+MAX_WAITING_LOGPROBS = 500_000
+
 
 class RequestStream:
     """One request between the worker's events and its reader; lives in one event loop."""
@@ -38,6 +40,11 @@ class RequestStream:
         self.vector = vector
         self.is_finished = True
         self._changed.set()
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether more waits than a reader may leave; only log-probabilities get there."""
+        return self._buffer.num_logprobs > MAX_WAITING_LOGPROBS
 
     def abort(self) -> None:
         """End every sample that is still open."""
