@@ -277,14 +277,17 @@ def test_control_characters_stay_within_a_log_line(roomy_folder, tmp_path, caplo
     """Item 12: one line of JSON for each request, whatever is in its strings."""
     nasty = [chr(code) for code in [*range(32), 0x7F, 0x85, 0x2028, 0x2029, 0x9B]]
     settings = {"data_dir": tmp_path, "log_requests": True}
-    with caplog.at_level(logging.INFO), running(roomy_folder, **settings) as server:
-        with server.client() as client:
-            for char in nasty:
-                text = f"a{char}\n{char}SECRET-PROMPT"
-                client.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
-                client.post("/v1/completions", json={"prompt": "a", "model": text})
-                client.post("/v1/completions", json={text: 1})
-                client.get("/v1/models/" + "".join(f"%{b:02x}" for b in text.encode()))
+    with (
+        caplog.at_level(logging.INFO),
+        running(roomy_folder, **settings) as server,
+        server.client() as client,
+    ):
+        for char in nasty:
+            text = f"a{char}\n{char}SECRET-PROMPT"
+            client.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
+            client.post("/v1/completions", json={"prompt": "a", "model": text})
+            client.post("/v1/completions", json={text: 1})
+            client.get("/v1/models/" + "".join(f"%{b:02x}" for b in text.encode()))
     lines = [r.getMessage() for r in caplog.records if r.name == "ridgeline.requests"]
     assert len(lines) == 4 * len(nasty)
     for line in lines:

@@ -7,11 +7,22 @@ import sys
 from collections.abc import Sequence
 
 import ridgeline
-from ridgeline.cli import bench, bench_serve, chat, collect_env, generate, plan, roofline, serve
+from ridgeline.cli import (
+    batch,
+    bench,
+    bench_serve,
+    chat,
+    collect_env,
+    generate,
+    plan,
+    probe,
+    roofline,
+    serve,
+)
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 
-COMMANDS = (serve, generate, chat, bench, bench_serve, plan, roofline, collect_env)
+COMMANDS = (serve, generate, chat, batch, probe, bench, bench_serve, plan, roofline, collect_env)
 _INTERRUPTED = 130
 
 

@@ -49,7 +49,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._unwatch_head()
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
             raise ValueError("the head is too long")  # the parser turns it into 400
         names = [name for name, _ in self.headers]

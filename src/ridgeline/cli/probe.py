@@ -1,0 +1,110 @@
+"""``ridgeline probe URL``: how fast an OpenAI-compatible endpoint is, and where it throttles."""
+
+import argparse
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.display import error_console
+from ridgeline.cli.options import Parser
+from ridgeline.core.errors import InvalidRequestError
+
+
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add this command to the command line."""
+    parser = commands.add_parser("probe", help="measure an OpenAI-compatible endpoint")
+    parser.add_argument("url", metavar="URL", help="of the server, or of its /v1")
+    parser.add_argument("--model-name", metavar="NAME", help="default: the first that is listed")
+    parser.add_argument("--api-key", metavar="KEY")
+    parser.add_argument(
+        "--input-lens", type=_numbers, default=[32, 128, 512], metavar="N,N", help="prompt tokens"
+    )
+    parser.add_argument("--output-len", type=int, default=32, metavar="N", help="output tokens")
+    parser.add_argument("--concurrency", type=_numbers, default=[1, 2, 4, 8, 16, 32], metavar="N,N")
+    parser.add_argument("--requests", type=int, default=8, metavar="N", help="for each point")
+    parser.add_argument(
+        "--weights-gb", type=float, metavar="GB", help="weights of a model that it may be"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print."""
+    if arguments.output_len < 2 or arguments.requests < 1:
+        raise InvalidRequestError("--output-len must be at least 2 and --requests at least 1.")
+    report = asyncio.run(_measure(arguments))
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _print(report)
+    return 0
+
+
+async def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    from ridgeline.bench.serve.http_target import HttpTarget
+    from ridgeline.bench.serve.probe import implied_bandwidth, probe
+
+    target = HttpTarget(arguments.url, model=arguments.model_name or "", api_key=arguments.api_key)
+    name = arguments.model_name or (await target.models())[0]
+    with error_console.status("probing") as status:
+        found = await probe(
+            target.with_model(name),
+            input_lengths=arguments.input_lens,
+            output_tokens=arguments.output_len,
+            concurrencies=arguments.concurrency,
+            requests_per_point=arguments.requests,
+            progress=lambda text: status.update(text),
+        )
+    report = {"url": arguments.url, "model": name, **asdict(found)}
+    tpot_s = found.loads[0].tpot_p50_s if found.loads else None
+    if arguments.weights_gb is not None and tpot_s:
+        report["implied"] = implied_bandwidth(arguments.weights_gb * 1e9, tpot_s)
+    return report
+
+
+def _print(report: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    console.print(f"{report['model']} at {report['url']}")
+    table = Table("prompt tokens", "TTFT ms")
+    for point in report["lengths"]:
+        table.add_row(str(point["input_tokens"]), _ms(point["ttft_s"]))
+    console.print(table)
+    if report["prefill_tokens_s"] is not None:
+        console.print(
+            f"prefill {report['prefill_tokens_s']:,.0f} tok/s over {_ms(report['overhead_s'])} ms"
+        )
+    table = Table("at once", "output tok/s", "TTFT p50 ms", "TPOT p50 ms", "failed")
+    for load in report["loads"]:
+        table.add_row(
+            str(load["concurrency"]), f"{load['output_tokens_s']:.1f}", _ms(load["ttft_p50_s"]),
+            _ms(load["tpot_p50_s"]), str(load["num_failed"]),
+        )  # fmt: skip
+    console.print(table)
+    if report["throttled_at"] is not None:
+        console.print(f"Requests fail from {report['throttled_at']} at once.")
+    elif report["saturation"] is not None:
+        console.print(f"Output hardly grows beyond {report['saturation']} at once.")
+    else:
+        console.print("It was not saturated by this load.")
+    if "implied" in report:
+        rate = report["implied"]["bytes_per_s"] / 1e9
+        console.print(f"Weights of that size, read once a token, would be {rate:,.1f} GB/s.")
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("expected whole numbers: 1,2,4") from error
+    if any(value < 1 for value in values):
+        raise argparse.ArgumentTypeError("numbers must be positive")
+    return values

@@ -1,0 +1,119 @@
+"""A batch without a server: a file in, files out, and the same meaning."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import DiskError, InvalidRequestError
+from ridgeline.core.sampling_params import check_int
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.loading import Progress
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.context import Server
+from ridgeline.server.jobs.lines import ENDPOINTS, LinePlace, read_line, read_lines, run_line
+from ridgeline.server.keys import ANONYMOUS, Caller
+
+
+class OfflineBatch:
+    """Checks the whole input at once; lines that the outputs have already are not run again.
+
+    Raises:
+        InvalidRequestError: the input is missing, or a line of it is not as it should be.
+    """
+
+    def __init__(self, source: Path, output: Path, *, concurrency: int) -> None:
+        check_int("concurrency", concurrency, 1, 4096)
+        self._source = source
+        self._output = output
+        self._errors = output.with_name(f"{output.stem}.errors{output.suffix}")
+        self._concurrency = concurrency
+        try:
+            places, problems = read_lines(source, _endpoint(source))
+        except OSError as error:
+            raise InvalidRequestError(f"The input cannot be read: {error.strerror}.") from error
+        if problems:
+            first = problems[0]
+            where = "" if first["line"] is None else f"Line {first['line']}: "
+            raise InvalidRequestError(where + first["message"])
+        answered = _custom_ids(output) | _custom_ids(self._errors)
+        self.total = len(places)
+        self._places = [place for place in places if place.custom_id not in answered]
+        self.done = self.total - len(self._places)
+
+    async def run(
+        self,
+        config: EngineConfig,
+        *,
+        progress: Progress | None = None,
+        on_line: Callable[[], None] = lambda: None,
+    ) -> dict[str, int]:
+        """Run what is left; returns how many of all lines are completed and failed."""
+        if self._places:
+            async with AsyncEngine(config, in_process=True, progress=progress) as engine:
+                server = Server(engine, ServerConfig(max_queue=1 << 20))
+                try:
+                    await self._run_lines(server, on_line)
+                finally:
+                    server.close()
+        return {
+            "completed": len(_custom_ids(self._output)),
+            "failed": len(_custom_ids(self._errors)),
+        }
+
+    async def _run_lines(self, server: Server, on_line: Callable[[], None]) -> None:
+        slots = asyncio.Semaphore(self._concurrency)
+        caller = Caller(tenant=ANONYMOUS)
+
+        async def one(place: LinePlace) -> None:
+            async with slots:
+                line = await server.in_thread(read_line, self._source, place)
+                result = await run_line(server, caller, place, line)
+            target = self._errors if result.is_error else self._output
+            try:
+                with open(target, "ab") as file:
+                    file.write(result.body + b"\n")
+            except OSError as error:
+                raise DiskError(f"{target} cannot be written: {error.strerror}.") from error
+            on_line()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place in self._places:
+                    group.create_task(one(place))
+        except BaseExceptionGroup as group_error:  # one cause is enough to tell
+            raise group_error.exceptions[0] from None
+
+
+def _endpoint(source: Path) -> str:
+    """The url of the first line, which is that of all."""
+    with open(source, "rb") as file:
+        for data in file:
+            if data.strip():
+                try:
+                    url = json.loads(data).get("url")
+                except (ValueError, AttributeError, RecursionError):
+                    raise InvalidRequestError("Line 1 is not a JSON object.") from None
+                if url in ENDPOINTS:
+                    return str(url)
+                known = ", ".join(ENDPOINTS)
+                raise InvalidRequestError(f"The url of line 1 must be one of {known}.")
+    raise InvalidRequestError("The input has no requests.")
+
+
+def _custom_ids(path: Path) -> set[str]:
+    """The lines that a file has; one that a crash cut short counts as missing, and is cut off."""
+    if not path.exists():
+        return set()
+    found, size = set(), 0
+    with open(path, "rb") as file:
+        for data in file:
+            if not data.endswith(b"\n"):
+                break
+            found.add(json.loads(data)["custom_id"])
+            size += len(data)
+    if size < path.stat().st_size:
+        with open(path, "r+b") as file:
+            file.truncate(size)
+    return found

@@ -1,0 +1,270 @@
+"""Items 21, 26, 28 to 35 of the catalogue: what happens to processes and connections."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+
+import httpx
+import psutil
+import pytest
+from tests.reliability.process import serve_process
+from tests.server.running import running
+
+LONG = {"prompt": "the cat", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+SHORT = {"prompt": "the cat", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+FULL = pytest.param("full", marks=pytest.mark.slow)
+
+
+def rounds(size, short, full):
+    return full if size == "full" else short
+
+
+def wait_until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_a_request_larger_than_the_pool(roomy_folder, tmp_path):
+    """Item 21: refused at once, and nobody behind it waits."""
+    settings = {"max_model_len": 128, "kv_cache_memory_bytes": 256 << 10}
+    with (
+        running(roomy_folder, data_dir=tmp_path, engine=settings) as server,
+        server.client() as client,
+    ):
+        client.post("/v1/completions", json=SHORT)
+        started = time.monotonic()
+        response = client.post("/v1/completions", json={"prompt": "the cat " * 200})
+        assert time.monotonic() - started < 0.5
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert client.post("/v1/completions", json=SHORT).status_code == 200
+
+
+@pytest.mark.parametrize("where", ["tokenize", "sampling", "encode"])
+def test_a_failure_inside_hits_only_the_guilty(served, http, monkeypatch, where):
+    """Item 26, the server's part: an exception is a 500 of fixed text, and the rest goes on."""
+    target = {
+        "tokenize": "ridgeline.server.routes.completions.tokenize",
+        "sampling": "ridgeline.server.routes.completions.sampling_params",
+        "encode": "ridgeline.server.routes.completions.usage_of",
+    }[where]
+
+    def fail(*_, **__):
+        raise RuntimeError("secret detail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, fail)
+        response = http.post("/v1/completions", json=SHORT)
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert served.server.limits.running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("size", ["short", FULL])
+def test_disconnects_free_their_slots(served, http, stream, size):
+    """Item 32: whoever leaves, streaming or not, leaves nothing behind."""
+    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    for index in range(rounds(size, 20, 500)):
+        connection = socket.create_connection(address)
+        connection.sendall(head % len(body) + body)
+        time.sleep((index % 7) * 0.004)
+        connection.close()
+    stats = served.server.engine.stats
+    wait_until(lambda: served.server.limits.running == 0, 2, "requests stay open")
+    wait_until(lambda: stats().num_running + stats().num_waiting == 0, 2, "sequences still run")
+    wait_until(lambda: stats().kv_usage == 0, 2, "KV is still held")
+
+
+def test_slow_readers_slow_nobody(served, http):
+    """Item 33: readers who take a byte a second beside one who reads."""
+    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    body = json.dumps({**LONG, "max_tokens": 60, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    before = psutil.Process().memory_info().rss
+    readers = [socket.create_connection(address) for _ in range(12)]
+    for reader in readers:
+        reader.sendall(head % len(body) + body)
+        reader.recv(1)
+    assert http.post("/v1/completions", json=SHORT).status_code == 200
+    wait_until(lambda: served.server.limits.running == 0, 60, "slow readers hold the engine")
+    assert psutil.Process().memory_info().rss - before < 50 << 20
+    for reader in readers:
+        reader.close()
+
+
+def test_text_deltas_join_to_the_full_decode(served, http):
+    """Item 34: sampled bytes of any kind; what streams is what decoding the whole gives."""
+    for seed in range(8):
+        body = {"prompt": "the", "max_tokens": 40, "temperature": 3.0, "seed": seed,
+                "ignore_eos": True, "stream": True, "return_token_ids": True}  # fmt: skip
+        text, ids = "", []
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line[6:])["choices"]
+                    text += choice["text"]
+                    ids += choice["token_ids"]
+        whole = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+        assert text == whole.replace("<eos>", "")
+
+
+def test_overload_is_refused_with_retry_after(roomy_folder, tmp_path):
+    """Item 35: far more than the queue takes; each is served or told when to come again."""
+    with running(roomy_folder, data_dir=tmp_path, max_queue=8) as server:
+
+        async def flood():
+            limits = httpx.Limits(max_connections=200)
+            async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+                return await asyncio.gather(
+                    *(client.post("/v1/completions", json=SHORT) for _ in range(160))
+                )
+
+        answers = asyncio.run(flood())
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 8
+        for answer in answers:
+            if answer.status_code == 429:
+                assert int(answer.headers["retry-after"]) >= 1
+                assert answer.json()["error"]["code"] == "server_overloaded"
+        with server.client() as client:
+            assert client.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_pings_break_the_silence(roomy_folder, tmp_path):
+    with running(roomy_folder, data_dir=tmp_path, ping_s=0.05) as server:
+        with server.client() as client, client.stream("GET", "/live") as response:
+            text = b""
+            for piece in response.iter_raw():
+                text += piece
+                if b": ping" in text:
+                    break
+        assert b"data: {" in text
+
+
+@pytest.fixture(scope="module")
+def process(roomy_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("process")
+    with serve_process(roomy_folder, folder / "data", "--drain-s", "15") as server:
+        yield server
+
+
+@pytest.mark.parametrize("size", ["short", FULL])
+def test_killing_the_engine_under_load(process, size):
+    """Item 28: every request ends, none is cut short in silence, and service comes back."""
+    for _ in range(rounds(size, 1, 50)):
+        process.wait_ready()
+
+        async def load():
+            async with httpx.AsyncClient(base_url=process.url, timeout=60) as client:
+
+                async def one(index):
+                    stream = index % 2 == 0
+                    try:
+                        answer = await client.post(
+                            "/v1/completions", json={**LONG, "max_tokens": 1200, "stream": stream}
+                        )
+                    except httpx.TransportError as error:
+                        return f"transport {error}"
+                    if answer.status_code != 200:
+                        return str(answer.status_code)
+                    if stream and "[DONE]" not in answer.text:
+                        return "told" if '"error"' in answer.text else "cut short"
+                    return "finished"
+
+                tasks = [asyncio.create_task(one(index)) for index in range(10)]
+                await asyncio.sleep(0.7)
+                os.kill(process.engine().pid, signal.SIGKILL)
+                killed = time.monotonic()
+                outcomes = await asyncio.gather(*tasks)
+                return outcomes, time.monotonic() - killed
+
+        outcomes, _ = asyncio.run(load())
+        assert set(outcomes) <= {"finished", "told", "500", "503"}, outcomes
+        assert process.wait_ready(30) < 15
+        with process.client() as client:
+            assert client.post("/v1/completions", json=SHORT).status_code == 200
+            assert client.get("/health").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_stopped_engine_is_not_ready(process):
+    """Item 29: SIGSTOP shows within 10 s; after SIGCONT all is well."""
+    process.wait_ready()
+    engine = process.engine()
+    with process.client() as client, httpx.Client(timeout=1) as other:
+        engine.suspend()
+        try:
+            with pytest.raises(httpx.TimeoutException):
+                other.post(f"{process.url}/v1/completions", json=SHORT)
+            wait_until(lambda: client.get("/ready").status_code == 503, 10, "/ready stays 200")
+        finally:
+            engine.resume()
+        process.wait_ready(30)
+
+
+@pytest.mark.parametrize("size", ["short", FULL])
+def test_killing_the_server_leaves_nothing(roomy_folder, tmp_path, size):
+    """Item 30: after SIGKILL of the parent no child, port or socket is left."""
+    port = None
+    for index in range(rounds(size, 1, 50)):
+        with serve_process(roomy_folder, tmp_path / f"data{index}", port=port) as server:
+            family, port = server.family(), server.port
+            assert len(family) >= 2
+            os.kill(server.process.pid, signal.SIGKILL)
+            server.process.wait()
+            wait_until(
+                lambda family=family: (
+                    not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
+                ),
+                5,
+                "an orphan is left",
+            )
+            with socket.create_server(("127.0.0.1", port)):
+                pass
+
+
+def drain(server):
+    """SIGTERM under load: what runs completes, new work is refused, and the exit code is 0."""
+
+    async def load():
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            body = {**LONG, "max_tokens": 400}
+            tasks = [
+                asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(4)
+            ]
+            await asyncio.sleep(0.5)
+            server.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            late = await client.post("/v1/completions", json=SHORT)
+            ready = await client.get("/ready")
+            done = await asyncio.gather(*tasks)
+            return [answer.status_code for answer in done], late, ready
+
+    statuses, late, ready = asyncio.run(load())
+    assert statuses == [200] * 4
+    assert late.status_code == 503
+    assert int(late.headers["retry-after"]) >= 1
+    assert ready.status_code == 503
+    assert server.process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_sigterm_drains_every_time(roomy_folder, tmp_path):
+    """Item 31."""
+    for index in range(50):
+        with serve_process(roomy_folder, tmp_path / f"data{index}") as server:
+            drain(server)
+
+
+def test_sigterm_drains(process):
+    """Item 31; the last test that uses the process."""
+    process.wait_ready()
+    drain(process)
