@@ -219,7 +219,7 @@ def test_a_long_step_is_not_a_stalled_engine():
             executor="reference", dtype="float64", max_num_batched_tokens=8192, max_num_seqs=16
         )
         engine = AsyncEngine(config)
-        engine._host._patience = process_host.Patience(step_stalled_s=1.0)
+        engine._host._patience = process_host.Patience(step_stalled_s=2.0)
         await engine.start()
         seen = set()
         params = SamplingParams(max_tokens=1)
@@ -227,7 +227,7 @@ def test_a_long_step_is_not_a_stalled_engine():
             asyncio.create_task(
                 anext(engine.generate(wish(str(i), params, tuple(range(i + 1, i + 1001)))))
             )
-            for i in range(2)
+            for i in range(4)
         ]
         while not all(task.done() for task in tasks):
             seen.add(engine.health().status)
@@ -239,4 +239,4 @@ def test_a_long_step_is_not_a_stalled_engine():
 
     seen, longest_s = asyncio.run(main())
     assert seen == {EngineStatus.READY}
-    assert longest_s > 1.25
+    assert longest_s > 2.25

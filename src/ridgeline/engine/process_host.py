@@ -16,6 +16,7 @@ from ridgeline.engine.stats import EngineStatus, Health
 
 _log = logging.getLogger(__name__)
 
+_BUSY_S = 0.1  # of processor time: more than the pulses themselves take in the time of a stall
 _READY = Health(status=EngineStatus.READY)
 
 
@@ -172,7 +173,7 @@ class ProcessHost:
             looked_s = now
             silent_s = now - process.last_pulse_s
             step_id, cpu_s = moved
-            if not pulse.is_busy or pulse.step_id != step_id or pulse.cpu_s > cpu_s + 0.5:
+            if not pulse.is_busy or pulse.step_id != step_id or pulse.cpu_s > cpu_s + _BUSY_S:
                 moved_s, moved = now, (pulse.step_id, pulse.cpu_s)
             stuck_s = now - moved_s if self._has_started else 0.0
             if silent_s > patience.pulse_killed_s or stuck_s > patience.step_killed_s:
