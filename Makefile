@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint embedded-model clean
+.PHONY: bench-honesty demo test test-all lint embedded-model clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ridgeline generate --prompt "def fibonacci(n):" --max-tokens 64 --temperature 0
@@ -19,6 +19,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench-honesty: $(VENV)/.installed-dev
+	$(BIN)/python -m ridgeline.bench.honesty
 
 embedded-model: $(VENV)/.installed-dev
 	$(BIN)/python -m ridgeline.compress.embedded

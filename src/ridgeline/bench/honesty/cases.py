@@ -1,0 +1,43 @@
+"""What is calibrated on, and what is tested: other shapes, other formats, other steps."""
+
+from collections.abc import Mapping, Sequence
+
+from ridgeline.bench.calibration import SHAPES, Config, shape
+from ridgeline.bench.step_timing import StepShape
+
+# Never calibrated on: grouped queries with a tied head and biases, and a width of its own.
+UNSEEN_SHAPES: Mapping[str, Config] = {
+    "tall": shape(1280, 3456, 5, 20, 4, 6144),
+    "tied": shape(896, 2432, 8, 14, 2, 16384, model_type="qwen2", tie_word_embeddings=True),
+}
+ALL_SHAPES: Mapping[str, Config] = {**SHAPES, **UNSEEN_SHAPES}
+
+# Never calibrated on: the last of each.
+CALIBRATED_FORMATS: Mapping[str, Sequence[str]] = {
+    "cpu": ("float32", "bfloat16", "int8"),
+    "reference": ("float32", "bfloat16"),
+}
+UNSEEN_FORMAT = {"cpu": "int4", "reference": "float64"}
+
+
+# No step of the calibration is among them.
+TEST_STEPS = (
+    *(StepShape(batch_size=b, num_tokens=1, context=c) for b, c in (
+        (1, 250), (1, 1000), (2, 600), (3, 64), (4, 350), (6, 900), (8, 250), (12, 128), (16, 500),
+    )),
+    *(StepShape(batch_size=b, num_tokens=n, context=c) for b, n, c in (
+        (1, 24, 0), (1, 48, 200), (1, 96, 0), (1, 192, 300), (2, 100, 0), (3, 32, 128),
+    )),
+)  # fmt: skip
+
+
+def tested_models(executor: str) -> list[tuple[str, str]]:
+    """(shape, format) of each model that is tested."""
+    plain, unseen = CALIBRATED_FORMATS[executor], UNSEEN_FORMAT[executor]
+    return [
+        ("wide", plain[-1]),
+        ("deep", plain[0]),
+        *(("tall", form) for form in (*plain[1:], unseen)),
+        *(("tied", form) for form in (plain[1], unseen)),
+        ("wide", unseen),
+    ]
