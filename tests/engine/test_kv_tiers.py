@@ -1,5 +1,6 @@
 """KV that outlives its blocks, and its engine: outputs are as without, and only its own hit."""
 
+import asyncio
 import shutil
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.request import GenerateRequest
+from ridgeline.engine import AsyncEngine
 from ridgeline.weights.digest import content_digest
 
 PROMPT = [(7 * i) % 290 for i in range(60)]
@@ -80,3 +84,55 @@ def test_the_digest_is_of_the_content_and_is_remembered(tmp_path):
     assert content_digest([folder], memory=memory) == first
     save_file({"a": torch.ones(10)}, folder / "model.safetensors")
     assert content_digest([folder], memory=memory) != first
+
+
+def pin_many(llm):
+    for n in range(30):
+        llm.pin_prefix([(n * i + n) % 290 for i in range(90)])
+
+
+def test_pins_and_miss_reports_through_llm(model_folder):
+    settings = {"dtype": "float64", "block_tokens": 4, "max_model_len": 128, "max_num_seqs": 3}
+    with LLM(str(model_folder), **settings) as llm:
+        number = llm.pin_prefix(PROMPT)
+        for n in range(30):  # enough to evict all that is not pinned
+            llm.generate([[(n * i + n) % 290 for i in range(90)]], SamplingParams(max_tokens=1))
+        report = llm.explain_miss([*PROMPT[:50], 299, *PROMPT[51:]])
+        assert (report.num_cached, report.num_matching) == (48, 50)
+        assert (report.token_id, report.cached_token_id) == (299, PROMPT[50])
+        (result,) = llm.generate([PROMPT], SamplingParams(max_tokens=1))
+        assert result.num_cached_tokens == 56
+        llm.unpin_prefix(number)
+        with pytest.raises(OutOfMemoryError, match="pinned prefixes would take"):
+            pin_many(llm)
+        assert llm.generate([PROMPT * 2], SamplingParams(max_tokens=1))[0].finished
+        llm._loop.check_integrity()
+    with (
+        LLM(str(model_folder), enable_prefix_caching=False) as llm,
+        pytest.raises(InvalidRequestError, match="no prefix cache"),
+    ):
+        llm.pin_prefix(PROMPT)
+
+
+def test_a_tenants_kv_is_deleted_through_the_async_engine(model_folder, tmp_path):
+    config = EngineConfig(model=str(model_folder), block_tokens=16, kv_disk_tier_path=str(tmp_path))
+
+    async def ask(engine, number, tenant):
+        request = GenerateRequest(
+            request_id=str(number), prompt=tuple(PROMPT), params=PARAMS, tenant=tenant,
+            cache_salt=tenant,
+        )  # fmt: skip
+        chunks = [chunk async for chunk in engine.generate(request)]
+        return next(c.prompt.num_cached_tokens for c in chunks if c.prompt is not None)
+
+    async def main():
+        engine = AsyncEngine(config, in_process=True)
+        await engine.start()
+        try:
+            found = [await ask(engine, number, "ab"[number % 2]) for number in range(4)]
+            await engine.delete_tenant("a")
+            return [*found, await ask(engine, 4, "a"), await ask(engine, 5, "b")]
+        finally:
+            await engine.shutdown(drain_s=1.0)
+
+    assert asyncio.run(main()) == [0, 0, 48, 48, 0, 48]

@@ -21,6 +21,7 @@ from ridgeline.engine.loading import Progress
 from ridgeline.engine.messages import (
     Abort,
     Add,
+    DeleteTenant,
     Event,
     Failed,
     Lost,
@@ -172,6 +173,10 @@ class AsyncEngine:
             return
         self._streams[number].abort()
         self._host.send(Abort(number=number))
+
+    async def delete_tenant(self, tenant: str) -> None:
+        """Forget all KV that was computed for a tenant's requests, in memory and on disk."""
+        self._host.send(DeleteTenant(tenant=tenant))
 
     def health(self) -> Health:
         """Whether requests are taken now; follows the progress of steps."""

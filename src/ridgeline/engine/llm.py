@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
 from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
-from ridgeline.core.request import RequestOutput
+from ridgeline.core.request import Request, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import ModelSpec
 from ridgeline.engine.beam_search import BeamParams, as_completion, beam_search
@@ -20,6 +20,7 @@ from ridgeline.engine.loading import Progress
 from ridgeline.engine.prompts import Prompt, as_prompts, encode_prompt
 from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stream import CompletionStream
+from ridgeline.kvcache import MissReport
 from ridgeline.roofline.live import RooflineReport
 from ridgeline.text import Tokenizer
 
@@ -143,6 +144,36 @@ class LLM:
         self._finish([state])
         return state.prompt_logits()
 
+    def pin_prefix(
+        self, prompt: Prompt, *, adapter: str | None = None, cache_salt: str = ""
+    ) -> int:
+        """Compute a prefix, and keep the KV of its whole blocks until `unpin_prefix`.
+
+        Returns a number for that. Only requests of the same adapter and ``cache_salt`` gain by it.
+
+        Raises:
+            InvalidRequestError: there is no prefix cache.
+            OutOfMemoryError: what is left of the KV pool would not hold a sequence of full length.
+        """
+        request = self._prefix_request(prompt, adapter=adapter, cache_salt=cache_salt)
+        assert request.cache_key is not None
+        self._finish([self._loop.add(request)])
+        scheduler = self._engine.scheduler
+        return scheduler.pin_prefix(request.cache_key, request.prompt_token_ids)[0]
+
+    def unpin_prefix(self, number: int) -> None:
+        """Let go of a pinned prefix; once for each number that `pin_prefix` gave."""
+        self._engine.scheduler.unpin(number)
+
+    def explain_miss(
+        self, prompt: Prompt, *, adapter: str | None = None, cache_salt: str = ""
+    ) -> MissReport:
+        """How far a prompt is cached, and the first token that differs from what is."""
+        request = self._prefix_request(prompt, adapter=adapter, cache_salt=cache_salt)
+        assert request.cache_key is not None
+        scheduler = self._engine.scheduler
+        return scheduler.explain_miss(request.cache_key, request.prompt_token_ids)
+
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -250,6 +281,16 @@ class LLM:
                 self._loop.abort(state.request.request_id)
             raise
         return states
+
+    def _prefix_request(self, prompt: Prompt, *, adapter: str | None, cache_salt: str) -> Request:
+        if not self.config.enable_prefix_caching:
+            raise InvalidRequestError("There is no prefix cache: enable_prefix_caching.")
+        return self._engine.requests.build(
+            encode_prompt(prompt, self.tokenizer),
+            SamplingParams(max_tokens=1),
+            adapter=adapter,
+            cache_salt=cache_salt,
+        )
 
     def _finish(self, states: Sequence[RequestState]) -> None:
         """Run steps until these requests are finished; they are aborted if that is interrupted."""

@@ -21,6 +21,12 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     number: int
 
 
+class DeleteTenant(msgspec.Struct, tag=True, frozen=True):
+    """Forget all cached KV that was computed for a tenant; nothing follows."""
+
+    tenant: str
+
+
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the worker, whatever is in progress."""
 
@@ -92,5 +98,5 @@ class Pulse(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-Command = Add | Abort | Stop
+Command = Add | Abort | DeleteTenant | Stop
 Event = Loading | Started | Output | Pooled | Refused | Report | Failed | Lost

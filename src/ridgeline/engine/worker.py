@@ -13,6 +13,7 @@ from ridgeline.engine.messages import (
     Abort,
     Add,
     Command,
+    DeleteTenant,
     Event,
     Failed,
     Output,
@@ -103,6 +104,8 @@ class Worker:
                 self._gate.abort(number)
                 self._pooling.pop(number, None)
                 self._loop.abort(number)
+            case DeleteTenant(tenant=tenant):
+                self._engine.scheduler.delete_tenant(tenant)
             case Stop():
                 self._running = False
 
