@@ -12,7 +12,7 @@ int panel_rows(int num_rows) {
   return (num_rows + panels - 1) / panels;
 }
 
-using ScoreRows = void (*)(const uint8_t* const*, int, const float*, int, float*);
+using ScoreRows = void (*)(const Operands&, int, int, const float*, int, float*);
 using MixRows = void (*)(const ChunkValues&, const float*, const float*, float*, int);
 
 // The tiles of a format by their number of rows, from 1.
@@ -44,7 +44,7 @@ struct Chunk {
   int start;  // slot
   int first;
   int last;
-  const uint8_t* sub_blocks[kChunkSubBlocks];
+  Operands sub_blocks;
 };
 
 // Puts the slots of a draft's path one behind the other.
@@ -79,10 +79,15 @@ Chunk find_chunk(const RowBlock& block, const SubBlockLayout& layout, int start,
   for (int s = chunk.first; s < chunk.last; ++s) {
     int slot = start + s * kSubTokens;
     bool path = sequence.ancestors && std::min(slot + kSubTokens, seen.last) > first_draft;
-    chunk.sub_blocks[s] =
+    auto at = [&](int where) {
+      return sub_block_at(*block.group, layout, block.layer, block.kv_head, block.block_table,
+                          where);
+    };
+    chunk.sub_blocks.now[s] =
         path ? gather(block, layout, slot, seen.last, scratch.gathered + s * layout.bytes)
-             : sub_block_at(*block.group, layout, block.layer, block.kv_head, block.block_table,
-                            slot);
+             : at(slot);
+    int next = slot + kChunkTokens;
+    chunk.sub_blocks.later[s] = next < seen.last ? at(next) : chunk.sub_blocks.now[s];
   }
   return chunk;
 }
@@ -109,25 +114,24 @@ void convert_values(const uint8_t* from, int num_elements, float* to) {
 template <int F>
 void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockScratch& scratch) {
   int width = block.group->k_width;
-  auto* values = scratch.values;
-  auto panels = [&](const ScoreRows* kernels, const uint8_t* const* sub_blocks, int first,
-                    int count) {
+  auto panels = [&](const ScoreRows* kernels, const Operands& keys, int first, int last) {
     for_panels(block.num_rows, [&](int row, int rows) {
-      kernels[rows - 1](sub_blocks, count, scratch.q + row * width, width,
-                        scratch.scores + row * kChunkTokens + first * kSubTokens);
+      kernels[rows - 1](keys, first, last, scratch.q + row * width, width,
+                        scratch.scores + row * kChunkTokens);
     });
   };
   if (!convert) {
-    panels(Tiles<F>::score, chunk.sub_blocks + chunk.first, chunk.first, chunk.last - chunk.first);
+    panels(Tiles<F>::score, chunk.sub_blocks, chunk.first, chunk.last);
     return;
   }
+  Operands converted = {};
   for (int s = chunk.first; s < chunk.last; ++s) {
-    convert_keys<F>(chunk.sub_blocks[s], width, scratch.keys);
+    convert_keys<F>(chunk.sub_blocks.now[s], width, scratch.keys);
     if (block.group->v_width == 0)
       transpose_keys(scratch.keys, block.out_width, block.out_stride,
-                     values + s * kSubTokens * block.out_stride);
-    auto* keys = reinterpret_cast<const uint8_t*>(scratch.keys);
-    panels(Tiles<RL_F32>::score, &keys, s, 1);
+                     scratch.values + s * kSubTokens * block.out_stride);
+    converted.now[s] = reinterpret_cast<const uint8_t*>(scratch.keys);
+    panels(Tiles<RL_F32>::score, converted, s, s + 1);
   }
 }
 
@@ -139,7 +143,7 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
   float k_scales[kChunkTokens] = {}, v_scales[kChunkTokens] = {};
   if constexpr (F == RL_INT8) {
     for (int s = chunk.first; s < chunk.last; ++s) {
-      const uint8_t* sub_block = chunk.sub_blocks[s];
+      const uint8_t* sub_block = chunk.sub_blocks.now[s];
       int64_t v_offset = layout.v_width ? layout.v_scales_offset : layout.k_scales_offset;
       std::memcpy(k_scales + s * kSubTokens, sub_block + layout.k_scales_offset, 64);
       std::memcpy(v_scales + s * kSubTokens, sub_block + v_offset, 64);
@@ -192,14 +196,15 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
   values.first_sub_block = chunk.first;
   values.last_token = std::min(last - chunk.start, kChunkTokens);
   for (int s = chunk.first; s < chunk.last; ++s) {
-    const uint8_t* stored = chunk.sub_blocks[s] + layout.v_offset;
+    const uint8_t* stored = chunk.sub_blocks.now[s] + layout.v_offset;
     if (convert) {
       float* converted = scratch.values + s * kSubTokens * block.out_stride;
       int tokens = std::min(kSubTokens, values.last_token - s * kSubTokens);
       if (layout.v_width) convert_values<F>(stored, tokens * layout.v_stride, converted);
       stored = reinterpret_cast<const uint8_t*>(converted);
     }
-    values.sub_blocks[s] = stored;
+    values.sub_blocks.now[s] = stored;
+    values.sub_blocks.later[s] = chunk.sub_blocks.later[s] + layout.v_offset;
   }
   const MixRows* kernels = convert ? Tiles<RL_F32>::mix : Tiles<F>::mix;
   for_panels(block.num_rows, [&](int row, int rows) {

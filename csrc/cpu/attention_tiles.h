@@ -23,21 +23,28 @@ constexpr int tile_width(int rows) {
   return chains <= 2 ? 4 : chains <= (W == 16 ? 6 : 4) ? 2 : 1;
 }
 
+// Where products read: sub-blocks of a chunk, and what will be read a chunk later, to be fetched
+// meanwhile. Sub-blocks are too short, and lie too far apart, for the hardware to do it.
+struct Operands {
+  const uint8_t* now[kChunkSubBlocks];
+  const uint8_t* later[kChunkSubBlocks];
+};
+
 // scores[r * kChunkTokens + 16 u + lane] = sum over k of q[k * R + r] * K[u][k][lane].
 template <int F, int R, int U>
-inline void score_tile(const uint8_t* const* sub_blocks, const float* q, int width, float* scores) {
+inline void score_tile(const Operands& keys, int first, const float* q, int width, float* scores) {
   vf sums[R][U][kVectors] = {};
   auto add = [&](int k) __attribute__((always_inline)) {
-    vf keys[U][kVectors];
+    vf elements[U][kVectors];
     RL_UNROLL
     for (int u = 0; u < U; ++u) RL_UNROLL
-    for (int v = 0; v < kVectors; ++v) keys[u][v] = load_k<F>(sub_blocks[u], k, v * W);
+    for (int v = 0; v < kVectors; ++v) elements[u][v] = load_k<F>(keys.now[first + u], k, v * W);
     RL_UNROLL
     for (int r = 0; r < R; ++r) {
       vf query = splat(q[k * R + r]);
       RL_UNROLL
       for (int u = 0; u < U; ++u) RL_UNROLL
-      for (int v = 0; v < kVectors; ++v) sums[r][u][v] = fma(query, keys[u][v], sums[r][u][v]);
+      for (int v = 0; v < kVectors; ++v) sums[r][u][v] = fma(query, elements[u][v], sums[r][u][v]);
     }
   };
   int k = 0;
@@ -46,6 +53,13 @@ inline void score_tile(const uint8_t* const* sub_blocks, const float* q, int wid
     add(k + 1);
     add(k + 2);
     add(k + 3);
+    if constexpr (F != RL_F32) {
+      constexpr int kBytes = F == RL_INT8 ? 64 : 128;
+      RL_UNROLL
+      for (int u = 0; u < U; ++u)
+        for (int i = 0; i < kBytes; i += 64)
+          __builtin_prefetch(keys.later[first + u] + k / 4 * kBytes + i);
+    }
   }
   for (; k < width; ++k) add(k);
   RL_UNROLL
@@ -56,19 +70,17 @@ inline void score_tile(const uint8_t* const* sub_blocks, const float* q, int wid
 }
 
 template <int F, int R>
-void score_rows(const uint8_t* const* sub_blocks, int num_sub_blocks, const float* q, int width,
+void score_rows(const Operands& keys, int first, int last, const float* q, int width,
                 float* scores) {
   constexpr int U = tile_width(R);
-  int u = 0;
-  for (; u + U <= num_sub_blocks; u += U)
-    score_tile<F, R, U>(sub_blocks + u, q, width, scores + u * kSubTokens);
-  for (; u < num_sub_blocks; ++u)
-    score_tile<F, R, 1>(sub_blocks + u, q, width, scores + u * kSubTokens);
+  int s = first;
+  for (; s + U <= last; s += U) score_tile<F, R, U>(keys, s, q, width, scores + s * kSubTokens);
+  for (; s < last; ++s) score_tile<F, R, 1>(keys, s, q, width, scores + s * kSubTokens);
 }
 
 // V of a chunk: token t of sub-block s begins at element t * stride of sub_blocks[s].
 struct ChunkValues {
-  const uint8_t* sub_blocks[kChunkSubBlocks];
+  Operands sub_blocks;
   int stride;
   int first_sub_block;
   int last_token;  // of the chunk; what lies beyond may never have been written
@@ -93,7 +105,11 @@ inline void mix_tile(const ChunkValues& values, const float* weights, const floa
       for (int u = 0; u < U; ++u) RL_UNROLL
       for (int v = 0; v < kVectors; ++v)
         elements[u][v] =
-            load_elements<F>(values.sub_blocks[s], t * values.stride + column + u * 16 + v * W);
+            load_elements<F>(values.sub_blocks.now[s], t * values.stride + column + u * 16 + v * W);
+      if constexpr (F != RL_F32) {
+        constexpr int kBytes = F == RL_INT8 ? 1 : 2;
+        __builtin_prefetch(values.sub_blocks.later[s] + (t * values.stride + column) * kBytes);
+      }
       RL_UNROLL
       for (int r = 0; r < R; ++r) {
         vf weight = splat(p[r * kChunkTokens + t]);
@@ -134,7 +150,9 @@ inline vf exp2_of_negative(vf x) {
   p = fma(p, f, splat(2.402224208e-1f));
   p = fma(p, f, splat(6.931469776e-1f));
   p = fma(p, f, splat(1.0f));
-  return float_of(bits_of(p) + (bits_of(shifted) << 23));
+  // Unsigned, since what is not finite overflows.
+  typedef uint32_t Bits __attribute__((vector_size(4 * W)));
+  return (vf)((Bits)p + ((Bits)shifted << 23));
 }
 
 }  // namespace rl

@@ -49,9 +49,9 @@ vf load_some(const float* x, int count) {
   return load(lanes);
 }
 
-// Calls store(i, code of x[i]) and returns the scale, which makes the largest magnitude 127. A value
-// that is not finite makes the scale NaN, so that all that is read from the token is NaN, rather
-// than something plausible.
+// Calls store(i, code of x[i]) and returns the scale, which makes the largest magnitude 127. A
+// value that is not finite makes the scale NaN, so that all that is read from the token is NaN,
+// rather than something plausible.
 template <class Store>
 float quantize(const float* x, int count, const Store& store_code) {
   vf largest = {}, poison = {};
@@ -74,9 +74,8 @@ float quantize(const float* x, int count, const Store& store_code) {
 void store_int8(const SubBlockLayout& layout, const float* k, const float* v, uint8_t* sub_block,
                 int lane) {
   auto* codes = reinterpret_cast<int8_t*>(sub_block);
-  k_scales(layout, sub_block)[lane] = quantize(k, layout.k_width, [&](int i, int8_t code) {
-    codes[k_element(layout, i, lane)] = code;
-  });
+  k_scales(layout, sub_block)[lane] = quantize(
+      k, layout.k_width, [&](int i, int8_t code) { codes[k_element(layout, i, lane)] = code; });
   if (layout.v_width == 0) return;
   codes += layout.v_offset + lane * layout.v_stride;
   v_scales(layout, sub_block)[lane] =

@@ -6,72 +6,17 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-import pytest
 
-pytest.importorskip("ridgeline.kernels.cpu")
-from ridgeline.kernels.cpu import load_library, usable_levels
+from ridgeline.kernels.cpu import Format, Pool, available_levels, load_library
+from ridgeline.kernels.cpu.structs import SEQUENCE, Attention, Batch, KVGroup
 
-FORMATS = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}
-LEVELS = usable_levels()
-
-
-class KVGroup(c.Structure):
-    _fields_ = (
-        ("format", c.c_int32),
-        ("block_tokens", c.c_int32),
-        ("num_layers", c.c_int32),
-        ("num_kv_heads", c.c_int32),
-        ("k_width", c.c_int32),
-        ("v_width", c.c_int32),
-        ("layer_bytes", c.c_int64),
-        ("block_bytes", c.c_int64),
-        ("data", c.c_void_p),
-    )
-
-
-class Sequence(c.Structure):
-    _fields_ = (
-        ("first_row", c.c_int32),
-        ("num_tokens", c.c_int32),
-        ("start", c.c_int32),
-        ("num_drafts", c.c_int32),
-        ("ancestors", c.c_void_p),
-        ("block_tables", c.c_void_p),
-    )
-
-
-class Batch(c.Structure):
-    _fields_ = (
-        ("num_tokens", c.c_int32),
-        ("num_sequences", c.c_int32),
-        ("token_ids", c.c_void_p),
-        ("positions", c.c_void_p),
-        ("sequences", c.c_void_p),
-    )
-
-
-class Attention(c.Structure):
-    _fields_ = (
-        ("num_heads", c.c_int32),
-        ("out_width", c.c_int32),
-        ("scale", c.c_float),
-        ("softcap", c.c_float),
-        ("window", c.c_int32),
-        ("sinks", c.c_void_p),
-    )
+FORMATS = {"f32": Format.F32, "f16": Format.F16, "bf16": Format.BF16, "int8": Format.INT8}
+LEVELS = available_levels()
 
 
 @cache
-def library(level: str) -> c.CDLL:
-    native = load_library(level)
-    native.rl_pool_new.restype = c.c_void_p
-    native.rl_attend_scratch_bytes.restype = c.c_int64
-    return native
-
-
-@cache
-def pool(level: str, num_threads: int) -> c.c_void_p:
-    return c.c_void_p(library(level).rl_pool_new(num_threads))
+def pool(level: str, num_threads: int) -> Pool:
+    return Pool(load_library(level), num_threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +69,13 @@ class Cache:
 
     @property
     def _native(self) -> c.CDLL:
-        return library(self.level)
+        return load_library(self.level)
 
     def write(self, parts: Seq[Part], k_TKd: np.ndarray, v_TKd: np.ndarray) -> None:
         k, v = _floats(k_TKd), _floats(v_TKd)
         with_batch = _Batch(self, parts)
         self._native.rl_kv_write(
-            pool(self.level, self.num_threads),
+            pool(self.level, self.num_threads).handle,
             c.byref(self.group),
             0,
             self.layer,
@@ -194,7 +139,7 @@ class Cache:
         )
         scratch = np.full(size, 255, np.uint8)
         self._native.rl_attend(
-            pool(self.level, threads),
+            pool(self.level, threads).handle,
             c.byref(self.group),
             0,
             self.layer,
@@ -212,20 +157,20 @@ class _Batch:
 
     def __init__(self, kv: Cache, parts: Seq[Part]) -> None:
         self._kept: list[object] = []
-        sequences = (Sequence * len(parts))()
+        sequences = np.zeros(len(parts), SEQUENCE)
+        self._kept.append(sequences)
         row = 0
         for entry, part in zip(sequences, parts, strict=True):
-            tables = (c.c_void_p * 1)(kv.tables[part.sequence].ctypes.data)
+            tables = np.array([kv.tables[part.sequence].ctypes.data], np.uint64)
             ancestors = np.array(part.ancestors, np.uint64)
             self._kept += [tables, ancestors]
-            entry.first_row, entry.num_tokens = row, part.num_tokens
-            entry.start, entry.num_drafts = part.start, part.num_drafts
-            entry.ancestors = ancestors.ctypes.data if part.ancestors else None
-            entry.block_tables = c.addressof(tables)
+            entry["first_row"], entry["num_tokens"] = row, part.num_tokens
+            entry["start"], entry["num_drafts"] = part.start, part.num_drafts
+            entry["ancestors"] = ancestors.ctypes.data if part.ancestors else 0
+            entry["block_tables"] = tables.ctypes.data
             row += part.num_tokens
-        self._kept.append(sequences)
         self.batch = Batch(
-            num_tokens=row, num_sequences=len(parts), sequences=c.addressof(sequences)
+            num_tokens=row, num_sequences=len(parts), sequences=sequences.ctypes.data
         )
 
 
