@@ -141,6 +141,7 @@ def test_the_command_ends_in_one_object_or_a_table(monkeypatch, capsys):
         (["--prompt", "999999"], "999999"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(arguments, message, capsys):
+def test_what_cannot_be_measured_is_one_sentence(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(executor_bench, "load_native_loops", FakeLoops)
     assert main(["bench", "--executor", "reference", *arguments]) == 2
     assert message in capsys.readouterr().err

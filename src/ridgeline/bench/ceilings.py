@@ -70,7 +70,7 @@ def levels(threads: int, sizes: CacheSizes | None = None) -> tuple[Level, ...]:
 
 
 class CeilingMeter:
-    """Collects rounds of measurements; a benchmark takes one between any two of its cases."""
+    """Collects rounds of measurements; a benchmark takes one before each of its own rounds."""
 
     def __init__(self, loops: NativeLoops, *, threads: int | None = None) -> None:
         self.threads = threads or usable_cores()

@@ -96,8 +96,10 @@ def bench_executor(
 
     Raises what loading a model raises, and:
         ContextLengthError: a case is longer than the model's positions.
+        NativeLibraryError: the loops that measure the ceilings are not built.
         OutOfMemoryError: the KV of all cases does not fit.
     """
+    loops = load_native_loops()
     loaded = load_model(config, progress=progress)
     check_cases(cases, loaded.model.spec, _DECODE_STEPS)
     models = {ModelRole.TARGET: loaded.model}
@@ -115,7 +117,7 @@ def bench_executor(
             chunk_tokens=config.max_num_batched_tokens,
             decode_steps=_DECODE_STEPS,
         )
-        meter = CeilingMeter(load_native_loops())
+        meter = CeilingMeter(loops)
         priced = priced_model(
             loaded.model,
             executor.name,
