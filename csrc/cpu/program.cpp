@@ -192,7 +192,7 @@ struct rl_program {
   float head_scale = 1, head_softcap = 0;
   Buffer storage[RL_NUM_BUFFERS];
   float* buffers[RL_NUM_BUFFERS] = {};
-  Buffer panels, inner, up, spare, gathered;
+  Buffer panels, inner, up, spare, gathered, logits;
 
   int32_t add(std::unique_ptr<Op> op) {
     ops.push_back(std::move(op));
@@ -425,6 +425,41 @@ int32_t rl_head(rl_program* p, rl_pool* pool, const int32_t* rows, int32_t num_r
     if (cap > 0) soft_cap(row, cap, vocab);
   });
   return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
+}
+
+int32_t rl_decode(rl_program* p, rl_pool* pool, const rl_batch* batch, const rl_kv_group* groups,
+                  const rl_adapter* const* adapters, const rl_sampling* rows, int32_t num_steps,
+                  const volatile int32_t* abort, int32_t* tokens) try {
+  int32_t count = batch->num_sequences, vocab = p->head.matrix.rows;
+  float* logits = p->logits.get<float>(static_cast<int64_t>(count) * vocab);
+  std::vector<int32_t> token_ids(batch->token_ids, batch->token_ids + count);
+  std::vector<int32_t> positions(batch->positions, batch->positions + count);
+  std::vector<int32_t> hidden_rows(static_cast<size_t>(count));
+  std::vector<rl_sequence> sequences(batch->sequences, batch->sequences + count);
+  std::vector<rl_sampling> draws(rows, rows + count);
+  for (int32_t s = 0; s < count; ++s) {
+    hidden_rows[s] = s;
+    draws[s].logits = logits + static_cast<int64_t>(s) * vocab;
+  }
+  rl_batch step{count, count, token_ids.data(), positions.data(), sequences.data()};
+  for (int32_t done = 0; done < num_steps;) {
+    int32_t failed = rl_run(p, pool, 0, static_cast<int32_t>(p->ops.size()), &step, groups, nullptr,
+                            adapters);
+    if (failed || rl_head(p, pool, hidden_rows.data(), count, logits)) return -1;
+    int32_t* drawn = tokens + static_cast<int64_t>(done) * count;
+    rl_sample(pool, draws.data(), count, vocab, drawn);
+    ++done;
+    if (*abort || *std::min_element(drawn, drawn + count) < 0) return done;
+    for (int32_t s = 0; s < count; ++s) {
+      token_ids[s] = drawn[s];
+      ++positions[s];
+      ++sequences[s].start;
+      ++draws[s].position;
+    }
+  }
+  return num_steps;
 } catch (const std::bad_alloc&) {
   return -1;
 }

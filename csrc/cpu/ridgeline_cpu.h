@@ -266,12 +266,14 @@ RL_API int32_t rl_head(rl_program* program, rl_pool* pool, const int32_t* rows, 
 
 /* ---- sampling --------------------------------------------------------------------------- */
 
-/* One row to draw a token from; see ridgeline.decoding.sampling for the order of the steps. */
+/* One row to draw a token from; see ridgeline.decoding.sampling for the order of the steps. The
+ * barred tokens cannot come before position `barred_until`, unless nothing else can. */
 typedef struct {
   const float* logits;   /* [V] */
   const uint32_t* mask;  /* bit i of word w: token 32 w + i is allowed; NULL for all */
-  const int32_t* barred; /* tokens that may not come yet, unless nothing else can */
+  const int32_t* barred;
   int32_t num_barred;
+  uint32_t barred_until;
   float temperature; /* 0: greedy */
   float top_p;       /* 1: off */
   float min_p;       /* 0: off */
@@ -284,6 +286,16 @@ typedef struct {
 /* tokens[i] is the token drawn from row i, or -1 if none is possible. */
 RL_API void rl_sample(rl_pool* pool, const rl_sampling* rows, int32_t num_rows, int32_t vocab_size,
                       int32_t* tokens);
+
+/* Up to num_steps decode steps of a batch of one token for each sequence: all ops, the head, and a
+ * draw by rows[s] (logits are set here, positions count up), each token fed back. Block tables hold
+ * the blocks already, and no rotary table depends on lengths. tokens is [num_steps, S]. Ends early
+ * when *abort becomes non-zero, or a sequence has no possible token. Returns the steps done, or -1
+ * if there is no memory. */
+RL_API int32_t rl_decode(rl_program* program, rl_pool* pool, const rl_batch* batch,
+                         const rl_kv_group* groups, const rl_adapter* const* adapters,
+                         const rl_sampling* rows, int32_t num_steps,
+                         const volatile int32_t* abort, int32_t* tokens);
 
 #ifdef __cplusplus
 }

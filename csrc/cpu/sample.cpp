@@ -40,7 +40,11 @@ double gumbel(uint32_t word) {
 
 class Allowed {
  public:
-  explicit Allowed(const rl_sampling& row) : row_(row) {}
+  explicit Allowed(const rl_sampling& row)
+      : row_(row), bars_(row.num_barred > 0 && row.position < row.barred_until) {}
+
+  bool everything() const { return !row_.mask && !bars_; }
+  bool bars() const { return bars_; }
 
   bool operator()(int32_t token) const {
     if (row_.mask && !(row_.mask[token / 32] >> token % 32 & 1)) return false;
@@ -51,12 +55,12 @@ class Allowed {
 
  private:
   const rl_sampling& row_;
-  bool bars_ = true;
+  bool bars_;
 };
 
 // The best allowed token, the first of equals; -1 if there is none, or what is not a number.
 int32_t best_token(const rl_sampling& row, int32_t vocab, const Allowed& allowed) {
-  bool free = !row.mask && !row.num_barred;
+  bool free = allowed.everything();
   int32_t best = -1;
   float most = -INFINITY;
   for (int32_t v = 0; v < vocab; ++v) {
@@ -108,7 +112,7 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
 int32_t draw(const rl_sampling& row, int32_t vocab) {
   Allowed allowed(row);
   int32_t best = best_token(row, vocab, allowed);
-  if (best < 0 && row.num_barred) {
+  if (best < 0 && allowed.bars()) {
     allowed.stop_barring();
     best = best_token(row, vocab, allowed);
   }

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from ctypes import c_int32
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ class Handle:
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self.aborted = threading.Event()
+        self.abort_flag = c_int32(0)  # the same, for native code
         self.masks: dict[tuple[int, int], Mask] = {}
         self.masks_complete = threading.Event()
         self.future: Future[StepResult] = Future()
@@ -36,6 +38,7 @@ class Handle:
         self._signal_if_complete()
 
     def abort(self) -> None:
+        self.abort_flag.value = 1
         self.aborted.set()
         self.masks_complete.set()
 

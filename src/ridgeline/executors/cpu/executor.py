@@ -38,6 +38,9 @@ class _Model:
     program: Program
     adapters: NativeAdapters
 
+    def adapters_of(self, batch: CPUBatch) -> Any:
+        return self.adapters.of_batch([state.admission.adapter for state in batch.states])
+
 
 class CPUExecutor(StepRunner):
     """See `ridgeline.core.protocols.Executor` for the contract.
@@ -140,12 +143,56 @@ class CPUExecutor(StepRunner):
         clock.lap("sample_s")
         return results
 
+    def replay(
+        self,
+        segments: Sequence[Segment],
+        role: ModelRole,
+        num_steps: int,
+        handle: Handle,
+        clock: Clock,
+    ) -> list[tuple[SegmentResult, ...]] | None:
+        states = cast(Mapping[int, CPUSequence], self.states)
+        model = self._models[role]
+        if not self._can_replay(segments, states, model):
+            return None
+        batch = build_batch(segments, states, role)
+        model.program.reserve(batch.num_tokens)
+        draws = np.concatenate([state.sampling for state in batch.states])
+        draws["position"] = batch.positions + 1
+        struct, adapters = batch.struct(), model.adapters_of(batch)
+        clock.lap("prepare_s")
+        with self._pool.lock:
+            tokens_NS = model.program.decode(
+                struct, self._caches[role].structs, adapters, draws, num_steps, handle.abort_flag
+            )
+        clock.lap("forward_s")
+        steps = []
+        for step, tokens in enumerate(tokens_NS.tolist()):
+            results = []
+            for segment, state, token in zip(segments, batch.states, tokens, strict=True):
+                drawn = (token,) if token >= 0 else ()
+                state.set_tokens(role, segment.stop + step, drawn)
+                results.append(SegmentResult(token_ids=drawn))
+            steps.append(tuple(results))
+        clock.lap("sample_s")
+        return steps
+
+    @staticmethod
+    def _can_replay(
+        segments: Sequence[Segment], states: Mapping[int, CPUSequence], model: _Model
+    ) -> bool:
+        """Whether nothing is needed between the steps but what native code does."""
+        return (
+            all(segment.num_tokens == 1 for segment in segments)
+            and all(states[segment.slot].is_plain for segment in segments)
+            and not any(depends_on_length(spec) for spec in model.program.ropes)
+        )
+
     def _run_program(self, model: _Model, batch: CPUBatch) -> None:
         struct = batch.struct()
         tables, addresses = _length_dependent_tables(model.program, batch)
-        adapters = model.adapters.of_batch([s.admission.adapter for s in batch.states])
         model.program.run(
-            ctypes.byref(struct), self._caches[batch.role].structs, addresses, adapters
+            struct, self._caches[batch.role].structs, addresses, model.adapters_of(batch)
         )
         del tables
 
@@ -209,9 +256,6 @@ class CPUExecutor(StepRunner):
                     words = np.ascontiguousarray(mask[index])
                     kept.append(words)
                     row["mask"] = words.ctypes.data
-                if _too_short(state, position + depths[index]):
-                    row["barred"] = state.barred.ctypes.data
-                    row["num_barred"] = len(state.barred)
                 rows.append(row)
         if not rows:
             return [None] * len(spans)
@@ -235,11 +279,6 @@ class CPUExecutor(StepRunner):
             for group in range(len(cache.groups)):
                 cache.move_slots(group, state.native_table(role, group), sources, first_draft)
         state.set_tokens(role, first_draft, result.token_ids)
-
-
-def _too_short(state: CPUSequence, position: int) -> bool:
-    admission = state.admission
-    return position - admission.num_prompt_tokens < admission.params.min_tokens
 
 
 def _row_depths(item: SegmentContext) -> list[int]:

@@ -29,6 +29,7 @@ from ridgeline.kernels.cpu import PackedMatrix, Pool
 from ridgeline.kernels.cpu.structs import (
     ActivationFunction,
     Attention,
+    Batch,
     Buffer,
     Linear,
     Norm,
@@ -82,11 +83,12 @@ class Program:
                 raise OutOfMemoryError(f"No memory for a step of {num_tokens} tokens.")
             self._reserved = num_tokens
 
-    def run(self, batch: Any, groups: Any, cos_sin: Any, adapters: Any) -> None:
+    def run(self, batch: Batch, groups: Any, cos_sin: Any, adapters: Any) -> None:
         """All ops over a batch that `reserve` has made room for."""
         failed = self._library.rl_run(
-            self._handle, self._pool.handle, 0, self.num_ops, batch, groups, cos_sin, adapters
-        )
+            self._handle, self._pool.handle, 0, self.num_ops, ctypes.byref(batch), groups, cos_sin,
+            adapters,
+        )  # fmt: skip
         if failed:
             raise EngineError("A step ran out of memory.")
 
@@ -97,6 +99,25 @@ class Program:
         )
         if failed:
             raise EngineError("A step ran out of memory.")
+
+    def decode(
+        self,
+        batch: Batch,
+        groups: Any,
+        adapters: Any,
+        draws: npt.NDArray[np.void],
+        num_steps: int,
+        abort: ctypes.c_int32,
+    ) -> npt.NDArray[np.int32]:
+        """Tokens ``[steps done, S]`` of decode steps run without returning; −1 where none is."""
+        tokens = np.empty((num_steps, len(draws)), dtype=np.int32)
+        done = self._library.rl_decode(
+            self._handle, self._pool.handle, ctypes.byref(batch), groups, adapters,
+            draws.ctypes.data, num_steps, ctypes.byref(abort), tokens.ctypes.data,
+        )  # fmt: skip
+        if done < 0:
+            raise EngineError("A step ran out of memory.")
+        return tokens[:done]
 
     def hidden_row(self, row: int, width: int) -> npt.NDArray[np.float32]:
         """The final hidden state of one row of the batch, copied."""

@@ -20,16 +20,20 @@ class CPUSequence(SequenceState):
             for role, count in num_groups.items()
         }
         self._pointers = {role: _addresses(tables) for role, tables in self._native.items()}
-        self.sampling = _sampling_row(admission)
-        params = admission.params
-        barred = sorted({*admission.eos_token_ids, *params.stop_token_ids})
-        self.barred = np.array(barred if params.min_tokens else [], dtype=np.int32)
+        barred = {*admission.eos_token_ids, *admission.params.stop_token_ids}
+        self._barred = np.array(sorted(barred), dtype=np.int32)
+        self.sampling = _sampling_row(admission, self._barred)
 
     @property
     def is_simple(self) -> bool:
         """Whether the native sampler draws its tokens: what it lacks is run in PyTorch."""
         params = self.admission.params
         return not params.has_penalties and not params.logit_bias
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a native draw is all that is wanted of a token."""
+        return self.is_simple and self.admission.params.logprobs is None
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
         super().update_table(role, update)
@@ -54,11 +58,14 @@ def _addresses(tables: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint64]:
     return np.array([table.ctypes.data for table in tables], dtype=np.uint64)
 
 
-def _sampling_row(admission: Admission) -> npt.NDArray[np.void]:
+def _sampling_row(admission: Admission, barred: npt.NDArray[np.int32]) -> npt.NDArray[np.void]:
+    """How each token of the sequence is drawn, but for its logits, mask and position."""
     params = admission.params
     row = np.zeros(1, dtype=SAMPLING)
     row["temperature"] = 0.0 if params.is_greedy else params.temperature
     row["top_p"], row["min_p"] = params.top_p, params.min_p
     row["top_k"] = max(params.top_k, 0)
+    row["barred"], row["num_barred"] = barred.ctypes.data, len(barred)
+    row["barred_until"] = admission.num_prompt_tokens + params.min_tokens
     row["seed"], row["sample_index"] = admission.seed, admission.sample_index
     return row

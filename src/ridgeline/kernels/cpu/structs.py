@@ -134,6 +134,7 @@ SAMPLING = np.dtype(
         ("mask", np.uint64),
         ("barred", np.uint64),
         ("num_barred", np.int32),
+        ("barred_until", np.uint32),
         ("temperature", np.float32),
         ("top_p", np.float32),
         ("min_p", np.float32),
@@ -189,4 +190,5 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_run": (I32, (P, P, I32, I32, P, P, P, P)),
     "rl_head": (I32, (P, P, P, I32, P)),
     "rl_sample": (None, (P, P, I32, I32, P)),
+    "rl_decode": (I32, (P, P, P, P, P, P, I32, P, P)),
 }
