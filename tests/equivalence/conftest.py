@@ -50,13 +50,45 @@ def _write_adapter(folder):
     save_file(tensors, folder / "adapter_model.safetensors")
 
 
-@pytest.fixture(scope="session")
-def pairs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pairs")
+def write_pairs(root):
+    """The folders ``full``, ``windowed``, their drafts, and an adapter of ``full``."""
     for name, config in (("full", CONFIG), ("windowed", WINDOWED)):
         _write(root / name, config)
         _write(root / f"{name}-draft", config, noise=_DISAGREEMENT)
     _write_adapter(root / "adapter")
+
+
+def opener(root, executor):
+    """Opens engines on a pair: ``open_llm(speculation, pair="full", **settings)``.
+
+    ``pool_tokens``: how many tokens the KV pool of each model holds.
+    """
+    block_tokens = 4 if executor == "reference" else 16
+    known: dict[str, int] = {}  # bytes of a block, all groups together, by pair
+
+    def open_llm(speculation, *, pair="full", pool_tokens=None, **settings):
+        if executor == "reference":
+            settings = {"dtype": "float64"} | settings
+        models = 1
+        if speculation in ("draft", "combined", "adaptive"):
+            models = 2
+            settings = {"draft_model": str(root / f"{pair}-draft")} | settings
+        settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings
+        if pool_tokens is not None:
+            if pair not in known:
+                with open_llm("off", pair=pair) as llm:
+                    known[pair] = sum(llm._engine.executor.kv_layout().block_bytes)
+            blocks = pool_tokens // block_tokens
+            settings["kv_cache_memory_bytes"] = blocks * known[pair] * models
+        return LLM(str(root / pair), executor=executor, speculation=speculation, **settings)
+
+    return open_llm
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pairs")
+    write_pairs(root)
     return root
 
 
@@ -67,27 +99,4 @@ def executor(request):
 
 @pytest.fixture(scope="session")
 def open_llm(pairs, executor):
-    """Opens an engine on a pair: ``open_llm(speculation, pair="full", **settings)``.
-
-    ``pool_tokens``: how many tokens the KV pool of each model holds.
-    """
-    block_tokens = 4 if executor == "reference" else 16
-    known: dict[str, int] = {}  # bytes of a block, all groups together, by pair
-
-    def make(speculation, *, pair="full", pool_tokens=None, **settings):
-        if executor == "reference":
-            settings = {"dtype": "float64"} | settings
-        models = 1
-        if speculation in ("draft", "combined", "adaptive"):
-            models = 2
-            settings = {"draft_model": str(pairs / f"{pair}-draft")} | settings
-        settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings
-        if pool_tokens is not None:
-            if pair not in known:
-                with make("off", pair=pair) as llm:
-                    known[pair] = sum(llm._engine.executor.kv_layout().block_bytes)
-            blocks = pool_tokens // block_tokens
-            settings["kv_cache_memory_bytes"] = blocks * known[pair] * models
-        return LLM(str(pairs / pair), executor=executor, speculation=speculation, **settings)
-
-    return make
+    return opener(pairs, executor)

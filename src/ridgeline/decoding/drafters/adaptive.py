@@ -11,24 +11,17 @@ from ridgeline.decoding.drafters.acceptance import Acceptance
 from ridgeline.decoding.drafters.control import Choice, StepCosts, choose_lengths
 
 HYSTERESIS = 1.02  # another length of the model's chains must be better by this factor
-FIRST_PROBE_STEPS = 16
-LAST_PROBE_STEPS = 512
+PROBE_STEPS = 16  # between tries of a sequence that drafts nothing
 
 
 @dataclass(slots=True)
 class _Slot:
-    """What is known of a sequence. ``draft`` and ``by`` are of this step.
-
-    After ``probe_in`` steps without a draft one token is drafted, to see whether it pays by now;
-    the pause doubles each time that it does not.
-    """
+    """What is known of a sequence. ``draft`` and ``by`` are of this step."""
 
     lookup: Acceptance
     model: Acceptance
     draft: Draft = field(default_factory=Draft)
     by: Acceptance | None = None
-    probe_in: int = FIRST_PROBE_STEPS
-    pause: int = FIRST_PROBE_STEPS
 
 
 @dataclass(slots=True)
@@ -47,7 +40,8 @@ class AdaptiveDrafter(Drafter):
 
     Candidates are a ``lookup`` drafter, which proposes on the host, for the sequences for which it
     finds something, and the draft model (if ``has_model``) for the others; each with the acceptance
-    measured so far.
+    measured so far. Every `PROBE_STEPS` steps one of the sequences that draft nothing drafts one
+    token, to see whether it would pay by now; they take turns.
     """
 
     def __init__(
@@ -60,6 +54,7 @@ class AdaptiveDrafter(Drafter):
         self._slots: dict[int, _Slot] = {}
         self._all_lookup, self._all_model = Acceptance(max_tokens), Acceptance(max_tokens)
         self._chain = 0
+        self._step = self._turn = 0
         self._planned: set[int] = set()
         self.figures = AdaptiveFigures()
 
@@ -87,7 +82,8 @@ class AdaptiveDrafter(Drafter):
         best, chain = self._choose(slots, found, sum(lengths.values()) / len(lengths))
         self.figures.expected_rate = best.rate
         self.figures.steps_by_chain[chain] = self.figures.steps_by_chain.get(chain, 0) + 1
-        for state, lookup, length in zip(slots, found, best.lengths, strict=True):
+        drafted = self._probed(best.lengths)
+        for state, lookup, length in zip(slots, found, drafted, strict=True):
             self._plan(state, lookup, length)
 
     def propose(self, slot: int, max_tokens: int) -> Draft:
@@ -112,12 +108,12 @@ class AdaptiveDrafter(Drafter):
     ) -> tuple[Choice, int]:
         """The best lengths, and the length of the model's chains that they have at the most."""
         seconds, draft_s = self._costs.of(len(slots), mean_length)
-        lookup = np.stack([state.lookup.gains() for state in slots])
+        lookup = np.array([state.lookup.gains() for state in slots])
         for row, draft in zip(lookup, found, strict=True):
             row[len(draft.token_ids) :] = 0.0
         choices = {0: choose_lengths(lookup, seconds)}
         if self._has_model:
-            model = np.stack([state.model.gains() for state in slots])
+            model = np.array([state.model.gains() for state in slots])
             without = np.array([not draft.token_ids for draft in found])
             for chain in range(1, self._max_tokens + 1) if without.any() else ():
                 gains = _cut(np.where(without[:, None], model, lookup), without, chain)
@@ -128,16 +124,17 @@ class AdaptiveDrafter(Drafter):
             self._chain = best
         return choices[self._chain], self._chain
 
-    def _plan(self, state: _Slot, lookup: Draft, length: int) -> None:
-        if length:
-            state.probe_in = state.pause = FIRST_PROBE_STEPS
-        elif state.probe_in > 0:
-            state.probe_in -= 1
-        else:
-            state.pause = min(2 * state.pause, LAST_PROBE_STEPS)
-            state.probe_in = state.pause
+    def _probed(self, lengths: Sequence[int]) -> list[int]:
+        """The lengths, with one more token now and then where there was none."""
+        drafted, idle = list(lengths), [i for i, length in enumerate(lengths) if not length]
+        self._step += 1
+        if idle and self._step % PROBE_STEPS == 0:
+            self._turn += 1
             self.figures.num_probes += 1
-            length = 1
+            drafted[idle[self._turn % len(idle)]] = 1
+        return drafted
+
+    def _plan(self, state: _Slot, lookup: Draft, length: int) -> None:
         if lookup.token_ids:
             state.draft, state.by = Draft(token_ids=lookup.token_ids[:length]), state.lookup
         else:

@@ -1,0 +1,201 @@
+"""What drafters propose, and how the adaptive one decides, with prices and acceptance made up."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from ridgeline.core.plan import ModelRole
+from ridgeline.core.protocols import Draft
+from ridgeline.decoding.drafters import (
+    AdaptiveDrafter,
+    FirstOf,
+    ModelDrafter,
+    NgramDrafter,
+    SuffixDrafter,
+)
+from ridgeline.decoding.drafters.acceptance import Acceptance
+from ridgeline.decoding.drafters.control import choose_lengths
+from ridgeline.decoding.drafters.hash_chains import MAX_CANDIDATES, MAX_MATCH, HashChains
+
+SLOW = pytest.mark.slow
+
+
+def longest_match(tokens, end):
+    """By brute force: of the latest places with the last two tokens, the longest match."""
+    last = len(tokens) - (end is tokens)  # a text's own end is no earlier place
+    places = [i for i in range(1, last) if tokens[i - 1 : i + 1] == end[-2:]]
+    best = (0, 0)
+    for place in places[::-1][:MAX_CANDIDATES]:
+        length = 0
+        while length < min(MAX_MATCH, place + 1, len(end)) and (
+            tokens[place - length] == end[-1 - length]
+        ):
+            length += 1
+        if length > best[0] and place + 1 < len(tokens):
+            best = (length, place + 1)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_matches_are_those_of_brute_force(seed):
+    rng = random.Random(seed)
+    tokens = [rng.randrange(rng.choice([2, 5, 30])) for _ in range(120)]
+    chains = HashChains()
+    for count in range(0, 120, rng.randint(1, 5)):
+        chains.extend(tokens[len(chains) : count])
+        known = tokens[:count]
+        if count >= 3:
+            expected = longest_match(known, known)
+            assert tuple(chains.find_own_end()) == expected
+        other = [rng.randrange(3) for _ in range(6)]
+        assert tuple(chains.find(other)) == longest_match(known, other)
+
+
+def test_a_repeating_text_goes_on():
+    drafter = NgramDrafter()
+    drafter.start(0, [9, 1, 2, 3, 1, 2, 3, 1, 2])
+    assert drafter.propose(0, 7).token_ids == (3, 1, 2, 3, 1, 2, 3)
+    drafter.extend(0, [7])
+    assert drafter.propose(0, 7) == Draft()
+
+
+def test_outputs_serve_others_of_their_namespace_only():
+    drafter = SuffixDrafter()
+    drafter.start(0, [5], "a")
+    drafter.extend(0, [1, 2, 3, 4])
+    drafter.start(1, [8, 1, 2], "a")
+    drafter.start(2, [8, 1, 2], "b")
+    drafter.start(3, [8, 1, 2], None)
+    assert drafter.propose(1, 3) == Draft()
+    drafter.finish(0)
+    assert drafter.propose(1, 3).token_ids == (3, 4)  # not beyond the end of that output
+    assert drafter.propose(2, 3) == drafter.propose(3, 3) == Draft()
+
+
+def test_the_memory_of_outputs_is_bounded():
+    drafter, rng = SuffixDrafter(max_tokens=1000), random.Random(0)
+    for number in range(300):
+        drafter.start(0, [], f"tenant {number % 7}")
+        drafter.extend(0, [rng.randrange(50) for _ in range(rng.randrange(80))])
+        drafter.finish(0)
+        assert drafter.num_remembered <= 1000
+    drafter.start(0, [], "one that says much")
+    drafter.extend(0, list(range(5000)))
+    drafter.finish(0)
+    assert drafter.num_remembered <= 1000
+    drafter.start(0, [4990, 4991], "one that says much")
+    assert drafter.propose(0, 2).token_ids == (4992, 4993)
+
+
+def test_the_first_proposal_is_taken():
+    drafter = FirstOf([NgramDrafter(), ModelDrafter()])
+    drafter.start(0, [1, 2, 3, 1, 2])
+    drafter.start(1, [1, 2])
+    assert drafter.propose(0, 1).token_ids == (3,)
+    assert drafter.propose(1, 4).num_model_tokens == 4
+
+
+def test_acceptance_follows_what_is_seen():
+    acceptance = Acceptance(4)
+    for _ in range(200):
+        acceptance.observe(4, 2)  # the third is always wrong; the fourth is never tried
+    assert acceptance.rates()[:2] == pytest.approx([1, 1], abs=0.1)
+    assert acceptance.rates()[2] < 0.1
+    for _ in range(200):
+        acceptance.observe(4, 4)
+    assert acceptance.rates() == pytest.approx([1, 1, 1, 1], abs=0.1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_choice_is_the_best_of_all(seed):
+    rng = np.random.default_rng(seed)
+    gains = np.cumprod(rng.uniform(0, 1, (3, 3)), axis=1)
+    seconds = np.cumsum(rng.uniform(0.1, 2, 13))
+    draft_s = rng.uniform(0, 2)
+
+    def verify_seconds(tokens):
+        return np.interp(tokens, np.arange(13), seconds)
+
+    def rate(lengths):
+        tokens = 3 + sum(gains[i, :length].sum() for i, length in enumerate(lengths))
+        drafts = draft_s if any(lengths) else 0.0
+        return tokens / (verify_seconds(3 + sum(lengths)) + drafts)
+
+    chosen = choose_lengths(gains, verify_seconds, draft_s)
+    assert chosen.rate == pytest.approx(max(map(rate, itertools.product(range(4), repeat=3))))
+    assert chosen.rate == pytest.approx(rate(chosen.lengths))
+
+
+class Price:
+    """Verifying one more token costs ``token_s``; a draft pass ``draft_s``; a step at least 1."""
+
+    def __init__(self, *, token_s: float, draft_s: float) -> None:
+        self.token_s, self.draft_s = token_s, draft_s
+
+    def seconds(self, plan):
+        (a_pass,) = plan.passes
+        if a_pass.role is ModelRole.DRAFT:
+            return self.draft_s
+        return 1.0 + self.token_s * a_pass.num_tokens
+
+    def segment_seconds(self, num_tokens, context):
+        return self.token_s * num_tokens
+
+
+def simulate(price, rates, *, steps=600, slots=1, has_model=True, max_tokens=6, seed=0):
+    """Tokens per second against a text that accepts position i with ``rates[i]``."""
+    rng = random.Random(seed)
+    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=max_tokens, has_model=has_model)
+    for slot in range(slots):
+        drafter.start(slot, [1])
+    tokens, seconds, lengths = 0, 0.0, []
+    for step in range(steps):
+        drafter.begin_step(dict.fromkeys(range(slots), 100))
+        drafted = [drafter.propose(slot, max_tokens).num_model_tokens for slot in range(slots)]
+        seconds += 1.0 + price.token_s * (slots + sum(drafted)) + price.draft_s * max(drafted)
+        current = rates(step) if callable(rates) else rates
+        for slot, count in enumerate(drafted):
+            accepted = 0
+            while accepted < count and rng.random() < current[accepted]:
+                accepted += 1
+            drafter.verified(slot, count, accepted)
+            tokens += accepted + 1
+        lengths.append(drafted)
+    return tokens / seconds, lengths
+
+
+def fixed(price, rates, length, slots=1):
+    gains = 1 + np.cumprod(rates)[:length].sum()
+    cost = 1.0 + price.token_s * slots * (1 + length) + price.draft_s * length
+    return slots * gains / cost
+
+
+@pytest.mark.parametrize("slots", [1, 4, *(pytest.param(n, marks=SLOW) for n in (16, 64))])
+@pytest.mark.parametrize("acceptance", [0.0, 0.4, 0.7, 0.95])
+@pytest.mark.parametrize("token_s", [pytest.param(0.001, marks=SLOW), 0.02, 0.3])
+def test_never_much_slower_than_off_nor_than_the_best_fixed_length(slots, acceptance, token_s):
+    price, rates = Price(token_s=token_s, draft_s=0.1), [acceptance] * 6
+    steps = max(300, 1200 // slots)
+    rate = np.mean(
+        [simulate(price, rates, slots=slots, steps=steps, seed=seed)[0] for seed in range(2)]
+    )
+    best = max(fixed(price, rates, length, slots) for length in range(7))
+    assert rate > 0.97 * fixed(price, rates, 0, slots)
+    assert rate > 0.94 * best
+
+
+def test_it_follows_a_text_that_changes():
+    price = Price(token_s=0.02, draft_s=0.1)
+    _, lengths = simulate(price, lambda step: [0.95 if step > 700 else 0.0] * 6, steps=1500)
+    drafted = [sum(each) for each in lengths]
+    assert np.mean(drafted[200:700]) < 0.2
+    assert np.mean(drafted[1200:]) > 3
+
+
+def test_the_length_does_not_flutter():
+    price = Price(token_s=0.02, draft_s=0.1)
+    _, lengths = simulate(price, [0.8] * 6, steps=600)
+    changes = sum(a != b for a, b in itertools.pairwise(lengths[100:]))
+    assert changes < 100
