@@ -14,6 +14,9 @@ test: $(VENV)/.installed-dev lint
 test-all: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2
 
+test-clients: $(VENV)/.installed-dev
+	$(BIN)/python tests/clients/run.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

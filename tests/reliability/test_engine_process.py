@@ -172,6 +172,33 @@ def is_alive(pid):
         return False
 
 
+def test_a_start_that_the_machine_refuses_is_tried_again(model_folder, monkeypatch):
+    """No more processes or files: the engine is away for a while, and nothing hangs."""
+    real, refused = asyncio.create_subprocess_exec, []
+
+    async def refuse_once(*args, **kwargs):
+        if not refused:
+            refused.append(True)
+            raise OSError(24, "Too many open files")
+        return await real(*args, **kwargs)
+
+    async def main():
+        async with AsyncEngine(settings(model_folder)) as engine:
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse_once)
+            os.kill(engine.worker_pid, signal.SIGKILL)
+            await until(lambda: engine.stats().num_restarts or refused, 10)
+            await until(lambda: refused and engine.health().is_ready, 30)
+            finish, _, _ = await outcome(engine, "after")
+            assert finish is FinishReason.LENGTH
+        refused.clear()
+        engine = AsyncEngine(settings(model_folder))
+        with pytest.raises(EngineError, match="cannot be started: Too many open files"):
+            await engine.start()
+        await engine.shutdown()
+
+    asyncio.run(main())
+
+
 def test_the_sockets_are_private_and_leave_no_file(model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     modes = {}

@@ -242,6 +242,8 @@ def _write_lines(
 def move(db: sqlite3.Connection, batch_id: str, to: str, **columns: Any) -> bool:
     """Compare and set: from a state that may become ``to``, or not at all."""
     sources = [source for source, targets in TRANSITIONS.items() if to in targets]
+    if not sources:
+        return False
     columns = {"status": to, f"{to}_at": int(time.time()), **columns}
     settings = ", ".join(f"{name} = ?" for name in columns)
     marks = ", ".join("?" * len(sources))

@@ -1,0 +1,217 @@
+"""``make test-clients``: real clients, unmodified, each in an environment of its own.
+
+Starts ``ridgeline serve`` with the embedded model, makes the environments under ``build/clients``
+(or takes those of ``--environments``), runs each client, and prints a table. A client that cannot
+be installed is a row that says so.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PACKAGES = {
+    "openai": "openai",
+    "anthropic": "anthropic",
+    "lm-eval": "lm-eval[api]",
+    "guidellm": "guidellm",
+    "aiperf": "aiperf",
+}
+TTFT_SLACK_S, TTFT_SHARE = 0.002, 0.05
+
+
+class Environment:
+    """A virtual environment with one client in it."""
+
+    def __init__(self, folder, name):
+        self.path = folder / f"client-{name}"
+        self.problem = None
+        if not (self.path / "bin" / "python").exists():
+            venv.create(self.path, with_pip=True)
+            done = subprocess.run(
+                [self.binary("pip"), "install", "--quiet", PACKAGES[name]],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                self.problem = f"not installable: {done.stderr.strip().splitlines()[-1][:200]}"
+        self.version = self._version(name)
+
+    def binary(self, name):
+        return str(self.path / "bin" / name)
+
+    def _version(self, name):
+        code = f"import importlib.metadata as m; print(m.version({name.replace('-', '_')!r}))"
+        done = subprocess.run(
+            [self.binary("python"), "-c", code], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip()
+
+
+def ttft_of_server(url):
+    """Sum and count of the times to the first token that the server has measured."""
+    with urllib.request.urlopen(f"{url}/metrics") as response:
+        text = response.read().decode()
+    pattern = r"^ridgeline:time_to_first_token_seconds_{}\{{.*\}} (.*)$"
+    return tuple(
+        float(re.search(pattern.format(part), text, re.MULTILINE).group(1))
+        for part in ("sum", "count")
+    )
+
+
+def compare_ttft(url, before, theirs_s):
+    """Whether a client's mean TTFT is within 2 ms + 5% of the server's over the same requests."""
+    (sum_0, count_0), (sum_1, count_1) = before, ttft_of_server(url)
+    ours_s = (sum_1 - sum_0) / max(count_1 - count_0, 1)
+    holds = abs(theirs_s - ours_s) <= TTFT_SLACK_S + TTFT_SHARE * ours_s
+    check = f"TTFT {theirs_s * 1e3:.1f} ms, the server's {ours_s * 1e3:.1f} ms"
+    return {"check": check, "problem": None if holds else "differ by more than 2 ms + 5%"}
+
+
+def script(name, *arguments):
+    """A client script that prints one JSON object per check."""
+
+    def run(environment, url):
+        python = environment.binary("python")
+        return json_lines([python, str(HERE / f"{name}_client.py"), url, *arguments])
+
+    return run
+
+
+def json_lines(command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    checks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not checks:
+        checks.append({"check": "run", "problem": (done.stderr or "no output")[-300:]})
+    return checks
+
+
+def lm_eval(environment, url):
+    script_path = str(HERE / "lm_eval_client.py")
+    return json_lines([sys.executable, script_path, url, environment.binary("lm_eval")])
+
+
+def guidellm(environment, url):
+    before = ttft_of_server(url)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        prompts = Path(folder, "prompts.jsonl")
+        prompts.write_text("\n".join(json.dumps({"prompt": f"import os, {i}"}) for i in range(64)))
+        command = [
+            environment.binary("guidellm"), "run",
+            "--backend", f"kind=openai_http,target={url},model=embedded",
+            "--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=10",
+            "--data", f"kind=json_file,path={prompts}",
+            "--output", f"kind=json,path={report}", "--disable-console",
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, check=False, cwd=folder
+        )
+        if not report.exists():
+            return [{"check": "run", "problem": (done.stderr or done.stdout)[-400:]}]
+        (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    metrics = benchmark["metrics"]
+    made = metrics["request_totals"]
+    theirs_s = metrics["time_to_first_token_ms"]["successful"]["mean"] / 1e3
+    problem = None if made["successful"] == 10 and not made["errored"] else str(made)
+    return [
+        {"check": f"{made['successful']} requests", "problem": problem},
+        compare_ttft(url, before, theirs_s),
+    ]
+
+
+def aiperf(environment, url):
+    before = ttft_of_server(url)
+    tokenizer = ROOT / "src/ridgeline/assets/target"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            environment.binary("aiperf"), "profile", "--model", "embedded", "--url", url,
+            "--endpoint-type", "chat", "--streaming", "--request-count", "10",
+            "--concurrency", "1", "--tokenizer", str(tokenizer), "--output-artifact-dir", folder,
+            "--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "16", "--ui", "none",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        reports = list(Path(folder).rglob("profile_export_aiperf.json"))
+        if not reports:
+            return [{"check": "run", "problem": (done.stdout + done.stderr)[-400:]}]
+        report = json.loads(reports[0].read_text())
+    count = report["request_count"]["avg"]
+    theirs_s = report["time_to_first_token"]["avg"] / 1e3
+    return [
+        {"check": f"{count:g} requests", "problem": None if count == 10 else "not 10"},
+        compare_ttft(url, before, theirs_s),
+    ]
+
+
+CLIENTS = {
+    "openai": script("openai"),
+    "anthropic": script("anthropic"),
+    "lm-eval": lm_eval,
+    "guidellm": guidellm,
+    "aiperf": aiperf,
+}
+
+
+def start_server(folder, port):
+    command = [
+        sys.executable, "-m", "ridgeline", "serve", "--port", str(port), "--dtype", "float32",
+        "--served-model-name", "embedded", "--data-dir", folder,
+    ]  # fmt: skip
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ)
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        time.sleep(0.1)
+        try:
+            urllib.request.urlopen(f"{url}/ready")
+            return server, url
+        except OSError:
+            assert server.poll() is None, "the server ended"
+    raise RuntimeError("the server is not ready after a minute")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("clients", nargs="*", default=[])
+    parser.add_argument("--environments", type=Path, default=ROOT / "build" / "clients")
+    parser.add_argument("--url", help="a server that runs already")
+    parser.add_argument("--port", type=int, default=8377)
+    arguments = parser.parse_args()
+    arguments.environments.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        server, url = None, arguments.url
+        if url is None:
+            server, url = start_server(folder, arguments.port)
+        try:
+            print("| client | version | check | result |\n|---|---|---|---|")
+            for name in arguments.clients or CLIENTS:
+                environment = Environment(arguments.environments, name)
+                problem = environment.problem
+                checks = (
+                    [{"check": "install", "problem": problem}]
+                    if problem
+                    else CLIENTS[name](environment, url)
+                )
+                for check in checks:
+                    failed += check["problem"] is not None
+                    result = check["problem"] or "ok"
+                    shown = " ".join(result.split())
+                    print(f"| {name} | {environment.version} | {check['check']} | {shown} |")
+                sys.stdout.flush()
+        finally:
+            if server is not None:
+                server.terminate()
+                server.wait(60)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Items 38 to 40 of the catalogue: batches through crashes, cancellations and races."""
+
+import asyncio
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ridgeline.server.errors import ApiError
+from ridgeline.server.jobs.batches import TRANSITIONS, BatchStore, Lease, Result
+from ridgeline.server.jobs.database import Database
+from ridgeline.server.jobs.files import TERMINAL, FileStore
+
+WORKER = Path(__file__).with_name("crash_worker.py")
+
+
+def crashes(folder, lines, first, last, seconds):
+    command = [sys.executable, str(WORKER), str(folder), str(lines), str(first), str(last)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(entry, lines):
+    """Every line is in one of the files, once; no file is lost or left over."""
+    report = entry["report"]
+    assert report["status"] == "completed", entry
+    ids = report["ids"]["output"] + report["ids"]["error"]
+    assert sorted(ids) == sorted(f"line-{index}" for index in range(lines)), entry
+    assert report["counts"]["total"] == lines
+    assert report["counts"]["completed"] == len(report["ids"]["output"])
+    # A client that died between upload and batch uploads again: its first file stays its own.
+    assert report["files"] == report["on_disk"], entry
+    assert 3 <= report["files"] <= 5, entry
+
+
+@pytest.mark.parametrize("lines", [12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_dying_at_every_durable_point(tmp_path, lines):
+    """Items 38 and 39: before each commit, fsync and rename; and once more right after."""
+    entries = crashes(tmp_path, lines, 1, 400, 600)
+    assert len(entries) > 15
+    assert not entries[-1]["died"], "the last point lies beyond the end of a whole run"
+    assert all(entry["died"] for entry in entries[:-1])
+    for entry in entries:
+        check(entry, lines)
+
+
+class Store:
+    """A batch in a folder of its own."""
+
+    def __init__(self, folder):
+        self.database = Database(folder)
+        self.files = FileStore(self.database)
+        self.batches = BatchStore(self.database, self.files)
+
+    async def start(self):
+        file = await self.files.add("t", "in", "batch", lambda target: target.write(b"x"))
+        batch = await self.batches.create(
+            "t", endpoint="/v1/completions", input_file=file.id, window="24h", window_s=9,
+            metadata={},
+        )  # fmt: skip
+        return batch["id"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path)
+    yield store
+    store.database.close()
+
+
+def row(number):
+    return Result(line=number, is_error=False, body=b'{"custom_id": "%d"}' % number)
+
+
+def test_only_legal_transitions(store):
+    """Item 40: from every state to every other, what is not in the table does not happen."""
+
+    async def work():
+        everything = {*TRANSITIONS, *TERMINAL}
+        for target, path in itertools.product(sorted(everything), PATHS):
+            batch = await store.start()
+            lease, _ = await store.batches.claim(batch)
+            for state in path:
+                assert await store.batches.move(lease, state)
+            source = path[-1] if path else "validating"
+            moved = await store.batches.move(lease, target)
+            assert moved == (target in TRANSITIONS.get(source, ())), (source, target)
+            assert await store.batches.status(batch) == (target if moved else source)
+
+    asyncio.run(work())
+
+
+PATHS = [
+    (), ("in_progress",), ("in_progress", "finalizing"), ("cancelling",), ("failed",),
+    ("in_progress", "finalizing", "completed"), ("in_progress", "finalizing", "expired"),
+    ("cancelling", "cancelled"), ("in_progress", "cancelling"),
+]  # fmt: skip
+
+
+def test_a_stale_worker_writes_nothing(store):
+    """The lease of a worker that was taken over is worth nothing."""
+
+    async def work():
+        batch = await store.start()
+        old, _ = await store.batches.claim(batch)
+        assert await store.batches.move(old, "in_progress", total=2)
+        assert await store.batches.record(old, [row(1)])
+        new, _ = await store.batches.claim(batch)
+        assert not await store.batches.record(old, [row(2)])
+        assert not await store.batches.move(old, "finalizing")
+        assert not await store.batches.finish(old, "completed", [])
+        twice = Result(line=1, is_error=True, body=b"another")
+        assert await store.batches.record(new, [twice, row(2)])
+        assert await store.batches.move(new, "finalizing")
+        assert await store.batches.finish(new, "completed", [])
+        found = await store.batches.get("t", batch)
+        assert found["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+        text = store.files.path(found["output_file_id"]).read_bytes()
+        assert text == row(1).body + b"\n" + row(2).body + b"\n"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_races_end_in_one_legal_state(store, count):
+    """Item 40: workers, a cancel and an expiry race; late results are dropped."""
+
+    async def race(seed):
+        generator = random.Random(seed)
+        batch = await store.start()
+        leases: list[Lease] = []
+
+        async def pause():
+            await asyncio.sleep(generator.random() * 0.002)
+
+        async def worker():
+            await pause()
+            lease, _ = await store.batches.claim(batch)
+            leases.append(lease)
+            await store.batches.move(lease, "in_progress", total=3)
+            for number in (1, 2, 3):
+                await pause()
+                await store.batches.record(lease, [row(number)])
+            await store.batches.move(lease, "finalizing")
+            await pause()
+            done = await store.batches.done_lines(batch)
+            rest = [row(number) for number in (1, 2, 3) if number not in done]
+            state = await store.batches.status(batch)
+            ends = "cancelled" if state == "cancelling" else "expired" if rest else "completed"
+            await store.batches.finish(lease, ends, rest)
+
+        async def cancel():
+            await pause()
+            try:
+                await store.batches.cancel("t", batch)
+            except ApiError as error:
+                assert error.status == 409
+
+        await asyncio.gather(worker(), cancel(), worker())
+        lease, row_now = await store.batches.claim(batch)
+        if row_now["status"] == "cancelling":
+            assert await store.batches.finish(lease, "cancelled", [])
+        found = await store.batches.get("t", batch)
+        assert found["status"] in TERMINAL, found
+        if found["status"] == "completed":
+            assert found["request_counts"]["completed"] == 3
+        ended = [name for name in TERMINAL if found[f"{name}_at"] is not None]
+        assert ended == [found["status"]]
+
+    async def work():
+        for seed in range(count):
+            await race(seed)
+
+    asyncio.run(work())
+
+
+def test_two_servers_cannot_share_a_folder(store, tmp_path):
+    from ridgeline.core.errors import InvalidRequestError
+
+    with pytest.raises(InvalidRequestError, match="--data-dir"):
+        Database(tmp_path)

@@ -1,0 +1,162 @@
+"""The web page in Chromium: it streams, stops, shows what is going on, and calls nobody else."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+from tests.server.running import running
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+SHOTS = os.environ.get("RIDGELINE_SCREENSHOTS")
+
+pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="needs Debian's chromium")
+
+
+@pytest.fixture(scope="module")
+def page_server(roomy_folder, tmp_path_factory):
+    with running(roomy_folder, data_dir=tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[("light", 1280), ("dark", 1280), ("light", 390)], ids=str)
+def page(browser, page_server, request):
+    """A fresh page; at the end nothing was logged, and nobody else was called."""
+    scheme, width = request.param
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 820})
+    page = context.new_page()
+    messages, requests = [], []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(page_server.url)
+    page.wait_for_selector("#status[data-state=ready]")
+    yield page
+    if SHOTS:
+        page.screenshot(path=f"{SHOTS}/page-{scheme}-{width}.png", full_page=width < 500)
+    context.close()
+    # Chromium itself logs an answer of 400, which one test asks for.
+    assert [text for text in messages if "status of 400" not in text] == []
+    assert all(url.startswith(page_server.url) for url in requests)
+
+
+def wait_for(page, condition):
+    """Ask again and again; the page's policy lets no script be made of text, not even a test's."""
+    for _ in range(200):
+        if condition():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("this did not happen")
+
+
+def set_max_tokens(page, count):
+    page.eval_on_selector("#max_tokens", f"input => input.value = {count}")
+
+
+def test_chat_streams(page):
+    set_max_tokens(page, 12)
+    page.fill("#prompt", "the cat")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".turn.assistant:not(.busy)")
+    wait_for(page, lambda: "TTFT" in page.inner_text("#request-line"))
+    assert page.inner_text(".turn.user") == "the cat"
+    assert page.text_content(".turn.assistant")
+
+
+def test_stop_works(page, page_server):
+    set_max_tokens(page, 1500)
+    page.click("#tab-completion")
+    page.fill("#prompt", "the cat")
+    page.press("#prompt", "Control+Enter")
+    page.wait_for_selector(".turn.completion.busy")
+    wait_for(page, lambda: len(page.text_content(".turn.completion")) > 12)
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#send:enabled")
+    assert "stopped" in page.inner_text("#request-line")
+    length = len(page.text_content(".turn.completion"))
+    page.wait_for_timeout(300)
+    assert len(page.text_content(".turn.completion")) == length
+    assert page_server.server.limits.running == 0
+
+
+def test_probabilities_are_coloured(page):
+    set_max_tokens(page, 8)
+    page.check("#show-logprobs")
+    page.click("#tab-completion")
+    page.fill("#prompt", "the cat")
+    page.click("#send")
+    page.wait_for_selector("#send:enabled")
+    tokens = page.query_selector_all(".token")
+    assert len(tokens) == 8
+    assert re.match(r"\d+\.\d%", tokens[0].get_attribute("title"))
+
+
+def test_the_live_view_moves(page):
+    set_max_tokens(page, 60)
+    page.click("#tab-completion")
+    page.fill("#prompt", "the cat")
+    page.click("#send")
+    wait_for(page, lambda: page.inner_text("#output-rate") not in ("–", "0.0"))
+    wait_for(page, lambda: "ms" in page.inner_text("#ttft td"))
+    page.wait_for_selector("#rate-line path")
+
+
+def test_errors_are_shown(page):
+    page.click("#parameters summary")
+    page.fill("#temperature", "-3")
+    page.eval_on_selector("#form", "form => form.noValidate = true")
+    page.fill("#prompt", "the cat")
+    page.eval_on_selector("#send", "button => button.click()")
+    page.wait_for_selector(".turn.error")
+    assert "temperature" in page.inner_text(".turn.error")
+
+
+def test_nothing_is_wider_than_the_screen(page):
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_every_control_has_a_name(page):
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll('button, input, select, textarea, meter')].filter(
+            c => !c.labels?.length && !c.textContent.trim() && !c.getAttribute('aria-label')
+        ).map(c => c.outerHTML)"""
+    )
+    assert unnamed == []
+
+
+def test_text_has_contrast(page):
+    """At least 4.5 to 1 for text against its ground (WCAG 2.2, AA)."""
+    ratios = page.evaluate(
+        """() => {
+            const rgb = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+            const light = (c) => rgb(c).map((v) => v / 255)
+                .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+                .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+            const ground = (node) => {
+                for (; node; node = node.parentElement) {
+                    const colour = getComputedStyle(node).backgroundColor;
+                    if (colour !== 'rgba(0, 0, 0, 0)') return colour;
+                }
+                return 'rgb(255, 255, 255)';
+            };
+            return ['h1', '.tabs [aria-selected=true]', '.tabs [aria-selected=false]', 'dt', 'dd b',
+                    'caption', '.latency th', '#send', 'summary', 'nav a', '.legend', '#status']
+                .map((selector) => {
+                    const node = document.querySelector(selector);
+                    const [a, b] = [light(getComputedStyle(node).color), light(ground(node))];
+                    return [selector, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+                });
+        }"""
+    )
+    assert [entry for entry in ratios if entry[1] < 4.5] == []
