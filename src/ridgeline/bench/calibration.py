@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.bench.ceilings import measure_ceilings
+from ridgeline.bench.ceilings import CeilingMeter, measure_ceilings
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.step_timing import StepShape, StepTimer
 from ridgeline.bench.torch_ceilings import torch_ceilings
@@ -148,6 +148,15 @@ def measure_roof(executor: str) -> Ceilings:
     if executor == "cpu":
         return measure_ceilings(load_native_loops(), rounds=2).ceilings()
     return torch_ceilings()
+
+
+def memory_rate(executor: str) -> float:
+    """Main memory's bytes per second alone: whether it is still what `measure_roof` found."""
+    if executor == "cpu":
+        meter = CeilingMeter(load_native_loops())
+        meter.sample()
+        return meter.report().memory_bytes_per_s
+    return torch_ceilings((), rounds=1).memory.bytes_per_s
 
 
 def calibrate_here(

@@ -8,7 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ridgeline.bench.calibration import SHAPES, STEPS, build, measure_roof, measure_samples
+from ridgeline.bench.calibration import (
+    SHAPES,
+    STEPS,
+    build,
+    measure_roof,
+    measure_samples,
+    memory_rate,
+)
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.honesty import cases
 from ridgeline.bench.honesty.lies import false_wins, planted_lies
@@ -49,7 +56,7 @@ def run(executor: str, folder: Path, *, quick: bool = False) -> dict[str, Any]:
     _say("planted lies")
     lies = planted_lies(calibration, executor, SHAPES["wide"])
     ttft = _ttft(executor, calibration, num_requests=6 if quick else 40)
-    again = measure_roof(executor)
+    drift = memory_rate(executor) / ceilings.memory.bytes_per_s
     conditions = watch.conditions(threads=1)
     return {
         "created": created,
@@ -72,7 +79,7 @@ def run(executor: str, folder: Path, *, quick: bool = False) -> dict[str, Any]:
         "ttft": ttft,
         "a_a": {"count": len(wins), "false": sum(wins), "held": sum(wins) <= 0.05 * len(wins)},
         "lies": lies,
-        "ceiling_drift": again.memory.bytes_per_s / ceilings.memory.bytes_per_s,
+        "ceiling_drift": drift,
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
 

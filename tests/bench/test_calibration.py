@@ -1,0 +1,51 @@
+"""A whole calibration, measured for real, on models that take milliseconds."""
+
+import pytest
+
+from ridgeline.bench import calibration as bench
+from ridgeline.bench.step_timing import StepShape
+from ridgeline.core.plan import ModelRole
+from ridgeline.executors import default_executor
+from ridgeline.roofline import decode_batch
+from ridgeline.roofline.calibration import load, save
+from ridgeline.roofline.predict import StepPredictor
+
+SMALL = {
+    "one": bench.shape(128, 256, 2, 4, 2, 256),
+    "two": bench.shape(192, 256, 3, 4, 4, 256),
+}
+STEPS = tuple(
+    StepShape(batch_size=b, num_tokens=n, context=c)
+    for b, n, c in ((1, 1, 16), (2, 1, 60), (1, 16, 0), (2, 8, 20))
+)
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    measure = bench.measure_samples
+    monkeypatch.setattr(
+        bench, "measure_samples", lambda model, ceilings: measure(model, ceilings, STEPS)
+    )
+
+
+@pytest.mark.slow
+def test_calibrating_here(few_steps, tmp_path):
+    made = bench.calibrate_here("reference", shapes=SMALL, formats=("float32",))
+    assert made.measured
+    assert made.shapes == ("one", "two")
+    assert made.host_step_s + made.host_segment_s > 0
+    save(made, tmp_path / "calibration.json")
+    assert load(tmp_path / "calibration.json") == made
+    model = bench.build("one", SMALL["one"], "float32", executor="reference")
+    predictor = StepPredictor({ModelRole.TARGET: model.priced}, made)
+    assert 0 < predictor.batch_seconds(decode_batch(1, 16)) < 1.0
+    model.executor.close()
+
+
+def test_a_quantized_model_is_priced_as_it_is_stored():
+    if default_executor() != "cpu":
+        pytest.skip("the native kernels are not built")
+    config = bench.shape(256, 512, 2, 4, 2, 512)
+    model = bench.build("q", config, "int4", executor="cpu")
+    assert model.priced.weight_formats["layers.0.q"].name == "int4"
+    model.executor.close()
