@@ -15,16 +15,17 @@ import torch
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import RidgelineError
 from ridgeline.engine.loading import load_model
-from ridgeline.weights import weight_shapes
+from ridgeline.weights import expanded_weights, weight_shapes
 
 
 def outcome(folder: Path) -> str:
     try:
         model = load_model(EngineConfig(model=str(folder), dtype="float32")).model
-        found = {name: tuple(weight.shape) for name, weight in model.weights.items()}
+        weights = expanded_weights(model.weights, model.dtype)
+        found = {name: tuple(weight.shape) for name, weight in weights.items()}
         if found != weight_shapes(model.ops):
             return "BROKEN: other shapes than the model's"
-        if any(weight.dtype != torch.float32 for weight in model.weights.values()):
+        if any(weight.dtype != torch.float32 for weight in weights.values()):
             return "BROKEN: other dtypes than asked for"
         return "loaded"
     except RidgelineError as error:

@@ -19,7 +19,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.engine.loading import load_model
 from ridgeline.models import describe, lower, read_config
 from ridgeline.quant import QuantizedTensor, read_scheme
-from ridgeline.weights import stream_packed_weights
+from ridgeline.weights import expanded_weights, stream_packed_weights, stream_weights
 
 FOLDERS = sorted((Path(__file__).parents[1] / "data" / "quantized").iterdir())
 SAMPLE = "model.layers.0.self_attn.k_proj.weight"
@@ -31,7 +31,8 @@ def test_logits_are_those_of_the_librarys_dequantized_model(folder: Path) -> Non
     expected = load_file(folder / "expected.safetensors")
     dtype = str(expected.get(SAMPLE, torch.empty(0)).dtype)  # what the library expands to
     loaded = load_model(EngineConfig(model=str(folder), dtype=dtype))
-    weights = {name: weight.float() for name, weight in loaded.model.weights.items()}
+    values = expanded_weights(loaded.model.weights, loaded.model.dtype)
+    weights = {name: weight.float() for name, weight in values.items()}
     model = dataclasses.replace(loaded.model, weights=weights, dtype=torch.float32)
     token_ids = expected["token_ids"].tolist()
     logits = ours.run(model, token_ids, prompt_tokens=len(token_ids))
@@ -55,7 +56,7 @@ def test_executors_can_have_the_codes_themselves(folder: Path) -> None:
         "dtype": torch.float32,
     }
     scheme = read_scheme(definition.quantization, strict=True)
-    loaded = load_model(EngineConfig(model=str(folder), dtype="float32")).model.weights
+    loaded = dict(stream_weights(folder, quantization=scheme, **arguments))
     packed = dict(stream_packed_weights(folder, quantization=scheme, **arguments))
     assert packed.keys() == loaded.keys()
     quantized = {name: w for name, w in packed.items() if isinstance(w, QuantizedTensor)}
@@ -72,5 +73,5 @@ def test_executors_can_have_the_codes_themselves(folder: Path) -> None:
 def test_what_is_stored_and_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
     folder = next(folder for folder in FOLDERS if folder.name == "ct-w8a8")
     with caplog.at_level(logging.WARNING):
-        load_model(EngineConfig(model=str(folder)))
+        expanded_weights(load_model(EngineConfig(model=str(folder))).model.weights, torch.float32)
     assert "activations are not quantized" in caplog.text

@@ -11,6 +11,7 @@ from tests.weights.gguf_export import export, write_checkpoint
 from ridgeline.core.errors import CorruptFileError, ModelNotFoundError, UnsupportedModelError
 from ridgeline.engine.loading import LoadedModel
 from ridgeline.quant.gguf_formats import GGUF_FORMATS
+from ridgeline.weights import expanded_weights
 from ridgeline.weights.gguf import GGUFCheckpoint, GGUFFile, describe_gguf
 
 SIZES = {
@@ -103,6 +104,14 @@ def logits(model: LoadedModel) -> np.ndarray:
     return run(model.model, TOKENS, prompt_tokens=36)
 
 
+def assert_equal_weights(found: LoadedModel, expected: LoadedModel) -> None:
+    values = expanded_weights(found.model.weights, found.model.dtype)
+    wanted = expanded_weights(expected.model.weights, expected.model.dtype)
+    assert values.keys() == wanted.keys()
+    for name, value in values.items():
+        assert np.array_equal(value, wanted[name]), name
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_safetensors(tmp_path: Path, name: str) -> None:
     architecture, config = CASES[name]
@@ -110,8 +119,7 @@ def test_logits_equal_those_of_safetensors(tmp_path: Path, name: str) -> None:
     expected = load(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "model.gguf", architecture)
     found = load(tmp_path / "model.gguf")
-    for weight, values in expected.model.weights.items():
-        assert np.array_equal(found.model.weights[weight], values), weight
+    assert_equal_weights(found, expected)
     want = logits(expected)
     assert np.abs(want).max() > 0.1
     np.testing.assert_allclose(logits(found), want, atol=2e-5, rtol=0)
@@ -123,8 +131,7 @@ def test_half_formats_hold_the_same_values(tmp_path: Path, kind: str) -> None:
     matrices = gguf.GGMLQuantizationType[kind]
     export(tmp_path / "model", tmp_path / "x.gguf", "llama", matrices=matrices)
     found, expected = load(tmp_path / "x.gguf"), load(tmp_path / "model")
-    for weight, values in expected.model.weights.items():
-        assert np.array_equal(found.model.weights[weight], values), weight
+    assert_equal_weights(found, expected)
     with GGUFCheckpoint(tmp_path / "x.gguf") as checkpoint:
         dtype = describe_gguf(checkpoint).dtype
     assert dtype == {"F16": "float16", "BF16": "bfloat16"}[kind]
@@ -148,11 +155,10 @@ def test_a_split_model_is_one(tmp_path: Path) -> None:
     export(tmp_path / "model", tmp_path / "x.gguf", "llama", split_max_tensors=7)
     parts = sorted(tmp_path.glob("x-*.gguf"))
     assert len(parts) == 3
-    expected = load(tmp_path / "model").model.weights
+    expected = load(tmp_path / "model")
     for part in parts[:1] + parts[-1:]:
         if part == parts[0]:
-            for weight, values in load(part).model.weights.items():
-                assert np.array_equal(values, expected[weight]), weight
+            assert_equal_weights(load(part), expected)
         with GGUFCheckpoint(part) as checkpoint:
             assert len(checkpoint.names()) == 21
     parts[1].unlink()

@@ -16,7 +16,13 @@ from ridgeline.executors import ExecutorModel
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
 from ridgeline.quant import read_scheme
 from ridgeline.text import ChatTemplate, Tokenizer, tokenizer_from_gguf
-from ridgeline.weights import dummy_weights, load_lora, load_weights, locate_model
+from ridgeline.weights import (
+    CheckpointWeights,
+    DummyWeights,
+    WeightSource,
+    load_lora,
+    locate_model,
+)
 from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 
 _log = logging.getLogger(__name__)
@@ -49,7 +55,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory; see `ModelDescription`."""
+    """A model whose weights can be read; see `ModelDescription`."""
 
     name: str
     folder: Path | None
@@ -93,9 +99,9 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
 
 
 def load_model(config: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
-    """Find, read and check a model.
+    """Find, read and check a model, all but its weights: the executor streams them as it is made.
 
-    Raises:
+    Raises (and so does the stream):
         ModelFileError: it is missing, damaged or not supported.
         MachineError: no network, disk or memory for it.
     """
@@ -107,11 +113,12 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
     scheme = None
     if definition.quantization is not None:
         scheme = read_scheme(definition.quantization, strict=config.strict)
+    weights: WeightSource
     if config.load_format == "dummy" or folder is None:
-        weights = dummy_weights(ops, dtype=dtype, seed=config.seed)
+        weights = DummyWeights(ops=ops, dtype=dtype, seed=config.seed)
     else:
-        weights = load_weights(
-            folder,
+        weights = CheckpointWeights(
+            path=folder,
             ops=ops,
             sources=definition.sources,
             ignored=definition.ignored,

@@ -25,6 +25,15 @@ class GGUFBlocks:
     shape: tuple[int, ...]
     data: Bytes
 
+    def rows(self, start: int, stop: int) -> "GGUFBlocks":
+        """Entries ``[start, stop)`` of the first axis: rows of a matrix, or whole experts."""
+        per_entry = len(self.data) // max(self.shape[0], 1)
+        return GGUFBlocks(
+            format=self.format,
+            shape=(stop - start, *self.shape[1:]),
+            data=self.data[start * per_entry : stop * per_entry],
+        )
+
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight in ``dtype``, rounded once from float32."""
         out = torch.empty(self.shape, dtype=dtype)

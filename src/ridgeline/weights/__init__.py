@@ -5,18 +5,29 @@ from ridgeline.weights.dummy import dummy_weights
 from ridgeline.weights.loading import load_weights, stream_weights, weight_shapes
 from ridgeline.weights.location import embedded_draft_folder, locate_model
 from ridgeline.weights.lora import Adapter, LoRAWeights, load_lora
-from ridgeline.weights.packed import stream_packed_weights
+from ridgeline.weights.packed import Weight, stream_packed_weights
 from ridgeline.weights.progress import Progress
 from ridgeline.weights.safetensors_file import SafetensorsFile
+from ridgeline.weights.source import (
+    CheckpointWeights,
+    DummyWeights,
+    WeightSource,
+    expanded_weights,
+)
 
 __all__ = [
     "Adapter",
     "Checkpoint",
+    "CheckpointWeights",
+    "DummyWeights",
     "LoRAWeights",
     "Progress",
     "SafetensorsFile",
+    "Weight",
+    "WeightSource",
     "dummy_weights",
     "embedded_draft_folder",
+    "expanded_weights",
     "load_lora",
     "load_weights",
     "locate_model",

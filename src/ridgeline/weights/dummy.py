@@ -1,7 +1,7 @@
 """Random weights of a model's true shapes, so that speed can be measured without a checkpoint."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -14,7 +14,14 @@ _EMBEDDING_STD = 0.02
 
 
 def dummy_weights(ops: Sequence[Op], *, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
-    """Random weights for all of ``ops``, by canonical name.
+    """Random weights for all of ``ops``, by canonical name; see `stream_dummy_weights`."""
+    return dict(stream_dummy_weights(ops, dtype=dtype, seed=seed))
+
+
+def stream_dummy_weights(
+    ops: Sequence[Op], *, dtype: torch.dtype, seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (canonical name, random weight) for all of ``ops``.
 
     Norm gains are one (stored as zero where the spec has a unit offset), biases zero, embeddings
     normal with deviation 0.02, matrices normal with deviation 1/sqrt(fan in), so that activations
@@ -29,17 +36,15 @@ def dummy_weights(ops: Sequence[Op], *, dtype: torch.dtype, seed: int) -> dict[s
     generator = torch.Generator().manual_seed(_hash("", seed))
     block = torch.randn(_BLOCK_ELEMENTS, generator=generator)
     scaled: dict[float, torch.Tensor] = {}
-    weights: dict[str, torch.Tensor] = {}
     for name, shape in weight_shapes(ops).items():
         if name in constants:
-            weights[name] = torch.full(shape, constants[name], dtype=dtype)
+            yield name, torch.full(shape, constants[name], dtype=dtype)
             continue
         std = _EMBEDDING_STD if name in embeddings else max(shape[-1], 1) ** -0.5
         if std not in scaled:
             # Twice in a row, so that from any place on a whole block is one slice.
             scaled[std] = (block * std).to(dtype).repeat(2)
-        weights[name] = _tiled(scaled[std], shape, _hash(name, seed))
-    return weights
+        yield name, _tiled(scaled[std], shape, _hash(name, seed))
 
 
 def _constants(ops: Sequence[Op]) -> dict[str, float]:

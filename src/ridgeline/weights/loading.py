@@ -14,7 +14,7 @@ from ridgeline.quant import Scheme
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.gguf import GGUFCheckpoint
 from ridgeline.weights.names import list_some, short_name
-from ridgeline.weights.progress import Progress
+from ridgeline.weights.progress import ByteCount, Progress
 from ridgeline.weights.quantized_checkpoint import QuantizedCheckpoint
 from ridgeline.weights.stacking import split_stacks
 from ridgeline.weights.store import TensorStore
@@ -102,16 +102,9 @@ def stream_weights(
         if quantization is not None:
             checkpoint = QuantizedCheckpoint(files, quantization)
         places_of = match_tensors(checkpoint, shapes, sources, ignored)
-        total_bytes = sum(checkpoint.num_bytes(tensor) for tensor in places_of)
-        done_bytes = 0
+        count = ByteCount(progress, sum(map(checkpoint.num_bytes, places_of)))
         for tensor, places in places_of.items():
-
-            def advance(num_bytes: int, label: str = next(iter(places.values()))[0]) -> None:
-                nonlocal done_bytes
-                done_bytes += num_bytes
-                if progress is not None:
-                    progress(done_bytes, total_bytes, label)
-
+            advance = count.of(next(iter(places.values()))[0])
             yield from stacks.join(read_places(checkpoint, tensor, places, dtype, advance))
 
 

@@ -12,6 +12,7 @@ from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import Format, MatrixFormat, PackedMatrix, Pool, pack
+from ridgeline.weights.packed import expanded
 
 Vector = npt.NDArray[np.float32]
 
@@ -47,8 +48,8 @@ def pack_weights(
     if model.dtype == torch.float64:
         raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
     packed, roles = PackedWeights(), _roles(model.ops)
-    for name, weight in model.weights.items():
-        role = roles.get(name)
+    for name, stored in model.weights.items():
+        role, weight = roles.get(name), expanded(stored, model.dtype)
         if role is None:
             packed.vectors[name] = weight.detach().float().contiguous().numpy()
         elif isinstance(role, ops.LatentAttend):

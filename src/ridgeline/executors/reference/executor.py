@@ -16,6 +16,7 @@ from ridgeline.executors.reference.forward import Forward
 from ridgeline.executors.reference.kv_cache import KVCache, kv_rows
 from ridgeline.executors.runner import Clock, MaskOf, StepRunner
 from ridgeline.executors.state import SequenceState
+from ridgeline.weights import expanded_weights
 
 
 class ReferenceExecutor(StepRunner):
@@ -26,6 +27,9 @@ class ReferenceExecutor(StepRunner):
     def __init__(self, models: Mapping[ModelRole, ExecutorModel], block_tokens: int) -> None:
         super().__init__(self.name)
         self._models = dict(models)
+        self._weights = {
+            role: expanded_weights(model.weights, model.dtype) for role, model in models.items()
+        }
         self._caches = {
             role: KVCache(model.spec, model.dtype, block_tokens) for role, model in models.items()
         }
@@ -52,6 +56,7 @@ class ReferenceExecutor(StepRunner):
     def close(self) -> None:
         self.stop()
         self._models.clear()
+        self._weights.clear()
         self._caches.clear()
 
     def new_state(self, admission: Admission) -> SequenceState:
@@ -70,7 +75,7 @@ class ReferenceExecutor(StepRunner):
     ) -> tuple[SegmentResult, ...]:
         batch = build_batch(segments, self.states, role)
         clock.lap("prepare_s")
-        forward = Forward(self._models[role], self._caches[role], batch)
+        forward = Forward(self._models[role], self._weights[role], self._caches[role], batch)
         hidden_TD = forward.run()
         if role is ModelRole.TARGET:
             self.experts_read = (self.experts_read or 0) + forward.experts_read

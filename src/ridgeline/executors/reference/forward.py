@@ -1,5 +1,7 @@
 """Running the ops of a lowered model over a batch."""
 
+from collections.abc import Mapping
+
 import torch
 from torch.nn import functional
 
@@ -16,8 +18,15 @@ from ridgeline.kernels import reference as kernels
 class Forward:
     """One forward pass: the named buffers and the ops on them."""
 
-    def __init__(self, model: ExecutorModel, cache: KVCache, batch: Batch) -> None:
+    def __init__(
+        self,
+        model: ExecutorModel,
+        weights: Mapping[str, torch.Tensor],
+        cache: KVCache,
+        batch: Batch,
+    ) -> None:
         self._model = model
+        self._weights = weights
         self._cache = cache
         self._batch = batch
         self.experts_read = 0  # summed over layers
@@ -39,10 +48,10 @@ class Forward:
         return kernels.softcap(kernels.wide(logits) * head.scale, head.softcap)
 
     def _weight(self, weight: ops.Weight) -> torch.Tensor:
-        return self._model.weights[weight.name]
+        return self._weights[weight.name]
 
     def _optional(self, weight: ops.Weight | None) -> torch.Tensor | None:
-        return None if weight is None else self._model.weights[weight.name]
+        return None if weight is None else self._weights[weight.name]
 
     def _linear(
         self, x_TI: torch.Tensor, weight: ops.Weight, bias: ops.Weight | None

@@ -56,7 +56,7 @@ class GGUFCheckpoint:
         self.close()
 
     def close(self) -> None:
-        """Close all files; views that were handed out stay valid."""
+        """Close all files."""
         for file in self._files:
             file.close()
 
@@ -93,6 +93,11 @@ class GGUFCheckpoint:
         out = torch.empty(self.shape(name), dtype=torch.float32)
         self.read_into(name, out)
         return out
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether tensor ``name`` is a matrix, or a stack of them, in blocks."""
+        entry = self._file_of[name].entry(name)
+        return len(entry.shape) > 1 and not entry.format.is_plain
 
     def blocks(self, name: str) -> GGUFBlocks:
         """Tensor ``name`` as blocks, rows in their right order (norms keep their offset)."""

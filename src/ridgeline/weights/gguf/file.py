@@ -1,10 +1,9 @@
-"""One GGUF file: its header, and the blocks of its tensors by reading or as views.
+"""One GGUF file: its header, and the blocks of its tensors.
 
-``read_rows`` uses plain reads, so that a file that shrinks or a disk that fails is an error like
-any other; ``blocks`` maps the file and copies nothing, and is as safe as the file is left alone.
+Plain reads, so that a file that shrinks or a disk that fails is an error like any other.
 """
 
-import mmap
+import math
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +19,7 @@ from ridgeline.weights.reading import open_file, read_exactly, unreadable
 
 
 class GGUFFile:
-    """An open GGUF file. Close it, or use it in a ``with`` block; views outlive it.
+    """An open GGUF file. Close it, or use it in a ``with`` block.
 
     Raises:
         ModelNotFoundError: there is no such file.
@@ -31,7 +30,6 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map: mmap.mmap | None = None
         self._file, size_bytes = open_file(path)
         try:
             header = read_header(self._file, size_bytes, short_name(path.name))
@@ -50,9 +48,8 @@ class GGUFFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; views that were handed out stay valid."""
+        """Close the file."""
         self._file.close()
-        self._map = None
 
     def entry(self, name: str) -> GGUFEntry:
         """Tensor ``name``, which has a format that Ridgeline can expand.
@@ -81,18 +78,7 @@ class GGUFFile:
         return data
 
     def blocks(self, name: str) -> GGUFBlocks:
-        """Tensor ``name`` as blocks in the mapped file."""
-        entry = self.tensors[name]
-        data = np.frombuffer(
-            self._mapped(), dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start
-        )
-        row_bytes = entry.format.num_bytes(entry.shape[-1])
-        return GGUFBlocks(format=entry.format, shape=entry.shape, data=data.reshape(-1, row_bytes))
-
-    def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            try:
-                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:
-                raise unreadable(self.path, error) from None
-        return self._map
+        """Tensor ``name`` as blocks, in memory of their own."""
+        entry = self.entry(name)
+        data = self.read_rows(name, 0, math.prod(entry.shape[:-1]))
+        return GGUFBlocks(format=entry.format, shape=entry.shape, data=data)
