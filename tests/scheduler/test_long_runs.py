@@ -149,6 +149,10 @@ def test_one_request_after_the_other_leaves_nothing_behind():
     for number in range(300):
         scheduler.add(request(number, range(5), cache_key=b"k", max_tokens=2))
         run(scheduler, executor)
-    for name in ("_running", "_forks", "_holders", "_loading", "_shed", "_flights"):
-        assert not getattr(scheduler, name)
-    assert len(scheduler._queue._entries) == len(scheduler._queue._lanes) == 0
+    waiting = scheduler._waiting
+    for kept in (scheduler._running, scheduler._forks, scheduler._shed, scheduler._flights):
+        assert not kept
+    assert not waiting._holders
+    assert not waiting._loading
+    assert not waiting._queue._entries
+    assert not waiting._queue._lanes

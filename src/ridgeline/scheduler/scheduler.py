@@ -6,24 +6,23 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from ridgeline.core.errors import ContextLengthError, OutOfMemoryError, OverloadedError
+from ridgeline.core.errors import ContextLengthError
 from ridgeline.core.plan import Admission, ModelRole, Outputs, Segment, StepPlan
 from ridgeline.core.protocols import StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.kvcache import KVUsage, MissReport, PrefixCache
-from ridgeline.kvcache.tiers import Load, Transfers
-from ridgeline.scheduler.batching import create_batching
+from ridgeline.kvcache.tiers import Transfers
 from ridgeline.scheduler.blocks import BlockTables
 from ridgeline.scheduler.config import SchedulerConfig
-from ridgeline.scheduler.overload import DrainRate
+from ridgeline.scheduler.pins import PinnedPrefixes
 from ridgeline.scheduler.policies import create_policy
 from ridgeline.scheduler.pricing import DEFAULT_PRICE, Pricing, StepBudget
 from ridgeline.scheduler.replay import Replay, extend
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
 from ridgeline.scheduler.step import SAMPLE, Flight, Step
-from ridgeline.scheduler.waiting_queue import WaitingQueue
+from ridgeline.scheduler.waiting import Waiting
 
 _NOTHING = Outputs()
 _POLL_S = 5e-4  # between looks at transfers, when nothing else can be done
@@ -65,28 +64,22 @@ class Scheduler:
         )
         self._blocks = BlockTables(self.prefix_cache, self.transfers)
         self._policy = create_policy(config.scheduling_policy, config.tenant_weights)
-        self._batching = create_batching(
-            config.batching, size=config.max_num_seqs, window_s=config.batch_window_s
-        )
-        self._queue = WaitingQueue(self._policy)
-        self._drain_rate = DrainRate()
+        self._waiting = Waiting(config, self._policy, self._blocks, self._pricing, self.transfers)
+        self._pins = PinnedPrefixes(config, self.prefix_cache, self._blocks)
         self._replay = Replay(0.0 if config.tpot_slo_s is not None else config.replay_s)
         self._running: dict[Sequence, None] = {}
         self._forks: dict[int, list[Sequence]] = {}  # by request, until the prompt is computed
-        self._holders: dict[Sequence, None] = {}  # of those that wait, the ones that hold blocks
-        self._loading: dict[Sequence, Load] = {}  # they wait outside the queue
-        self._pins: dict[int, list[list[int]]] = {}  # blocks of each group, by number
         self._shed: list[Sequence] = []  # to be reported by the next update
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._releases: list[int] = []
         self._flights: deque[Flight] = deque()
-        self._step_id = self._num_requests = self._num_pins = 0
+        self._step_id = self._num_requests = 0
         self._updated_s = self._wait_s = 0.0
-        self.num_preemptions = self.num_loads = 0
+        self.num_preemptions = 0
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue) + len(self._loading) + sum(map(len, self._forks.values()))
+        return len(self._waiting) + sum(map(len, self._forks.values()))
 
     @property
     def num_running(self) -> int:
@@ -94,7 +87,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue or self._running or self._loading)
+        return bool(self._running) or len(self._waiting) > 0
+
+    @property
+    def num_loads(self) -> int:
+        """Sequences that came back from the tiers, or found a prefix there."""
+        return self._waiting.num_loads
 
     @property
     def wait_s(self) -> float:
@@ -127,10 +125,10 @@ class Scheduler:
             )
             for index in range(request.params.n)
         ]
-        self._make_place(sequences[0])
+        self._shed_for(sequences[0])
         self._wait_s = 0.0
         self._num_requests += 1
-        self._queue.push(sequences[0])
+        self._waiting.push(sequences[0])
         if len(sequences) > 1:
             self._forks[request.request_id] = sequences[1:]
         return sequences
@@ -142,8 +140,8 @@ class Scheduler:
             return None  # a drafter goes by the tokens that are still to come
         now_s = self._clock()
         self.prefix_cache.tick(now_s)
-        self._land_transfers()
-        self._wait_s = self._open_batch(now_s)
+        self._waiting.land_loads()
+        self._wait_s = self._waiting.open_batch(len(self._running), now_s)
         self._make_way(now_s)
         step = self._new_step()
         self.speculation.begin_step(self._running)
@@ -212,9 +210,8 @@ class Scheduler:
             if sequence.status is SequenceStatus.RUNNING:
                 self._leave(sequence)
                 self._pricing.observe_output(sequence.num_output_tokens)
-            elif self._loading.pop(sequence, None) is None:
-                self._queue.remove(sequence)
-                self._holders.pop(sequence, None)
+            else:
+                self._waiting.remove(sequence)
             for fork in list(forks):
                 self.finish(fork, reason)
             self._forks.pop(sequence.request.request_id, None)
@@ -228,24 +225,11 @@ class Scheduler:
         Raises:
             OutOfMemoryError: what is left of the pool would not hold a sequence of full length.
         """
-        tables = self.prefix_cache.pin(cache_key, token_ids)
-        number = self._num_pins
-        self._pins[number] = tables
-        try:
-            self._blocks.check_pins(
-                self._pins.values(),
-                max_length=self.config.max_model_len,
-                step_tokens=self.config.max_num_batched_tokens,
-            )
-        except OutOfMemoryError:
-            self.unpin(number)
-            raise
-        self._num_pins += 1
-        return number, len(tables[0]) * self.config.block_tokens
+        return self._pins.pin(cache_key, token_ids)
 
     def unpin(self, number: int) -> None:
         """Let go of a pinned prefix, which stays cached as others do; once for each number."""
-        self._blocks.release_tables(self._pins.pop(number))
+        self._pins.unpin(number)
 
     def explain_miss(self, cache_key: bytes, token_ids: Seq[int]) -> MissReport:
         """Why no more of a prompt is in the cache than is."""
@@ -275,54 +259,31 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that every block and every slot is accounted for."""
-        self._blocks.check_integrity(self._all(), self._pins.values())
+        self._blocks.check_integrity(self._all(), self._pins)
         self.speculation.check_integrity()
         slots = [s.slot for s in self._running if s.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_num_seqs))
-        for sequence in self._queue:
-            assert (sequence in self._holders) == any(sequence.tables)
+        self._waiting.check_integrity()
 
     def _all(self) -> Iterable[Sequence]:
         yield from self._running
-        yield from self._queue
-        yield from self._loading
+        yield from self._waiting
         for forks in self._forks.values():
             yield from forks
 
-    def _make_place(self, sequence: Sequence) -> None:
-        """Raise `OverloadedError` if the queue is full of sequences that do not give way."""
-        limit = self.config.max_num_waiting
-        if limit is None or len(self._queue) < limit:
-            return
-        last = self._queue.last_new()
-        if last is not None and self._policy.may_displace(sequence, last):
+    def _shed_for(self, newcomer: Sequence) -> None:
+        """Make a place in a full queue, or raise `OverloadedError`."""
+        last = self._waiting.who_gives_place(newcomer)
+        if last is not None:
             self._shed += [last, *self._forks.get(last.request.request_id, ())]
             self.finish(last, FinishReason.SHED)
-            return
-        wait_s = self._drain_rate.wait_s(len(self._queue))
-        raise OverloadedError(
-            f"{len(self._queue)} requests are waiting, which is the limit; try again in "
-            f"{wait_s:.0f} s.",
-            retry_after_s=wait_s,
-        )
-
-    def _open_batch(self, now_s: float) -> float:
-        """Seconds until a batch may start; 0 if sequences may be admitted, or somebody runs."""
-        head = self._queue.head()
-        return self._batching.begin_step(
-            num_running=len(self._running),
-            num_waiting=len(self._queue),
-            oldest_arrival_s=now_s if head is None else head.request.arrival_s,
-            now_s=now_s,
-        )
 
     def _make_way(self, now_s: float) -> None:
         """Preempt running sequences for a waiting one that may take their place."""
-        while self._policy.preempts and (head := self._next_waiting(now_s)) is not None:
-            if not self._batching.admits(head) or head.num_in_flight:
+        while self._policy.preempts and (head := self._waiting.head(now_s)) is not None:
+            if not self._waiting.may_join(head):
                 return
-            self._reuse_prefix(head)
-            if self._free_slots and self._can_hold(head):
+            if self._waiting.fits(head) and self._free_slots:
                 return
             lower = (each for each in self._running if self._policy.may_displace(head, each))
             victim = self._last(lower)
@@ -330,80 +291,19 @@ class Scheduler:
                 return
             self._preempt(victim)
 
-    def _next_waiting(self, now_s: float) -> Sequence | None:
-        """The head of the queue, once those that are too late have been postponed."""
-        head = self._queue.head()
-        while self._policy.postpones and head is not None and self._is_too_late(head, now_s):
-            self._queue.remove(head)
-            head.postponed = True
-            self._queue.push(head)
-            head = self._queue.head()
-        return head
-
-    def _start_load(self, sequence: Sequence) -> bool:
-        """Have the tiers load what they have of a sequence that may enter, if that beats computing.
-
-        This is how a sequence that was preempted comes back: swapped in, or computed again.
-        """
-        if not sequence.may_load:
-            return False
-        sequence.may_load = False
-        load = self._blocks.load_rest(sequence, self._is_load_worth)
-        if load is None:
-            return False
-        self._queue.remove(sequence)
-        self._holders.pop(sequence, None)
-        self._loading[sequence] = load
-        self.num_loads += 1
-        return True
-
-    def _is_load_worth(self, num_tokens: int, context: int) -> bool:
-        assert self.transfers is not None
-        load_s = self.transfers.block_s * num_tokens / self.config.block_tokens
-        return not self._pricing.is_calibrated or load_s < self._pricing.segment_s(
-            num_tokens, context
-        )
-
-    def _land_transfers(self) -> None:
-        """Let sequences whose load is done wait in the queue again; they find it in the cache."""
-        if self.transfers is None:
-            return
-        self.transfers.poll()
-        for sequence in [each for each, load in self._loading.items() if load.is_done]:
-            del self._loading[sequence]
-            self._queue.push(sequence)
-
-    def _is_too_late(self, sequence: Sequence, now_s: float) -> bool:
-        deadline_s = sequence.request.deadline_s
-        if sequence.postponed or deadline_s is None:
-            return False
-        return now_s + self._pricing.remaining_s(sequence) > deadline_s
-
     def _may_enter(self, sequence: Sequence) -> bool:
         """Whether slot and blocks are there for the sequence at the head of the queue."""
-        if not self._free_slots or not self._batching.admits(sequence) or sequence.num_in_flight:
+        if not self._free_slots or not self._waiting.may_join(sequence):
             return False
-        self._reuse_prefix(sequence)
-        while not self._can_hold(sequence):
+        while not self._waiting.fits(sequence):
             # Alone it fits always; then others that wait may hold what it needs.
-            if self._running or not self._drop_waiting_blocks(but=sequence):
+            if self._running or not self._waiting.drop_blocks(but=sequence):
                 return False
         return True
 
-    def _reuse_prefix(self, sequence: Sequence) -> None:
-        self._blocks.reuse_prefix(sequence)
-        if any(sequence.tables):
-            self._holders[sequence] = None
-
-    def _can_hold(self, sequence: Sequence) -> bool:
-        return self._blocks.can_hold(sequence, self.config.max_num_batched_tokens)
-
     def _admit(self, sequence: Sequence, now_s: float) -> Admission:
         request = sequence.request
-        self._queue.remove(sequence)
-        self._holders.pop(sequence, None)
-        self._batching.admitted(sequence)
-        self._drain_rate.note_admission(now_s)
+        self._waiting.admitted(sequence, now_s)
         if not sequence.was_admitted:
             self._blocks.count_hit(sequence)
             self._policy.charge(sequence, sequence.num_prompt_tokens - sequence.num_computed, 0)
@@ -436,7 +336,7 @@ class Scheduler:
         num_steps = self._replay.num_steps
         if (
             num_steps < 2
-            or self._queue
+            or len(self._waiting) > 0
             or self._forks
             or step.admissions
             or self.speculation.drafter is not None
@@ -464,9 +364,9 @@ class Scheduler:
 
     def _plan_prompts(self, step: Step, prompts: list[Sequence], now_s: float) -> None:
         """Give what is left of the budget to prompts, whether they run or wait, by policy."""
-        rank = self._queue.full_rank
+        rank = self._waiting.rank
         prompts.sort(key=rank, reverse=True)
-        head = self._next_waiting(now_s)
+        head = self._waiting.head(now_s)
         while step.budget.tokens and (prompts or head is not None):
             if prompts and (head is None or rank(prompts[-1]) < rank(head)):
                 self._plan_prompt(prompts.pop(), step)
@@ -476,10 +376,10 @@ class Scheduler:
             if not self._may_enter(head) or not step.budget.grant(gap, head.num_computed):
                 head = None
                 continue
-            if not self._start_load(head):
+            if not self._waiting.start_load(head):
                 step.admissions.append(self._admit(head, now_s))
                 self._plan_prompt(head, step)
-            head = self._next_waiting(now_s)
+            head = self._waiting.head(now_s)
 
     def _plan_prompt(self, sequence: Sequence, step: Step) -> None:
         if sequence.status is not SequenceStatus.RUNNING or sequence in step.busy:
@@ -560,7 +460,7 @@ class Scheduler:
         First those that waiting sequences hold, then those of the one that comes last among those
         that have no part in this step yet.
         """
-        if self._drop_waiting_blocks():
+        if self._waiting.drop_blocks():
             return True
         victim = self._last(each for each in self._running if each not in step.busy)
         assert victim is not None
@@ -573,23 +473,7 @@ class Scheduler:
         What a grammar makes of a token in flight has to be known first.
         """
         ready = (s for s in candidates if not (s.num_in_flight and self.speculation.is_masked(s)))
-        return max(ready, key=self._queue.full_rank, default=None)
-
-    def _drop_waiting_blocks(self, *, but: Sequence | None = None) -> bool:
-        """Take the blocks of the last waiting sequence that holds some: a fork, or a hit.
-
-        Before that, those that are only held to be saved.
-        """
-        if self.transfers is not None and self.transfers.cancel_saves():
-            return True
-        holders = [each for each in self._holders if each is not but]
-        if not holders:
-            return False
-        last = max(holders, key=self._queue.full_rank)
-        del self._holders[last]
-        self._blocks.release(last)
-        last.num_computed = 0
-        return True
+        return self._waiting.last_of(ready)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
@@ -598,7 +482,7 @@ class Scheduler:
         sequence.reference = None
         sequence.may_load = True
         sequence.status = SequenceStatus.WAITING
-        self._queue.push(sequence)
+        self._waiting.push(sequence)
         self.num_preemptions += 1
 
     def _leave(self, sequence: Sequence) -> None:
@@ -693,9 +577,7 @@ class Scheduler:
             if holds_prompt:
                 child.num_computed = parent.num_prompt_tokens - 1
                 self._blocks.fork(parent, child, child.num_computed)
-            self._queue.push(child)
-            if any(child.tables):
-                self._holders[child] = None
+            self._waiting.push(child)
 
 
 def _num_known(sequence: Sequence) -> int:

@@ -1,0 +1,43 @@
+"""Prefixes that stay in the pool whatever happens."""
+
+from collections.abc import Iterator, Sequence
+
+from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.kvcache import PrefixCache
+from ridgeline.scheduler.blocks import BlockTables
+from ridgeline.scheduler.config import SchedulerConfig
+
+
+class PinnedPrefixes:
+    """Holds their blocks, as far as the rest of the pool still has room for a long sequence."""
+
+    def __init__(self, config: SchedulerConfig, cache: PrefixCache, blocks: BlockTables) -> None:
+        self._config = config
+        self._cache = cache
+        self._blocks = blocks
+        self._tables: dict[int, list[list[int]]] = {}  # blocks of each group, by number
+        self._num_pins = 0
+
+    def __iter__(self) -> Iterator[list[list[int]]]:
+        """The blocks of each group, pin by pin."""
+        return iter(self._tables.values())
+
+    def pin(self, cache_key: bytes, token_ids: Sequence[int]) -> tuple[int, int]:
+        """See `Scheduler.pin_prefix`."""
+        number, tables = self._num_pins, self._cache.pin(cache_key, token_ids)
+        self._tables[number] = tables
+        try:
+            self._blocks.check_pins(
+                self._tables.values(),
+                max_length=self._config.max_model_len,
+                step_tokens=self._config.max_num_batched_tokens,
+            )
+        except OutOfMemoryError:
+            self.unpin(number)
+            raise
+        self._num_pins += 1
+        return number, len(tables[0]) * self._config.block_tokens
+
+    def unpin(self, number: int) -> None:
+        """See `Scheduler.unpin`."""
+        self._blocks.release_tables(self._tables.pop(number))

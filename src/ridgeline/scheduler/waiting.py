@@ -1,0 +1,190 @@
+"""Those who wait: in which order, which blocks they hold, who is turned away, who is loaded."""
+
+from collections.abc import Iterable, Iterator
+
+from ridgeline.core.errors import OverloadedError
+from ridgeline.kvcache.tiers import Load, Transfers
+from ridgeline.scheduler.batching import create_batching
+from ridgeline.scheduler.blocks import BlockTables
+from ridgeline.scheduler.config import SchedulerConfig
+from ridgeline.scheduler.overload import DrainRate
+from ridgeline.scheduler.policies import QueuePolicy, Rank
+from ridgeline.scheduler.pricing import Pricing
+from ridgeline.scheduler.sequence import Sequence
+from ridgeline.scheduler.waiting_queue import WaitingQueue
+
+
+class Waiting:
+    """The queue, and beside it the sequences whose KV is being loaded from tiers.
+
+    Sequences in the queue may hold blocks: a fork its prompt's, the head those of a prefix hit.
+    These are given up when nothing else gives way.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        policy: QueuePolicy,
+        blocks: BlockTables,
+        pricing: Pricing,
+        transfers: Transfers | None,
+    ) -> None:
+        self._config = config
+        self._policy = policy
+        self._blocks = blocks
+        self._pricing = pricing
+        self._transfers = transfers
+        self._batching = create_batching(
+            config.batching, size=config.max_num_seqs, window_s=config.batch_window_s
+        )
+        self._queue = WaitingQueue(policy)
+        self._holders: dict[Sequence, None] = {}
+        self._loading: dict[Sequence, Load] = {}
+        self._drain_rate = DrainRate()
+        self.num_loads = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._loading)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._queue
+        yield from self._loading
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """Whoever has the lowest goes first, and whoever has the highest gives way."""
+        return self._queue.full_rank(sequence)
+
+    def push(self, sequence: Sequence) -> None:
+        self._queue.push(sequence)
+        self._note_blocks(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        if self._loading.pop(sequence, None) is None:
+            self._queue.remove(sequence)
+            self._holders.pop(sequence, None)
+
+    def who_gives_place(self, newcomer: Sequence) -> Sequence | None:
+        """Who has to leave so that the newcomer may wait; ``None`` if there is a place.
+
+        Raises:
+            OverloadedError: the queue is full of sequences that do not give way.
+        """
+        limit = self._config.max_num_waiting
+        if limit is None or len(self) < limit:
+            return None
+        last = self._queue.last_new()
+        if last is not None and self._policy.may_displace(newcomer, last):
+            return last
+        wait_s = self._drain_rate.wait_s(len(self))
+        raise OverloadedError(
+            f"{len(self)} requests are waiting, which is the limit; try again in {wait_s:.0f} s.",
+            retry_after_s=wait_s,
+        )
+
+    def open_batch(self, num_running: int, now_s: float) -> float:
+        """Seconds until a batch may start; 0 if sequences may be admitted, or somebody runs."""
+        head = self._queue.head()
+        return self._batching.begin_step(
+            num_running=num_running,
+            num_waiting=len(self._queue),
+            oldest_arrival_s=now_s if head is None else head.request.arrival_s,
+            now_s=now_s,
+        )
+
+    def head(self, now_s: float) -> Sequence | None:
+        """The sequence to run next, once those that are too late have been postponed."""
+        head = self._queue.head()
+        while self._policy.postpones and head is not None and self._is_too_late(head, now_s):
+            self._queue.remove(head)
+            head.postponed = True
+            self._queue.push(head)
+            head = self._queue.head()
+        return head
+
+    def may_join(self, sequence: Sequence) -> bool:
+        """Whether batching admits it now, and no outcome of an earlier run is awaited."""
+        return not sequence.num_in_flight and self._batching.admits(sequence)
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether blocks are free for it, beside those of the cached prefix, which it takes."""
+        self._blocks.reuse_prefix(sequence)
+        self._note_blocks(sequence)
+        return self._blocks.can_hold(sequence, self._config.max_num_batched_tokens)
+
+    def admitted(self, sequence: Sequence, now_s: float) -> None:
+        """The sequence was given a slot, and waits no more."""
+        self.remove(sequence)
+        self._batching.admitted(sequence)
+        self._drain_rate.note_admission(now_s)
+
+    def drop_blocks(self, *, but: Sequence | None = None) -> bool:
+        """Take blocks from the last of those that hold some; whether there was one.
+
+        Before that, those that are only held to be saved.
+        """
+        if self._transfers is not None and self._transfers.cancel_saves():
+            return True
+        holders = [each for each in self._holders if each is not but]
+        if not holders:
+            return False
+        last = max(holders, key=self.rank)
+        del self._holders[last]
+        self._blocks.release(last)
+        last.num_computed = 0
+        return True
+
+    def start_load(self, sequence: Sequence) -> bool:
+        """Have the tiers load what they have of a sequence that may enter, if that beats computing.
+
+        This is how a sequence that was preempted comes back: swapped in, or computed again.
+        """
+        if not sequence.may_load:
+            return False
+        sequence.may_load = False
+        load = self._blocks.load_rest(sequence, self._is_load_worth)
+        if load is None:
+            return False
+        self.remove(sequence)
+        self._loading[sequence] = load
+        self.num_loads += 1
+        return True
+
+    def land_loads(self) -> None:
+        """Let sequences whose load is done wait in the queue again; they find it in the cache."""
+        if self._transfers is None:
+            return
+        self._transfers.poll()
+        for sequence in [each for each, load in self._loading.items() if load.is_done]:
+            del self._loading[sequence]
+            self._queue.push(sequence)
+
+    def check_integrity(self) -> None:
+        """Assert that it is known who holds blocks."""
+        for sequence in self._queue:
+            assert (sequence in self._holders) == any(sequence.tables)
+        assert not any(map(_holds_blocks, self._loading))
+
+    def last_of(self, candidates: Iterable[Sequence]) -> Sequence | None:
+        """The one of them that the policy puts last."""
+        return max(candidates, key=self.rank, default=None)
+
+    def _note_blocks(self, sequence: Sequence) -> None:
+        if _holds_blocks(sequence):
+            self._holders[sequence] = None
+
+    def _is_too_late(self, sequence: Sequence, now_s: float) -> bool:
+        deadline_s = sequence.request.deadline_s
+        if sequence.postponed or deadline_s is None:
+            return False
+        return now_s + self._pricing.remaining_s(sequence) > deadline_s
+
+    def _is_load_worth(self, num_tokens: int, context: int) -> bool:
+        assert self._transfers is not None
+        load_s = self._transfers.block_s * num_tokens / self._config.block_tokens
+        return not self._pricing.is_calibrated or load_s < self._pricing.segment_s(
+            num_tokens, context
+        )
+
+
+def _holds_blocks(sequence: Sequence) -> bool:
+    return any(sequence.tables)
