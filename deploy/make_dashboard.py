@@ -57,6 +57,14 @@ PANELS = [
     ("Tokens by key", "short", [
         ("{{tenant}} {{kind}}", "sum by (tenant, kind) (rate(ridgeline:tenant_tokens_total[5m]))"),
     ]),
+    ("Of the roof: MFU and MBU", "percentunit", [
+        ("{{phase}} MFU", "ridgeline:mfu"),
+        ("{{phase}} MBU", "ridgeline:mbu"),
+    ]),
+    ("Bytes moved per second", "Bps", [
+        ("{{phase}}", "sum by (phase) (rate(ridgeline:step_bytes_total[1m])) / "
+         "sum by (phase) (rate(ridgeline:step_seconds_total[1m]))"),
+    ]),
 ]  # fmt: skip
 WIDTH, HEIGHT = 12, 8
 

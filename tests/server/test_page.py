@@ -110,6 +110,8 @@ def test_the_live_view_moves(page):
     wait_for(page, lambda: page.inner_text("#output-rate") not in ("–", "0.0"))
     wait_for(page, lambda: "ms" in page.inner_text("#ttft td"))
     page.wait_for_selector("#rate-line path")
+    page.wait_for_selector("#roofline circle.decode")
+    wait_for(page, lambda: "decode" in page.inner_text("#bound"))
 
 
 def test_errors_are_shown(page):

@@ -27,6 +27,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("--concurrency", type=_numbers, default=[1, 2, 4, 8, 16, 32], metavar="N,N")
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="for each point")
     parser.add_argument(
+        "--max-token-id", type=int, default=999, metavar="N", help="prompts are random ids to this"
+    )
+    parser.add_argument(
         "--weights-gb", type=float, metavar="GB", help="weights of a model that it may be"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -35,8 +38,10 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
-    if arguments.output_len < 2 or arguments.requests < 1:
-        raise InvalidRequestError("--output-len must be at least 2 and --requests at least 1.")
+    least = {"output_len": 2, "requests": 1, "max_token_id": 1}
+    for name, low in least.items():
+        if getattr(arguments, name) < low:
+            raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least {low}.")
     report = asyncio.run(_measure(arguments))
     if arguments.json:
         print(json.dumps(report))
@@ -58,6 +63,7 @@ async def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
             output_tokens=arguments.output_len,
             concurrencies=arguments.concurrency,
             requests_per_point=arguments.requests,
+            vocab=range(min(10, arguments.max_token_id), arguments.max_token_id + 1),
             progress=lambda text: status.update(text),
         )
     report = {"url": arguments.url, "model": name, **asdict(found)}

@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ridgeline.server.serving import serve  # torch takes a second: not for --help
 
     config = ServerConfig(**given_settings(arguments, ServerConfig))
-    engine_config = with_overrides(
-        EngineConfig(model=arguments.model), **engine_settings(arguments)
-    )
+    # By priority, so that batch jobs run in what online requests leave; equals in their order.
+    settings = {"scheduling_policy": "priority"} | engine_settings(arguments)
+    engine_config = with_overrides(EngineConfig(model=arguments.model), **settings)
     with loading_bar(enabled=sys.stderr.isatty()) as progress:
         serve(
             engine_config,

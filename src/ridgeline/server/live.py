@@ -1,35 +1,35 @@
 """What is going on, for people who watch."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.async_engine import AsyncEngine
-from ridgeline.engine.stats import StepRecord
-from ridgeline.server.metrics import Metrics, new_steps
+from ridgeline.roofline.live import RooflineReport
+from ridgeline.server.metrics import Metrics
 
 _RATE_WINDOW_S = 5.0
 _LATENCY_WINDOW_S = 300.0
-_MAX_STEPS = 200
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
 class LiveView:
-    """Snapshots for one watcher; each has the steps since the one before."""
+    """Snapshots for one watcher; each has what was done since the one before."""
 
     def __init__(self, engine: AsyncEngine, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._last_step = 0
+        self._phases = phase_totals(engine.stats().roofline)
         self._totals: list[tuple[float, int, int]] = []  # (time, prompt tokens, output tokens)
 
     def snapshot(self) -> dict[str, Any]:
-        """Rates over 5 s, latencies over 5 minutes, the latest steps."""
+        """Rates over 5 s, latencies over 5 minutes, and a point of the roofline for each phase."""
         now = time.monotonic()
         stats = self._engine.stats()
-        steps = new_steps(stats.steps, self._last_step)[-_MAX_STEPS:]
-        if steps:
-            self._last_step = steps[-1].step_id
+        phases = phase_totals(stats.roofline)
+        points = points_between(self._phases, phases)
+        self._phases = phases
         self._totals.append((now, stats.prompt_tokens, stats.generated_tokens))
         self._totals = [entry for entry in self._totals if now - entry[0] <= _RATE_WINDOW_S]
         first = self._totals[0]
@@ -49,19 +49,65 @@ class LiveView:
             "requests": len(recent),
             "ttft_s": quantiles([r.ttft_s for r in recent if r.ttft_s is not None]),
             "tpot_s": quantiles([r.tpot_s for r in recent if r.tpot_s is not None]),
-            "steps": [step_point(step) for step in steps],
+            "points": points,
+            "roof": roof_of(stats.roofline),
         }
 
 
-def step_point(step: StepRecord) -> dict[str, Any]:
-    """A step as the page draws it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTotals:
+    """What a phase has done up to now."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    flops: float = 0.0
+    num_bytes: float = 0.0
+
+
+def phase_totals(report: RooflineReport | None) -> dict[str, PhaseTotals]:
+    """Totals by the name of the phase; empty where steps are not priced."""
+    if report is None:
+        return {}
     return {
-        "id": step.step_id,
-        "seconds": step.seconds,
-        "tokens": step.num_tokens,
-        "sequences": step.num_sequences,
-        "is_prefill": step.num_tokens > step.num_sequences * step.num_steps,
+        name: PhaseTotals(
+            seconds=phase.seconds,
+            tokens=phase.tokens,
+            flops=phase.useful_flops,
+            num_bytes=phase.moved_bytes,
+        )
+        for name, phase in (("prefill", report.prefill), ("decode", report.decode))
     }
+
+
+def points_between(
+    before: Mapping[str, PhaseTotals], now: Mapping[str, PhaseTotals]
+) -> list[dict[str, Any]]:
+    """One point for each phase that did something in between."""
+    points = []
+    for name, totals in now.items():
+        first = before.get(name, PhaseTotals())
+        if totals.seconds > first.seconds and totals.num_bytes > first.num_bytes:
+            points.append(
+                {
+                    "kind": name,
+                    "seconds": totals.seconds - first.seconds,
+                    "tokens": totals.tokens - first.tokens,
+                    "flops": totals.flops - first.flops,
+                    "bytes": totals.num_bytes - first.num_bytes,
+                }
+            )
+    return points
+
+
+def roof_of(report: RooflineReport | None) -> dict[str, float] | None:
+    """The machine's ceilings, FLOP/s and bytes/s; ``None`` where they were not measured."""
+    for phase in () if report is None else (report.decode, report.prefill):
+        if phase.mfu and phase.mbu and phase.seconds:
+            return {
+                "flops": phase.useful_flops / (phase.seconds * phase.mfu),
+                "bandwidth": phase.moved_bytes / (phase.seconds * phase.mbu),
+            }
+    return None
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from ridgeline.core.request import CompletionChunk, RequestTimings
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.stats import StepRecord
+from ridgeline.roofline.live import RooflineReport
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.keys import Caller
 
@@ -219,6 +220,34 @@ class _EngineCollector(Collector):
             counter.add_metric([self._model], float(count))
             yield counter
         yield self._cache_config()
+        if stats.roofline is not None:
+            yield from self._roofline(stats.roofline)
+
+    def _roofline(self, report: RooflineReport) -> Iterable[Metric]:
+        """What each phase reached of the ceilings since the start; without ceilings only work."""
+        labels = ["model_name", "phase"]
+        phases = (("prefill", report.prefill), ("decode", report.decode))
+        for name, text, field in (
+            ("mfu", "Share of the compute ceiling, 0 to 1.", "mfu"),
+            ("mbu", "Share of the memory ceiling, 0 to 1.", "mbu"),
+            ("prediction_error", "Median of |predicted - measured| / measured.", "median_error"),
+        ):
+            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
+            for phase, totals in phases:
+                if (value := getattr(totals, field)) is not None:
+                    gauge.add_metric([self._model, phase], value)
+            yield gauge
+        for name, text, field in (
+            ("step_seconds", "Measured seconds of steps.", "seconds"),
+            ("step_predicted_seconds", "What was predicted for them.", "predicted_s"),
+            ("step_flops", "Useful floating-point operations.", "useful_flops"),
+            ("step_bytes", "Bytes moved.", "moved_bytes"),
+        ):
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=labels)
+            for phase, totals in phases:
+                if (value := getattr(totals, field)) is not None:
+                    counter.add_metric([self._model, phase], value)
+            yield counter
 
     def _cache_config(self) -> Metric:
         config = self._engine.config

@@ -55,13 +55,17 @@ async def probe(
     output_tokens: int,
     concurrencies: Sequence[int],
     requests_per_point: int,
+    vocab: range,
     progress: Progress = lambda _: None,
 ) -> ProbeReport:
-    """Measure an endpoint, first alone by length, then under more and more load."""
+    """Measure an endpoint, first alone by length, then under more and more load.
+
+    Prompts are random token ids of ``vocab``.
+    """
     lengths = []
     for length in input_lengths:
         progress(f"prompts of {length} tokens")
-        point = await _run(target, length, 1, concurrency=1, count=requests_per_point)
+        point = await _run(target, length, 1, vocab, concurrency=1, count=requests_per_point)
         if point.summary.ttft_s is not None:
             ttft_s = point.summary.ttft_s.p50.value
             lengths.append(LengthPoint(input_tokens=length, ttft_s=ttft_s))
@@ -71,7 +75,7 @@ async def probe(
         progress(f"{concurrency} requests at once")
         count = max(requests_per_point, 2 * concurrency)
         point = await _run(
-            target, input_lengths[0], output_tokens, concurrency=concurrency, count=count
+            target, input_lengths[0], output_tokens, vocab, concurrency=concurrency, count=count
         )
         loads.append(_load_point(concurrency, point))
         if point.summary.num_failed:
@@ -94,13 +98,20 @@ async def probe(
 
 
 async def _run(
-    target: Target, input_tokens: int, output_tokens: int, *, concurrency: int, count: int
+    target: Target,
+    input_tokens: int,
+    output_tokens: int,
+    vocab: range,
+    *,
+    concurrency: int,
+    count: int,
 ) -> Point:
     workload = Workload(
         num_conversations=count,
         input_length=parse_length(str(input_tokens)),
         output_length=parse_length(str(output_tokens)),
         seed=input_tokens * 1009 + concurrency,
+        vocab=vocab,
     )
     load = Load(concurrency=concurrency)
     return await run_point(target, load, list(workload.conversations()), slo=Slo())

@@ -33,7 +33,7 @@ function show(live, rates, roofline) {
   quantiles("tpot", live.tpot_s);
   spark(byId("rate-line"), rates.output, live.output_tok_s);
   spark(byId("prompt-line"), rates.prompt, live.prompt_tok_s);
-  roofline.take(live.roof, live.steps);
+  roofline.take(live.roof, live.points);
 }
 
 function setStatus(state, text) {

@@ -1,4 +1,4 @@
-// Steps as points of arithmetic intensity and speed, on logarithmic axes, under the measured roof.
+// What each phase did in half a second, as points of arithmetic intensity and speed, on logarithmic axes, under the measured roof.
 const SIZE = { width: 420, height: 260, left: 46, right: 12, top: 12, bottom: 36 };
 const KEPT = 300;
 const NAMESPACE = "http://www.w3.org/2000/svg";
@@ -47,12 +47,15 @@ export class Roofline {
     const last = this.steps.at(-1);
     if (!last) return;
     const speed = last.flops / last.seconds;
-    const parts = [`Last step: ${last.kind}, ${last.tokens} tokens, ${(last.seconds * 1e3).toFixed(2)} ms`];
+    const parts = [`Last: ${last.kind}, ${last.tokens} tokens in ${(last.seconds * 1e3).toFixed(1)} ms`];
     if (roof) {
-      parts.push(`MFU ${percent(speed / roof.flops)}`);
-      parts.push(`MBU ${percent(last.bytes / last.seconds / roof.bandwidth)}`);
+      const compute = speed / roof.flops;
+      const memory = last.bytes / last.seconds / roof.bandwidth;
+      parts.push(`MFU ${percent(compute)}`, `MBU ${percent(memory)}`);
+      parts.push(compute > memory ? "compute-bound" : "memory-bound");
+    } else {
+      parts.push("no roof: run ridgeline roofline --calibrate");
     }
-    if (last.bound) parts.push(`${last.bound}-bound`);
     this.line.textContent = parts.join(" · ");
   }
 }
