@@ -76,13 +76,14 @@ def trace_of_lengths(count: int, seed: int) -> tuple[list[list[int]], list[Sampl
     return prompts, [greedy(min(length, 1024 - 64)) for length in lengths]
 
 
-def batching(count: int = 96, slots: int = 32) -> dict[str, Any]:
+def batching(count: int = 64, slots: int = 16) -> dict[str, Any]:
     """One trace under each batching policy: output tokens per second."""
     prompts, params = trace_of_lengths(count, seed=1)
     total = sum(each.max_tokens for each in params)
     rates: dict[str, float] = {}
     for policy in ("continuous", "static", "one at a time"):
         settings: dict[str, Any] = {"batching": policy, "max_num_seqs": slots}
+        settings["decode_replay_s"] = 0.0  # so that steps can be compared
         if policy == "one at a time":
             settings = {"max_num_seqs": 1}
         number = count if policy != "one at a time" else 12
@@ -103,7 +104,7 @@ def batching(count: int = 96, slots: int = 32) -> dict[str, Any]:
     }
 
 
-def against_transformers(count: int = 96, slots: int = 32) -> dict[str, Any]:
+def against_transformers(count: int = 64, slots: int = 16) -> dict[str, Any]:
     """The same trace, continuous, against one-at-a-time ``transformers.generate``, same dtype."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -138,7 +139,7 @@ def against_transformers(count: int = 96, slots: int = 32) -> dict[str, Any]:
     return {"output_tok_s": rates, "ratio": rates["ridgeline"] / rates["transformers"]}
 
 
-def stall(pairs: int = 20, prompt_tokens: int = 8192, chunk: int = 512) -> dict[str, Any]:
+def stall(pairs: int = 20, prompt_tokens: int = 4096, chunk: int = 512) -> dict[str, Any]:
     """Gaps of 8 running decodes while a long prompt arrives, chunked and whole in turns."""
     return asyncio.run(_stall(pairs, prompt_tokens, chunk))
 
@@ -220,7 +221,7 @@ async def _one_arrival(
     return gaps, time.monotonic() - began_s
 
 
-def prefix(prompt_tokens: int = 4096, rounds: int = 7) -> dict[str, Any]:
+def prefix(prompt_tokens: int = 4096, rounds: int = 5) -> dict[str, Any]:
     """TTFT at hit shares, against 1.1 × cold × the uncached share of the work + 5 ms."""
     rng = random.Random(3)
     shares = (0.5, 0.9, 0.99)
@@ -273,7 +274,7 @@ def prefill_flops(spec: ModelSpec, length: int) -> float:
     return per_token * length + 4.0 * len(spec.layers) * width * length * (length + 1) / 2
 
 
-def conversation(turns: int = 10, rounds: int = 3) -> dict[str, Any]:
+def conversation(turns: int = 10, rounds: int = 2) -> dict[str, Any]:
     """TTFT of the later turns of a conversation, and of questions about one long document."""
     result: dict[str, Any] = {}
     for name, first, each in (("10 turns", 1024, 256), ("shared document", 6144, 64)):

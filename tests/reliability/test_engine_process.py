@@ -57,6 +57,8 @@ def expected_tokens(llm):
 @pytest.mark.parametrize("times", [1, pytest.param(50, marks=FULL)])
 def test_a_killed_engine_loses_no_request_silently_and_comes_back(model_folder, llm, times):
     expected = expected_tokens(llm)
+    # The full count measures the promised 15 s; a busy machine may take longer to load torch.
+    ready_s = 60 if times == 1 else 15
 
     async def main():
         retried = 0
@@ -72,8 +74,8 @@ def test_a_killed_engine_loses_no_request_silently_and_comes_back(model_folder, 
                 await until(lambda: not engine.health().is_ready, 2)
                 with pytest.raises(EngineUnavailableError):
                     await anext(engine.generate(wish("while it is away")))
-                await until(lambda: engine.health().is_ready, 15)
-                for finish, tokens, ended_s in await asyncio.wait_for(asyncio.gather(*tasks), 30):
+                await until(lambda: engine.health().is_ready, ready_s)
+                for finish, tokens, ended_s in await asyncio.wait_for(asyncio.gather(*tasks), 60):
                     if isinstance(finish, EngineError):
                         assert ended_s - killed_s < 5
                         assert "request was lost" in str(finish)
@@ -186,8 +188,7 @@ def test_a_start_that_the_machine_refuses_is_tried_again(model_folder, monkeypat
         async with AsyncEngine(settings(model_folder)) as engine:
             monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse_once)
             os.kill(engine.worker_pid, signal.SIGKILL)
-            await until(lambda: engine.stats().num_restarts or refused, 10)
-            await until(lambda: refused and engine.health().is_ready, 30)
+            await until(lambda: refused and engine.health().is_ready, 90)
             finish, _, _ = await outcome(engine, "after")
             assert finish is FinishReason.LENGTH
         refused.clear()

@@ -60,9 +60,13 @@ class EngineProcess:
             self._loop.add_reader(descriptor, read)
         command = [sys.executable, "-P", *["-O"] * sys.flags.optimize]
         command += ["-m", "ridgeline.engine.process_main", str(self._folder), str(os.getpid())]
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE
+            )
+        except OSError:
+            self._close()
+            raise
         assert self._process.stdin is not None
         data = wire.encode(config)
         self._process.stdin.write(struct.pack("<I", len(data)) + data)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import zmq
+
 from ridgeline.core.config import EngineConfig, ResolvedConfig
 from ridgeline.engine.engine_process import EngineProcess
 from ridgeline.engine.info import EngineInfo
@@ -101,14 +103,13 @@ class ProcessHost:
         failed_starts = 0
         while not self._is_stopping:
             self._has_started, self._failure = False, None
-            self._process = EngineProcess(self._on_process_event)
-            await self._process.start(self._config)
-            watch = asyncio.create_task(self._watch(self._process))
-            code = await self._process.wait()
-            watch.cancel()
+            try:
+                reason = _how_it_ended(await self._live())
+            except (OSError, zmq.ZMQError) as error:  # no more files, processes or disk
+                reason = f"The engine process cannot be started: {error.strerror}."
             if self._is_stopping:
                 return
-            reason = self._failure.message if self._failure else _how_it_ended(code)
+            reason = self._failure.message if self._failure else reason
             _log.error("The engine process is lost: %s", reason)
             if self._has_started:
                 failed_starts = 0
@@ -124,6 +125,16 @@ class ProcessHost:
                 self._on_event(self._failure or Failed(error="EngineError", message=reason))
                 return
             await asyncio.sleep(self._patience.backoff_s * 2**failed_starts)
+
+    async def _live(self) -> int:
+        """Start a process and watch it to its end; returns its exit code."""
+        self._process = process = EngineProcess(self._on_process_event)
+        await process.start(self._config)
+        watch = asyncio.create_task(self._watch(process))
+        try:
+            return await process.wait()
+        finally:
+            watch.cancel()
 
     def _on_process_event(self, event: Event) -> None:
         match event:
