@@ -2,7 +2,8 @@
 
     python benchmarks/serving.py [batching] [transformers] [stall] [prefix] [conversation]
 
-Prints tables and writes benchmarks/results/serving-DATE.json. Ratios are within one run, with the
+Prints each case and writes benchmarks/results/serving-DATE.json, unless other processes took more
+than 5% of the machine meanwhile: then nothing is written. Ratios are within one run, with the
 variants in turns, since a shared machine drifts.
 """
 
@@ -342,7 +343,10 @@ def main() -> None:
             "conditions": watch.conditions(threads=usable_cores()),
         }
         print(name, json.dumps(results[name], indent=2))
-        if not arguments.quick:
+        if results[name]["conditions"]["contended"]:
+            print(f"{name}: other processes took part of the machine; not written.")
+            del results[name]
+        elif not arguments.quick:
             path.write_text(json.dumps(results, indent=2) + "\n")
 
 
