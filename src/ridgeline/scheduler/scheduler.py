@@ -507,12 +507,14 @@ class Scheduler:
         known = segment.stop - segment.num_drafts
         if len(sequence.token_ids) < known:  # void: a replay before it came short
             return self._skip(sequence, segment, outcome)
-        new_tokens, end = outcome.token_ids, None
+        new_tokens = outcome.token_ids
+        end: tuple[FinishReason, int | None] | None = None
         for count, token in enumerate(new_tokens, start=1):
             sequence.token_ids.append(token)
             is_whole = speculates and self.speculation.advance(sequence, token)
-            end = self._end(sequence, token, is_whole=is_whole)
-            if end is not None:
+            is_full = len(sequence.token_ids) >= sequence.max_length
+            if is_whole or is_full or token in sequence.stop_token_ids:
+                end = _end(sequence, token, is_whole=is_whole)
                 new_tokens = new_tokens[:count]
                 break
         self._policy.charge(sequence, 0, len(new_tokens))
@@ -553,21 +555,6 @@ class Scheduler:
         if sequence.num_computed >= sequence.note_at:
             self._blocks.note_computed(sequence)
 
-    def _end(
-        self, sequence: Sequence, token: int, *, is_whole: bool
-    ) -> tuple[FinishReason, int | None] | None:
-        """Why the output ends with this token, its last, if it does."""
-        request = sequence.request
-        if token in request.eos_token_ids:
-            return FinishReason.STOP, None
-        if token in request.params.stop_token_ids:
-            return FinishReason.STOP, token
-        if is_whole:
-            return FinishReason.STOP, None
-        if len(sequence.token_ids) >= sequence.max_length:
-            return FinishReason.LENGTH, None
-        return None
-
     def _start_forks(self, parent: Sequence, *, holds_prompt: bool) -> None:
         """Queue the other samples, as if all but the last prompt token were computed for them.
 
@@ -585,6 +572,16 @@ def _num_known(sequence: Sequence) -> int:
     if sequence.reference is None:
         return len(sequence.token_ids)
     return len(sequence.token_ids) + sequence.num_pending
+
+
+def _end(sequence: Sequence, token: int, *, is_whole: bool) -> tuple[FinishReason, int | None]:
+    """Why the output ends with this token; a token that the caller chose to stop at is named."""
+    request = sequence.request
+    if token in request.eos_token_ids:
+        return FinishReason.STOP, None
+    if token in request.params.stop_token_ids:
+        return FinishReason.STOP, token
+    return (FinishReason.STOP if is_whole else FinishReason.LENGTH), None
 
 
 def _nothing_more(sequence: Sequence) -> SequenceUpdate:

@@ -46,6 +46,7 @@ class Sequence:
     max_length: int
     num_prompt_tokens: int = field(init=False)
     is_plain: bool = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
     num_computed: int = 0
     num_sent: list[int] = field(default_factory=list)
     num_given_up: list[int] = field(default_factory=list)
@@ -75,6 +76,7 @@ class Sequence:
             self.max_length = min(
                 self.max_length, self.num_prompt_tokens + request.params.max_tokens
             )
+        self.stop_token_ids = frozenset((*request.eos_token_ids, *request.params.stop_token_ids))
         self.is_plain = (
             request.generates
             and request.params.prompt_logprobs is None

@@ -56,6 +56,7 @@ class Speculation:
         self._draft_model = draft_model
         self.constraints = constraints
         self._states: dict[Sequence, _State] = {}
+        self.num_drafted = self.num_accepted = 0  # tokens, since the start
         self._alone: dict[int, Sequence] = {}  # by slot: in this step the draft model's only
 
     def prepare(self, request: Request) -> None:
@@ -200,6 +201,8 @@ class Speculation:
             self._draft_model.verified(sequence, state.from_model, num_accepted)
             state.from_model = None
         if state.is_guess:
+            self.num_drafted += segment.num_drafts
+            self.num_accepted += num_accepted
             sequence.count_drafts(segment.num_drafts, num_accepted)
 
     def is_void(self, sequence: Sequence, segment: Segment) -> bool:
