@@ -208,6 +208,8 @@ class EngineLoop:
             tier_blocks=scheduler.num_tier_blocks,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            drafted_tokens=scheduler.speculation.num_drafted,
+            accepted_tokens=scheduler.speculation.num_accepted,
             step_id=self._last_step_id,
             last_progress_s=self._last_progress_s,
             steps=tuple(records),

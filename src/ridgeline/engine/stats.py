@@ -47,6 +47,8 @@ class EngineStats:
     tier_blocks: tuple[int, int] = (0, 0)
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     step_id: int = 0
     last_progress_s: float = field(default_factory=time.monotonic)
     num_restarts: int = 0
