@@ -53,8 +53,8 @@ class NamedModel:
     priced: PricedModel
 
 
-def read_model(arguments: argparse.Namespace, *, dense_attention: bool = False) -> NamedModel:
-    """The model of the command line; weights are not read.
+def read_model(arguments: argparse.Namespace, calibration: Calibration) -> NamedModel:
+    """The model of the command line, as the calibrated executor runs it; weights are not read.
 
     Raises:
         RidgelineError: there is no such model, shape, file or format.
@@ -70,8 +70,12 @@ def read_model(arguments: argparse.Namespace, *, dense_attention: bool = False) 
         weights=quantization,
         kv=kv,
         compute=_compute(quantization),
-        dense_attention=dense_attention,
+        dense_attention=calibration.dense_attention,
     )
+    if calibration.executor == "cpu":
+        from ridgeline.executors.priced import priced_as_cpu  # torch takes a second
+
+        priced = priced_as_cpu(priced)
     return NamedModel(name=name, priced=priced)
 
 

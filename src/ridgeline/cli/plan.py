@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.place:
         return _place(arguments, slo)
     machine = _machine(arguments)
-    model = read_model(arguments, dense_attention=machine.calibration.dense_attention)
+    model = read_model(arguments, machine.calibration)
     question = _question(arguments, model, machine, slo)
     if arguments.cheapest:
         return _cheapest(arguments, question)
@@ -212,7 +212,10 @@ def _place(arguments: argparse.Namespace, slo: "Slo") -> int:
             raise InvalidRequestError(f"--place {text}: {rate!r} is not a rate.") from None
         if not 0 <= rate_rps < 1e6:
             raise InvalidRequestError(f"--place {text}: a rate is positive.")
-        base = read_model(argparse.Namespace(**{**vars(arguments), "shape": name, "model": None}))
+        base = read_model(
+            argparse.Namespace(**{**vars(arguments), "shape": name, "model": None}),
+            machine.calibration,
+        )
         loads.append(
             Load(
                 name=name,

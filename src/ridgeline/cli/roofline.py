@@ -18,7 +18,7 @@ from ridgeline.cli.hardware import (
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.core.plan import ModelRole
-from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
+from ridgeline.roofline import decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration, typical
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.drawing import draw_svg, draw_text
@@ -55,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     named_roof = None
     if arguments.datasheet is not None:
         named_roof = catalogue.device(arguments.datasheet).ceilings()
-    model = read_model(arguments)
     calibration = this_calibration(arguments) if other is None else typical(other.ceilings())
-    priced = _as_run(model.priced, calibration)
+    model = read_model(arguments, calibration)
+    priced = model.priced
     predictor = StepPredictor({ModelRole.TARGET: priced}, calibration)
     found = points(predictor, arguments.batch, arguments.context)
     if not found:
@@ -124,15 +124,6 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"  {each.gain:4.1f}× {each.what}: {each.change} ({each.how})", markup=False)
     console.print(_basis(calibration, past), style="dim")
     return 0
-
-
-def _as_run(model: PricedModel, calibration: Calibration) -> PricedModel:
-    """The model in the formats that the calibrated executor computes in."""
-    if calibration.executor != "cpu":
-        return model
-    from ridgeline.executors.priced import priced_as_cpu  # torch takes a second
-
-    return priced_as_cpu(model)
 
 
 def _print_ops(console: Console, phase: str, found: list[OpPoint]) -> None:
