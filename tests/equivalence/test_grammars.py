@@ -38,6 +38,14 @@ SETTINGS = {
 }
 
 
+QUICK = {("off", False), ("ngram", False), ("combined", True)}
+CASES = [
+    pytest.param(drafter, tight, marks=() if (drafter, tight) in QUICK else pytest.mark.slow)
+    for drafter in ("off", *DRAFTERS)
+    for tight in (False, True)
+]
+
+
 def _nothing_forced(constraint, max_tokens):
     return ()
 
@@ -67,8 +75,7 @@ def expected(open_llm):
         return generate(llm)
 
 
-@pytest.mark.parametrize("drafter", ["off", *DRAFTERS])
-@pytest.mark.parametrize("tight", [False, True], ids=["plain", "tight"])
+@pytest.mark.parametrize(("drafter", "tight"), CASES)
 def test_outputs_are_those_without(open_llm, expected, drafter, tight):
     settings = {"max_model_len": 112, "pool_tokens": 144, "max_num_batched_tokens": 13}
     if not tight:

@@ -42,13 +42,12 @@ ENGINES = {
 }
 
 
+SLOW = pytest.mark.slow
 # The whole matrix is run by `make test-all`.
 QUICK = {
     ("ngram", "tight"),
     ("suffix", "chunked"),
-    ("draft", "tight"),
     ("draft", "windowed"),
-    ("combined", "uncached"),
     ("adaptive", "plain"),
 }
 MATRIX = [
@@ -121,7 +120,7 @@ def test_outputs_are_those_without(open_llm, expected, drafter, engine):
     assert num_accepted > 50
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["combined", *(pytest.param(d, marks=SLOW) for d in DRAFTERS)])
 def test_adapters(open_llm, pairs, drafter):
     adapters = {"adapters": {"other": str(pairs / "adapter")}}
     names = [None, "other", "other"]
@@ -137,7 +136,7 @@ def test_adapters(open_llm, pairs, drafter):
         assert outputs["off"][0] != essence(llm.generate(PROMPTS, params("greedy")))
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["combined", *(pytest.param(d, marks=SLOW) for d in DRAFTERS)])
 def test_streams_of_several_tokens_a_step(open_llm, expected, drafter):
     with open_llm(drafter) as llm:
         stream = llm.stream(PROMPTS[1], params("greedy"))
