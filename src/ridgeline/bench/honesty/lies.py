@@ -4,10 +4,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 from ridgeline.bench.calibration import Config, build, shape
-from ridgeline.bench.step_timing import StepShape, StepTimer, median
+from ridgeline.bench.step_timing import StepShape, StepTimer
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.calibration import Calibration

@@ -11,7 +11,8 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         f"Made by `make bench-honesty` on {result['created'][:10]}: {result['machine']}, "
         f"{result['executor']} executor, {result['seconds']:.0f} s. Predictions were written to a "
-        "file before anything of the test set was built. Failures are kept.",
+        "file before anything of the test set was measured. A measurement is the lower quartile of "
+        "at least three steps. Failures are kept.",
         "",
         f"Calibrated on {', '.join(result['calibrated']['shapes'])} in "
         f"{', '.join(result['calibrated']['formats'])}; never on the shapes "
