@@ -1,11 +1,13 @@
 """Runs one batch over a data folder, and dies at the k-th point where data becomes durable.
 
-``python crash_worker.py FOLDER LINES FIRST LAST``: for each k from FIRST to LAST a fresh folder, a
-child that dies at k, then children that finish what is left; prints what each folder holds in the
-end as one JSON line. Lines are answered by a stand-in, since the store is what is tested.
+``python crash_worker.py FOLDER LINES STEP``: for k = 1, 1 + STEP, … a fresh folder, a child that
+dies at k, one that dies at k + 1, and one that finishes what is left; ends where a run is over
+before its point. Prints what each folder holds in the end as one JSON line. Lines are answered by a
+stand-in, since the store is what is tested.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -143,8 +145,8 @@ def child(folder, lines, point):
     return json.loads(text) if status == 0 else None
 
 
-def main(base, lines, first, last):
-    for point in range(first, last + 1):
+def main(base, lines, step):
+    for point in itertools.count(1, step):
         folder = Path(base) / f"crash-{point}"
         folder.mkdir()
         died = child(folder, lines, point) is None
@@ -157,4 +159,4 @@ def main(base, lines, first, last):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]))
+    main(sys.argv[1], *map(int, sys.argv[2:4]))

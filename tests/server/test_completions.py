@@ -1,5 +1,8 @@
 """``/v1/completions`` on a tiny model, against `LLM` on the same model."""
 
+import asyncio
+
+import httpx
 import pytest
 
 from ridgeline import SamplingParams
@@ -182,3 +185,16 @@ def test_request_id_comes_back(http):
     response = http.post("/v1/completions", json=body, headers={"x-request-id": "mine-1"})
     assert response.headers["x-request-id"] == "mine-1"
     assert http.post("/v1/completions", json=body).headers["x-request-id"].startswith("req-")
+
+
+def test_one_request_id_may_be_used_twice_at_a_time(served):
+    async def both():
+        headers = {"x-request-id": "same"}
+        async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=30) as client:
+            body = {"prompt": "the cat", **GREEDY, "max_tokens": 60}
+            calls = (client.post("/v1/completions", json=body) for _ in range(4))
+            return await asyncio.gather(*calls)
+
+    answers = asyncio.run(both())
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ridgeline.core.errors import EngineError, OverloadedError
 from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.server.context import Call
+from ridgeline.server.context import Call, new_id
 from ridgeline.server.errors import bad_request
 from ridgeline.server.schemas.generation import Cost, Generation, PromptTokensDetails, Usage
 
@@ -77,7 +77,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
 async def _one(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
     call = job.call
     request = GenerateRequest(
-        request_id=f"{call.request_id}-{prompt}",
+        request_id=new_id("gen-"),  # clients may use one x-request-id twice at a time
         prompt=job.prompts[prompt],
         params=job.params,
         adapter=job.adapter,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.server.answers import prompt_of
-from ridgeline.server.context import Call, Server
+from ridgeline.server.context import Call, Server, new_id
 from ridgeline.server.conversation import Conversation
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import MAX_SEQUENCES
@@ -55,14 +55,14 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
                 group.create_task(
                     server.engine.embed(
                         prompt,
-                        request_id=f"{call.request_id}-{index}",
+                        request_id=new_id("emb-"),
                         adapter=server.adapter(model),
                         cache_salt=f"{call.caller.tenant}\0",
                         tenant=call.caller.tenant,
                         priority=call.caller.limits.priority,
                     )
                 )
-                for index, prompt in enumerate(prompts)
+                for prompt in prompts
             ]
     call.prompt_tokens = sum(map(len, prompts))
     vectors = [_shortened(task.result().vector, size) for task in tasks]

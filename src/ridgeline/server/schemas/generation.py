@@ -88,7 +88,6 @@ class OpenAIGeneration(Generation, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     response_format: "ResponseFormat | None" = None
-    request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
