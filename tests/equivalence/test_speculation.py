@@ -182,12 +182,14 @@ def test_bad_settings_are_refused(pairs, settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_five_hundred_prompts_of_the_embedded_model(drafter):
+def test_five_hundred_prompts_of_the_embedded_model(executor, drafter):
     """Texts of the held-out set, in batches of 32, greedy and sampled."""
     lines = (resources.files("ridgeline") / "assets/heldout/heldout.jsonl").read_text().splitlines()
     text = "".join(json.loads(line).get("text", "") for line in lines)
     prompts = [text[start : start + 60] for start in range(0, 500 * 100, 100)]
-    settings = {"max_num_seqs": 32, "max_model_len": 256, "dtype": "float64"}
+    settings = {"executor": executor, "max_num_seqs": 32, "max_model_len": 256}
+    if executor == "reference":
+        settings["dtype"] = "float64"
     for settings_name in ("greedy", "top-p"):
         wanted = params(settings_name, max_tokens=12)
         outputs = {}
