@@ -59,7 +59,7 @@ def is_told(case, response):
     return case.path == "/ready" and response.status_code == 503
 
 
-@pytest.mark.parametrize("per_operation", [3, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("per_operation", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_schema_fuzz(served, http, per_operation):
     sent = fuzz(served, http, per_operation)
     assert sent >= (5000 if per_operation > 100 else 80)

@@ -152,7 +152,7 @@ def test_pings_break_the_silence(roomy_folder, tmp_path):
 @pytest.fixture(scope="module")
 def process(roomy_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("process")
-    with serve_process(roomy_folder, folder / "data", "--drain-s", "15") as server:
+    with serve_process(roomy_folder, folder / "data", "--drain-s", "60") as server:
         yield server
 
 
@@ -236,13 +236,14 @@ def drain(server):
 
     async def load():
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            body = {**LONG, "max_tokens": 400}
+            body = {**LONG, "max_tokens": 1900, "n": 2}
             tasks = [
                 asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(4)
             ]
-            await asyncio.sleep(0.5)
+            while (await client.get("/load")).json()["num_requests_running"] < 8:
+                await asyncio.sleep(0.005)
             server.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
             late = await client.post("/v1/completions", json=SHORT)
             ready = await client.get("/ready")
             done = await asyncio.gather(*tasks)
@@ -253,7 +254,7 @@ def drain(server):
     assert late.status_code == 503
     assert int(late.headers["retry-after"]) >= 1
     assert ready.status_code == 503
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0
 
 
 @pytest.mark.slow
