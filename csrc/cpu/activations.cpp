@@ -7,9 +7,37 @@ namespace {
 
 constexpr int kChunkColumns = 2048;  // of one tile of work; a multiple of every activation group
 
+// Whether a matrix is multiplied with pairs of bfloats.
+bool takes_pairs(const rl_matrix& m) {
+#if defined(__AVX512BF16__)
+  return m.format == RL_BF16;
+#else
+  (void)m;
+  return false;
+#endif
+}
+
+// Columns of a panel: bytes, floats or pairs.
 int32_t padded_columns(const rl_matrix& m) {
-  return static_cast<int32_t>(is_quantized(m.format) ? round_up(m.columns, activation_group(m))
-                                                     : m.columns);
+  if (is_quantized(m.format))
+    return static_cast<int32_t>(round_up(m.columns, activation_group(m)));
+  if (takes_pairs(m)) return (m.columns + 1) / 2;
+  return m.format == RL_BF16 ? m.columns + m.columns % 2 : m.columns;
+}
+
+// Columns [first, last) of a row as slot m of a panel of M tokens.
+void copy_row(const rl_matrix& matrix, const float* x, int32_t first, int32_t last, int m, int M,
+              float* panel) {
+  if (takes_pairs(matrix)) {
+    auto* pairs = reinterpret_cast<uint16_t*>(panel);
+    for (int32_t k = first; k < last; ++k)
+      for (int i = 0; i < 2; ++i)
+        pairs[(static_cast<int64_t>(k) * M + m) * 2 + i] =
+            2 * k + i < matrix.columns ? float_to_bfloat(x[2 * k + i]) : uint16_t{0};
+  } else {
+    for (int32_t k = first; k < last; ++k)
+      panel[static_cast<int64_t>(k) * M + m] = k < matrix.columns ? x[k] : 0.0f;
+  }
 }
 
 int32_t num_steps(const rl_matrix& m) {
@@ -94,8 +122,8 @@ Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
 
 bool same_panels(const rl_matrix& a, const rl_matrix& b) {
   if (a.columns != b.columns || is_quantized(a.format) != is_quantized(b.format)) return false;
-  return !is_quantized(a.format) ||
-         (step_columns(a) == step_columns(b) && activation_group(a) == activation_group(b));
+  if (!is_quantized(a.format)) return a.format == b.format;
+  return step_columns(a) == step_columns(b) && activation_group(a) == activation_group(b);
 }
 
 void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Panels& panels) {
@@ -112,8 +140,7 @@ void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Pa
     for (int m = 0; m < M; ++m) {
       const float* x = rows.data + (offset + m) * rows.stride;
       if (!quantized) {
-        float* out = panels.floats + offset * padded;
-        for (int32_t k = first; k < last; ++k) out[static_cast<int64_t>(k) * M + m] = x[k];
+        copy_row(matrix, x, first, last, m, M, panels.floats + offset * padded);
         continue;
       }
       for (int32_t k = first; k < last; k += group)

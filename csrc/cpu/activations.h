@@ -1,14 +1,16 @@
-// Activations as matrix kernels read them: panels of up to 8 tokens, tokens innermost.
+// Activations as matrix kernels read them: panels of a few tokens, tokens innermost.
 #pragma once
 
 #include <cstdint>
 
 #include "matrix.h"
 #include "pool.h"
+#include "simd.h"
 
 namespace rl {
 
-constexpr int kPanelTokens = 8;
+// As many tokens as have their sums in registers together.
+constexpr int kPanelTokens = W == 8 ? 4 : 8;
 
 // Rows of floats: row t begins at data + t * stride.
 struct Rows {
@@ -18,10 +20,11 @@ struct Rows {
   int32_t columns;
 };
 
-// Panel p holds tokens [8p, 8p + M). For float matrices it is float [columns][M]. For quantized
-// ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step
+// Panel p holds tokens [p * kPanelTokens, p * kPanelTokens + M). For float matrices it is float
+// [columns][M], or, where bfloats are multiplied in pairs, bfloat [columns / 2][M][2], a pair taking
+// the place of a float. For quantized ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step
 // of columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M].
-// Panels of M < 8 tokens are not padded.
+// Panels of fewer tokens are not padded.
 struct Panels {
   int32_t num_tokens;
   int32_t padded_columns;

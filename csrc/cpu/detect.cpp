@@ -15,6 +15,8 @@ extern "C" RL_API int ridgeline_runs_level(int level) {
       return avx2 && __builtin_cpu_supports("avxvnni");
     case 3:
       return avx512;
+    case 4:
+      return avx512 && __builtin_cpu_supports("avx512bf16");
   }
 #endif
   return level == 0;

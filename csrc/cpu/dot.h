@@ -7,18 +7,25 @@
 
 namespace rl {
 
+// Codes<F> is a quad of W rows, Quad the same quad of one token's activations in every lane, and
+// Sums<F> the running sums of W rows. The few instructions that decide the speed are written out:
+// compilers reorder the additions until the sums no longer fit the registers.
 #if defined(__AVX512VNNI__)
 
-// Codes<F> is a quad of W rows, Sums<F> the running sums of W rows.
 template <int F>
 struct Codes {
   __m512i v;
 };
+struct Quad {
+  const int32_t* p;  // broadcast by the instruction that uses it
+};
+inline Quad quad_at(const int8_t* p) { return {reinterpret_cast<const int32_t*>(p)}; }
+
 template <int F>
 struct Sums {
   __m512i v = _mm512_setzero_si512();
-  void add(Codes<F> codes, int32_t quad) {
-    v = _mm512_dpbusd_epi32(v, codes.v, _mm512_set1_epi32(quad));
+  void add(Codes<F> codes, Quad quad) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(v) : "v"(codes.v), "m"(*quad.p));
   }
   vi total() const { return (vi)v; }
 };
@@ -31,6 +38,13 @@ inline __m512i raised(__m512i x) { return _mm512_slli_epi16(x, 4); }
 inline __m512i both(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 
 #elif defined(__AVX2__)
+
+using Quad = __m256i;
+inline Quad quad_at(const int8_t* p) {
+  int32_t quad;
+  std::memcpy(&quad, p, 4);
+  return _mm256_set1_epi32(quad);
+}
 
 inline __m256i line(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -48,8 +62,8 @@ struct Codes {
 template <int F>
 struct Sums {
   __m256i v = _mm256_setzero_si256();
-  void add(Codes<F> codes, int32_t quad) {
-    v = _mm256_dpbusd_avx_epi32(v, codes.v, _mm256_set1_epi32(quad));
+  void add(Codes<F> codes, Quad quad) {
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(v) : "x"(codes.v), "x"(quad));
   }
   vi total() const { return (vi)v; }
 };
@@ -71,22 +85,26 @@ struct Codes<RL_Q4> {
 
 inline __m256i wide(__m256i sums16) { return _mm256_madd_epi16(sums16, _mm256_set1_epi16(1)); }
 
+inline void add_products(__m256i& sums16, __m256i codes, Quad quad) {
+  __m256i products;
+  asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
+      : "+x"(sums16), "=&x"(products)
+      : "x"(codes), "x"(quad));
+}
+
 template <int F>
 struct Sums {
   __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
-  void add(Codes<F> codes, int32_t quad) {
-    __m256i x = _mm256_set1_epi32(quad);
-    low = _mm256_add_epi16(low, _mm256_maddubs_epi16(codes.low, x));
-    high = _mm256_add_epi16(high, _mm256_maddubs_epi16(codes.high, x));
+  void add(Codes<F> codes, Quad quad) {
+    add_products(low, codes.low, quad);
+    add_products(high, codes.high, quad);
   }
   vi total() const { return (vi)wide(low) + ((vi)wide(high) << 4); }
 };
 template <>
 struct Sums<RL_Q4> {
   __m256i low = _mm256_setzero_si256();
-  void add(Codes<RL_Q4> codes, int32_t quad) {
-    low = _mm256_add_epi16(low, _mm256_maddubs_epi16(codes.low, _mm256_set1_epi32(quad)));
-  }
+  void add(Codes<RL_Q4> codes, Quad quad) { add_products(low, codes.low, quad); }
   vi total() const { return (vi)wide(low); }
 };
 
@@ -97,6 +115,8 @@ struct Sums<RL_Q4> {
 struct Bytes {
   uint8_t b[4 * W];
 };
+using Quad = const int8_t*;
+inline Quad quad_at(const int8_t* p) { return p; }
 template <int F>
 struct Codes {
   Bytes v;
@@ -104,9 +124,7 @@ struct Codes {
 template <int F>
 struct Sums {
   vi v{};
-  void add(const Codes<F>& codes, int32_t quad) {
-    int8_t x[4];
-    std::memcpy(x, &quad, 4);
+  void add(const Codes<F>& codes, Quad x) {
     for (int row = 0; row < W; ++row)
       for (int i = 0; i < 4; ++i) v[row] += codes.v.b[4 * row + i] * x[i];
   }

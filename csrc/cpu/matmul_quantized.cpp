@@ -1,60 +1,47 @@
 // Codes times bytes. The sum over columns runs in one order whatever the number of tokens:
 // integer sums within a step (exact), then float sums over the steps in order.
-#include "matmul_tile.h"
+#include <array>
+#include <utility>
 
 #include "dot.h"
+#include "matmul_tile.h"
 
 namespace rl {
 namespace {
 
-// Rows of one tile that are in registers together, as vectors: with few tokens all 16.
-template <int M>
+// Vectors of rows whose sums are in registers together. Two share each broadcast of activations,
+// where there are registers for that.
+template <int F, int M>
 constexpr int row_vectors() {
-  return W == 16 ? 1 : W == 8 ? (M <= 4 ? 2 : 1) : 1;
+  return W == 8 && (F == RL_Q4 || M <= 2) ? 2 : 1;
 }
 
-inline int32_t quad_at(const int8_t* p) {
-  int32_t quad;
-  std::memcpy(&quad, p, 4);
-  return quad;
-}
-
-// Sums of one block for R vectors of rows from row `row` on.
+// Adds the products of a block, or of one half of it (quads 0 to 3, or 4 to 7), for R vectors of
+// rows from row `row` on.
 template <int F, int M, int R>
-inline void add_block(const uint8_t* block, int row, const int8_t* x, vi (&totals)[R][M]) {
-  Sums<F> sums[R][M];
-#pragma GCC unroll 1
-  for (int t = 0; t < 4; ++t) {
-    RL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      Codes<F> first, second;
-      read_quads<F>(block, row + r * W, t, first, second);
-      RL_UNROLL
-      for (int m = 0; m < M; ++m) sums[r][m].add(first, quad_at(x + (t * M + m) * 4));
-      RL_UNROLL
-      for (int m = 0; m < M; ++m) sums[r][m].add(second, quad_at(x + ((t + 4) * M + m) * 4));
-    }
-  }
+inline void add_block(const uint8_t* block, bool first_half, bool second_half, int row,
+                      const int8_t* x, vi (&totals)[R][M]) {
+  Sums<F> sums[R][M] = {};
   RL_UNROLL
-  for (int r = 0; r < R; ++r)
-    RL_UNROLL
-    for (int m = 0; m < M; ++m) totals[r][m] += sums[r][m].total();
-}
-
-// The same for half a block: quads [0, 4) or [4, 8), which have scales of their own.
-template <int F, int M, int R>
-inline void add_half_block(const uint8_t* block, int half, int row, const int8_t* x,
-                           vi (&totals)[R][M]) {
-  Sums<F> sums[R][M];
-#pragma GCC unroll 1
   for (int t = 0; t < 4; ++t) {
+    Codes<F> first[R], second[R];
     RL_UNROLL
-    for (int r = 0; r < R; ++r) {
-      Codes<F> quads[2];
-      read_quads<F>(block, row + r * W, t, quads[0], quads[1]);
+    for (int r = 0; r < R; ++r) read_quads<F>(block, row + r * W, t, first[r], second[r]);
+    if (first_half) {
       RL_UNROLL
-      for (int m = 0; m < M; ++m)
-        sums[r][m].add(quads[half], quad_at(x + ((t + 4 * half) * M + m) * 4));
+      for (int m = 0; m < M; ++m) {
+        Quad quad = quad_at(x + (t * M + m) * 4);
+        RL_UNROLL
+        for (int r = 0; r < R; ++r) sums[r][m].add(first[r], quad);
+      }
+    }
+    if (second_half) {
+      RL_UNROLL
+      for (int m = 0; m < M; ++m) {
+        Quad quad = quad_at(x + ((t + 4) * M + m) * 4);
+        RL_UNROLL
+        for (int r = 0; r < R; ++r) sums[r][m].add(second[r], quad);
+      }
     }
   }
   RL_UNROLL
@@ -66,11 +53,11 @@ inline void add_half_block(const uint8_t* block, int half, int row, const int8_t
 template <int F, int M>
 void multiply(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels, int64_t panel,
               float* out) {
-  constexpr int R = row_vectors<M>();
+  constexpr int R = row_vectors<F, M>();
   const int step = step_columns(matrix), blocks_per_step = step / kBlockColumns;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
-  const int steps_per_group = matrix.group / step;
   const int64_t groups = num_groups(matrix);
+  const int steps_per_group = groups > 1 ? matrix.group / step : num_steps;
   const auto* scales = reinterpret_cast<const uint16_t*>(tile);
   const uint16_t* mins = matrix.has_min ? scales + groups * kTileRows : nullptr;
   const uint8_t* blocks = tile + scale_bytes(matrix);
@@ -88,13 +75,13 @@ void multiply(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels
     for (int s = 0; s < num_steps; ++s) {
       vi totals[R][M] = {};
       if (step < kBlockColumns) {
-        add_half_block<F, M, R>(block, s & 1, row, quads, totals);
+        add_block<F, M, R>(block, !(s & 1), s & 1, row, quads, totals);
         block += s & 1 ? block_size : 0;
         quads += s & 1 ? kBlockColumns * M : 0;
       } else {
         for (int b = 0; b < blocks_per_step; ++b) {
           __builtin_prefetch(block + 2048);
-          add_block<F, M, R>(block, row, quads, totals);
+          add_block<F, M, R>(block, true, true, row, quads, totals);
           block += block_size;
           quads += kBlockColumns * M;
         }
@@ -125,10 +112,12 @@ void multiply(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels
   }
 }
 
+template <int F, size_t... I>
+constexpr std::array<TileKernel, kPanelTokens> kernels(std::index_sequence<I...>) {
+  return {multiply<F, I + 1>...};
+}
 template <int F>
-constexpr TileKernel kKernels[kPanelTokens] = {multiply<F, 1>, multiply<F, 2>, multiply<F, 3>,
-                                               multiply<F, 4>, multiply<F, 5>, multiply<F, 6>,
-                                               multiply<F, 7>, multiply<F, 8>};
+constexpr auto kKernels = kernels<F>(std::make_index_sequence<kPanelTokens>());
 
 }  // namespace
 

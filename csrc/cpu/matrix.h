@@ -2,13 +2,14 @@
 // one tile. Within a tile rows are the innermost axis, so that a vector's lanes are rows and the
 // sum over columns runs in one order for any number of tokens.
 //
-// Float formats: [columns][16 rows] elements.
+// Float formats: [columns][16 rows] elements; bfloats in pairs of columns, [columns / 2][16 rows][2],
+// as the instruction that multiplies pairs reads them.
 //
-// Quantized formats, columns padded to a multiple of 32 (a *block*):
+// Quantized formats, columns padded to whole activation groups (below), 32 of them a *block*:
 //   scales  [groups][16 rows] half
 //   mins    [groups][16 rows] half, if the matrix has minimums
 //   padding to 64 bytes
-//   blocks  [columns / 32] of lines of 64 bytes, a line being [16 rows][4 columns] bytes
+//   blocks  [padded columns / 32] of lines of 64 bytes, a line being [16 rows][4 columns] bytes
 // The 32 columns of a block are eight *quads*. An element is a code of 4, 5, 6 or 8 bits:
 //   Q4: 4 lines; line t has quad t in its low and quad t + 4 in its high nibbles
 //   Q5: as Q4, then 1 line whose bit t is the fifth bit of quad t
@@ -43,8 +44,19 @@ inline int block_lines(int format) {
   return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
 }
 
+// Columns between two conversions from integer sums to floats: scales change no more often.
+inline int step_columns(const rl_matrix& m) { return m.group <= 128 ? m.group : 64; }
+
+// Columns that share a scale of the activations.
+inline int activation_group(const rl_matrix& m) {
+  int step = step_columns(m);
+  return step < kBlockColumns ? kBlockColumns : step;
+}
+
 inline int64_t num_groups(const rl_matrix& m) { return ceil_div(m.columns, m.group); }
-inline int64_t num_blocks(const rl_matrix& m) { return ceil_div(m.columns, kBlockColumns); }
+inline int64_t num_blocks(const rl_matrix& m) {
+  return round_up(m.columns, activation_group(m)) / kBlockColumns;
+}
 inline int64_t num_tiles(const rl_matrix& m) { return ceil_div(m.rows, kTileRows); }
 
 inline int64_t scale_bytes(const rl_matrix& m) {
@@ -53,20 +65,18 @@ inline int64_t scale_bytes(const rl_matrix& m) {
 
 inline int64_t tile_bytes(const rl_matrix& m) {
   if (is_quantized(m.format)) return scale_bytes(m) + num_blocks(m) * block_lines(m.format) * 64;
-  return m.columns * kTileRows * (m.format == RL_F32 ? 4 : 2);
+  if (m.format == RL_BF16) return round_up(m.columns, 2) * kTileRows * 2;
+  return static_cast<int64_t>(m.columns) * kTileRows * (m.format == RL_F32 ? 4 : 2);
+}
+
+// Where an element of a float tile is, in elements.
+inline int64_t float_index(const rl_matrix& m, int64_t column, int row) {
+  if (m.format == RL_BF16) return (column / 2 * kTileRows + row) * 2 + column % 2;
+  return column * kTileRows + row;
 }
 
 inline const uint8_t* tile_at(const rl_matrix& m, int64_t tile) {
   return static_cast<const uint8_t*>(m.data) + tile * tile_bytes(m);
-}
-
-// Columns between two conversions from integer sums to floats: scales change no more often.
-inline int step_columns(const rl_matrix& m) { return m.group <= 128 ? m.group : 64; }
-
-// Columns that share a scale of the activations.
-inline int activation_group(const rl_matrix& m) {
-  int step = step_columns(m);
-  return step < kBlockColumns ? kBlockColumns : step;
 }
 
 }  // namespace rl

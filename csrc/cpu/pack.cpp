@@ -16,19 +16,26 @@ float element(const void* source, int format, int64_t index) {
   return format == RL_F16 ? half_to_float(bits) : bfloat_to_float(bits);
 }
 
-// Writes the code of (row, column) of a tile whose blocks are zero.
-void put_code(const rl_matrix& m, uint8_t* blocks, int64_t column, int row, int code) {
-  int in_block = static_cast<int>(column % kBlockColumns);
-  int quad = in_block / 4, at = row * 4 + in_block % 4;
-  uint8_t* block = blocks + column / kBlockColumns * block_lines(m.format) * 64;
-  if (m.format == RL_Q8) {
-    block[quad * 64 + at] = static_cast<uint8_t>(code);
+// Writes a block's codes of W rows: codes[quad] has those of four columns in its lanes' bytes.
+void put_codes(int format, uint8_t* block, int row, const vi codes[kQuads]) {
+  auto put = [&](int line, vi bytes) { std::memcpy(block + line * 64 + row * 4, &bytes, sizeof bytes); };
+  if (format == RL_Q8) {
+    for (int quad = 0; quad < kQuads; ++quad) put(quad, codes[quad]);
     return;
   }
-  block[quad % 4 * 64 + at] |= static_cast<uint8_t>((code & 15) << (quad < 4 ? 0 : 4));
-  if (m.format == RL_Q5) block[4 * 64 + at] |= static_cast<uint8_t>((code >> 4) << quad);
-  if (m.format == RL_Q6)
-    block[(4 + quad / 4) * 64 + at] |= static_cast<uint8_t>((code >> 4) << 2 * (quad % 4));
+  for (int t = 0; t < 4; ++t) put(t, (codes[t] & 0x0f0f0f0f) | (codes[t + 4] & 0x0f0f0f0f) << 4);
+  if (format == RL_Q5) {
+    vi high{};
+    for (int quad = 0; quad < kQuads; ++quad) high |= (codes[quad] >> 4 & 0x01010101) << quad;
+    put(4, high);
+  }
+  if (format == RL_Q6) {
+    vi high[2] = {};
+    for (int quad = 0; quad < kQuads; ++quad)
+      high[quad / 4] |= (codes[quad] >> 4 & 0x03030303) << 2 * (quad % 4);
+    put(4, high[0]);
+    put(5, high[1]);
+  }
 }
 
 int get_code(const rl_matrix& m, const uint8_t* blocks, int64_t column, int row) {
@@ -78,8 +85,8 @@ vf best_scale(const float* x, int count, int middle) {
   return best;
 }
 
-// One tile of floats x[columns][16] to codes.
-void quantize_tile(const rl_matrix& m, const float* x, uint8_t* tile) {
+// One tile of floats x[columns][16] to codes. `inverses` is room for [groups][16] floats.
+void quantize_tile(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
   auto* scales = reinterpret_cast<uint16_t*>(tile);
   uint8_t* blocks = tile + scale_bytes(m);
   int middle = 1 << (code_bits(m.format) - 1), lowest = m.format == RL_Q8 ? 1 : 0;
@@ -90,37 +97,71 @@ void quantize_tile(const rl_matrix& m, const float* x, uint8_t* tile) {
       float group_scales[W];
       store(group_scales, best_scale(x + first * kTileRows + row, count, middle));
       for (int lane = 0; lane < W; ++lane) {
-        uint16_t half = float_to_half(group_scales[lane] / m.multiplier);
-        scales[g * kTileRows + row + lane] = half;
-        float scale = half_to_float(half) * m.multiplier;
-        float inverse = scale != 0 ? 1 / scale : 0;
-        for (int k = 0; k < count; ++k) {
-          float value = x[(first + k) * kTileRows + row + lane] * inverse;
-          int code = static_cast<int>(nearbyintf(value)) + middle;
-          code = code < lowest ? lowest : code > 2 * middle - 1 ? 2 * middle - 1 : code;
-          put_code(m, blocks, first + k, row + lane, code);
-        }
+        int64_t at = g * kTileRows + row + lane;
+        scales[at] = float_to_half(group_scales[lane] / m.multiplier);
+        float scale = half_to_float(scales[at]) * m.multiplier;
+        inverses[at] = scale != 0 ? 1 / scale : 0;
       }
     }
   }
-  int64_t padded = num_blocks(m) * kBlockColumns;
-  for (int64_t column = m.columns; column < padded; ++column)
-    for (int row = 0; row < kTileRows; ++row) put_code(m, blocks, column, row, middle);
+  for (int64_t b = 0; b < num_blocks(m); ++b) {
+    for (int row = 0; row < kTileRows; row += W) {
+      vi codes[kQuads] = {};
+      for (int k = 0; k < kBlockColumns; ++k) {
+        int64_t column = b * kBlockColumns + k;
+        vi code = splat_i(middle);
+        if (column < m.columns) {
+          vf inverse = load(inverses + column / m.group * kTileRows + row);
+          code += round_to_int(load(x + column * kTileRows + row) * inverse);
+          code = code < lowest ? splat_i(lowest) : code;
+          code = code > 2 * middle - 1 ? splat_i(2 * middle - 1) : code;
+        }
+        codes[k / 4] |= code << 8 * (k % 4);
+      }
+      put_codes(m.format, blocks + b * block_lines(m.format) * 64, row, codes);
+    }
+  }
+}
+
+// x[columns][16] of up to 16 rows; `read(i)` is element i of the first row, and the others follow.
+template <class Read>
+void transpose_rows(const Read& read, int64_t columns, int num_rows, float* x) {
+  for (int64_t first = 0; first < columns; first += kBlockColumns) {  // a few lines of each row
+    int64_t stop = first + kBlockColumns < columns ? first + kBlockColumns : columns;
+    for (int row = 0; row < num_rows; ++row)
+      for (int64_t k = first; k < stop; ++k) x[k * kTileRows + row] = read(row * columns + k);
+  }
+}
+
+void gather_rows(const void* source, int format, int64_t start, int64_t columns, int num_rows,
+                 float* x) {
+  const auto* words = static_cast<const uint16_t*>(source) + start;
+  if (format == RL_F32) {
+    const auto* floats = static_cast<const float*>(source) + start;
+    transpose_rows([=](int64_t i) { return floats[i]; }, columns, num_rows, x);
+  } else if (format == RL_F16) {
+    transpose_rows([=](int64_t i) { return half_to_float(words[i]); }, columns, num_rows, x);
+  } else {
+    transpose_rows([=](int64_t i) { return bfloat_to_float(words[i]); }, columns, num_rows, x);
+  }
 }
 
 void copy_tile(const rl_matrix& m, const float* x, uint8_t* tile) {
-  for (int64_t i = 0; i < static_cast<int64_t>(m.columns) * kTileRows; ++i) {
-    if (m.format == RL_F32)
-      reinterpret_cast<float*>(tile)[i] = x[i];
-    else
-      reinterpret_cast<uint16_t*>(tile)[i] =
-          m.format == RL_F16 ? float_to_half(x[i]) : float_to_bfloat(x[i]);
+  for (int64_t k = 0; k < m.columns; ++k) {
+    for (int row = 0; row < kTileRows; ++row) {
+      float value = x[k * kTileRows + row];
+      int64_t at = float_index(m, k, row);
+      if (m.format == RL_F32)
+        reinterpret_cast<float*>(tile)[at] = value;
+      else
+        reinterpret_cast<uint16_t*>(tile)[at] =
+            m.format == RL_F16 ? float_to_half(value) : float_to_bfloat(value);
+    }
   }
 }
 
 float value_at(const rl_matrix& m, const uint8_t* tile, int64_t column, int row) {
-  int64_t index = column * kTileRows + row;
-  if (!is_quantized(m.format)) return element(tile, m.format, index);
+  if (!is_quantized(m.format)) return element(tile, m.format, float_index(m, column, row));
   const auto* scales = reinterpret_cast<const uint16_t*>(tile);
   int64_t at = column / m.group * kTileRows + row;
   float scale = half_to_float(scales[at]);
@@ -143,21 +184,22 @@ int64_t rl_matrix_bytes(const rl_matrix* m) { return num_tiles(*m) * tile_bytes(
 void rl_pack(rl_pool* pool, const rl_matrix* m, const void* source, int32_t source_format,
              int32_t first_row, int32_t num_rows) {
   reinterpret_cast<Pool*>(pool)->run(ceil_div(num_rows, kTileRows), [&](int64_t i, int) {
-    std::vector<float> x(static_cast<size_t>(m->columns) * kTileRows);
-    for (int row = 0; row < kTileRows && i * kTileRows + row < num_rows; ++row) {
-      int64_t start = (i * kTileRows + row) * m->columns;
-      for (int64_t k = 0; k < m->columns; ++k)
-        x[k * kTileRows + row] = element(source, source_format, start + k);
-    }
+    int64_t left = num_rows - i * kTileRows, groups = m->group ? num_groups(*m) : 0;
+    std::vector<float> x(static_cast<size_t>(m->columns + groups) * kTileRows);
+    gather_rows(source, source_format, i * kTileRows * m->columns, m->columns,
+                static_cast<int>(left < kTileRows ? left : kTileRows), x.data());
     auto* tile = const_cast<uint8_t*>(tile_at(*m, first_row / kTileRows + i));
     std::memset(tile, 0, static_cast<size_t>(tile_bytes(*m)));
-    is_quantized(m->format) ? quantize_tile(*m, x.data(), tile) : copy_tile(*m, x.data(), tile);
+    if (is_quantized(m->format))
+      quantize_tile(*m, x.data(), x.data() + static_cast<size_t>(m->columns) * kTileRows, tile);
+    else
+      copy_tile(*m, x.data(), tile);
   });
 }
 
 void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, const float* scales,
                    const float* mins) {
-  int64_t groups = num_groups(*m), padded = num_blocks(*m) * kBlockColumns;
+  int64_t groups = num_groups(*m);
   int middle = m->has_min ? 0 : 1 << (code_bits(m->format) - 1);
   reinterpret_cast<Pool*>(pool)->run(num_tiles(*m), [&](int64_t i, int) {
     auto* tile = const_cast<uint8_t*>(tile_at(*m, i));
@@ -170,9 +212,23 @@ void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, cons
         if (m->has_min)
           out[(groups + g) * kTileRows + row] = float_to_half(mins[r * groups + g] / m->multiplier);
       }
-      for (int64_t k = 0; k < padded; ++k) {
-        int code = r < m->rows && k < m->columns ? codes[r * m->columns + k] : middle;
-        put_code(*m, tile + scale_bytes(*m), k, row, code);
+    }
+    for (int64_t b = 0; b < num_blocks(*m); ++b) {
+      alignas(64) int32_t codes_of[kQuads][kTileRows];
+      for (int row = 0; row < kTileRows; ++row) {
+        int64_t r = i * kTileRows + row, first = b * kBlockColumns, left = m->columns - first;
+        int32_t quads[kQuads];
+        std::memset(quads, middle, sizeof quads);
+        if (r < m->rows)
+          std::memcpy(quads, codes + r * m->columns + first,
+                      static_cast<size_t>(left < kBlockColumns ? left : kBlockColumns));
+        for (int quad = 0; quad < kQuads; ++quad) codes_of[quad][row] = quads[quad];
+      }
+      for (int row = 0; row < kTileRows; row += W) {
+        vi quads[kQuads];
+        for (int quad = 0; quad < kQuads; ++quad)
+          std::memcpy(&quads[quad], &codes_of[quad][row], sizeof(vi));
+        put_codes(m->format, tile + scale_bytes(*m) + b * block_lines(m->format) * 64, row, quads);
       }
     }
   });

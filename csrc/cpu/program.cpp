@@ -245,10 +245,12 @@ extern "C" {
 int32_t rl_abi_version(void) { return RL_ABI_VERSION; }
 
 const char* rl_isa_name(void) {
-#if defined(__AVX512VNNI__)
-  return "avx512-vnni";
+#if defined(__AVX512BF16__)
+  return "avx512bf16";
+#elif defined(__AVX512VNNI__)
+  return "avx512";
 #elif defined(__AVXVNNI__)
-  return "avx-vnni";
+  return "avxvnni";
 #elif defined(__AVX2__)
   return "avx2";
 #else

@@ -1,0 +1,122 @@
+"""Packing and products of matrices, on every instruction-set level of this machine."""
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.cpu.native import LEVELS, pool
+
+from ridgeline.kernels.cpu import Format, MatrixFormat, pack, pack_codes
+
+SHAPES = [(16, 33), (37, 100), (64, 256), (100, 513)]  # rows and columns, whole tiles or not
+TOKENS = [1, 2, 3, 5, 8, 13]
+FLOATS = [MatrixFormat(format=form) for form in (Format.F32, Format.F16, Format.BF16)]
+QUANTIZED = [
+    MatrixFormat(format=form, group=group)
+    for form in (Format.Q4, Format.Q5, Format.Q6, Format.Q8)
+    for group in (16, 32, 64, 128, None)
+]
+# Largest error of a packed element, as a share of the largest one of its group: half a step of the
+# codes, and what the least-squares scale may clip of the extreme.
+ELEMENT_ERRORS = {Format.Q4: 0.22, Format.Q5: 0.13, Format.Q6: 0.06, Format.Q8: 0.0045}
+# Activations are bytes: half a step of the largest of their group, averaged over the columns.
+PRODUCT_ERROR = 0.01
+
+each_level = pytest.mark.parametrize("level", LEVELS)
+each_format = pytest.mark.parametrize(
+    "form", FLOATS + QUANTIZED, ids=lambda form: f"{form.format.name}-{form.group}"
+)
+
+
+def weights(rows, columns, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator) * 0.02
+
+
+@each_level
+@each_format
+@pytest.mark.parametrize("shape", SHAPES)
+def test_packed_elements_are_close_to_the_weights(level, form, shape):
+    threads, weight = pool(level, 2), weights(*shape)
+    unpacked = pack(threads, weight, form).unpack(threads, np.arange(shape[0], dtype=np.int32))
+    error = np.abs(unpacked - weight.numpy())
+    if not form.format.is_quantized:
+        bits = {Format.F32: 24, Format.F16: 11, Format.BF16: 8}[form.format]
+        assert (error <= np.abs(weight.numpy()) * 2.0**-bits + 1e-7).all()
+        return
+    group = form.group or shape[1]
+    for first in range(0, shape[1], group):
+        part = slice(first, first + group)
+        largest = np.abs(weight.numpy()[:, part]).max(1)
+        assert (error[:, part].max(1) <= ELEMENT_ERRORS[form.format] * largest).all()
+
+
+@each_level
+@each_format
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_equal_those_of_the_unpacked_weights(level, form, shape):
+    threads, weight = pool(level, 2), weights(*shape)
+    matrix = pack(threads, weight, form)
+    unpacked = matrix.unpack(threads, np.arange(shape[0], dtype=np.int32)).astype(np.float64)
+    x = np.random.default_rng(1).normal(size=(max(TOKENS), shape[1])).astype(np.float32)
+    expected = x @ unpacked.T
+    rounds = form.format.is_quantized or (form.format is Format.BF16 and level == "avx512bf16")
+    scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(unpacked, axis=1)
+    bound = PRODUCT_ERROR if rounds else 1e-6
+    assert (np.abs(matrix.matmul(threads, x) - expected) <= bound * scale).all()
+
+
+@each_level
+@each_format
+def test_a_token_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(level, form):
+    matrix = pack(pool(level, 2), weights(100, 513), form)
+    x = np.random.default_rng(2).normal(size=(max(TOKENS), 513)).astype(np.float32)
+    alone = np.concatenate([matrix.matmul(pool(level, 2), row[None]) for row in x])
+    for tokens in TOKENS:
+        for count in (1, 3):
+            assert np.array_equal(matrix.matmul(pool(level, count), x[:tokens]), alone[:tokens])
+
+
+@each_level
+@pytest.mark.parametrize("has_min", [False, True])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@pytest.mark.parametrize("group", [16, 32, 64])
+def test_codes_are_packed_as_they_are(level, bits, group, has_min):
+    threads, rng = pool(level, 2), np.random.default_rng(bits)
+    rows, columns = 21, 192
+    codes = rng.integers(0, 1 << bits, size=(rows, columns), dtype=np.uint8)
+    scales = rng.normal(size=(rows, columns // group)).astype(np.float16).astype(np.float32)
+    mins = rng.normal(size=scales.shape).astype(np.float16).astype(np.float32) if has_min else None
+    form = MatrixFormat(format=Format(bits), group=group, has_min=has_min)
+    matrix = pack_codes(threads, codes, scales, mins, form)
+    spread = np.repeat(scales, group, axis=1)
+    expected = codes * spread + np.repeat(mins, group, axis=1) if has_min else (
+        codes.astype(np.float32) - 2 ** (bits - 1)
+    ) * spread
+    unpacked = matrix.unpack(threads, np.arange(rows, dtype=np.int32))
+    assert np.allclose(unpacked, expected, rtol=2e-6, atol=1e-5)
+    x = rng.normal(size=(3, columns)).astype(np.float32)
+    scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(expected, axis=1)
+    assert (np.abs(matrix.matmul(threads, x) - x @ expected.T) <= PRODUCT_ERROR * scale).all()
+
+
+@each_level
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+@each_format
+def test_what_is_not_a_number_stays_so_in_its_own_row(level, form, odd):
+    threads = pool(level, 2)
+    matrix = pack(threads, weights(16, 64), form)
+    x = np.ones((3, 64), dtype=np.float32)
+    x[1, 7] = odd
+    out = matrix.matmul(threads, x)
+    assert np.isfinite(out[[0, 2]]).all()
+    assert not np.isfinite(out[1]).all()
+
+
+@each_level
+def test_weights_of_any_size_keep_their_precision(level):
+    threads = pool(level, 2)
+    for size in (1e-30, 1e-9, 1.0, 1e9, 1e30):
+        weight = weights(16, 64) * size
+        form = MatrixFormat(format=Format.Q8, group=32)
+        unpacked = pack(threads, weight, form).unpack(threads, np.arange(16, dtype=np.int32))
+        assert np.abs(unpacked - weight.numpy()).max() <= 0.0045 * float(weight.abs().max())
