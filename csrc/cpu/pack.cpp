@@ -219,7 +219,7 @@ void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, cons
         int64_t r = i * kTileRows + row, first = b * kBlockColumns, left = m->columns - first;
         int32_t quads[kQuads];
         std::memset(quads, middle, sizeof quads);
-        if (r < m->rows)
+        if (r < m->rows && left > 0)
           std::memcpy(quads, codes + r * m->columns + first,
                       static_cast<size_t>(left < kBlockColumns ? left : kBlockColumns));
         for (int quad = 0; quad < kQuads; ++quad) codes_of[quad][row] = quads[quad];

@@ -1,5 +1,6 @@
 """``ridgeline bench``: from settings to a report."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -147,9 +148,13 @@ def bits_per_weight(model: PricedModel) -> float:
 
 
 def _product_format(model: PricedModel) -> str:
-    """The format that the head, and with it most of the weights, is stored in."""
-    (head,) = (op for op in model.ops if isinstance(op, Head))
-    return model.format_of(head.weight).name
+    """The format that most elements of the layers' weights are stored in."""
+    elements: Counter[str] = Counter()
+    for op in model.ops:
+        if not isinstance(op, Embed | Head):
+            for weight in op_weights(op):
+                elements[model.format_of(weight).name] += prod(weight.shape)
+    return elements.most_common(1)[0][0]
 
 
 def _predictor(model: PricedModel, executor: str) -> StepPredictor | None:

@@ -57,6 +57,7 @@ def _quantized(name: str, bits: float, group_size: int | None, scale_bits: float
 # sub-blocks' scales and minima beside two float16 (ggml-common.h); ternary is ggml's TQ1_0.
 _QUANTIZED = (
     _quantized("int8", 8, None, 16),  # one scale for each output channel
+    _quantized("int6", 6, 32, 16),
     _quantized("int4", 4, 32, 16),
     _quantized("int4-g64", 4, 64, 16),
     _quantized("int4-g128", 4, 128, 16),
@@ -111,6 +112,24 @@ def number_format(name: str) -> NumberFormat:
         raise InvalidRequestError(
             f"Unknown number format {name!r}; choose one of {', '.join(known)}."
         ) from None
+
+
+def head_format(weights: NumberFormat) -> NumberFormat:
+    """What the LM head, and an embedding tied to it, are quantized to where layers are ``weights``.
+
+    Four bits are too few for logits: with the embedded model in int4, held-out text has a KL of
+    1.4e-2 to float32 when its head has four bits, and of 9.4e-3 when it has six. GGUF's Q4_0 files
+    have six there as well.
+    """
+    return number_format("int6") if weights.is_quantized and weights.bits < 6 else weights
+
+
+def table_format(weights: NumberFormat) -> NumberFormat:
+    """What an embedding that is only looked up is quantized to where layers are ``weights``.
+
+    A token reads one row of it, so that its bits cost memory and no time.
+    """
+    return number_format("int8") if weights.is_quantized else weights
 
 
 def on_load_format(name: str) -> NumberFormat:

@@ -6,8 +6,10 @@ from ridgeline.core.formats import (
     FLOAT32,
     NumberFormat,
     float_format,
+    head_format,
     number_format,
     on_load_format,
+    table_format,
 )
 from ridgeline.core.ops import (
     MLP,
@@ -15,6 +17,7 @@ from ridgeline.core.ops import (
     Head,
     LatentProject,
     MoE,
+    Op,
     OutProject,
     QKVProject,
     SharedExpert,
@@ -22,9 +25,10 @@ from ridgeline.core.ops import (
     op_weights,
 )
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.quant import QuantizedTensor
 from ridgeline.roofline import PricedModel
 
-_PRODUCTS = (Embed, QKVProject, LatentProject, OutProject, MLP, MoE, SharedExpert, Head)
+_PRODUCTS = (QKVProject, LatentProject, OutProject, MLP, MoE, SharedExpert)
 
 
 def priced_model(
@@ -45,6 +49,7 @@ def priced_model(
         ops=model.ops,
         activations=float_format(str(model.dtype)),
         weights=None if quantization is None else on_load_format(quantization),
+        weight_formats=_held_formats(model) if executor == "cpu" else {},
         kv=None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
         dense_attention=executor == "reference",
     )
@@ -64,6 +69,15 @@ def priced_as_cpu(model: PricedModel) -> PricedModel:
     )
 
 
+def _held_formats(model: ExecutorModel) -> dict[str, NumberFormat]:
+    """Of weights that are quantized in the checkpoint, and kept so."""
+    return {
+        name: value.format
+        for name, value in model.weights.items()
+        if isinstance(value, QuantizedTensor)
+    }
+
+
 def _cpu_kv(form: NumberFormat) -> NumberFormat:
     """The cpu executor's int8 KV has a float32 scale for each head of each token."""
     return replace(form, scale_bits=32) if form.is_quantized else form
@@ -72,15 +86,24 @@ def _cpu_kv(form: NumberFormat) -> NumberFormat:
 def _cpu_formats(
     model: PricedModel, own: NumberFormat, quantized: NumberFormat
 ) -> dict[str, NumberFormat]:
-    formats: dict[str, NumberFormat] = {}
-    for op in model.ops:
+    formats = dict(model.weight_formats)  # those of the checkpoint stay as they are
+    for op in reversed(model.ops):  # the head first: an embedding that is tied to it is as it is
         for weight in op_weights(op):
-            form = FLOAT32
-            if _is_matrix(weight):
-                plain = isinstance(op, MoE) and weight == op.router
-                form = quantized if isinstance(op, _PRODUCTS) and not plain else own
-            formats.setdefault(weight.name, form)
+            formats.setdefault(weight.name, _cpu_format(op, weight, own, quantized))
     return formats
+
+
+def _cpu_format(op: Op, weight: Weight, own: NumberFormat, quantized: NumberFormat) -> NumberFormat:
+    if not _is_matrix(weight):
+        return FLOAT32
+    match op:
+        case Head():
+            return head_format(quantized)
+        case Embed():
+            return table_format(quantized) if weight == op.weight else FLOAT32
+        case MoE() if weight == op.router:
+            return own
+    return quantized if isinstance(op, _PRODUCTS) else own
 
 
 def _is_matrix(weight: Weight) -> bool:

@@ -72,18 +72,19 @@ def _q4_1(blocks: Bytes) -> Floats:
     return half(blocks, 0) * nibbles(blocks[:, 4:]).astype(np.float32) + half(blocks, 2)
 
 
-def _five_bits(high: Bytes, packed: Bytes) -> Bytes:
+def five_bits(high: Bytes, packed: Bytes) -> Bytes:
+    """`nibbles`, each with a fifth bit of ``high``."""
     bits = np.unpackbits(high, axis=-1, bitorder="little")
     return nibbles(packed) | (bits << np.uint8(4))
 
 
 def _q5_0(blocks: Bytes) -> Floats:
-    q = _five_bits(blocks[:, 2:6], blocks[:, 6:]).astype(np.int8) - np.int8(16)
+    q = five_bits(blocks[:, 2:6], blocks[:, 6:]).astype(np.int8) - np.int8(16)
     return half(blocks, 0) * q.astype(np.float32)
 
 
 def _q5_1(blocks: Bytes) -> Floats:
-    q = _five_bits(blocks[:, 4:8], blocks[:, 8:]).astype(np.float32)
+    q = five_bits(blocks[:, 4:8], blocks[:, 8:]).astype(np.float32)
     return half(blocks, 0) * q + half(blocks, 2)
 
 

@@ -29,7 +29,7 @@ from ridgeline.quant.gguf_blocks import IQ4_NL_VALUES, Bytes, Expand, Floats, ha
 BLOCK_ELEMENTS = 256
 
 
-def _planes(packed: Bytes, width: int, bits: int) -> Bytes:
+def planes(packed: Bytes, width: int, bits: int) -> Bytes:
     """Fields of ``bits`` bits: of each run of ``width`` bytes first all lowest fields, and so on.
 
     ``[N, B]`` gives ``[N, B · 8 / bits]``.
@@ -40,7 +40,7 @@ def _planes(packed: Bytes, width: int, bits: int) -> Bytes:
     return (fields & np.uint8((1 << bits) - 1)).reshape(count, -1)
 
 
-def _scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
+def scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
     """Eight 6-bit scales and eight 6-bit minima out of 12 bytes.
 
     Bytes 0–3 hold scales 0–3, bytes 4–7 minima 0–3, each in the low six bits; bytes 8–11 hold the
@@ -71,48 +71,48 @@ def _q2_k(blocks: Bytes) -> Floats:
     scales = blocks[:, :16]
     factor = _scaled(half(blocks, 80), scales & 0x0F)
     offset = _scaled(half(blocks, 82), scales >> 4)
-    q = _grouped(_planes(blocks[:, 16:80], 32, 2), 16)
+    q = _grouped(planes(blocks[:, 16:80], 32, 2), 16)
     return _flat(factor * q - offset)
 
 
 def _q3_k(blocks: Bytes) -> Floats:
     packed = blocks[:, 96:108]
-    low = _planes(packed[:, :8], 8, 4)
-    high = _planes(packed[:, 8:], 4, 2)
+    low = planes(packed[:, :8], 8, 4)
+    high = planes(packed[:, 8:], 4, 2)
     scales = (low | (high << np.uint8(4))).astype(np.int8) - np.int8(32)
-    q = _planes(blocks[:, 32:96], 32, 2).astype(np.int8)
-    missing = _planes(blocks[:, :32], 32, 1) ^ np.uint8(1)
+    q = planes(blocks[:, 32:96], 32, 2).astype(np.int8)
+    missing = planes(blocks[:, :32], 32, 1) ^ np.uint8(1)
     q -= (missing << np.uint8(2)).astype(np.int8)
     return _flat(_scaled(half(blocks, 108), scales) * _grouped(q, 16))
 
 
 def _q4_k(blocks: Bytes) -> Floats:
-    scales, minima = _scales_and_mins(blocks[:, 4:16])
+    scales, minima = scales_and_mins(blocks[:, 4:16])
     factor, offset = _scaled(half(blocks, 0), scales), _scaled(half(blocks, 2), minima)
-    q = _grouped(_planes(blocks[:, 16:], 32, 4), 8)
+    q = _grouped(planes(blocks[:, 16:], 32, 4), 8)
     return _flat(factor * q - offset)
 
 
 def _q5_k(blocks: Bytes) -> Floats:
-    scales, minima = _scales_and_mins(blocks[:, 4:16])
+    scales, minima = scales_and_mins(blocks[:, 4:16])
     factor, offset = _scaled(half(blocks, 0), scales), _scaled(half(blocks, 2), minima)
-    low, high = _planes(blocks[:, 48:], 32, 4), _planes(blocks[:, 16:48], 32, 1)
+    low, high = planes(blocks[:, 48:], 32, 4), planes(blocks[:, 16:48], 32, 1)
     q = _grouped(low | (high << np.uint8(4)), 8)
     return _flat(factor * q - offset)
 
 
 def _q6_k(blocks: Bytes) -> Floats:
     factor = _scaled(half(blocks, 208), blocks[:, 192:208].view(np.int8))
-    low, high = _planes(blocks[:, :128], 64, 4), _planes(blocks[:, 128:192], 32, 2)
+    low, high = planes(blocks[:, :128], 64, 4), planes(blocks[:, 128:192], 32, 2)
     q = (low | (high << np.uint8(4))).astype(np.int8) - np.int8(32)
     return _flat(factor * _grouped(q, 16))
 
 
 def _iq4_xs(blocks: Bytes) -> Floats:
-    low = _planes(blocks[:, 4:8], 1, 4)
-    high = _planes(blocks[:, 2:4], 1, 2)
+    low = planes(blocks[:, 4:8], 1, 4)
+    high = planes(blocks[:, 2:4], 1, 2)
     scales = (low | (high << np.uint8(4))).astype(np.int8) - np.int8(32)
-    values = IQ4_NL_VALUES[_planes(blocks[:, 8:], 16, 4)]
+    values = IQ4_NL_VALUES[planes(blocks[:, 8:], 16, 4)]
     return _flat(_scaled(half(blocks, 0), scales) * _grouped(values, 8))
 
 

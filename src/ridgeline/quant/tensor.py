@@ -119,6 +119,15 @@ class QuantizedTensor:
             zeros=None if self.zeros is None else take(self.zeros),
         )
 
+    def entry(self, index: int) -> "QuantizedTensor":
+        """One matrix of a stack."""
+        return replace(
+            self,
+            codes=self.codes[index],
+            scales=self.scales[index],
+            zeros=None if self.zeros is None else self.zeros[index],
+        )
+
     def every_other_row(self, first: int) -> "QuantizedTensor":
         """Rows ``first``, ``first + 2`` and so on, of each expert."""
         block_rows = self.block[0]

@@ -85,6 +85,7 @@ _WIDER = {
     "bfloat16": ("float16", "float32"),
     "fp8": ("8bit", "bfloat16", "float32"),
     "int8": ("8bit", "bfloat16", "float32"),
+    "int6": ("int8", "8bit", "bfloat16", "float32"),
     "int4": ("4bit", "int8", "8bit", "bfloat16", "float32"),
     "float64": ("float32",),
 }

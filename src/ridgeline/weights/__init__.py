@@ -5,7 +5,7 @@ from ridgeline.weights.dummy import dummy_weights
 from ridgeline.weights.loading import load_weights, stream_weights, weight_shapes
 from ridgeline.weights.location import embedded_draft_folder, locate_model
 from ridgeline.weights.lora import Adapter, LoRAWeights, load_lora
-from ridgeline.weights.packed import Weight, stream_packed_weights
+from ridgeline.weights.packed import Weight, expanded, stream_packed_weights
 from ridgeline.weights.progress import Progress
 from ridgeline.weights.safetensors_file import SafetensorsFile
 from ridgeline.weights.source import (
@@ -27,6 +27,7 @@ __all__ = [
     "WeightSource",
     "dummy_weights",
     "embedded_draft_folder",
+    "expanded",
     "expanded_weights",
     "load_lora",
     "load_weights",

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.ops import Op
 from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Segment
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.result import SegmentResult
@@ -34,6 +35,7 @@ Floats = npt.NDArray[np.float32]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
     spec: ModelSpec
+    ops: tuple[Op, ...]
     weights: PackedWeights
     program: Program
     adapters: NativeAdapters
@@ -75,7 +77,11 @@ class CPUExecutor(StepRunner):
             program = Program(self._pool, model.spec, model.ops, weights)
             adapters = NativeAdapters(self._pool, model.adapters, program.slots)
             self._models[role] = _Model(
-                spec=model.spec, weights=weights, program=program, adapters=adapters
+                spec=model.spec,
+                ops=model.ops,
+                weights=weights,
+                program=program,
+                adapters=adapters,
             )
             dtype = str(model.dtype).removeprefix("torch.")
             dtype = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
@@ -89,6 +95,11 @@ class CPUExecutor(StepRunner):
     def weights_bytes(self, role: ModelRole = ModelRole.TARGET) -> int:
         """Bytes of the packed weights."""
         return self._models[role].weights.num_bytes
+
+    def bits_per_weight(self, role: ModelRole = ModelRole.TARGET) -> float:
+        """Of all matrices that multiply something: layers and head, scales included."""
+        model = self._models[role]
+        return model.weights.bits_per_weight(model.ops)
 
     def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
         return self._caches[role].layout

@@ -1,7 +1,10 @@
 """A model's weights as the CPU kernels read them: packed matrices, and vectors in float32."""
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -9,14 +12,16 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import NumberFormat
+from ridgeline.core.formats import NumberFormat, head_format, table_format
+from ridgeline.executors.cpu.codes import matrix_codes
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.cpu import Format, MatrixFormat, PackedMatrix, Pool, pack
-from ridgeline.weights.packed import expanded
+from ridgeline.kernels.cpu import Format, MatrixFormat, PackedMatrix, Pool, pack, pack_codes
+from ridgeline.weights import Weight, expanded
 
 Vector = npt.NDArray[np.float32]
 
-_CODES: dict[float, Format] = {4: Format.Q4, 8: Format.Q8}
+_log = logging.getLogger(__name__)
+_CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,36 +37,73 @@ class PackedWeights:
             matrix.num_bytes for matrices in self.matrices.values() for matrix in matrices
         ) + sum(vector.nbytes for vector in self.vectors.values())
 
+    def bits_per_weight(self, model_ops: Iterable[ops.Op]) -> float:
+        """Of all matrices that multiply something: layers and head, scales and padding included."""
+        names = {
+            weight.name
+            for op in model_ops
+            if not isinstance(op, ops.Embed)
+            for weight in ops.op_weights(op)
+        }
+        used = [
+            matrix
+            for name, matrices in self.matrices.items()
+            if name.partition("/")[0] in names
+            for matrix in matrices
+        ]
+        return 8 * sum(m.num_bytes for m in used) / sum(prod(m.shape) for m in used)
+
 
 def pack_weights(
     pool: Pool, model: ExecutorModel, quantization: NumberFormat | None
 ) -> PackedWeights:
-    """Pack every weight of a model.
+    """Pack every weight of a model, one after the other.
 
-    Matrices that tokens are multiplied with are quantized, the LM head included, if that is asked
-    for. Routers, the expansion of latents and vectors keep their precision, since they are small
-    and errors in them are not averaged out.
+    Weights that are quantized already keep their codes and scales where the kernels have a layout
+    for them; the others are expanded to the model's type, which the log says once. Of plain ones,
+    matrices that tokens are multiplied with are quantized if that is asked for, the LM head as
+    `head_format` and an embedding as `table_format` say. Routers, the expansion of latents and
+    vectors keep their precision, since they are small and errors in them are not averaged out.
 
     Raises:
-        InvalidRequestError: the model is float64, which these kernels do not have.
+        InvalidRequestError: the model is float64, which these kernels do not have; or it is to be
+            quantized and is already.
     """
     if model.dtype == torch.float64:
         raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
-    packed, roles = PackedWeights(), _roles(model.ops)
-    for name, stored in model.weights.items():
-        role, weight = roles.get(name), expanded(stored, model.dtype)
+    packed, roles, without = PackedWeights(), _roles(model.ops), Counter[str]()
+    for name, weight in model.weights.items():
+        if quantization is not None and not isinstance(weight, torch.Tensor):
+            raise InvalidRequestError(
+                f"The checkpoint is quantized already, to {weight.format.name}; leave out "
+                f"quantization, or load the unquantized checkpoint."
+            )
+        role = roles.get(name)
         if role is None:
-            packed.vectors[name] = weight.detach().float().contiguous().numpy()
+            values = expanded(weight, model.dtype)
+            packed.vectors[name] = values.detach().float().contiguous().numpy()
         elif isinstance(role, ops.LatentAttend):
-            packed.matrices.update(_latent_matrices(pool, role, weight))
+            packed.matrices.update(_latent_matrices(pool, role, expanded(weight, model.dtype)))
         else:
-            form = _form(quantization) if role == _QUANTIZED else None
-            parts = weight if weight.ndim == 3 else weight[None]
-            packed.matrices[name] = tuple(pack(pool, part, form) for part in parts)
+            matrices = _packed_codes(pool, weight)
+            if matrices is None:
+                if not isinstance(weight, torch.Tensor):
+                    without[weight.format.name] += 1
+                matrices = _packed_values(pool, expanded(weight, model.dtype), role, quantization)
+            packed.matrices[name] = matrices
+    if without:
+        counted = ", ".join(f"{count} of {name}" for name, count in sorted(without.items()))
+        _log.warning(
+            "The cpu executor expands %d quantized weights to %s, having no kernel for their "
+            "layout (%s).",
+            without.total(),
+            str(model.dtype).removeprefix("torch."),
+            counted,
+        )
     return packed
 
 
-_QUANTIZED, _PLAIN = "quantized", "plain"
+_PRODUCT, _HEAD, _TABLE, _PLAIN = "product", "head", "table", "plain"
 _Role = str | ops.LatentAttend
 
 
@@ -74,22 +116,41 @@ def _roles(model_ops: Iterable[ops.Op]) -> Mapping[str, _Role]:
                 roles[op.expand.name] = op
             case ops.MoE():
                 roles[op.router.name] = _PLAIN
-                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), _QUANTIZED)
+                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), _PRODUCT)
             case ops.SharedExpert():
-                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), _QUANTIZED)
+                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), _PRODUCT)
             case ops.Embed():
-                roles[op.weight.name] = _QUANTIZED
-            case ops.QKVProject() | ops.LatentProject() | ops.OutProject() | ops.MLP() | ops.Head():
+                roles[op.weight.name] = _TABLE
+            case ops.Head():
+                roles[op.weight.name] = _HEAD  # an embedding that is tied to it, too
+            case ops.QKVProject() | ops.LatentProject() | ops.OutProject() | ops.MLP():
                 for weight in ops.op_weights(op):
                     if len(weight.shape) == 2:
-                        roles[weight.name] = _QUANTIZED
+                        roles[weight.name] = _PRODUCT
     return roles
 
 
-def _form(quantization: NumberFormat | None) -> MatrixFormat | None:
-    if quantization is None:
+def _packed_codes(pool: Pool, weight: Weight) -> tuple[PackedMatrix, ...] | None:
+    """Matrices of a quantized weight's own codes; ``None`` if they have no layout for them."""
+    if isinstance(weight, torch.Tensor):
         return None
-    return MatrixFormat(format=_CODES[quantization.bits], group=quantization.group_size)
+    matrices = []
+    for part in matrix_codes(weight):
+        if part is None:
+            return None
+        matrices.append(pack_codes(pool, part.codes, part.scales, part.mins, part.form))
+    return tuple(matrices)
+
+
+def _packed_values(
+    pool: Pool, weight: torch.Tensor, role: str, quantization: NumberFormat | None
+) -> tuple[PackedMatrix, ...]:
+    form = None
+    if quantization is not None and role != _PLAIN:
+        of_role = {_HEAD: head_format, _TABLE: table_format}
+        number = of_role.get(role, lambda layers: layers)(quantization)
+        form = MatrixFormat(format=_CODES[number.bits], group=number.group_size)
+    return tuple(pack(pool, part, form) for part in (weight if weight.ndim == 3 else weight[None]))
 
 
 def _latent_matrices(

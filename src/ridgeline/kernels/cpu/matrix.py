@@ -94,7 +94,7 @@ def pack(pool: Pool, weight: torch.Tensor, form: MatrixFormat | None = None) -> 
     rows, columns = weight.shape
     multiplier = 1.0
     if form.format.is_quantized:
-        largest = float(weight.abs().max()) if weight.numel() else 0.0
+        largest = max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
         multiplier = scale_multiplier(largest / 2 ** (_bits(form.format) - 1))
     struct = matrix_struct(rows, columns, form, multiplier)
     packed = PackedMatrix(struct, aligned_bytes(pool.library.rl_matrix_bytes(ctypes.byref(struct))))

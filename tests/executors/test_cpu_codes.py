@@ -1,0 +1,145 @@
+"""Quantized checkpoints keep their codes on the cpu executor, and multiply as what they stand for.
+
+The rows of a packed matrix differ from the dequantized ones by the rounding of scales and minimums
+to half precision. A product differs further by the rounding of activations to eight bits: half a
+step of max|x| / 127 for each column, times what its code stands for.
+"""
+
+import logging
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.formats import NumberFormat, on_load_format
+from ridgeline.engine.loading import load_model
+from ridgeline.executors.cpu.codes import matrix_codes
+from ridgeline.executors.cpu.weights import pack_weights
+from ridgeline.kernels.cpu import native_kernels_run, pack_codes, shared_pool
+from ridgeline.quant import GGUFBlocks, QuantizedTensor
+from ridgeline.quant.gguf_formats import GGUF_FORMATS
+from ridgeline.weights import expanded_weights
+
+pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
+
+FOLDERS = sorted((Path(__file__).parents[1] / "data" / "quantized").iterdir())
+# What is expanded: codes into tables, and floats.
+EXPANDED = ("float8", "nf4", "fp4", "mxfp4", "mxfp8", "nvfp4")
+HALF = 2.0**-11  # relative error of a rounded half
+GGUF = {
+    kind: number
+    for number, kind in ((n, f.name) for n, f in GGUF_FORMATS.items())
+    if kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+}
+
+
+def check(weight: QuantizedTensor | GGUFBlocks) -> None:
+    """Rows and products of a weight's own codes against its dequantized values."""
+    pool, rng = shared_pool(), np.random.default_rng(0)
+    parts = list(matrix_codes(weight))
+    values = weight.dequantize(torch.float32).numpy().reshape(len(parts), *weight.shape[-2:])
+    for part, w_RC in zip(parts, values, strict=True):
+        assert part is not None
+        matrix = pack_codes(pool, part.codes, part.scales, part.mins, part.form)
+        rows, columns = w_RC.shape
+        group = matrix.struct.group
+        mins_RC = np.zeros_like(w_RC)
+        if part.mins is not None:
+            mins_RC = np.repeat(part.mins, group, axis=1)[:, :columns]
+        size_RC = np.abs(w_RC) + 2 * np.abs(mins_RC)
+        found = matrix.unpack(pool, np.arange(rows, dtype=np.int32))
+        assert (np.abs(found - w_RC) <= HALF * size_RC * 1.01 + 1e-30).all()
+        for tokens in (1, 5):
+            x_TC = rng.standard_normal((tokens, columns)).astype(np.float32)
+            wanted = x_TC.astype(np.float64) @ w_RC.T.astype(np.float64)
+            step_T = np.abs(x_TC).max(axis=1) / 127 / 2
+            bound = step_T[:, None] * size_RC.sum(axis=1) + 2 * HALF * np.abs(x_TC) @ size_RC.T
+            assert (np.abs(matrix.matmul(pool, x_TC) - wanted) <= bound * 1.01 + 1e-30).all()
+            assert (bound < 0.1 * np.abs(x_TC).max() * size_RC.sum(axis=1) + 1e-30).all()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_checkpoints_of_the_libraries(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = load_model(EngineConfig(model=str(folder), dtype="float32")).model
+    stored = {n: w for n, w in model.weights.items() if not isinstance(w, torch.Tensor)}
+    kept = {n: w for n, w in stored.items() if None not in list(matrix_codes(w))}
+    for weight in list(kept.values())[:4]:
+        check(weight)
+    with caplog.at_level(logging.WARNING):
+        packed = pack_weights(shared_pool(), model, None)
+    names = {w.format.name for n, w in stored.items() if n not in kept}
+    told = [line for line in caplog.messages if "expands" in line]
+    assert len(told) == bool(names)
+    assert all(name in told[0] for name in names)
+    in_order = all(getattr(w, "group_of", None) is None for w in stored.values())
+    floats = all(name.startswith(EXPANDED) for name in names)
+    assert floats if in_order else kept.keys() != stored.keys()
+    dense = expanded_weights(model.weights, torch.float32)
+    for name in stored.keys() - kept.keys() & packed.matrices.keys():
+        rows = np.arange(dense[name].shape[-2], dtype=np.int32)
+        part = dense[name] if dense[name].ndim == 2 else dense[name][0]
+        assert np.array_equal(packed.matrices[name][0].unpack(shared_pool(), rows), part), name
+
+
+@pytest.mark.parametrize("kind", GGUF)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_blocks_of_gguf(kind: str, stacked: bool) -> None:
+    number, rng = GGUF[kind], np.random.default_rng(1)
+    form, shape = GGUF_FORMATS[number], (3, 37, 512) if stacked else (37, 512)
+    if kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):  # the package does not write these
+        rows = int(np.prod(shape[:-1]))
+        data = rng.integers(0, 256, (rows * 2, form.block_bytes), dtype=np.uint8)
+        for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0, 2)):
+            scale = rng.uniform(0.001, 0.01, len(data)).astype("<f2")
+            data[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+        data = data.reshape(rows, -1)
+    else:
+        values = rng.standard_normal(shape).astype(np.float32)
+        data = gguf.quants.quantize(values, gguf.GGMLQuantizationType(number))
+        data = data.reshape(-1, data.shape[-1])
+    check(GGUFBlocks(format=form, shape=shape, data=data))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("size", [16, 32, 48, 96, 128, 256, None])
+@pytest.mark.parametrize("block_rows", [1, 8, None])
+def test_integers_of_any_block(symmetric, bits, size, block_rows) -> None:
+    rows, columns = 33, 208
+    generator = torch.Generator().manual_seed(bits)
+    shape = (-(-rows // (block_rows or rows)), -(-columns // (size or columns)))
+    codes = torch.randint(0, 2**bits, (rows, columns), generator=generator, dtype=torch.uint8)
+    zeros = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
+    if symmetric:
+        codes = (codes.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+    form = NumberFormat(
+        name="int", bits=bits, is_float=False, group_size=size, group_rows=block_rows, scale_bits=16
+    )
+    scales = torch.rand(shape, generator=generator) * 0.01 + 1e-4
+    check(
+        QuantizedTensor(format=form, codes=codes, scales=scales, zeros=None if symmetric else zeros)
+    )
+
+
+def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:
+    codes, form = torch.zeros((4, 64), dtype=torch.int8), {"name": "int4", "bits": 4}
+    of_8 = NumberFormat(**form, is_float=False, group_size=8, scale_bits=16)
+    of_32 = NumberFormat(**form, is_float=False, group_size=32, scale_bits=16)
+    order = torch.arange(64) % 2
+    for weight in (
+        QuantizedTensor(format=of_8, codes=codes, scales=torch.ones(4, 8)),
+        QuantizedTensor(format=of_32, codes=codes, scales=torch.ones(4, 2), group_of=order),
+        QuantizedTensor(format=of_32, codes=codes, scales=torch.full((4, 2), torch.inf)),
+    ):
+        assert list(matrix_codes(weight)) == [None]
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
+    folder = next(folder for folder in FOLDERS if folder.name == "ct-int4-group")
+    model = load_model(EngineConfig(model=str(folder))).model
+    with pytest.raises(InvalidRequestError, match="quantized already"):
+        pack_weights(shared_pool(), model, on_load_format("int4"))
