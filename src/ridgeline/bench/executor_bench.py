@@ -14,9 +14,9 @@ from ridgeline.bench.workloads import make_workloads
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.ops import Embed, Head, op_weights
 from ridgeline.core.plan import ModelRole
-from ridgeline.engine.loading import load_model
+from ridgeline.engine.loading import load_model, packed_cache
 from ridgeline.executors import create_executor
-from ridgeline.executors.priced import priced_model
+from ridgeline.executors.priced import held_formats, priced_model
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import calibration_path, load
 from ridgeline.roofline.predict import StepPredictor
@@ -110,6 +110,7 @@ def bench_executor(
         block_tokens=config.block_tokens,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        packed_cache=packed_cache(config),
     )
     try:
         workloads = make_workloads(
@@ -124,6 +125,7 @@ def bench_executor(
             executor.name,
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
+            held=held_formats(executor, ModelRole.TARGET),
         )
         measurements = run_rounds(workloads, priced, meter, rounds=rounds, progress=progress)
     finally:

@@ -61,6 +61,9 @@ class EngineConfig:
         kv_ram_tier_bytes: keep KV that the pool has no room for in this much of the memory.
         kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
         kv_disk_tier_bytes: the most that the folder may hold.
+        packed_cache_path: folder in which the cpu executor keeps the packed weights of large
+            checkpoints for the next start; auto for the user's cache folder, off for none.
+        packed_cache_bytes: the most that it may hold; what was used longest ago goes first.
     """
 
     model: str | None = None
@@ -95,6 +98,8 @@ class EngineConfig:
     kv_ram_tier_bytes: int = 0
     kv_disk_tier_path: str | None = None
     kv_disk_tier_bytes: int = 10 * 2**30
+    packed_cache_path: str = "auto"
+    packed_cache_bytes: int = 50 * 2**30
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):
@@ -120,6 +125,7 @@ class EngineConfig:
                 _check_positive(name, getattr(self, name))
         check_int("kv_ram_tier_bytes", self.kv_ram_tier_bytes, 0, 2**62)
         check_int("kv_disk_tier_bytes", self.kv_disk_tier_bytes, 1, 2**62)
+        check_int("packed_cache_bytes", self.packed_cache_bytes, 1, 2**62)
         has_tiers = self.kv_ram_tier_bytes > 0 or self.kv_disk_tier_path is not None
         if has_tiers and not self.enable_prefix_caching:
             raise InvalidRequestError("KV tiers hold cached prefixes: enable_prefix_caching.")

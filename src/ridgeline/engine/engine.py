@@ -8,7 +8,7 @@ from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.kv_tiers import kv_digest, make_transfers
-from ridgeline.engine.loading import Progress, load_model
+from ridgeline.engine.loading import Progress, load_model, packed_cache
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.observing import keep_errors, make_observer
 from ridgeline.engine.request_factory import RequestFactory
@@ -37,6 +37,7 @@ class Engine:
             block_tokens=config.block_tokens,
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
+            packed_cache=packed_cache(config),
         )
         layout = self.executor.kv_layout()
         spec = loaded.model.spec
@@ -60,7 +61,7 @@ class Engine:
                 resolved.kv_cache_bytes / 1e9,
             )
         self.executor.allocate_kv(resolved.num_blocks)
-        self.observer = make_observer(config, models, self.executor.name)
+        self.observer = make_observer(config, models, self.executor)
         price = self.observer.predictor or DEFAULT_PRICE
         self.grammars = make_grammars(loaded)
         self.speculation = make_speculation(

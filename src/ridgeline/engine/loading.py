@@ -13,8 +13,10 @@ from ridgeline.core.errors import CorruptFileError, InvalidRequestError
 from ridgeline.core.formats import float_format
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import ExecutorModel
+from ridgeline.executors.cpu import PackedCache
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
 from ridgeline.quant import read_scheme
+from ridgeline.roofline.storage import cache_folder
 from ridgeline.text import ChatTemplate, Tokenizer, tokenizer_from_gguf
 from ridgeline.weights import (
     CheckpointWeights,
@@ -142,6 +144,18 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
         sampling_defaults=description.sampling_defaults,
         pooling=description.pooling,
     )
+
+
+def packed_cache(config: EngineConfig) -> PackedCache | None:
+    """Where the cpu executor keeps packed weights, as the settings say."""
+    match config.packed_cache_path:
+        case "off":
+            return None
+        case "auto":
+            folder = cache_folder() / "packed"
+        case path:
+            folder = Path(path)
+    return PackedCache(folder=folder, max_bytes=config.packed_cache_bytes)
 
 
 def _described(path: Path, config: EngineConfig) -> tuple[ModelDefinition, Tokenizer | None]:

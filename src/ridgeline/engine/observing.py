@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.core.plan import ModelRole
+from ridgeline.core.protocols import Executor
 from ridgeline.executors import ExecutorModel
-from ridgeline.executors.priced import priced_model
+from ridgeline.executors.priced import held_formats, priced_model
 from ridgeline.roofline import history
 from ridgeline.roofline.calibration import calibration_path, load
 from ridgeline.roofline.live import Observer
@@ -17,20 +18,21 @@ _log = logging.getLogger(__name__)
 
 
 def make_observer(
-    config: EngineConfig, models: Mapping[ModelRole, ExecutorModel], executor: str
+    config: EngineConfig, models: Mapping[ModelRole, ExecutorModel], executor: Executor
 ) -> Observer:
     """An observer; without a calibration of the executor it counts, and has no ceilings."""
     priced = {
         role: priced_model(
             model,
-            executor,
+            executor.name,
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
+            held=held_formats(executor, role),
         )
         for role, model in models.items()
     }
     try:
-        calibration = load(calibration_path(executor))
+        calibration = load(calibration_path(executor.name))
     except CorruptFileError as error:
         _log.warning("%s", error)
         calibration = None

@@ -1,5 +1,6 @@
 """A model as the roofline prices it, with its weights as an executor stores them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ridgeline.core.formats import (
@@ -24,8 +25,10 @@ from ridgeline.core.ops import (
     Weight,
     op_weights,
 )
+from ridgeline.core.plan import ModelRole
+from ridgeline.core.protocols import Executor
+from ridgeline.executors.cpu import CPUExecutor
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.quant import QuantizedTensor
 from ridgeline.roofline import PricedModel
 
 _PRODUCTS = (QKVProject, LatentProject, OutProject, MLP, MoE, SharedExpert)
@@ -37,8 +40,9 @@ def priced_model(
     *,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
+    held: Mapping[str, NumberFormat] | None = None,
 ) -> PricedModel:
-    """What `price` takes.
+    """What `price` takes; ``held`` are the `held_formats` of the executor, where there is one.
 
     The reference executor holds everything in the model's type, and computes masked scores. The cpu
     executor computes in float32, keeps vectors in it, and quantizes the matrices that tokens are
@@ -49,7 +53,7 @@ def priced_model(
         ops=model.ops,
         activations=float_format(str(model.dtype)),
         weights=None if quantization is None else on_load_format(quantization),
-        weight_formats=_held_formats(model) if executor == "cpu" else {},
+        weight_formats=held or {},
         kv=None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
         dense_attention=executor == "reference",
     )
@@ -69,13 +73,9 @@ def priced_as_cpu(model: PricedModel) -> PricedModel:
     )
 
 
-def _held_formats(model: ExecutorModel) -> dict[str, NumberFormat]:
-    """Of weights that are quantized in the checkpoint, and kept so."""
-    return {
-        name: value.format
-        for name, value in model.weights.items()
-        if isinstance(value, QuantizedTensor)
-    }
+def held_formats(executor: Executor, role: ModelRole) -> Mapping[str, NumberFormat]:
+    """What an executor keeps quantized matrices in, by weight, those of the checkpoint included."""
+    return executor.weight_formats(role) if isinstance(executor, CPUExecutor) else {}
 
 
 def _cpu_kv(form: NumberFormat) -> NumberFormat:

@@ -9,7 +9,7 @@ from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
-from ridgeline.executors.cpu import KV_SUB_BLOCK, CPUExecutor
+from ridgeline.executors.cpu import KV_SUB_BLOCK, CPUExecutor, PackedCache
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import ReferenceExecutor
 from ridgeline.kernels.cpu import native_kernels_run
@@ -20,6 +20,7 @@ class _Options:
     block_tokens: int
     quantization: str | None
     kv_cache_dtype: str
+    packed_cache: PackedCache | None
 
 
 Models = Mapping[ModelRole, ExecutorModel]
@@ -41,6 +42,7 @@ def _cpu(models: Models, options: _Options) -> Executor:
         options.block_tokens,
         quantization=None if quantization is None else on_load_format(quantization),
         kv_cache_dtype=options.kv_cache_dtype,
+        packed_cache=options.packed_cache,
     )
 
 
@@ -65,11 +67,12 @@ def create_executor(
     block_tokens: int,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
+    packed_cache: PackedCache | None = None,
 ) -> Executor:
     """Build the executor called ``name`` (or the best one here, for ``auto``).
 
     ``quantization`` is a format of `core.formats.ON_LOAD`; ``kv_cache_dtype`` is auto, or a format
-    that the executor can store KV in.
+    that the executor can store KV in; ``packed_cache`` is where cpu keeps packed weights.
 
     Raises:
         InvalidRequestError: there is none of that name, or it lacks an option.
@@ -82,6 +85,9 @@ def create_executor(
             f"Unknown executor {name!r}; choose auto or one of {', '.join(_FACTORIES)}."
         )
     options = _Options(
-        block_tokens=block_tokens, quantization=quantization, kv_cache_dtype=kv_cache_dtype
+        block_tokens=block_tokens,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        packed_cache=packed_cache,
     )
     return factory(models, options)

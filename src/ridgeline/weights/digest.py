@@ -24,7 +24,7 @@ def content_digest(paths: Sequence[Path], *, memory: Path | None = None) -> str:
     known = _recall(memory)
     whole, seen = hashlib.sha256(), {}
     try:
-        for file in (file for path in paths for file in _files(path)):
+        for file in (file for path in paths for file in weight_files(path)):
             identity = _identity(file)
             if identity not in known:
                 with file.open("rb") as opened:
@@ -37,7 +37,8 @@ def content_digest(paths: Sequence[Path], *, memory: Path | None = None) -> str:
     return whole.hexdigest()
 
 
-def _files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
+    """The weights and configs in a folder; a file is itself."""
     if not path.is_dir():
         return [path]
     return sorted(each for each in path.iterdir() if each.suffix in _WEIGHTS and each.is_file())

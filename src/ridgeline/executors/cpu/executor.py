@@ -18,6 +18,7 @@ from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch
 from ridgeline.executors.cpu.kv_cache import KVCache
+from ridgeline.executors.cpu.packed_cache import PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
 from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
@@ -50,6 +51,7 @@ class CPUExecutor(StepRunner):
     Args:
         quantization: of the matrices, as they are packed; ``None`` keeps the checkpoint's format.
         kv_cache_dtype: float32, float16, bfloat16, int8, or auto for the weights' own.
+        packed_cache: where packed weights are kept for the next start; ``None`` for nowhere.
         level: instruction-set level; ``None`` for the best one of this machine.
 
     Raises:
@@ -66,6 +68,7 @@ class CPUExecutor(StepRunner):
         *,
         quantization: NumberFormat | None = None,
         kv_cache_dtype: str = "auto",
+        packed_cache: PackedCache | None = None,
         level: str | None = None,
     ) -> None:
         super().__init__(self.name)
@@ -73,7 +76,10 @@ class CPUExecutor(StepRunner):
         self._models: dict[ModelRole, _Model] = {}
         self._caches: dict[ModelRole, KVCache] = {}
         for role, model in models.items():
-            weights = pack_weights(self._pool, model, quantization)
+            if packed_cache is None:
+                weights = pack_weights(self._pool, model, quantization)
+            else:
+                weights = packed_cache.pack(self._pool, model, quantization)
             program = Program(self._pool, model.spec, model.ops, weights)
             adapters = NativeAdapters(self._pool, model.adapters, program.slots)
             self._models[role] = _Model(
@@ -100,6 +106,10 @@ class CPUExecutor(StepRunner):
         """Of all matrices that multiply something: layers and head, scales included."""
         model = self._models[role]
         return model.weights.bits_per_weight(model.ops)
+
+    def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
+        """What quantized matrices are held in, by weight."""
+        return self._models[role].weights.formats()
 
     def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
         return self._caches[role].layout

@@ -37,6 +37,14 @@ class PackedWeights:
             matrix.num_bytes for matrices in self.matrices.values() for matrix in matrices
         ) + sum(vector.nbytes for vector in self.vectors.values())
 
+    def formats(self) -> dict[str, NumberFormat]:
+        """Those of quantized matrices, as the kernels hold them."""
+        return {
+            name: _number_format(matrices[0])
+            for name, matrices in self.matrices.items()
+            if Format(matrices[0].struct.format).is_quantized
+        }
+
     def bits_per_weight(self, model_ops: Iterable[ops.Op]) -> float:
         """Of all matrices that multiply something: layers and head, scales and padding included."""
         names = {
@@ -101,6 +109,19 @@ def pack_weights(
             counted,
         )
     return packed
+
+
+def _number_format(matrix: PackedMatrix) -> NumberFormat:
+    struct = matrix.struct
+    bits = int(struct.format)
+    return NumberFormat(
+        name=f"int{bits}",
+        bits=bits,
+        is_float=False,
+        group_size=struct.group if struct.group < struct.columns else None,
+        scale_bits=16,
+        zero_bits=16 if struct.has_min else 0,
+    )
 
 
 _PRODUCT, _HEAD, _TABLE, _PLAIN = "product", "head", "table", "plain"

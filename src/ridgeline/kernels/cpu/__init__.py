@@ -1,6 +1,7 @@
 """The kernels of csrc/cpu: loading them, and the layouts that they read."""
 
 from ridgeline.kernels.cpu.library import (
+    ABI_VERSION,
     NativeLibraryError,
     available_levels,
     load_library,
@@ -18,6 +19,7 @@ from ridgeline.kernels.cpu.pool import Pool, shared_pool
 from ridgeline.kernels.cpu.structs import Format
 
 __all__ = [
+    "ABI_VERSION",
     "Format",
     "MatrixFormat",
     "NativeLibraryError",

@@ -1,0 +1,109 @@
+"""Packed weights on disk, so that a model is packed once and mapped at every later start."""
+
+import hashlib
+import logging
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.core.errors import CorruptFileError
+from ridgeline.core.formats import NumberFormat
+from ridgeline.executors.cpu.packed_file import read_packed, write_packed
+from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.cpu import ABI_VERSION, Pool
+from ridgeline.weights import CheckpointWeights
+
+_log = logging.getLogger(__name__)
+
+_PACKING_VERSION = 1  # changes whenever the same weights are packed to other bytes
+_SUFFIX = ".packed"
+_KNOWN_DIGESTS = "weights.json"
+_STALE_S = 24 * 3600  # age of a temporary file that nobody is writing any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedCache:
+    """A folder of files, one for each model and choice of formats.
+
+    The key covers all bytes of the checkpoint (see `content_digest`, which reads a file once and
+    then knows it by inode, size and times), how they become weights, the formats, and the versions
+    of layouts and packing: whatever changes the packed bytes changes the name. A file appears by
+    renaming, so that processes that pack the same model at once replace equal files.
+
+    Attributes:
+        folder: made when it is first needed.
+        max_bytes: of all files together; the ones that were used longest ago go first.
+        min_bytes: of a checkpoint; smaller ones are packed faster than they are looked up.
+    """
+
+    folder: Path
+    max_bytes: int
+    min_bytes: int = 1 << 28
+
+    def pack(
+        self, pool: Pool, model: ExecutorModel, quantization: NumberFormat | None
+    ) -> PackedWeights:
+        """`pack_weights`, unless the same was packed before."""
+        source = model.weights
+        if not isinstance(source, CheckpointWeights) or source.num_bytes() < self.min_bytes:
+            return pack_weights(pool, model, quantization)
+        key = self._key(source, quantization)
+        path = self.folder / (key + _SUFFIX)
+        found = self._read(path, key)
+        if found is None:
+            found = pack_weights(pool, model, quantization)
+            self._write(path, key, found)
+        return found
+
+    def _key(self, source: CheckpointWeights, quantization: NumberFormat | None) -> str:
+        parts = (source.digest(memory=self.folder / _KNOWN_DIGESTS), quantization)
+        versions = (ABI_VERSION, _PACKING_VERSION)
+        return hashlib.sha256(repr((parts, versions)).encode()).hexdigest()
+
+    def _read(self, path: Path, key: str) -> PackedWeights | None:
+        try:
+            weights = read_packed(path, key)
+            os.utime(path)  # it was used
+        except FileNotFoundError:
+            return None
+        except (OSError, CorruptFileError) as error:
+            _log.warning("The packed weights are made again: %s", error)
+            return None
+        _log.info("Packed weights: %s", path)
+        return weights
+
+    def _write(self, path: Path, key: str, weights: PackedWeights) -> None:
+        if weights.num_bytes > self.max_bytes:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_packed(path, key, weights)
+            self._delete_oldest()
+        except OSError as error:
+            _log.warning(
+                "The packed weights could not be kept in %s (%s); the next start packs them again.",
+                self.folder,
+                error.strerror or error,
+            )
+
+    def _delete_oldest(self) -> None:
+        """Delete what was used longest ago, and what a process that was killed left."""
+        for left in self.folder.glob("*.tmp"):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _STALE_S:
+                    left.unlink()
+        files = []
+        for file in self.folder.glob(f"*{_SUFFIX}"):
+            with suppress(OSError):
+                stat = file.stat()
+                files.append((stat.st_mtime, stat.st_size, file))
+        total = sum(size for _, size, _ in files)
+        for _, size, file in sorted(files):
+            if total <= self.max_bytes:
+                break
+            with suppress(OSError):  # who has it mapped keeps it
+                file.unlink()
+                total -= size
