@@ -12,6 +12,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from tests.parity.ours import run
+from tests.weights.gguf_export import export, write_checkpoint
+from tests.weights.test_gguf_models import CASES, TOKENS
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
@@ -143,3 +147,32 @@ def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
     model = load_model(EngineConfig(model=str(folder))).model
     with pytest.raises(InvalidRequestError, match="quantized already"):
         pack_weights(shared_pool(), model, on_load_format("int4"))
+
+
+@pytest.mark.parametrize("name", ["ct-int4-group-asym", "awq-gemm", "gptq-int8", "bnb-int8"])
+def test_logits_of_a_quantized_checkpoint(name: str) -> None:
+    """As the reference executor's on expanded weights, but for activations of eight bits."""
+    folder = next(folder for folder in FOLDERS if folder.name == name)
+    model = load_model(EngineConfig(model=str(folder), dtype="float32")).model
+    tokens = load_file(folder / "expected.safetensors")["token_ids"].tolist()
+    found, wanted = (
+        run(model, tokens, prompt_tokens=len(tokens) - 3, name=executor)
+        for executor in ("cpu", "reference")
+    )
+    assert np.abs(found - wanted).mean() < 0.03 * wanted.std()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "phi3", "gpt2"])
+def test_logits_of_a_gguf_file(tmp_path: Path, kind: str, family: str) -> None:
+    architecture, config = CASES[family]
+    write_checkpoint(config, tmp_path / "model")
+    path = tmp_path / "model.gguf"
+    export(tmp_path / "model", path, architecture, matrices=gguf.GGMLQuantizationType[kind])
+    model = load_model(EngineConfig(model=str(path), dtype="float32")).model
+    stored = [w for _, w in model.weights.items() if isinstance(w, GGUFBlocks)]
+    assert {weight.format.name for weight in stored} == {kind}
+    found, wanted = (
+        run(model, TOKENS, prompt_tokens=36, name=executor) for executor in ("cpu", "reference")
+    )
+    assert np.abs(found - wanted).mean() < 0.03 * wanted.std()

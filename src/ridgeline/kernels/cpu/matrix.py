@@ -98,7 +98,8 @@ def pack(pool: Pool, weight: torch.Tensor, form: MatrixFormat | None = None) -> 
         multiplier = scale_multiplier(largest / 2 ** (_bits(form.format) - 1))
     struct = matrix_struct(rows, columns, form, multiplier)
     packed = PackedMatrix(struct, aligned_bytes(pool.library.rl_matrix_bytes(ctypes.byref(struct))))
-    pool.library.rl_pack(pool.handle, ctypes.byref(struct), weight.data_ptr(), source, 0, rows)
+    with pool.lock:  # another engine of this process may be running
+        pool.library.rl_pack(pool.handle, ctypes.byref(struct), weight.data_ptr(), source, 0, rows)
     return packed
 
 
@@ -124,10 +125,11 @@ def pack_codes(
     scales = np.ascontiguousarray(scales, dtype=np.float32)
     mins = None if mins is None else np.ascontiguousarray(mins, dtype=np.float32)
     assert scales.shape == (rows, -(-columns // struct.group))
-    pool.library.rl_pack_codes(
-        pool.handle, ctypes.byref(struct), codes.ctypes.data, scales.ctypes.data,
-        None if mins is None else mins.ctypes.data,
-    )  # fmt: skip
+    with pool.lock:
+        pool.library.rl_pack_codes(
+            pool.handle, ctypes.byref(struct), codes.ctypes.data, scales.ctypes.data,
+            None if mins is None else mins.ctypes.data,
+        )  # fmt: skip
     return packed
 
 
