@@ -50,6 +50,9 @@ inline void add_block(const uint8_t* block, bool first_half, bool second_half, i
     for (int m = 0; m < M; ++m) totals[r][m] += sums[r][m].total();
 }
 
+// How far ahead of its use a line is fetched.
+constexpr int kPrefetchBytes = 2048;
+
 template <int F, int M>
 void multiply(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels, int64_t panel,
               float* out) {
@@ -80,7 +83,8 @@ void multiply(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels
         quads += s & 1 ? kBlockColumns * M : 0;
       } else {
         for (int b = 0; b < blocks_per_step; ++b) {
-          __builtin_prefetch(block + 2048);
+          for (int line = 0; line < block_size; line += 64)
+            __builtin_prefetch(block + kPrefetchBytes + line);
           add_block<F, M, R>(block, true, true, row, quads, totals);
           block += block_size;
           quads += kBlockColumns * M;

@@ -54,7 +54,9 @@ def build_batch(
     Applies block-table updates and records known tokens in the states.
     """
     owners = tuple(states[segment.slot] for segment in segments)
-    items, rows, positions = [], [], []
+    items, rows = [], []
+    positions: list[int] = []
+    token_ids: list[int] = []
     logit_rows: list[int] = []
     kept: list[Any] = []
     first_row = 0
@@ -79,7 +81,8 @@ def build_batch(
                 state.table_pointers(role),
             )
         )
-        positions.append(_positions(segment))
+        token_ids.extend(segment.token_ids)
+        positions.extend(_positions(segment))
         stop = first_row + segment.num_tokens
         logit_rows.extend(range(stop - num_logit_rows(segment), stop))
         first_row = stop
@@ -87,20 +90,20 @@ def build_batch(
         role=role,
         items=tuple(items),
         states=owners,
-        token_ids=np.array([t for segment in segments for t in segment.token_ids], dtype=np.int32),
-        positions=np.concatenate(positions),
+        token_ids=np.array(token_ids, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
         sequences=np.array(rows, dtype=SEQUENCE),
         logit_rows=np.array(logit_rows, dtype=np.int32),
         kept=kept,
     )
 
 
-def _positions(segment: Segment) -> Ints:
-    positions = np.arange(segment.start, segment.stop, dtype=np.int32)
-    if segment.parents:
-        first_draft = segment.stop - segment.num_drafts
-        positions[-segment.num_drafts :] = np.array(depths(segment.parents)) + first_draft - 1
-    return positions
+def _positions(segment: Segment) -> Sequence[int]:
+    if not segment.parents:
+        return range(segment.start, segment.stop)
+    first_draft = segment.stop - segment.num_drafts
+    drafted = (first_draft + depth - 1 for depth in depths(segment.parents))
+    return [*range(segment.start, first_draft), *drafted]
 
 
 def _ancestor_bits(segment: Segment) -> npt.NDArray[np.uint64]:

@@ -11,7 +11,7 @@ import torch
 
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
-from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Segment
+from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Outputs, Segment
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec
@@ -31,6 +31,9 @@ from ridgeline.kernels import reference
 from ridgeline.kernels.cpu import shared_pool
 
 Floats = npt.NDArray[np.float32]
+
+_NOTHING = Outputs()
+_PLAIN = (Outputs(sample=True), Outputs(sample=True, masked=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,18 +239,19 @@ class CPUExecutor(StepRunner):
     ) -> tuple[SegmentResult, ...]:
         drawn = self._draw(batch, logits_NV, masks)
         results, first, row = [], 0, 0
-        for item, mask, tokens in zip(batch.items, masks, drawn, strict=True):
-            count = num_logit_rows(item.segment)
-            row += item.segment.num_tokens
-            result = segment_result(
-                item,
-                torch.from_numpy(logits_NV[first : first + count]),
-                _hidden(model, row - 1),
-                mask,
-                drawn=tokens,
-            )
+        for item, state, mask, tokens in zip(batch.items, batch.states, masks, drawn, strict=True):
+            segment = item.segment
+            count = num_logit_rows(segment)
+            row += segment.num_tokens
+            if tokens is not None and state.is_plain and segment.outputs in _PLAIN and count == 1:
+                result = SegmentResult(token_ids=() if tokens[0] < 0 else (tokens[0],))
+            elif segment.outputs == _NOTHING:
+                result = SegmentResult()
+            else:
+                logits = torch.from_numpy(logits_NV[first : first + count])
+                result = segment_result(item, logits, _hidden(model, row - 1), mask, drawn=tokens)
             first += count
-            self._record(item.segment, cast(CPUSequence, item.state), batch.role, result)
+            self._record(segment, state, batch.role, result)
             results.append(result)
         return tuple(results)
 
@@ -255,32 +259,32 @@ class CPUExecutor(StepRunner):
         self, batch: CPUBatch, logits_NV: Floats, masks: Sequence[Mask | None]
     ) -> list[list[int] | None]:
         """For each segment its rows' tokens, or ``None`` where PyTorch has to draw them."""
-        vocab, first = logits_NV.shape[1], 0
-        rows: list[npt.NDArray[np.void]] = []
+        first, vocab = 0, logits_NV.shape[1]
         spans: list[tuple[int, int] | None] = []
-        kept: list[npt.NDArray[Any]] = []
+        rows: list[npt.NDArray[np.void]] = []
+        logit_rows: list[int] = []
+        positions: list[int] = []
+        masked: dict[int, npt.NDArray[np.uint32]] = {}
         for item, state, mask in zip(batch.items, batch.states, masks, strict=True):
-            count = num_logit_rows(item.segment)
-            stop, first = first + count, first + count
-            if not item.segment.outputs.sample or not state.is_simple:
+            segment, first = item.segment, first + num_logit_rows(item.segment)
+            if not segment.outputs.sample or not state.is_simple:
                 spans.append(None)
                 continue
-            sampled = 1 + item.segment.num_drafts
-            spans.append((len(rows), len(rows) + sampled))
-            position = item.segment.stop - item.segment.num_drafts
-            depths = _row_depths(item)
-            for index in range(sampled):
-                row = state.sampling.copy()
-                row["logits"] = logits_NV.ctypes.data + 4 * vocab * (stop - sampled + index)
-                row["position"] = position + depths[index]
+            count, position = 1 + segment.num_drafts, segment.stop - segment.num_drafts
+            spans.append((len(rows), len(rows) + count))
+            for index, depth in enumerate(_row_depths(item)):
                 if mask is not None:
-                    words = np.ascontiguousarray(mask[index])
-                    kept.append(words)
-                    row["mask"] = words.ctypes.data
-                rows.append(row)
+                    masked[len(rows)] = np.ascontiguousarray(mask[index])
+                rows.append(state.sampling)
+                logit_rows.append(first - count + index)
+                positions.append(position + depth)
         if not rows:
             return [None] * len(spans)
         table = np.concatenate(rows)
+        table["logits"] = logits_NV.ctypes.data + 4 * vocab * np.array(logit_rows, dtype=np.uint64)
+        table["position"] = positions
+        for number, words in masked.items():
+            table["mask"][number] = words.ctypes.data
         tokens = np.empty(len(table), dtype=np.int32)
         with self._pool.lock:
             self._pool.library.rl_sample(
@@ -305,6 +309,8 @@ class CPUExecutor(StepRunner):
 def _row_depths(item: SegmentContext) -> list[int]:
     """How many drafts precede the token that each sampled row draws."""
     depths = [0]
+    if not item.segment.num_drafts:
+        return depths
     for parent in item.parents:
         depths.append(depths[parent + 1] + 1)
     return depths

@@ -11,7 +11,10 @@ _MIN_ENTRIES = 64
 
 
 class CPUSequence(SequenceState):
-    """Adds block tables in native memory, and how the sequence is sampled as a native row."""
+    """Adds block tables in native memory, and how the sequence is sampled as a native row.
+
+    ``sampling`` lacks the logits, the mask and the position, which differ from token to token.
+    """
 
     def __init__(self, admission: Admission, num_groups: dict[ModelRole, int]) -> None:
         super().__init__(admission)
@@ -20,20 +23,16 @@ class CPUSequence(SequenceState):
             for role, count in num_groups.items()
         }
         self._pointers = {role: _addresses(tables) for role, tables in self._native.items()}
+        # Looked up for every step, and slow to ask NumPy or the settings for.
+        self._pointer_of = {role: table.ctypes.data for role, table in self._pointers.items()}
         barred = {*admission.eos_token_ids, *admission.params.stop_token_ids}
         self._barred = np.array(sorted(barred), dtype=np.int32)
         self.sampling = _sampling_row(admission, self._barred)
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether the native sampler draws its tokens: what it lacks is run in PyTorch."""
-        params = self.admission.params
-        return not params.has_penalties and not params.logit_bias
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a native draw is all that is wanted of a token."""
-        return self.is_simple and self.admission.params.logprobs is None
+        params = admission.params
+        # Whether the native sampler draws its tokens, and whether that is all that is wanted of
+        # one; what it lacks is run in PyTorch.
+        self.is_simple = not params.has_penalties and not params.logit_bias
+        self.is_plain = self.is_simple and params.logprobs is None
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
         super().update_table(role, update)
@@ -44,6 +43,7 @@ class CPUSequence(SequenceState):
             grown[: update.first] = tables[update.group][: update.first]
             tables[update.group] = grown
             self._pointers[role] = _addresses(tables)
+            self._pointer_of[role] = self._pointers[role].ctypes.data
         tables[update.group][update.first : stop] = update.blocks
 
     def native_table(self, role: ModelRole, group: int) -> npt.NDArray[np.int32]:
@@ -51,7 +51,7 @@ class CPUSequence(SequenceState):
 
     def table_pointers(self, role: ModelRole) -> int:
         """Address of an array of the groups' tables."""
-        return self._pointers[role].ctypes.data
+        return self._pointer_of[role]
 
 
 def _addresses(tables: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint64]:
@@ -59,7 +59,6 @@ def _addresses(tables: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint64]:
 
 
 def _sampling_row(admission: Admission, barred: npt.NDArray[np.int32]) -> npt.NDArray[np.void]:
-    """How each token of the sequence is drawn, but for its logits, mask and position."""
     params = admission.params
     row = np.zeros(1, dtype=SAMPLING)
     row["temperature"] = 0.0 if params.is_greedy else params.temperature
