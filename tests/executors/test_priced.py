@@ -5,10 +5,12 @@ import torch
 from tests.tiny import CONFIG, EXPERTS, tiny_model
 
 from ridgeline.core.plan import ModelRole
-from ridgeline.executors import create_executor
-from ridgeline.executors.priced import priced_model
+from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.executors.priced import held_formats, priced_model
 from ridgeline.kernels.cpu import native_kernels_run
+from ridgeline.models import describe, lower
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
+from ridgeline.weights import DummyWeights
 
 LARGE = {
     "hidden_size": 512,
@@ -30,6 +32,35 @@ def test_cpu_weights(config, dtype, quantization):
     )
     priced = priced_model(model, "cpu", quantization=quantization)
     assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
+    held = held_formats(made, ModelRole.TARGET)
+    assert {name: priced.weight_formats[name].name for name in held} == {
+        name: form.name for name, form in held.items()
+    }
+    assert bool(held) == (quantization is not None)
+    made.close()
+
+
+@pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g128"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_bits_per_weight(quantization, tied):
+    spec = describe(CONFIG | LARGE | {"tie_word_embeddings": tied}).spec
+    ops, dtype = lower(spec), torch.bfloat16
+    weights = DummyWeights(ops=ops, dtype=dtype, seed=0)
+    model = ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype)
+    made = create_executor(
+        "cpu", {ModelRole.TARGET: model}, block_tokens=16, quantization=quantization
+    )
+    held = held_formats(made, ModelRole.TARGET)
+    # The scales of a whole row fill half a cache line, and the other half is empty.
+    wanted = {None: 16, "int8": 8 + 2 * 16 / 512, "int4": 4.5, "int4-g128": 4.125}[quantization]
+    layers = 3 * (512 * 512 * 2 + 512 * 128 * 2 + 3 * 512 * 512)
+    head = {None: 16, "int8": wanted}.get(quantization, 6.5)
+    bits = (layers * wanted + 512 * 512 * head) / (layers + 512 * 512)
+    assert made.bits_per_weight() == pytest.approx(bits, rel=1e-3)
+    if quantization in ("int4", "int4-g128"):
+        assert held["embed" if tied else "head"].name == "int6"
+        assert tied or held["embed"].name == "int8"
     made.close()
 
 

@@ -135,6 +135,7 @@ def read_places(
             checkpoint.read_into(tensor, weight, advance, first_row=start)
         for name in names:
             yield name, weight
+        del weight  # before the next one is read
 
 
 def match_tensors(

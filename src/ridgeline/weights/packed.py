@@ -55,6 +55,7 @@ def stream_packed_weights(
             for name, weight in _weights(checkpoint, tensor, places, dtype, advance):
                 if name not in stacks.places:
                     yield name, weight
+                    del weight  # before the next one is read
                     continue
                 whole, index = stacks.places[name]
                 experts.setdefault(whole, {})[index] = weight

@@ -27,6 +27,7 @@ class Stacks:
         for name, values in weights:
             if name not in self.places:
                 yield name, values
+                del values  # before the next one is read
                 continue
             stack, index = self.places[name]
             if stack not in self._unfinished:

@@ -88,8 +88,7 @@ def pack_weights(
             )
         role = roles.get(name)
         if role is None:
-            values = expanded(weight, model.dtype)
-            packed.vectors[name] = values.detach().float().contiguous().numpy()
+            packed.vectors[name] = _vector(expanded(weight, model.dtype))
         elif isinstance(role, ops.LatentAttend):
             packed.matrices.update(_latent_matrices(pool, role, expanded(weight, model.dtype)))
         else:
@@ -99,6 +98,7 @@ def pack_weights(
                     without[weight.format.name] += 1
                 matrices = _packed_values(pool, expanded(weight, model.dtype), role, quantization)
             packed.matrices[name] = matrices
+        del weight  # before the next one is read
     if without:
         counted = ", ".join(f"{count} of {name}" for name, count in sorted(without.items()))
         _log.warning(
@@ -112,13 +112,16 @@ def pack_weights(
 
 
 def _number_format(matrix: PackedMatrix) -> NumberFormat:
+    """Named as `core.formats` names it, with the group where that is another."""
     struct = matrix.struct
     bits = int(struct.format)
+    group = struct.group if struct.group < struct.columns else None
+    usual = None if bits == 8 else 32
     return NumberFormat(
-        name=f"int{bits}",
+        name=f"int{bits}" if group == usual else f"int{bits}-g{group or 'row'}",
         bits=bits,
         is_float=False,
-        group_size=struct.group if struct.group < struct.columns else None,
+        group_size=group,
         scale_bits=16,
         zero_bits=16 if struct.has_min else 0,
     )
@@ -149,6 +152,10 @@ def _roles(model_ops: Iterable[ops.Op]) -> Mapping[str, _Role]:
                     if len(weight.shape) == 2:
                         roles[weight.name] = _PRODUCT
     return roles
+
+
+def _vector(values: torch.Tensor) -> Vector:
+    return values.detach().float().contiguous().numpy()
 
 
 def _packed_codes(pool: Pool, weight: Weight) -> tuple[PackedMatrix, ...] | None:
