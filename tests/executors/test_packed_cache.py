@@ -192,7 +192,19 @@ def test_settings_choose_the_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert settings_cache(EngineConfig(packed_cache_path="off")) is None
     chosen = settings_cache(EngineConfig(packed_cache_path="/x", packed_cache_bytes=7))
-    assert chosen == PackedCache(folder=Path("/x"), max_bytes=7)
+    assert chosen == PackedCache(folder=Path("/x"), max_bytes=7, keep_random=True)
     default = settings_cache(EngineConfig())
     assert default is not None
     assert default.folder == tmp_path / "ridgeline" / "packed"
+    assert not default.keep_random
+
+
+def test_random_weights_are_kept_if_that_is_asked_for(tmp_path, model, packings) -> None:
+    cache = PackedCache(folder=tmp_path / "cache", max_bytes=2**30, keep_random=True)
+    for seed, count in ((0, 1), (0, 1), (1, 2)):
+        config = EngineConfig(model=str(model), load_format="dummy", seed=seed)
+        found = cache.pack(shared_pool(), load_model(config).model, on_load_format("int8"))
+        assert len(packings) == count
+        assert_same(
+            found, pack_weights(shared_pool(), load_model(config).model, on_load_format("int8"))
+        )

@@ -62,7 +62,8 @@ class EngineConfig:
         kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
         kv_disk_tier_bytes: the most that the folder may hold.
         packed_cache_path: folder in which the cpu executor keeps the packed weights of large
-            checkpoints for the next start; auto for the user's cache folder, off for none.
+            checkpoints for the next start; auto for the user's cache folder, off for none. A folder
+            that is named here keeps random weights, too.
         packed_cache_bytes: the most that it may hold; what was used longest ago goes first.
     """
 

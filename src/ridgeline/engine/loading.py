@@ -155,7 +155,11 @@ def packed_cache(config: EngineConfig) -> PackedCache | None:
             folder = cache_folder() / "packed"
         case path:
             folder = Path(path)
-    return PackedCache(folder=folder, max_bytes=config.packed_cache_bytes)
+    return PackedCache(
+        folder=folder,
+        max_bytes=config.packed_cache_bytes,
+        keep_random=config.packed_cache_path != "auto",
+    )
 
 
 def _described(path: Path, config: EngineConfig) -> tuple[ModelDefinition, Tokenizer | None]:

@@ -84,6 +84,10 @@ class DummyWeights:
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         return stream_dummy_weights(self.ops, dtype=self.dtype, seed=self.seed)
 
+    def digest(self) -> str:
+        """Names all that decides what ``items`` yields."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
 
 def expanded_weights(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """All weights as values, quantized ones expanded to ``dtype``."""

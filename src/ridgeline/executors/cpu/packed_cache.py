@@ -14,7 +14,7 @@ from ridgeline.executors.cpu.packed_file import read_packed, write_packed
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import ABI_VERSION, Pool
-from ridgeline.weights import CheckpointWeights
+from ridgeline.weights import CheckpointWeights, DummyWeights
 
 _log = logging.getLogger(__name__)
 
@@ -37,31 +37,32 @@ class PackedCache:
         folder: made when it is first needed.
         max_bytes: of all files together; the ones that were used longest ago go first.
         min_bytes: of a checkpoint; smaller ones are packed faster than they are looked up.
+        keep_random: whether random weights are kept as well, for benchmarks that start often.
     """
 
     folder: Path
     max_bytes: int
     min_bytes: int = 1 << 28
+    keep_random: bool = False
 
     def pack(
         self, pool: Pool, model: ExecutorModel, quantization: NumberFormat | None
     ) -> PackedWeights:
         """`pack_weights`, unless the same was packed before."""
-        source = model.weights
-        if not isinstance(source, CheckpointWeights) or source.num_bytes() < self.min_bytes:
-            return pack_weights(pool, model, quantization)
-        key = self._key(source, quantization)
+        match model.weights:
+            case CheckpointWeights() as source if source.num_bytes() >= self.min_bytes:
+                content = source.digest(memory=self.folder / _KNOWN_DIGESTS)
+            case DummyWeights() as source if self.keep_random:
+                content = source.digest()
+            case _:
+                return pack_weights(pool, model, quantization)
+        key = _key(content, quantization)
         path = self.folder / (key + _SUFFIX)
         found = self._read(path, key)
         if found is None:
             found = pack_weights(pool, model, quantization)
             self._write(path, key, found)
         return found
-
-    def _key(self, source: CheckpointWeights, quantization: NumberFormat | None) -> str:
-        parts = (source.digest(memory=self.folder / _KNOWN_DIGESTS), quantization)
-        versions = (ABI_VERSION, _PACKING_VERSION)
-        return hashlib.sha256(repr((parts, versions)).encode()).hexdigest()
 
     def _read(self, path: Path, key: str) -> PackedWeights | None:
         try:
@@ -107,3 +108,8 @@ class PackedCache:
             with suppress(OSError):  # who has it mapped keeps it
                 file.unlink()
                 total -= size
+
+
+def _key(content: str, quantization: NumberFormat | None) -> str:
+    parts = (content, quantization, ABI_VERSION, _PACKING_VERSION)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
