@@ -7,12 +7,27 @@ namespace rl {
 namespace {
 
 constexpr int64_t kItemBytes = 48 * 1024;  // of weights that one thread takes at a time
+constexpr int kTilesAtOnce = 4;            // whose results are kept before they are stored
+
+// Tiles [tile, tile + count) of a matrix times a panel: out[count][M][16].
+void multiply_tiles(const rl_matrix& matrix, int64_t tile, int count, const Panels& panels,
+                    int64_t panel, float* out) {
+  int M = panels.panel_tokens(panel);
+  TileKernel kernel = is_quantized(matrix.format) ? quantized_kernel(matrix.format, M)
+                                                  : float_kernel(matrix.format, M);
+  kernel(matrix, tile_at(matrix, tile), count, panels, panel, out);
+}
+
+int tiles_at_once(int64_t tile, int64_t last) {
+  return last - tile < kTilesAtOnce ? static_cast<int>(last - tile) : kTilesAtOnce;
+}
 
 int64_t tiles_per_item(const rl_matrix& m, int64_t tiles_in_all, int num_threads) {
   int64_t by_size = kItemBytes / tile_bytes(m);
   int64_t by_balance = tiles_in_all / (num_threads * 8);
   int64_t tiles = by_size < by_balance ? by_size : by_balance;
-  return tiles < 1 ? 1 : tiles;
+  int64_t least = tiles_in_all < kTilesAtOnce * num_threads ? 1 : kTilesAtOnce;
+  return tiles < least ? least : tiles;
 }
 
 void store_tile(const Product& product, int64_t tile, int64_t first_token, int M,
@@ -37,14 +52,6 @@ void add_bias(const rl_linear& linear, int64_t row, int rows, float* values) {
 
 }  // namespace
 
-void multiply_tile(const rl_matrix& matrix, int64_t tile, const Panels& panels, int64_t panel,
-                   float* out) {
-  int M = panels.panel_tokens(panel);
-  TileKernel kernel =
-      is_quantized(matrix.format) ? quantized_kernel(matrix.format, M) : float_kernel(matrix.format, M);
-  kernel(matrix, tile_at(matrix, tile), panels, panel, out);
-}
-
 void multiply(Pool& pool, const Product* products, int num_products, const Panels& panels) {
   int64_t tiles_in_all = 0, num_items = 0;
   for (int i = 0; i < num_products; ++i) tiles_in_all += num_tiles(*products[i].matrix);
@@ -62,11 +69,14 @@ void multiply(Pool& pool, const Product* products, int num_products, const Panel
     const Product& product = products[i];
     int64_t first = item * item_tiles(i), last = first + item_tiles(i);
     if (last > num_tiles(*product.matrix)) last = num_tiles(*product.matrix);
-    float result[kPanelTokens * kTileRows];
+    float result[kTilesAtOnce * kPanelTokens * kTileRows];
     for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
-      for (int64_t tile = first; tile < last; ++tile) {
-        multiply_tile(*product.matrix, tile, panels, panel, result);
-        store_tile(product, tile, panel * kPanelTokens, panels.panel_tokens(panel), result);
+      int M = panels.panel_tokens(panel);
+      for (int64_t tile = first; tile < last; tile += kTilesAtOnce) {
+        int count = tiles_at_once(tile, last);
+        multiply_tiles(*product.matrix, tile, count, panels, panel, result);
+        for (int n = 0; n < count; ++n)
+          store_tile(product, tile + n, panel * kPanelTokens, M, result + n * M * kTileRows);
       }
     }
   });
@@ -78,20 +88,23 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
   int64_t tiles_in_all = num_tiles(up.matrix);
   int64_t per_item = tiles_per_item(up.matrix, 2 * tiles_in_all, pool.num_threads());
   pool.run(ceil_div(tiles_in_all, per_item), [&](int64_t item, int) {
-    float gates[kPanelTokens * kTileRows], ups[kPanelTokens * kTileRows];
+    constexpr int kResults = kTilesAtOnce * kPanelTokens * kTileRows;
+    float gates[kResults], ups[kResults];
     int64_t first = item * per_item, last = first + per_item;
     if (last > tiles_in_all) last = tiles_in_all;
     for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
-      for (int64_t tile = first; tile < last; ++tile) {
-        multiply_tile(gate.matrix, tile, panels, panel, gates);
-        multiply_tile(up.matrix, tile, panels, panel, ups);
-        int64_t row = tile * kTileRows, left = up.matrix.rows - row;
-        int rows = left < kTileRows ? static_cast<int>(left) : kTileRows;
-        for (int m = 0; m < panels.panel_tokens(panel); ++m) {
-          float *g = gates + m * kTileRows, *u = ups + m * kTileRows;
+      int M = panels.panel_tokens(panel);
+      for (int64_t tile = first; tile < last; tile += kTilesAtOnce) {
+        int count = tiles_at_once(tile, last);
+        multiply_tiles(gate.matrix, tile, count, panels, panel, gates);
+        multiply_tiles(up.matrix, tile, count, panels, panel, ups);
+        for (int i = 0; i < count * M; ++i) {
+          int64_t row = (tile + i / M) * kTileRows, left = up.matrix.rows - row;
+          int rows = left < kTileRows ? static_cast<int>(left) : kTileRows;
+          float *g = gates + i * kTileRows, *u = ups + i * kTileRows;
           add_bias(gate, row, rows, g);
           add_bias(up, row, rows, u);
-          activate(activation, g, u, rows, out + (panel * kPanelTokens + m) * stride + row);
+          activate(activation, g, u, rows, out + (panel * kPanelTokens + i % M) * stride + row);
         }
       }
     }

@@ -5,10 +5,6 @@
 
 namespace rl {
 
-// Rows [16 tile, 16 tile + 16) of `matrix` times each token of a panel: out[token][16].
-void multiply_tile(const rl_matrix& matrix, int64_t tile, const Panels& panels, int64_t panel,
-                   float* out);
-
 // How a product leaves the kernel.
 struct Product {
   const rl_matrix* matrix;

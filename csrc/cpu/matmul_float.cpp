@@ -26,58 +26,94 @@ inline void weights(const uint8_t* tile, int64_t column, int row, vf (&out)[kTak
   }
 }
 
-template <int F, int M>
-void multiply(const rl_matrix&, const uint8_t* tile, const Panels& panels, int64_t panel,
-              float* out) {
-  // As many rows at once as registers hold: independent sums hide the latency of an addition.
+// A sum over columns is one chain of additions, each waiting for the one before. So with few tokens
+// several tiles are taken together, as many as registers hold.
+template <int M>
+constexpr int tiles_together() {
+  constexpr int kVectors = kTileRows / W;
+  return M * kVectors <= 2 ? 4 : M * kVectors <= 4 ? 2 : 1;
+}
+
+template <int F, int M, int N>
+void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Panels& panels, int64_t panel,
+                    float* out) {
   constexpr int kVectors = kTileRows / W;
   constexpr int R = M * kVectors <= 12 ? kVectors : 1;
   const float* x = panels.panel_floats(panel);
   for (int row = 0; row < kTileRows; row += R * W) {
-    vf result[R][M] = {};
+    vf result[N][R][M] = {};
     for (int64_t k = 0; k < panels.padded_columns; k += kTaken<F>) {
       RL_UNROLL
-      for (int r = 0; r < R; ++r) {
-        vf w[kTaken<F>];
-        weights<F>(tile, k, row + r * W, w);
+      for (int n = 0; n < N; ++n) {
+        const uint8_t* tile = tiles + n * tile_bytes;
         RL_UNROLL
-        for (int i = 0; i < kTaken<F>; ++i)
+        for (int r = 0; r < R; ++r) {
+          vf w[kTaken<F>];
+          weights<F>(tile, k, row + r * W, w);
           RL_UNROLL
-          for (int m = 0; m < M; ++m)
-            result[r][m] = fma(w[i], splat(x[(k + i) * M + m]), result[r][m]);
+          for (int i = 0; i < kTaken<F>; ++i)
+            RL_UNROLL
+            for (int m = 0; m < M; ++m)
+              result[n][r][m] = fma(w[i], splat(x[(k + i) * M + m]), result[n][r][m]);
+        }
+        __builtin_prefetch(tile + k * kTileRows * (F == RL_F32 ? 4 : 2) + 2048);
       }
-      if (k % 2 == 0) __builtin_prefetch(tile + k * kTileRows * (F == RL_F32 ? 4 : 2) + 2048);
     }
-    for (int r = 0; r < R; ++r)
-      for (int m = 0; m < M; ++m) store(out + m * kTileRows + row + r * W, result[r][m]);
+    for (int n = 0; n < N; ++n)
+      for (int r = 0; r < R; ++r)
+        for (int m = 0; m < M; ++m)
+          store(out + (n * M + m) * kTileRows + row + r * W, result[n][r][m]);
   }
 }
 
 #if defined(__AVX512BF16__)
 
 // Pairs of bfloats times pairs of bfloats: activations are rounded as well.
-template <int M>
-void multiply_pairs(const rl_matrix&, const uint8_t* tile, const Panels& panels,
-                    int64_t panel, float* out) {
+template <int M, int N>
+void multiply_pairs(const uint8_t* tiles, int64_t tile_bytes, const Panels& panels, int64_t panel,
+                    float* out) {
   const int32_t* x = reinterpret_cast<const int32_t*>(panels.panel_floats(panel));
-  __m512 result[M] = {};
+  __m512 result[N][M] = {};
   for (int64_t k = 0; k < panels.padded_columns; ++k) {
-    __m512i w = _mm512_loadu_si512(tile + k * 64);
-    __builtin_prefetch(tile + k * 64 + 2048);
     RL_UNROLL
-    for (int m = 0; m < M; ++m)
-      asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(result[m]) : "v"(w), "m"(x[k * M + m]));
+    for (int n = 0; n < N; ++n) {
+      const uint8_t* line = tiles + n * tile_bytes + k * 64;
+      __m512i w = _mm512_loadu_si512(line);
+      __builtin_prefetch(line + 2048);
+      RL_UNROLL
+      for (int m = 0; m < M; ++m)
+        asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(result[n][m]) : "v"(w), "m"(x[k * M + m]));
+    }
   }
-  for (int m = 0; m < M; ++m) store(out + m * kTileRows, (vf)result[m]);
+  for (int n = 0; n < N; ++n)
+    for (int m = 0; m < M; ++m) store(out + (n * M + m) * kTileRows, (vf)result[n][m]);
 }
 
 #endif
 
+template <int F, int M, int N>
+void multiply_together(const uint8_t* tiles, int64_t bytes, const Panels& panels, int64_t panel,
+                       float* out) {
+#if defined(__AVX512BF16__)
+  if constexpr (F == RL_BF16) return multiply_pairs<M, N>(tiles, bytes, panels, panel, out);
+#endif
+  multiply_tiles<F, M, N>(tiles, bytes, panels, panel, out);
+}
+
+template <int F, int M>
+void multiply(const rl_matrix& matrix, const uint8_t* tiles, int count, const Panels& panels,
+              int64_t panel, float* out) {
+  constexpr int N = tiles_together<M>();
+  const int64_t bytes = tile_bytes(matrix);
+  int n = 0;
+  for (; n + N <= count; n += N)
+    multiply_together<F, M, N>(tiles + n * bytes, bytes, panels, panel, out + n * M * kTileRows);
+  for (; n < count; ++n)
+    multiply_together<F, M, 1>(tiles + n * bytes, bytes, panels, panel, out + n * M * kTileRows);
+}
+
 template <int F, size_t... I>
 constexpr std::array<TileKernel, kPanelTokens> kernels(std::index_sequence<I...>) {
-#if defined(__AVX512BF16__)
-  if constexpr (F == RL_BF16) return {multiply_pairs<I + 1>...};
-#endif
   return {multiply<F, I + 1>...};
 }
 template <int F>

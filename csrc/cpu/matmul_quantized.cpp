@@ -54,8 +54,8 @@ inline void add_block(const uint8_t* block, bool first_half, bool second_half, i
 constexpr int kPrefetchBytes = 2048;
 
 template <int F, int M>
-void multiply(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels, int64_t panel,
-              float* out) {
+void multiply_tile(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels,
+                   int64_t panel, float* out) {
   constexpr int R = row_vectors<F, M>();
   const int step = step_columns(matrix), blocks_per_step = step / kBlockColumns;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
@@ -114,6 +114,14 @@ void multiply(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels
       for (int m = 0; m < M; ++m)
         store(out + m * kTileRows + row + r * W, result[r][m] * matrix.multiplier);
   }
+}
+
+template <int F, int M>
+void multiply(const rl_matrix& matrix, const uint8_t* tiles, int count, const Panels& panels,
+              int64_t panel, float* out) {
+  const int64_t bytes = tile_bytes(matrix);
+  for (int n = 0; n < count; ++n)
+    multiply_tile<F, M>(matrix, tiles + n * bytes, panels, panel, out + n * M * kTileRows);
 }
 
 template <int F, size_t... I>
