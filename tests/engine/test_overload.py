@@ -1,12 +1,13 @@
 """More requests than may wait: the rest is refused at once, with the seconds to stay away."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import OverloadedError
+from ridgeline.core.errors import EngineUnavailableError, OverloadedError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.engine import AsyncEngine
 
@@ -46,3 +47,65 @@ def test_the_error_crosses_to_the_caller_of_an_async_engine(model_folder, in_pro
     refused = [outcome for outcome in outcomes if outcome != 60]
     assert 0 < len(refused) < 12
     assert all(isinstance(seconds, float) and seconds >= 1.0 for seconds in refused)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["thread", "process"])
+def test_an_embedding_without_a_vector_is_an_error_and_the_engine_goes_on(model_folder, in_process):
+    """Shed by a more urgent request, aborted by name, and aborted by the end of the engine."""
+    config = EngineConfig(
+        model=str(model_folder),
+        max_num_seqs=1,
+        max_num_waiting=1,
+        scheduling_policy="priority",
+    )
+
+    def ask(engine, name, priority):
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        return engine.generate(
+            GenerateRequest(request_id=name, prompt=(1, 2), params=params, priority=priority)
+        )
+
+    def embed(engine, priority):
+        embedding = engine.embed((1, 2), request_id="embedding", priority=priority)
+        return asyncio.create_task(embedding)
+
+    async def main():
+        engine = AsyncEngine(config, in_process=in_process)
+        await engine.start()
+        running = ask(engine, "running", 0)
+        await anext(running)
+        shed = embed(engine, 5)
+        await asyncio.sleep(0)
+        urgent = [chunk async for chunk in ask(engine, "urgent", 1)]
+        with pytest.raises(OverloadedError, match="more urgent") as refused:
+            await shed
+        assert refused.value.retry_after_s >= 1.0
+        assert sum(len(chunk.token_ids) for chunk in urgent) == 200
+        await running.aclose()
+        assert engine.health().is_ready
+        assert engine.stats().num_restarts == 0
+
+        for end in (lambda: engine.abort("embedding"), engine.shutdown):
+            embedding = embed(engine, 0)
+            await asyncio.sleep(0)
+            await end()
+            with pytest.raises(EngineUnavailableError, match="aborted"):
+                await embedding
+
+    asyncio.run(main())
+
+
+def test_llm_says_that_an_embedding_was_shed(model_folder):
+    settings = {"max_num_seqs": 1, "max_num_waiting": 1, "scheduling_policy": "priority"}
+    with LLM(str(model_folder), **settings) as llm:
+        loop = llm._loop
+        add = loop.add
+
+        def add_urgent_after(request):
+            state = add(replace(request, priority=5))
+            add(replace(request, request_id=request.request_id + 1, priority=1))
+            return state
+
+        loop.add = add_urgent_after
+        with pytest.raises(OverloadedError, match="more urgent"):
+            llm.embed("the cat")

@@ -142,7 +142,8 @@ class AsyncEngine:
     ) -> Embedding:
         """The final hidden state of the prompt's last token, after the last norm, of length 1.
 
-        Raises what `generate` raises. Cancelling it aborts the request.
+        Raises what `generate` raises, OverloadedError when a full queue gave its place to another,
+        and EngineUnavailableError when it is aborted. Cancelling it aborts the request.
         """
         token_ids = await self._encode(prompt)
         request = self._factory().build(
@@ -160,7 +161,8 @@ class AsyncEngine:
                 pass
         finally:
             self._close(request_id, stream)
-        assert stream.vector is not None
+        if stream.vector is None:
+            raise EngineUnavailableError("The request was aborted.")
         return Embedding(vector=stream.vector, num_tokens=len(token_ids))
 
     async def abort(self, request_id: str) -> None:

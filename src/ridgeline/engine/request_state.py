@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.errors import EngineError, OverloadedError
 from ridgeline.core.request import (
     CompletionChunk,
     FinishReason,
@@ -21,6 +22,7 @@ from ridgeline.engine.sample_output import SampleOutput
 from ridgeline.scheduler import Sequence, SequenceUpdate
 from ridgeline.text import Tokenizer
 
+_SHED_RETRY_S = 1.0
 _TINY = 1e-12
 
 
@@ -106,8 +108,18 @@ class RequestState:
         return self._logits
 
     def embedding(self) -> npt.NDArray[np.float32]:
-        """The prompt's pooled hidden state, float32 ``[hidden]``, of length 1, if it was wanted."""
-        assert self._pooled is not None
+        """The prompt's pooled hidden state, float32 ``[hidden]``, of length 1.
+
+        Raises:
+            OverloadedError: a full queue gave the request's place to another.
+            EngineError: it ended in another way before its prompt was computed.
+        """
+        if self._pooled is None:
+            if self.sequences[0].finish_reason is FinishReason.SHED:
+                raise OverloadedError(
+                    "The queue is full of more urgent requests.", retry_after_s=_SHED_RETRY_S
+                )
+            raise EngineError("The prompt was not computed to its end.")
         return self._pooled / max(float(np.linalg.norm(self._pooled)), _TINY)
 
     def _take_logits(self, start: int, logits: npt.NDArray[np.float32]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
-from ridgeline.core.request import Request
+from ridgeline.core.request import CompletionChunk, Request
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.grammar_gate import GrammarGate
 from ridgeline.engine.messages import (
@@ -81,7 +81,7 @@ class Worker:
         if self._loop.has_work:
             chunks = list(self._loop.step())
             if self._pooling:
-                chunks = [chunk for chunk in chunks if not self._send_pooled(chunk.request_id)]
+                chunks = [chunk for chunk in chunks if not self._end_pooled(chunk)]
             if chunks:
                 self._send(Output(chunks=chunks))
         now = time.monotonic()
@@ -89,11 +89,16 @@ class Worker:
             self._reported_s = now
             self._send(Report(stats=self._loop.stats()))
 
-    def _send_pooled(self, number: int) -> bool:
-        state = self._pooling.pop(number, None)
-        if state is not None:
-            self._send(Pooled(number=number, vector=state.embedding()))
-        return state is not None
+    def _end_pooled(self, chunk: CompletionChunk) -> bool:
+        """Send the vector of a request that wants one, or why there is none; False for others."""
+        state = self._pooling.pop(chunk.request_id, None)
+        if state is None:
+            return False
+        try:
+            self._send(Pooled(number=chunk.request_id, vector=state.embedding()))
+        except RidgelineError as error:
+            self._refuse(chunk.request_id, error)
+        return True
 
     def _handle(self, command: Command) -> None:
         match command:
