@@ -5,6 +5,9 @@ import time
 
 import pytest
 
+from ridgeline.core.errors import EngineUnavailableError
+from ridgeline.server.generation import BATCH_PRIORITY
+
 LINE = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
@@ -142,6 +145,26 @@ def test_other_endpoints(http, endpoint):
     batch = finished(http, start(http, line.encode(), endpoint)["id"])
     (result,) = lines_of(http, batch["output_file_id"])
     assert result["response"]["status_code"] == 200
+
+
+def test_embeddings_of_a_batch_wait_for_everybody_and_for_the_engine(http, served, monkeypatch):
+    """They have the priority of other lines, and are tried again while the engine is away."""
+    engine = served.server.engine
+    embed, priorities = engine.embed, []
+
+    async def seen(*arguments, **settings):
+        priorities.append(settings["priority"])
+        if len(priorities) <= 2:
+            raise EngineUnavailableError("The engine is starting again.")
+        return await embed(*arguments, **settings)
+
+    monkeypatch.setattr(engine, "embed", seen)
+    body = {"input": ["hi", "you"]}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+    batch = finished(http, start(http, json.dumps(line).encode(), line["url"])["id"])
+    (result,) = lines_of(http, batch["output_file_id"])
+    assert len(result["response"]["body"]["data"]) == 2
+    assert set(priorities) == {BATCH_PRIORITY}
 
 
 def test_lists_page(http):

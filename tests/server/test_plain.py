@@ -5,6 +5,8 @@ import base64
 import numpy as np
 import pytest
 
+from ridgeline.core.errors import EngineUnavailableError, OverloadedError
+
 
 def embed(http, **body):
     response = http.post("/v1/embeddings", json=body)
@@ -75,3 +77,29 @@ def test_unknown_routes_and_methods_are_json(http):
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"
     assert http.get("/v1/messages/nothing").json()["type"] == "error"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_input_over_the_context_is_the_callers_mistake(http, caplog, count):
+    response = http.post("/v1/embeddings", json={"input": ["a"] * (count - 1) + ["the " * 4000]})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert not caplog.records
+    assert embed(http, input="the cat")["data"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(OverloadedError("Full.", retry_after_s=7), 503), (EngineUnavailableError("Restarts."), 503)],
+)
+def test_an_engine_that_refuses_embeddings_says_when_to_come_again(
+    http, served, monkeypatch, error, status
+):
+    async def refuse(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.server.engine, "embed", refuse)
+        response = http.post("/v1/embeddings", json={"input": ["a", "b"]})
+    assert response.status_code == status
+    assert int(response.headers["retry-after"]) == getattr(error, "retry_after_s", 1)

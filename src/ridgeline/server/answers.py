@@ -148,7 +148,7 @@ async def prepare_answer(
         params=params,
         adapter=server.adapter(model),
         cache_salt=fields.cache_salt or "",
-        priority=priority_of(call, fields),
+        priority=priority_of(call, fields.priority),
         deadline_s=deadline_s(fields),
     )
     names = [tool.name for tool in tools]

@@ -10,7 +10,7 @@ from ridgeline.core.request import CompletionChunk, FinishReason, GenerateReques
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.errors import bad_request
-from ridgeline.server.schemas.generation import Cost, Generation, PromptTokensDetails, Usage
+from ridgeline.server.schemas.generation import Cost, PromptTokensDetails, Usage
 
 MAX_SEQUENCES = 2048
 BATCH_PRIORITY = 1 << 30  # after everything that somebody waits for
@@ -124,11 +124,11 @@ async def _merged(job: Job) -> AsyncGenerator[Piece, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def priority_of(call: Call, fields: Generation) -> int:
+def priority_of(call: Call, wanted: int | None = None) -> int:
     """The key's priority and the request's; with keys a request cannot raise its own."""
     if call.is_batch:
         return BATCH_PRIORITY
-    wanted = fields.priority or 0
+    wanted = wanted or 0
     if not call.server.keys.is_open:
         wanted = max(wanted, 0)
     return call.caller.limits.priority + wanted

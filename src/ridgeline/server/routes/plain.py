@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +12,7 @@ from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call, Server, new_id
 from ridgeline.server.conversation import Conversation
 from ridgeline.server.errors import bad_request
-from ridgeline.server.generation import MAX_SEQUENCES
+from ridgeline.server.generation import MAX_SEQUENCES, priority_of
 from ridgeline.server.logprobs import token_text
 from ridgeline.server.prompts import split_prompts, tokenize, truncate
 from ridgeline.server.replies import Reply
@@ -29,6 +31,7 @@ from ridgeline.server.schemas.plain import (
     TokenizerInfo,
 )
 
+T = TypeVar("T")
 Vector = npt.NDArray[np.float32]
 
 
@@ -50,22 +53,20 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
         raise bad_request(f"input may hold {MAX_SEQUENCES} texts at the most.", "input")
     with server.limits.admitted(call.caller):
         server.limits.charge_input(call.caller, sum(map(len, prompts)))
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    server.engine.embed(
-                        prompt,
-                        request_id=new_id("emb-"),
-                        adapter=server.adapter(model),
-                        cache_salt=f"{call.caller.tenant}\0",
-                        tenant=call.caller.tenant,
-                        priority=call.caller.limits.priority,
-                    )
-                )
-                for prompt in prompts
-            ]
+        embedding = [
+            server.engine.embed(
+                prompt,
+                request_id=new_id("emb-"),
+                adapter=server.adapter(model),
+                cache_salt=f"{call.caller.tenant}\0",
+                tenant=call.caller.tenant,
+                priority=priority_of(call),
+            )
+            for prompt in prompts
+        ]
+        found = await _together(embedding)
     call.prompt_tokens = sum(map(len, prompts))
-    vectors = [_shortened(task.result().vector, size) for task in tasks]
+    vectors = [_shortened(each.vector, size) for each in found]
     as_base64 = request.encoding_format == "base64"
     return Reply(
         body=EmbeddingResponse(
@@ -80,6 +81,18 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
             usage=EmbeddingUsage(prompt_tokens=call.prompt_tokens, total_tokens=call.prompt_tokens),
         )
     )
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; raises the first failure as it is, and cancels the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except* Exception as failures:
+        first = failures.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first
 
 
 def _shortened(vector: Vector, size: int) -> Vector:
