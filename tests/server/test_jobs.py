@@ -1,12 +1,16 @@
 """Files and batches through the API: results equal online ones, states are legal."""
 
+import errno
 import json
+import os
 import time
 
 import pytest
 
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.server.generation import BATCH_PRIORITY
+from ridgeline.server.jobs import worker
+from ridgeline.server.jobs.lines import read_line
 
 LINE = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
@@ -165,6 +169,23 @@ def test_embeddings_of_a_batch_wait_for_everybody_and_for_the_engine(http, serve
     (result,) = lines_of(http, batch["output_file_id"])
     assert len(result["response"]["body"]["data"]) == 2
     assert set(priorities) == {BATCH_PRIORITY}
+
+
+def test_lines_that_cannot_be_read_for_a_while_are_run_later(http, served, monkeypatch):
+    """No more files may be open: the batch waits; it has not expired, and no slot is lost."""
+    failures = iter(range(12))
+
+    def read(*arguments):
+        if next(failures, None) is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read_line(*arguments)
+
+    monkeypatch.setattr(worker, "read_line", read)
+    monkeypatch.setattr(worker, "_DISK_RETRY_S", 0.05)
+    batch = finished(http, start(http, batch_file(30))["id"])
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+    assert served.server.jobs.worker._slots._value == served.server.config.batch_concurrency
 
 
 def test_lists_page(http):

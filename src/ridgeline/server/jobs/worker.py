@@ -103,19 +103,27 @@ class BatchWorker:
     async def _run_lines(
         self, lease: Lease, caller: Caller, row: dict[str, Any], places: Sequence[LinePlace]
     ) -> None:
-        """Run what has no result, until all is done, or the batch is cancelled or expires."""
+        """Run what has no result, until all is done, or the batch is cancelled or expires.
+
+        Raises what kept a line from being run at all, after the others' results are recorded.
+        """
         done = await self._batches.done_lines(lease.batch)
         path = self._files.path(row["input_file"])
         recorder = _Recorder(self._batches, lease)
         recording = asyncio.create_task(recorder.run())
         tasks: set[asyncio.Task[None]] = set()
+        failures: list[Exception] = []
 
         async def one(place: LinePlace) -> None:
             try:
                 line = await self._server.in_thread(read_line, path, place)
                 recorder.put(await run_line(self._server, caller, place, line))
-            finally:
-                self._slots.release()
+            except Exception as error:
+                failures.append(error)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            self._slots.release()
 
         try:
             async with asyncio.timeout(max(0.0, row["expires"] - time.time())):
@@ -123,13 +131,13 @@ class BatchWorker:
                     if place.number in done:
                         continue
                     await self._slots.acquire()
-                    if recorder.has_ended or recording.done():
+                    if failures or recorder.has_ended or recording.done():
                         self._slots.release()
                         break
                     task = asyncio.create_task(one(place))
                     tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-                while tasks and not recording.done():
+                    task.add_done_callback(ended)  # also if it is cancelled before it begins
+                while tasks and not failures and not recording.done():
                     await asyncio.wait((*tasks, recording), return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             pass  # expired: what is done is kept, the rest is not run
@@ -139,6 +147,8 @@ class BatchWorker:
             await asyncio.gather(*tasks, return_exceptions=True)
             recorder.close()
             await recording
+        if failures:
+            raise failures[0]
 
 
 class _Recorder:
