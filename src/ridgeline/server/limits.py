@@ -22,14 +22,13 @@ class SlidingCount:
 
     def add(self, amount: int) -> None:
         second = int(self._clock())
+        if second not in self._seconds:
+            self._forget()
         self._seconds[second] = self._seconds.get(second, 0) + amount
         self._total += amount
 
     def total(self) -> int:
-        """The sum; forgets what is older."""
-        oldest = int(self._clock()) - _WINDOW_S
-        for second in [second for second in self._seconds if second <= oldest]:
-            self._total -= self._seconds.pop(second)
+        self._forget()
         return self._total
 
     def wait_s(self, room: int) -> float:
@@ -39,6 +38,11 @@ class SlidingCount:
             if room <= 0:
                 return max(1.0, second + _WINDOW_S + 1 - self._clock())
         return float(_WINDOW_S)
+
+    def _forget(self) -> None:
+        oldest = int(self._clock()) - _WINDOW_S
+        for second in [second for second in self._seconds if second <= oldest]:
+            self._total -= self._seconds.pop(second)
 
 
 class _Tenant:
@@ -91,7 +95,12 @@ class Limits:
             self._running -= 1
 
     def charge_input(self, caller: Caller, num_tokens: int) -> None:
-        """Count prompt tokens before they are computed; ApiError 429 if they exceed the limit."""
+        """Count prompt tokens before they are computed.
+
+        Raises:
+            ApiError: 429 with Retry-After if the limit is reached, 413 if the prompt alone is over
+                it, so that waiting would not help.
+        """
         tenant = self._tenants[caller.tenant]
         limit = caller.limits.input_tokens_per_minute
         if limit is not None and num_tokens > limit:
