@@ -24,7 +24,7 @@ class ServerConfig:
         reasoning_parser: how reasoning is marked; auto asks the chat template, none is off.
         max_queue: requests in progress, beyond which new ones are refused with 429.
         max_body_mib: largest request body but for file uploads, in MiB.
-        body_timeout_s: seconds in which a request's head and body must arrive.
+        body_timeout_s: seconds in which a request's head must arrive, and then its body.
         stall_timeout_s: seconds after which a reader that takes nothing is disconnected.
         ping_s: seconds of silence after which a stream sends a comment.
         drain_s: seconds that requests in progress have to end after SIGTERM.

@@ -6,8 +6,12 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
-HEAD_TIMEOUT_S = 30.0
 _ONCE = (b"content-length", b"transfer-encoding", b"host")
+
+
+def http_protocol(head_timeout_s: float) -> type[HttpToolsProtocol]:
+    """A `BoundedHttpProtocol` whose heads have so many seconds to arrive."""
+    return type("HttpProtocol", (BoundedHttpProtocol,), {"head_timeout_s": head_timeout_s})
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -16,6 +20,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     Two readings: both a Content-Length and a Transfer-Encoding, or one of these or Host twice; a
     proxy in front may go by the other one.
     """
+
+    head_timeout_s = 30.0
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -65,7 +71,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _watch_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._give_up)
 
     def _unwatch_head(self) -> None:
         if self._head_timer is not None:

@@ -21,7 +21,7 @@ from ridgeline.engine.loading import Progress
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
-from ridgeline.server.http import BoundedHttpProtocol
+from ridgeline.server.http import http_protocol
 from ridgeline.server.jobs.jobs import Jobs, default_folder
 from ridgeline.server.logs import setup_request_log
 
@@ -105,7 +105,7 @@ def http_server(server: Server) -> uvicorn.Server:
     return _HttpServer(
         uvicorn.Config(
             build_app(server),
-            http=BoundedHttpProtocol,
+            http=http_protocol(server.config.body_timeout_s),
             ws="none",
             lifespan="off",
             log_level="warning",
