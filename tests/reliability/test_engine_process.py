@@ -238,33 +238,61 @@ def test_a_drain_completes_what_is_in_flight(model_folder, llm, times):
     asyncio.run(main())
 
 
+def test_a_batch_that_fills_is_not_a_stalled_engine(model_folder):
+    """Dynamic batching waits for longer than a step may take, and the engine stays as it is."""
+    from ridgeline.engine import process_host
+
+    async def main():
+        config = settings(model_folder, batching="dynamic", batch_window_s=4.0)
+        engine = AsyncEngine(config)
+        engine._host._patience = process_host.Patience(step_stalled_s=1.5, step_killed_s=2.5)
+        await engine.start()
+        pid, seen = engine.worker_pid, set()
+        task = asyncio.create_task(outcome(engine, "alone"))
+        while not task.done():
+            seen.add(engine.health().status)
+            await asyncio.sleep(0.02)
+        finish, _, _ = await task
+        assert engine.worker_pid == pid
+        await engine.shutdown()
+        return seen, finish
+
+    assert asyncio.run(main()) == ({EngineStatus.READY}, FinishReason.LENGTH)
+
+
 def test_a_long_step_is_not_a_stalled_engine():
     """A step of many seconds spends processor time, which tells it from one that hangs."""
     from ridgeline.engine import process_host
 
+    stalled_s, params = 2.0, SamplingParams(max_tokens=1)
+
     async def main():
         config = EngineConfig(
-            executor="reference", dtype="float64", max_num_batched_tokens=8192, max_num_seqs=16
+            executor="reference", dtype="float64", max_num_batched_tokens=1 << 15, max_num_seqs=32
         )
         engine = AsyncEngine(config)
-        engine._host._patience = process_host.Patience(step_stalled_s=2.0)
+        engine._host._patience = process_host.Patience(step_stalled_s=stalled_s)
         await engine.start()
-        seen = set()
-        params = SamplingParams(max_tokens=1)
-        tasks = [
-            asyncio.create_task(
-                anext(engine.generate(wish(str(i), params, tuple(range(i + 1, i + 1001)))))
-            )
-            for i in range(2)
-        ]
-        while not all(task.done() for task in tasks):
-            seen.add(engine.health().status)
-            await asyncio.sleep(0.02)
-        await asyncio.gather(*tasks)
-        longest_s = max(step.seconds for step in engine.stats().steps)
+        seen, longest_s, first = set(), 0.0, 1
+
+        async def one(first):
+            prompt = tuple(range(first, first + 1000))
+            return [chunk async for chunk in engine.generate(wish(str(first), params, prompt))]
+
+        for count in (2, 4, 8, 16, 32):  # as much as makes a step long enough on this machine
+            tasks = [asyncio.create_task(one(first + index)) for index in range(count)]
+            first += count
+            while not all(task.done() for task in tasks):
+                seen.add(engine.health().status)
+                await asyncio.sleep(0.02)
+            await asyncio.gather(*tasks)
+            await until(lambda: engine.stats().num_running == 0, 5)
+            longest_s = max(step.seconds for step in engine.stats().steps)
+            if longest_s > stalled_s + 0.25:
+                break
         await engine.shutdown()
         return seen, longest_s
 
     seen, longest_s = asyncio.run(main())
     assert seen == {EngineStatus.READY}
-    assert longest_s > 2.25
+    assert longest_s > stalled_s + 0.25
