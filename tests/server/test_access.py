@@ -11,6 +11,7 @@ from ridgeline.core.errors import InvalidRequestError
 from ridgeline.server.access import PUBLIC_PATH
 from ridgeline.server.app import all_operations
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Keys
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -206,6 +207,23 @@ def test_a_bad_key_file_is_one_sentence(tmp_path, text):
     (tmp_path / "keys.toml").write_text(text)
     with pytest.raises(InvalidRequestError, match="key file"):
         Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("admin",), ("b", "local")])
+def test_every_key_of_a_file_is_a_tenant_of_its_own(tmp_path, names):
+    entries = [f"[[key]]\nname='{name}'\nsha256='{digest(str(i))}'" for i, name in enumerate(names)]
+    (tmp_path / "keys.toml").write_text("\n".join(entries))
+    with pytest.raises(InvalidRequestError, match=rf"key file .*\b{names[-1]}\."):
+        Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
+
+
+def test_work_of_a_tenant_whose_key_is_gone_may_use_no_model(guarded):
+    server = guarded.server
+    server.check_model("tiny", server.keys.of_tenant("slow"))
+    server.check_model("tiny", server.keys.of_tenant("fast"))
+    with pytest.raises(ApiError, match="no model"):
+        server.check_model("tiny", server.keys.of_tenant("revoked"))
+    assert Keys(ServerConfig()).of_tenant("local").limits.models is None
 
 
 def test_errors_do_not_repeat_the_key(guarded):

@@ -14,6 +14,7 @@ from msgspec import Meta
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.server.config import ServerConfig
 
+ADMIN = "admin"
 ANONYMOUS = "local"
 _MAX_KEY_CHARS = 4096
 Limit = Annotated[int, Meta(ge=1)]
@@ -70,15 +71,16 @@ class Keys:
             self._add(digest, Caller(tenant=f"key-{digest.hex()[:8]}"))
         if config.api_key_file is not None:
             content = _read(config.api_key_file)
+            _check_names([entry.name for entry in content.key])
             for entry in content.key:
                 fields = {name: getattr(entry, name) for name in KeyLimits.__struct_fields__}
                 caller = Caller(tenant=entry.name, limits=KeyLimits(**fields))
                 self._add(bytes.fromhex(entry.sha256), caller)
             if content.admin_sha256 is not None:
                 digest = bytes.fromhex(content.admin_sha256)
-                self._add(digest, Caller(tenant="admin", is_admin=True))
+                self._add(digest, Caller(tenant=ADMIN, is_admin=True))
         if config.admin_api_key is not None:
-            self._add(_digest(config.admin_api_key), Caller(tenant="admin", is_admin=True))
+            self._add(_digest(config.admin_api_key), Caller(tenant=ADMIN, is_admin=True))
         self._open = not config.has_keys
 
     def _add(self, digest: bytes, caller: Caller) -> None:
@@ -92,9 +94,14 @@ class Keys:
         return self._open
 
     def of_tenant(self, tenant: str) -> Caller:
-        """For work that a tenant left here: what it may ask for, without limits per minute."""
-        limits = next((c.limits for _, c in self._callers if c.tenant == tenant), NO_LIMITS)
-        return Caller(tenant=tenant, limits=KeyLimits(models=limits.models))
+        """For work that a tenant left here: what it may ask for, without limits per minute.
+
+        Of a tenant whose key is gone that is nothing.
+        """
+        allowed = [caller.limits.models for _, caller in self._callers if caller.tenant == tenant]
+        if not allowed and not self._open:
+            allowed = [[]]
+        return Caller(tenant=tenant, limits=KeyLimits(models=allowed[0] if allowed else None))
 
     def caller(self, headers: dict[bytes, bytes]) -> Caller | None:
         """Who calls: by ``Authorization: Bearer``, ``x-api-key``, or the password of ``Basic``."""
@@ -135,6 +142,15 @@ def _presented(headers: dict[bytes, bytes]) -> tuple[str | None, bool]:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _check_names(names: list[str]) -> None:
+    """Two keys of one name would see each other's files."""
+    for name in names:
+        if name in (ADMIN, ANONYMOUS):
+            raise InvalidRequestError(f"The key file may not name a key {name}.")
+        if names.count(name) > 1:
+            raise InvalidRequestError(f"The key file has two keys named {name}.")
 
 
 def _read(path: str) -> _KeyFile:
