@@ -5,11 +5,13 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from tests.scheduler.simulation import PRICE, Simulation, make_request
+from tests.scheduler.simulation import PRICE, TOKEN, Simulation, make_request
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.request import FinishReason
+from ridgeline.core.result import StepResult
+from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.scheduler import LinearPrice
 
 
@@ -180,6 +182,73 @@ def test_who_was_shed_is_reported_once():
     record = simulation.records[1]
     assert record.finished_s is None
     assert simulation.records[2].finished_s is not None
+
+
+def test_the_cap_counts_samples():
+    """Those that wait for the prompt of their request to be computed count, too."""
+    scheduler = Simulation(max_num_waiting=10, max_num_seqs=4).scheduler
+    many = SamplingParams(n=8, max_tokens=4)
+    scheduler.add(make_request(0, 0.0, params=many))
+    assert scheduler.num_waiting == 8
+    with pytest.raises(OverloadedError, match=r"8 samples are waiting, 10 may, and .* has 8"):
+        scheduler.add(make_request(1, 0.0, params=many))
+    scheduler.add(make_request(2, 0.0))
+    scheduler.add(make_request(3, 0.0))
+    with pytest.raises(OverloadedError, match="10 samples are waiting"):
+        scheduler.add(make_request(4, 0.0))
+    scheduler.check_integrity()
+
+
+def test_more_samples_than_may_ever_wait():
+    scheduler = Simulation(max_num_waiting=10).scheduler
+    with pytest.raises(InvalidRequestError, match=r"11 samples .* at most 10 may wait"):
+        scheduler.add(make_request(0, 0.0, params=SamplingParams(n=11, max_tokens=4)))
+    assert not scheduler.has_work
+
+
+def test_samples_share_the_prompt_until_they_run():
+    scheduler = Simulation(max_num_seqs=2).scheduler
+    samples = scheduler.add(make_request(0, 0.0, params=SamplingParams(n=6, max_tokens=4)))
+    assert len({id(sample.token_ids) for sample in samples}) == 1
+    plan = scheduler.schedule()
+    scheduler.update(plan, StepResult(step_id=plan.step_id, passes=((TOKEN,),)))
+    scheduler.schedule()
+    assert [sample.num_output_tokens for sample in samples] == [1, 0, 0, 0, 0, 0]
+    assert samples[1].slot is not None
+    assert len({id(sample.token_ids) for sample in samples}) == 3  # two run, four wait
+
+
+def test_samples_are_shed_with_their_request_only_where_that_makes_room():
+    simulation = Simulation(scheduling_policy="priority", max_num_waiting=6)
+    scheduler, three = simulation.scheduler, SamplingParams(n=3, max_tokens=4)
+    low = scheduler.add(make_request(0, 0.0, params=three, priority=9))
+    middle = scheduler.add(make_request(1, 0.0, params=three, priority=5))
+    with pytest.raises(OverloadedError):  # three places of six are not enough
+        scheduler.add(make_request(2, 0.0, params=SamplingParams(n=4, max_tokens=4), priority=7))
+    assert not any(each.is_finished for each in (*low, *middle))
+    scheduler.add(make_request(3, 0.0, priority=7))
+    assert {each.finish_reason for each in low} == {FinishReason.SHED}
+    assert {each.finish_reason for each in middle} == {None}
+    assert scheduler.num_waiting == 4
+    scheduler.check_integrity()
+
+
+def test_a_full_queue_takes_places_from_the_tenant_with_the_most_waiting():
+    """Not from one that was served more, and has one place only."""
+    simulation = Simulation(scheduling_policy="fair", max_num_waiting=51, max_num_seqs=1)
+    scheduler = simulation.scheduler
+    simulation.run([make_request(n, 0.0, tenant="served") for n in range(3)])
+    flood = [scheduler.add(make_request(100 + n, 0.0, tenant="flood"))[0] for n in range(50)]
+    (served,) = scheduler.add(make_request(10, 0.0, tenant="served"))
+    for n in range(24):
+        scheduler.add(make_request(200 + n, 0.0, tenant="new"))
+    assert served.finish_reason is None
+    shed = [each for each in flood if each.finish_reason is FinishReason.SHED]
+    assert shed == flood[-24:]
+    scheduler.add(make_request(300, 0.0, tenant="new"))  # 26 of one, 24 of the other
+    with pytest.raises(OverloadedError):
+        scheduler.add(make_request(301, 0.0, tenant="new"))
+    scheduler.check_integrity()
 
 
 def test_steps_stay_within_the_slo_while_somebody_decodes():

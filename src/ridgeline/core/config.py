@@ -53,7 +53,8 @@ class EngineConfig:
         batching: continuous; static (nobody joins a batch that runs); or dynamic (the same, and a
             batch starts when it is full or batch_window_s after its first request).
         batch_window_s: how long dynamic batching waits for a batch to fill.
-        max_num_waiting: requests that may wait; one more is refused, with the seconds to stay away.
+        max_num_waiting: samples that may wait (a request has n); more are refused, with the seconds
+            to stay away.
         tpot_slo_s: prompts get only as many tokens per step as keep it within these seconds.
         decode_replay_s: decode steps that together take no longer are run in one go, while nobody
             waits; 0 returns after each.

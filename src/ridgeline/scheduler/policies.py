@@ -1,9 +1,10 @@
 """Who runs first: first come first served, by priority, by deadline, or by fair share."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from ridgeline.core.request import Request
 from ridgeline.scheduler.sequence import Sequence
 
 Rank = tuple[float, ...]
@@ -35,7 +36,13 @@ class QueuePolicy(Protocol):
         """The sequence was given service for so many tokens."""
 
     def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether ``sequence`` may take the place of ``other`` in a queue that is full."""
+        """Whether a waiting sequence may take the place of one that runs."""
+
+    def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        """Those of a full queue whose places a newcomer may take, in the order to take them.
+
+        All samples of a request leave with its first, which alone is in ``waiting``.
+        """
 
     @property
     def preempts(self) -> bool:
@@ -70,6 +77,9 @@ class FirstComeFirstServed:
     def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
         return False
 
+    def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        yield from ()
+
 
 class Priority(FirstComeFirstServed):
     """By ``Request.priority``, lowest first, then by arrival; running ones give way to lower ones.
@@ -84,6 +94,10 @@ class Priority(FirstComeFirstServed):
 
     def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
         return sequence.request.priority < other.request.priority
+
+    def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        higher = (each for each in waiting if newcomer.priority < each.request.priority)
+        yield from sorted(higher, key=self.rank, reverse=True)
 
 
 class EarliestDeadlineFirst(FirstComeFirstServed):
@@ -101,8 +115,9 @@ class EarliestDeadlineFirst(FirstComeFirstServed):
         due = float("inf") if deadline_s is None else deadline_s
         return (sequence.postponed, due, *super().rank(sequence))
 
-    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
-        return other.postponed and not sequence.postponed
+    def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        late = (each for each in waiting if each.postponed)
+        yield from sorted(late, key=self.rank, reverse=True)
 
 
 class FairShare(FirstComeFirstServed):
@@ -150,9 +165,23 @@ class FairShare(FirstComeFirstServed):
             self._counters[tenant] = self._floor()
         self._counters[tenant] += cost
 
-    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
-        mine, its = sequence.request.tenant, other.request.tenant
-        return self._waiting[mine] + 1 < self._waiting[its]
+    def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        """The latest of the tenant that has the most samples waiting, as long as that is more."""
+        num_waiting = self._waiting.copy()
+        num_mine = num_waiting[newcomer.tenant] + newcomer.params.n
+        of_tenant: dict[str, list[Sequence]] = {}
+        if max(num_waiting.values()) > num_mine:
+            for sequence in sorted(waiting, key=self.rank):
+                of_tenant.setdefault(sequence.request.tenant, []).append(sequence)
+        while of_tenant:
+            most = max(of_tenant, key=num_waiting.__getitem__)
+            if num_waiting[most] <= num_mine:
+                return
+            latest = of_tenant[most].pop()
+            num_waiting[most] -= latest.request.params.n
+            if not of_tenant[most]:
+                del of_tenant[most]
+            yield latest
 
     def _floor(self) -> float:
         if self._waiting:

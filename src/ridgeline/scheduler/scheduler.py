@@ -68,7 +68,6 @@ class Scheduler:
         self._pins = PinnedPrefixes(config, self.prefix_cache, self._blocks)
         self._replay = Replay(0.0 if config.tpot_slo_s is not None else config.replay_s)
         self._running: dict[Sequence, None] = {}
-        self._forks: dict[int, list[Sequence]] = {}  # by request, until the prompt is computed
         self._shed: list[Sequence] = []  # to be reported by the next update
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._releases: list[int] = []
@@ -79,7 +78,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + sum(map(len, self._forks.values()))
+        return len(self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -100,10 +99,11 @@ class Scheduler:
         return self._wait_s
 
     def add(self, request: Request) -> list[Sequence]:
-        """Queue a request; returns its n sequences.
+        """Queue a request; returns its n sequences, which share the list of the prompt's tokens.
 
         Raises:
             ContextLengthError: the prompt leaves no room for a token of output.
+            InvalidRequestError: it has more samples than may wait.
             OverloadedError: the queue is full.
         """
         num_prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
@@ -112,11 +112,13 @@ class Scheduler:
                 f"The prompt has {num_prompt} tokens and the context holds {limit}, "
                 "output included."
             )
+        self._shed_for(request)
+        prompt = list(request.prompt_token_ids)
         sequences = [
             Sequence(
                 request=request,
                 sample_index=index,
-                token_ids=list(request.prompt_token_ids),
+                token_ids=prompt,
                 tables=[[] for _ in range(self._blocks.num_groups)],
                 num_sent=[0] * self._blocks.num_groups,
                 num_given_up=[0] * self._blocks.num_groups,
@@ -125,12 +127,10 @@ class Scheduler:
             )
             for index in range(request.params.n)
         ]
-        self._shed_for(sequences[0])
         self._wait_s = 0.0
         self._num_requests += 1
         self._waiting.push(sequences[0])
-        if len(sequences) > 1:
-            self._forks[request.request_id] = sequences[1:]
+        self._waiting.hold_forks(sequences[1:])
         return sequences
 
     def schedule(self) -> StepPlan | None:
@@ -203,18 +203,14 @@ class Scheduler:
             if sequence in self._shed:
                 self._shed.remove(sequence)
             return
-        forks = self._forks.get(sequence.request.request_id, [])
-        if sequence in forks:
-            forks.remove(sequence)
-        else:
+        if not self._waiting.drop_fork(sequence):
             if sequence.status is SequenceStatus.RUNNING:
                 self._leave(sequence)
                 self._pricing.observe_output(sequence.num_output_tokens)
             else:
                 self._waiting.remove(sequence)
-            for fork in list(forks):
-                self.finish(fork, reason)
-            self._forks.pop(sequence.request.request_id, None)
+            for fork in self._waiting.release_forks(sequence.request):
+                fork.status, fork.finish_reason = SequenceStatus.FINISHED, reason
         self._blocks.release(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
@@ -268,15 +264,12 @@ class Scheduler:
     def _all(self) -> Iterable[Sequence]:
         yield from self._running
         yield from self._waiting
-        for forks in self._forks.values():
-            yield from forks
 
-    def _shed_for(self, newcomer: Sequence) -> None:
-        """Make a place in a full queue, or raise `OverloadedError`."""
-        last = self._waiting.who_gives_place(newcomer)
-        if last is not None:
-            self._shed += [last, *self._forks.get(last.request.request_id, ())]
-            self.finish(last, FinishReason.SHED)
+    def _shed_for(self, newcomer: Request) -> None:
+        """Make places in a full queue, or raise `OverloadedError`."""
+        for sequence in self._waiting.who_gives_place(newcomer):
+            self._shed += [sequence, *self._waiting.forks_of(sequence.request)]
+            self.finish(sequence, FinishReason.SHED)
 
     def _make_way(self, now_s: float) -> None:
         """Preempt running sequences for a waiting one that may take their place."""
@@ -307,6 +300,8 @@ class Scheduler:
         if not sequence.was_admitted:
             self._blocks.count_hit(sequence)
             self._policy.charge(sequence, sequence.num_prompt_tokens - sequence.num_computed, 0)
+            if request.params.n > 1:
+                sequence.token_ids = list(sequence.token_ids)  # until now shared by the samples
         sequence.num_planned = sequence.num_computed
         sequence.slot = self._free_slots.pop()
         sequence.status = SequenceStatus.RUNNING
@@ -337,7 +332,6 @@ class Scheduler:
         if (
             num_steps < 2
             or len(self._waiting) > 0
-            or self._forks
             or step.admissions
             or self.speculation.drafter is not None
             or not 0 < len(step.segments) == len(self._running)
@@ -518,7 +512,7 @@ class Scheduler:
                 new_tokens = new_tokens[:count]
                 break
         self._policy.charge(sequence, 0, len(new_tokens))
-        if self._forks and known >= sequence.num_prompt_tokens:
+        if self._waiting.has_forks and known >= sequence.num_prompt_tokens:
             self._start_forks(sequence, holds_prompt=runs)
         if runs:
             num_more = len(outcome.accepted) or max(0, len(outcome.token_ids) - 1)
@@ -560,7 +554,7 @@ class Scheduler:
 
         They start from nothing if the parent has lost its blocks since it was computed.
         """
-        for child in self._forks.pop(parent.request.request_id, ()):
+        for child in self._waiting.release_forks(parent.request):
             if holds_prompt:
                 child.num_computed = parent.num_prompt_tokens - 1
                 self._blocks.fork(parent, child, child.num_computed)

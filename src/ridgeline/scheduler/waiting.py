@@ -1,8 +1,10 @@
 """Those who wait: in which order, which blocks they hold, who is turned away, who is loaded."""
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 
-from ridgeline.core.errors import OverloadedError
+from ridgeline.core.errors import InvalidRequestError, OverloadedError
+from ridgeline.core.request import Request
 from ridgeline.kvcache.tiers import Load, Transfers
 from ridgeline.scheduler.batching import create_batching
 from ridgeline.scheduler.blocks import BlockTables
@@ -15,7 +17,9 @@ from ridgeline.scheduler.waiting_queue import WaitingQueue
 
 
 class Waiting:
-    """The queue, and beside it the sequences whose KV is being loaded from tiers.
+    """The queue; beside it sequences whose KV is being loaded from tiers, and samples held back.
+
+    The samples of a request but the first are held back until the prompt is computed.
 
     Sequences in the queue may hold blocks: a fork its prompt's, the head those of a prefix hit.
     These are given up when nothing else gives way.
@@ -40,15 +44,18 @@ class Waiting:
         self._queue = WaitingQueue(policy)
         self._holders: dict[Sequence, None] = {}
         self._loading: dict[Sequence, Load] = {}
+        self._forks: dict[int, list[Sequence]] = {}  # held back, by request
         self._drain_rate = DrainRate()
         self.num_loads = 0
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._loading)
+        return len(self._queue) + len(self._loading) + sum(map(len, self._forks.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self._queue
         yield from self._loading
+        for forks in self._forks.values():
+            yield from forks
 
     def rank(self, sequence: Sequence) -> Rank:
         """Whoever has the lowest goes first, and whoever has the highest gives way."""
@@ -63,21 +70,69 @@ class Waiting:
             self._queue.remove(sequence)
             self._holders.pop(sequence, None)
 
-    def who_gives_place(self, newcomer: Sequence) -> Sequence | None:
-        """Who has to leave so that the newcomer may wait; ``None`` if there is a place.
+    @property
+    def has_forks(self) -> bool:
+        """Whether samples are held back."""
+        return bool(self._forks)
+
+    def forks_of(self, request: Request) -> Seq[Sequence]:
+        """The samples of a request that are held back."""
+        return self._forks.get(request.request_id, ())
+
+    def hold_forks(self, forks: list[Sequence]) -> None:
+        """Hold back the other samples of a request; they count as waiting."""
+        if forks:
+            self._forks[forks[0].request.request_id] = forks
+            for fork in forks:
+                self._policy.entered(fork)
+
+    def release_forks(self, request: Request) -> Seq[Sequence]:
+        """The samples of a request that were held back, which do not wait any more."""
+        forks = self._forks.pop(request.request_id, ())
+        for fork in forks:
+            self._policy.left(fork)
+        return forks
+
+    def drop_fork(self, sequence: Sequence) -> bool:
+        """Let go of a sample that is held back; False if it is not."""
+        request_id = sequence.request.request_id
+        forks = self._forks.get(request_id, [])
+        if sequence not in forks:
+            return False
+        forks.remove(sequence)
+        self._policy.left(sequence)
+        if not forks:
+            del self._forks[request_id]
+        return True
+
+    def who_gives_place(self, newcomer: Request) -> list[Sequence]:
+        """The first samples of the requests that have to leave so that all of this one may wait.
 
         Raises:
+            InvalidRequestError: it has more samples than may wait.
             OverloadedError: the queue is full of sequences that do not give way.
         """
-        limit = self._config.max_num_waiting
-        if limit is None or len(self) < limit:
-            return None
-        last = self._queue.last_new()
-        if last is not None and self._policy.may_displace(newcomer, last):
-            return last
+        limit, num_samples = self._config.max_num_waiting, newcomer.params.n
+        if limit is None:
+            return []
+        if num_samples > limit:
+            raise InvalidRequestError(
+                f"The request asks for {num_samples} samples (n), and at most {limit} may wait."
+            )
+        num_short = len(self) + num_samples - limit
+        leaving: list[Sequence] = []
+        if num_short > 0:
+            for sequence in self._policy.displaced_by(newcomer, self._queue.untouched()):
+                leaving.append(sequence)
+                num_short -= 1 + len(self.forks_of(sequence.request))
+                if num_short <= 0:
+                    break
+        if num_short <= 0:
+            return leaving
         wait_s = self._drain_rate.wait_s(len(self))
         raise OverloadedError(
-            f"{len(self)} requests are waiting, which is the limit; try again in {wait_s:.0f} s.",
+            f"{len(self)} samples are waiting, {limit} may, and the request has {num_samples}; "
+            f"try again in {wait_s:.0f} s.",
             retry_after_s=wait_s,
         )
 

@@ -60,10 +60,9 @@ class WaitingQueue:
         if self._num_dead > len(self._entries) + 64:
             self._compact()
 
-    def last_new(self) -> Sequence | None:
-        """Of the sequences of which nothing was computed yet, the one to run last; O(n)."""
-        new = (each for each in self._entries if not each.was_admitted and not each.sample_index)
-        return max(new, key=self.full_rank, default=None)
+    def untouched(self) -> list[Sequence]:
+        """The first samples of the requests of which nothing was computed yet; O(n)."""
+        return [each for each in self._entries if not each.was_admitted and not each.sample_index]
 
     def full_rank(self, sequence: Sequence) -> Rank:
         """The lane's rank and the rank within it; sequences that run have one, too."""
