@@ -188,8 +188,11 @@ class EngineLoop:
         )
 
     def progress(self) -> tuple[int, bool]:
-        """The last step, and whether there is work; may be called from another thread."""
-        return self._last_step_id, self.has_work
+        """The last step, and whether there is something to do now, rather than after `wait_s`.
+
+        May be called from another thread.
+        """
+        return self._last_step_id, self.has_work and not self.wait_s
 
     def stats(self) -> EngineStats:
         """Counters and the steps since the last call."""
