@@ -21,6 +21,7 @@ from ridgeline.engine.loading import Progress
 from ridgeline.engine.messages import (
     Abort,
     Add,
+    Deleted,
     DeleteTenant,
     Event,
     Failed,
@@ -80,6 +81,7 @@ class AsyncEngine:
         self._requests: RequestFactory | None = None
         self._streams: dict[int, RequestStream] = {}
         self._numbers: dict[str, int] = {}  # the callers' ids of open requests
+        self._deletions: set[str] = set()  # tenants; the worker has not said that they are done
         self._closing: Health | None = None
         self._stats = EngineStats()
         self._steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
@@ -177,7 +179,11 @@ class AsyncEngine:
         self._host.send(Abort(number=number))
 
     async def delete_tenant(self, tenant: str) -> None:
-        """Forget all KV that was computed for a tenant's requests, in memory and on disk."""
+        """Forget all KV that was computed for a tenant's requests, in memory and on disk.
+
+        An engine that is just starting again does it before it computes anything.
+        """
+        self._deletions.add(tenant)
         self._host.send(DeleteTenant(tenant=tenant))
 
     def health(self) -> Health:
@@ -302,6 +308,8 @@ class AsyncEngine:
             case Pooled(number=number, vector=vector):
                 if number in self._streams:
                     self._streams[number].put_vector(vector)
+            case Deleted(tenant=tenant):
+                self._deletions.discard(tenant)
             case Refused(number=number, error=error, message=message, retry_after_s=retry_after_s):
                 if number in self._streams:
                     self._streams[number].fail(_to_error(error, message, retry_after_s))
@@ -318,6 +326,8 @@ class AsyncEngine:
             self._requests = RequestFactory(self._info)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
+        for tenant in self._deletions:
+            self._host.send(DeleteTenant(tenant=tenant))
         for stream in self._streams.values():
             if not stream.is_finished:
                 self._host.send(Add(request=stream.request))

@@ -22,7 +22,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class DeleteTenant(msgspec.Struct, tag=True, frozen=True):
-    """Forget all cached KV that was computed for a tenant; nothing follows."""
+    """Forget all cached KV that was computed for a tenant; `Deleted` follows."""
 
     tenant: str
 
@@ -57,6 +57,12 @@ class Pooled(msgspec.Struct, tag=True, frozen=True):
 
     number: int
     vector: npt.NDArray[np.float32]
+
+
+class Deleted(msgspec.Struct, tag=True, frozen=True):
+    """Nothing that was cached for a tenant is used any more."""
+
+    tenant: str
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -99,4 +105,4 @@ class Pulse(msgspec.Struct, frozen=True):
 
 
 Command = Add | Abort | DeleteTenant | Stop
-Event = Loading | Started | Output | Pooled | Refused | Report | Failed | Lost
+Event = Loading | Started | Output | Pooled | Deleted | Refused | Report | Failed | Lost

@@ -13,6 +13,7 @@ from ridgeline.engine.messages import (
     Abort,
     Add,
     Command,
+    Deleted,
     DeleteTenant,
     Event,
     Failed,
@@ -111,6 +112,7 @@ class Worker:
                 self._loop.abort(number)
             case DeleteTenant(tenant=tenant):
                 self._engine.scheduler.delete_tenant(tenant)
+                self._send(Deleted(tenant=tenant))
             case Stop():
                 self._running = False
 
