@@ -38,33 +38,23 @@ void put_codes(int format, uint8_t* block, int row, const vi codes[kQuads]) {
   }
 }
 
-int get_code(const rl_matrix& m, const uint8_t* blocks, int64_t column, int row) {
-  int in_block = static_cast<int>(column % kBlockColumns);
-  int quad = in_block / 4, at = row * 4 + in_block % 4;
-  const uint8_t* block = blocks + column / kBlockColumns * block_lines(m.format) * 64;
-  if (m.format == RL_Q8) return block[quad * 64 + at];
-  int code = block[quad % 4 * 64 + at] >> (quad < 4 ? 0 : 4) & 15;
-  if (m.format == RL_Q5) code |= (block[4 * 64 + at] >> quad & 1) << 4;
-  if (m.format == RL_Q6) code |= (block[(4 + quad / 4) * 64 + at] >> 2 * (quad % 4) & 3) << 4;
-  return code;
-}
-
 vf rounded(vf x) { return to_float(round_to_int(x)); }
 
 // The scale of `count` values of W rows, x[k * 16 + row], for codes in [-middle, middle - 1].
 // Of some scales near the one that maps the extreme value to -middle (as GGUF's Q4_0 has it) or to
 // middle - 1, the codes are found, and then the scale with the least squared error for them.
 vf best_scale(const float* x, int count, int middle) {
-  vf extreme{}, largest{};
+  vf extreme{}, largest{}, probe{};
   for (int k = 0; k < count; ++k) {
     vf value = load(x + k * kTileRows), size = abs(value);
+    probe += value - value;  // 0, or not a number, and then so is the scale
     extreme = select((vi)(size > largest), value, extreme);
     largest = max(size, largest);
   }
   vi nothing = (vi)(largest == 0.0f);
   vf safe = select(nothing, splat(1.0f), extreme);
   vf best = select(nothing, splat(0.0f), safe * (-1.0f / static_cast<float>(middle)));
-  if (middle > 32) return select(nothing, splat(0.0f), largest * (1.0f / (middle - 1)));
+  if (middle > 32) return select(nothing, probe, largest * (1.0f / (middle - 1)) + probe);
   vf best_gain = splat(-1.0f);
   const float low = -static_cast<float>(middle), high = static_cast<float>(middle - 1);
   for (int c = -kScaleCandidates; c <= kScaleCandidates; ++c) {
@@ -82,7 +72,7 @@ vf best_scale(const float* x, int count, int middle) {
     best = select(better, products / divisor, best);
     best_gain = select(better, gain, best_gain);
   }
-  return best;
+  return best + probe;
 }
 
 // One tile of floats x[columns][16] to codes. `inverses` is room for [groups][16] floats.
@@ -160,16 +150,50 @@ void copy_tile(const rl_matrix& m, const float* x, uint8_t* tile) {
   }
 }
 
-float value_at(const rl_matrix& m, const uint8_t* tile, int64_t column, int row) {
-  if (!is_quantized(m.format)) return element(tile, m.format, float_index(m, column, row));
+// The codes of one row of a block.
+void read_codes(int format, const uint8_t* block, int row, uint8_t (&codes)[kBlockColumns]) {
+  const uint8_t* p = block + 4 * row;
+  if (format == RL_Q8) {
+    for (int quad = 0; quad < kQuads; ++quad) std::memcpy(codes + 4 * quad, p + 64 * quad, 4);
+    return;
+  }
+  for (int k = 0; k < kBlockColumns / 2; ++k) {
+    int t = k / 4, i = k % 4;
+    codes[k] = p[64 * t + i] & 15;
+    codes[k + 16] = p[64 * t + i] >> 4;
+    if (format == RL_Q5) {
+      codes[k] |= (p[64 * 4 + i] >> t & 1) << 4;
+      codes[k + 16] |= (p[64 * 4 + i] >> (t + 4) & 1) << 4;
+    } else if (format == RL_Q6) {
+      codes[k] |= (p[64 * 4 + i] >> 2 * t & 3) << 4;
+      codes[k + 16] |= (p[64 * 5 + i] >> 2 * t & 3) << 4;
+    }
+  }
+}
+
+void unpack_row(const rl_matrix& m, const uint8_t* tile, int row, float* out) {
+  if (!is_quantized(m.format)) {
+    for (int64_t k = 0; k < m.columns; ++k) out[k] = element(tile, m.format, float_index(m, k, row));
+    return;
+  }
   const auto* scales = reinterpret_cast<const uint16_t*>(tile);
-  int64_t at = column / m.group * kTileRows + row;
-  float scale = half_to_float(scales[at]);
-  float code = static_cast<float>(get_code(m, tile + scale_bytes(m), column, row));
-  float value = m.has_min
-                    ? scale * code + half_to_float(scales[num_groups(m) * kTileRows + at])
-                    : scale * (code - static_cast<float>(1 << (code_bits(m.format) - 1)));
-  return value * m.multiplier;
+  const uint16_t* mins = m.has_min ? scales + num_groups(m) * kTileRows : nullptr;
+  const uint8_t* blocks = tile + scale_bytes(m);
+  const float middle = -static_cast<float>(1 << (code_bits(m.format) - 1));
+  const int span = m.group < kBlockColumns ? m.group : kBlockColumns;  // columns of one scale
+  for (int64_t first = 0; first < m.columns; first += kBlockColumns) {
+    uint8_t codes[kBlockColumns];
+    read_codes(m.format, blocks + first / kBlockColumns * block_lines(m.format) * 64, row, codes);
+    for (int start = 0; start < kBlockColumns; start += span) {
+      int64_t column = first + start;
+      if (column >= m.columns) break;
+      int64_t at = column / m.group * kTileRows + row;
+      float scale = half_to_float(scales[at]) * m.multiplier;
+      float min = mins ? half_to_float(mins[at]) * m.multiplier : scale * middle;
+      int count = static_cast<int>(m.columns - column < span ? m.columns - column : span);
+      for (int k = 0; k < count; ++k) out[column + k] = scale * codes[start + k] + min;
+    }
+  }
 }
 
 }  // namespace
@@ -237,9 +261,8 @@ void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, cons
 void rl_unpack_rows(rl_pool* pool, const rl_matrix* m, const int32_t* rows, int32_t num_rows,
                     float* destination) {
   reinterpret_cast<Pool*>(pool)->run(num_rows, [&](int64_t i, int) {
-    const uint8_t* tile = tile_at(*m, rows[i] / kTileRows);
-    for (int64_t k = 0; k < m->columns; ++k)
-      destination[i * m->columns + k] = value_at(*m, tile, k, rows[i] % kTileRows);
+    unpack_row(*m, tile_at(*m, rows[i] / kTileRows), rows[i] % kTileRows,
+               destination + i * m->columns);
   });
 }
 

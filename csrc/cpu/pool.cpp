@@ -40,11 +40,18 @@ bool spin(const Waiting& waiting) {
 }  // namespace
 
 Pool::Pool(int num_threads) {
-  for (int thread = 1; thread < num_threads; ++thread)
-    workers_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < num_threads; ++thread)
+      workers_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
   stopping_.store(true);
   epoch_.fetch_add(1);
   syscall(SYS_futex, word(epoch_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);

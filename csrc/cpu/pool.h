@@ -38,6 +38,7 @@ class Pool {
     (*static_cast<const Body*>(body))(tile, thread);
   }
 
+  void stop();
   void share(uint32_t num_tiles, Call call, const void* body);
   void work(int thread);
   void take_tiles(uint32_t epoch, int thread);

@@ -258,8 +258,10 @@ const char* rl_isa_name(void) {
 #endif
 }
 
-rl_pool* rl_pool_new(int32_t num_threads) {
+rl_pool* rl_pool_new(int32_t num_threads) try {
   return reinterpret_cast<rl_pool*>(new Pool(num_threads));
+} catch (const std::exception&) {
+  return nullptr;
 }
 
 void rl_pool_free(rl_pool* pool) { delete reinterpret_cast<Pool*>(pool); }

@@ -20,13 +20,14 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct, a function or a packed layout does. */
-#define RL_ABI_VERSION 1
+#define RL_ABI_VERSION 2
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
 /* ---- threads ---------------------------------------------------------------------------- */
 
 typedef struct rl_pool rl_pool;
+/* NULL if the machine gives no more threads. */
 RL_API rl_pool* rl_pool_new(int32_t num_threads);
 RL_API void rl_pool_free(rl_pool* pool);
 
@@ -40,7 +41,7 @@ typedef struct {
   int32_t format;
   int32_t rows;
   int32_t columns;
-  int32_t group;   /* columns that share a scale: 16, or a multiple of 32; 0 for floats */
+  int32_t group;   /* columns that share a scale: 16, 32, 64, 128 or a padded row; 0 for floats */
   int32_t has_min; /* value = scale * code + min rather than scale * (code - middle) */
   float multiplier;
   const void* data;

@@ -89,9 +89,11 @@ def test_codes_are_packed_as_they_are(level, bits, group, has_min):
     form = MatrixFormat(format=Format(bits), group=group, has_min=has_min)
     matrix = pack_codes(threads, codes, scales, mins, form)
     spread = np.repeat(scales, group, axis=1)
-    expected = codes * spread + np.repeat(mins, group, axis=1) if has_min else (
-        codes.astype(np.float32) - 2 ** (bits - 1)
-    ) * spread
+    expected = (
+        codes * spread + np.repeat(mins, group, axis=1)
+        if has_min
+        else (codes.astype(np.float32) - 2 ** (bits - 1)) * spread
+    )
     unpacked = matrix.unpack(threads, np.arange(rows, dtype=np.int32))
     assert np.allclose(unpacked, expected, rtol=2e-6, atol=1e-5)
     x = rng.normal(size=(3, columns)).astype(np.float32)

@@ -15,7 +15,9 @@ from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Outputs, Segmen
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec
+from ridgeline.decoding import ancestors
 from ridgeline.executors.cpu.adapters import NativeAdapters
+from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch
 from ridgeline.executors.cpu.kv_cache import KVCache
 from ridgeline.executors.cpu.packed_cache import PackedCache
@@ -258,16 +260,17 @@ class CPUExecutor(StepRunner):
     def _draw(
         self, batch: CPUBatch, logits_NV: Floats, masks: Sequence[Mask | None]
     ) -> list[list[int] | None]:
-        """For each segment its rows' tokens, or ``None`` where PyTorch has to draw them."""
+        """For each segment the tokens of its sampled rows, or ``None`` if none is wanted."""
         first, vocab = 0, logits_NV.shape[1]
         spans: list[tuple[int, int] | None] = []
         rows: list[npt.NDArray[np.void]] = []
         logit_rows: list[int] = []
         positions: list[int] = []
         masked: dict[int, npt.NDArray[np.uint32]] = {}
+        adjusted: dict[int, Floats] = {}
         for item, state, mask in zip(batch.items, batch.states, masks, strict=True):
             segment, first = item.segment, first + num_logit_rows(item.segment)
-            if not segment.outputs.sample or not state.is_simple:
+            if not segment.outputs.sample:
                 spans.append(None)
                 continue
             count, position = 1 + segment.num_drafts, segment.stop - segment.num_drafts
@@ -275,6 +278,9 @@ class CPUExecutor(StepRunner):
             for index, depth in enumerate(_row_depths(item)):
                 if mask is not None:
                     masked[len(rows)] = np.ascontiguousarray(mask[index])
+                if state.is_adjusted:
+                    logits_V = logits_NV[first - count + index]
+                    adjusted[len(rows)] = _adjusted(item, state, index - 1, logits_V)
                 rows.append(state.sampling)
                 logit_rows.append(first - count + index)
                 positions.append(position + depth)
@@ -285,6 +291,8 @@ class CPUExecutor(StepRunner):
         table["position"] = positions
         for number, words in masked.items():
             table["mask"][number] = words.ctypes.data
+        for number, logits_V in adjusted.items():
+            table["logits"][number] = logits_V.ctypes.data
         tokens = np.empty(len(table), dtype=np.int32)
         with self._pool.lock:
             self._pool.library.rl_sample(
@@ -304,6 +312,14 @@ class CPUExecutor(StepRunner):
             for group in range(len(cache.groups)):
                 cache.move_slots(group, state.native_table(role, group), sources, first_draft)
         state.set_tokens(role, first_draft, result.token_ids)
+
+
+def _adjusted(item: SegmentContext, state: CPUSequence, node: int, logits_V: Floats) -> Floats:
+    """Logits of the row after draft ``node`` (−1: the last known token), with penalties."""
+    known = item.known[: item.segment.stop - item.segment.num_drafts]
+    path = [item.drafts[each] for each in ancestors(item.parents, node)]
+    admission = state.admission
+    return adjust(logits_V, admission.params, [*known, *path], admission.num_prompt_tokens)
 
 
 def _row_depths(item: SegmentContext) -> list[int]:

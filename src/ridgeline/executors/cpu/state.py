@@ -29,10 +29,10 @@ class CPUSequence(SequenceState):
         self._barred = np.array(sorted(barred), dtype=np.int32)
         self.sampling = _sampling_row(admission, self._barred)
         params = admission.params
-        # Whether the native sampler draws its tokens, and whether that is all that is wanted of
-        # one; what it lacks is run in PyTorch.
-        self.is_simple = not params.has_penalties and not params.logit_bias
-        self.is_plain = self.is_simple and params.logprobs is None
+        # Whether its logits are changed before a token is drawn, and whether a draw is all that is
+        # wanted.
+        self.is_adjusted = params.has_penalties or bool(params.logit_bias)
+        self.is_plain = not self.is_adjusted and params.logprobs is None
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
         super().update_table(role, update)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ridgeline.core.errors import MachineError
 from ridgeline.kernels.cpu.structs import FUNCTIONS
 
-ABI_VERSION = 1  # RL_ABI_VERSION of the header that this package was written for
+ABI_VERSION = 2  # RL_ABI_VERSION of the header that this package was written for
 
 # Instruction-set levels in the numbering of csrc/cpu/detect.cpp, the best last.
 LEVELS = ("generic", "avx2", "avxvnni", "avx512", "avx512bf16")

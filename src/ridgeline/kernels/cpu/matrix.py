@@ -30,6 +30,7 @@ class MatrixFormat:
     def group_of(self, columns: int) -> int:
         if not self.format.is_quantized:
             return 0
+        assert self.group in (None, 16, 32, 64, 128), "the kernels have no other groups"
         return self.group or -(-columns // 32) * 32
 
 

@@ -3,8 +3,8 @@
 import ctypes
 import os
 import threading
-from functools import cache
 
+from ridgeline.core.errors import MachineError
 from ridgeline.kernels.cpu.library import load_library
 
 
@@ -16,6 +16,8 @@ class Pool:
         self.num_threads = num_threads
         self.lock = threading.Lock()
         self.handle = library.rl_pool_new(num_threads)
+        if not self.handle:
+            raise MachineError(f"This machine gives no {num_threads} threads to compute with.")
 
     def close(self) -> None:
         """End the threads; the pool is unusable then."""
@@ -24,13 +26,19 @@ class Pool:
             self.handle = None
 
 
-@cache
+_shared: dict[str | None, Pool] = {}
+_sharing = threading.Lock()
+
+
 def shared_pool(level: str | None = None) -> Pool:
     """The process's pool, one thread for each core that it may use.
 
     Engines of one process share it, so that two of them do not spin against each other.
     """
-    return Pool(load_library(level), usable_cores())
+    with _sharing:
+        if level not in _shared:
+            _shared[level] = Pool(load_library(level), usable_cores())
+        return _shared[level]
 
 
 def usable_cores() -> int:
