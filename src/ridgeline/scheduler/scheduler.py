@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError
-from ridgeline.core.plan import Admission, ModelRole, Outputs, Segment, StepPlan
+from ridgeline.core.plan import Admission, ModelRole, StepPlan
 from ridgeline.core.protocols import StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
@@ -15,16 +15,17 @@ from ridgeline.kvcache import KVUsage, MissReport, PrefixCache
 from ridgeline.kvcache.tiers import Transfers
 from ridgeline.scheduler.blocks import BlockTables
 from ridgeline.scheduler.config import SchedulerConfig
+from ridgeline.scheduler.outcomes import Outcomes
 from ridgeline.scheduler.pins import PinnedPrefixes
+from ridgeline.scheduler.planning import Planner
 from ridgeline.scheduler.policies import create_policy
-from ridgeline.scheduler.pricing import DEFAULT_PRICE, Pricing, StepBudget
-from ridgeline.scheduler.replay import Replay, extend
+from ridgeline.scheduler.pricing import DEFAULT_PRICE, Pricing
+from ridgeline.scheduler.replay import Replay
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
 from ridgeline.scheduler.speculation import Speculation
-from ridgeline.scheduler.step import SAMPLE, Flight, Step
+from ridgeline.scheduler.step import PlanInFlight, Step
 from ridgeline.scheduler.waiting import Waiting
 
-_NOTHING = Outputs()
 _POLL_S = 5e-4  # between looks at transfers, when nothing else can be done
 
 
@@ -68,10 +69,25 @@ class Scheduler:
         self._pins = PinnedPrefixes(config, self.prefix_cache, self._blocks)
         self._replay = Replay(0.0 if config.tpot_slo_s is not None else config.replay_s)
         self._running: dict[Sequence, None] = {}
+        self._planner = Planner(
+            config,
+            self._blocks,
+            self._pricing,
+            self.speculation,
+            self._replay,
+            running=self._running,
+            waiting=self._waiting,
+            may_enter=self._may_enter,
+            admit=self._admit,
+            free_blocks_for=self._free_blocks_for,
+        )
+        self._outcomes = Outcomes(
+            self._blocks, self._policy, self.speculation, self._waiting, self.finish
+        )
         self._shed: list[Sequence] = []  # to be reported by the next update
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._releases: list[int] = []
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[PlanInFlight] = deque()
         self._step_id = self._num_requests = 0
         self._updated_s = self._wait_s = 0.0
         self.num_preemptions = 0
@@ -142,14 +158,8 @@ class Scheduler:
         self.prefix_cache.tick(now_s)
         self._waiting.land_loads()
         self._wait_s = self._waiting.open_batch(len(self._running), now_s)
-        self._make_way(now_s)
-        step = self._new_step()
-        self.speculation.begin_step(self._running)
-        prompts = self._plan_decodes(step)
-        if not step.segments:
-            step.budget.unbounded()
-        self._plan_prompts(step, prompts, now_s)
-        num_steps = self._replay_steps(step)
+        self._preempt_for_head(now_s)
+        step, num_steps = self._planner.plan(now_s)
         passes = self.speculation.passes(step.segments)
         if num_steps > 1:
             passes = (replace(passes[0], num_steps=num_steps),)
@@ -168,7 +178,7 @@ class Scheduler:
             releases=releases,
             copies=tuple(step.copies),
         )
-        self._flights.append(Flight(plan, step.sequences, now_s))
+        self._flights.append(PlanInFlight(plan, step.sequences, now_s))
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
@@ -189,7 +199,7 @@ class Scheduler:
         for sequence, segment, outcome in parts:
             sequence.num_in_flight -= 1
             if sequence.status is not SequenceStatus.FINISHED:  # aborted while the step ran
-                updates.append(self._advance(sequence, segment, outcome))
+                updates.append(self._outcomes.apply(sequence, segment, outcome))
         return updates
 
     def finish(
@@ -271,7 +281,7 @@ class Scheduler:
             self._shed += [sequence, *self._waiting.forks_of(sequence.request)]
             self.finish(sequence, FinishReason.SHED)
 
-    def _make_way(self, now_s: float) -> None:
+    def _preempt_for_head(self, now_s: float) -> None:
         """Preempt running sequences for a waiting one that may take their place."""
         while self._policy.preempts and (head := self._waiting.head(now_s)) is not None:
             if not self._waiting.may_join(head):
@@ -318,137 +328,7 @@ class Scheduler:
             adapter=request.adapter,
         )
 
-    def _new_step(self) -> Step:
-        budget = StepBudget(
-            self.config.max_num_batched_tokens,
-            seconds=self.config.tpot_slo_s,
-            pricing=self._pricing,
-        )
-        return Step(budget)
-
-    def _replay_steps(self, step: Step) -> int:
-        """How often to repeat a step in which nobody waits and all who run decode."""
-        num_steps = self._replay.num_steps
-        if (
-            num_steps < 2
-            or len(self._waiting) > 0
-            or step.admissions
-            or self.speculation.drafter is not None
-            or not 0 < len(step.segments) == len(self._running)
-        ):
-            return 1
-        return extend(step, self._blocks, num_steps)
-
-    def _plan_decodes(self, step: Step) -> list[Sequence]:
-        """Plan the sequences that lack one token's KV; returns those that lack more."""
-        prompts = []
-        is_plain = self.speculation.drafter is None
-        for sequence in tuple(self._running):
-            num_known = _num_known(sequence)
-            gap = num_known - sequence.num_planned
-            if gap > 1:
-                prompts.append(sequence)
-            if gap != 1 or not step.budget.tokens:
-                continue
-            if is_plain and sequence.is_plain and num_known <= sequence.num_writable:
-                step.add_decode(sequence, num_known)
-            elif sequence.status is SequenceStatus.RUNNING:  # not preempted for one before it
-                self._plan_segment(sequence, 1, step)
-        return prompts
-
-    def _plan_prompts(self, step: Step, prompts: list[Sequence], now_s: float) -> None:
-        """Give what is left of the budget to prompts, whether they run or wait, by policy."""
-        rank = self._waiting.rank
-        prompts.sort(key=rank, reverse=True)
-        head = self._waiting.head(now_s)
-        while step.budget.tokens and (prompts or head is not None):
-            if prompts and (head is None or rank(prompts[-1]) < rank(head)):
-                self._plan_prompt(prompts.pop(), step)
-                continue
-            assert head is not None
-            gap = len(head.token_ids) - head.num_computed
-            if not self._may_enter(head) or not step.budget.grant(gap, head.num_computed):
-                head = None
-                continue
-            if not self._waiting.start_load(head):
-                step.admissions.append(self._admit(head, now_s))
-                self._plan_prompt(head, step)
-            head = self._waiting.head(now_s)
-
-    def _plan_prompt(self, sequence: Sequence, step: Step) -> None:
-        if sequence.status is not SequenceStatus.RUNNING or sequence in step.busy:
-            return  # preempted for another, and perhaps admitted again
-        start = sequence.num_planned
-        count = step.budget.grant(_num_known(sequence) - start, start)
-        if count:
-            self._plan_segment(sequence, count, step)
-
-    def _plan_segment(self, sequence: Sequence, count: int, step: Step) -> None:
-        """Add the sequence's next ``count`` tokens, if blocks allow."""
-        start = sequence.num_planned
-        stop = start + count
-        while not self._blocks.can_write(sequence, start, stop):
-            if not self._make_room(sequence, step):
-                return
-        step.busy.add(sequence)
-        request, num_known = sequence.request, _num_known(sequence)
-        reports_prompt = start < sequence.num_prompt_tokens and sequence.sample_index == 0
-        reports_logprobs = reports_prompt and request.params.prompt_logprobs is not None
-        is_last = stop == num_known
-        samples = is_last and request.generates
-        masked = samples and self.speculation.is_masked(sequence)
-        drafts: tuple[int, ...] | None = ()
-        speculates = masked or self.speculation.drafter is not None
-        if samples and speculates and not reports_logprobs:
-            drafts = self.speculation.propose(sequence, self._room_for_drafts(sequence, step))
-        if drafts is None:
-            return
-        token_ids = tuple(sequence.token_ids[start:stop])
-        if len(token_ids) < count:
-            assert sequence.reference is not None
-            token_ids += (sequence.reference,)
-        updates, copies = self._blocks.prepare_write(
-            sequence, start, stop + len(drafts), reserve=len(sequence.token_ids)
-        )
-        step.copies += copies
-        if masked or reports_logprobs or not request.generates:
-            outputs = Outputs(
-                sample=samples,
-                masked=masked,
-                prompt_logprobs=reports_logprobs,
-                logits=reports_prompt and request.wants_logits,
-                pooled=is_last and request.wants_pooled,
-            )
-        else:
-            outputs = SAMPLE if samples else _NOTHING
-        assert sequence.slot is not None
-        segment = Segment(
-            slot=sequence.slot,
-            start=start,
-            stop=stop + len(drafts),
-            token_ids=token_ids + drafts,
-            num_drafts=len(drafts),
-            block_updates=updates,
-            outputs=outputs,
-        )
-        may_continue = samples and not masked and not drafts and num_known + 1 < sequence.max_length
-        step.add(sequence, segment, may_continue=may_continue)
-
-    def _room_for_drafts(self, sequence: Sequence, step: Step) -> int:
-        """Drafts that the context, the limit of output, the budget and the free blocks allow.
-
-        Each yields a token, and one more follows. One token is left for each sequence whose turn
-        comes later in this step.
-        """
-        start, length = sequence.num_planned, len(sequence.token_ids)
-        left = step.budget.tokens - (length - start) - (len(self._running) - len(step.busy))
-        most = max(0, min(sequence.max_length - length - 1, left))
-        room = self.speculation.room(sequence, most)
-        while room and not self._blocks.can_write(sequence, start, length + room):
-            room -= 1
-        return room
-
-    def _make_room(self, sequence: Sequence, step: Step) -> bool:
+    def _free_blocks_for(self, sequence: Sequence, step: Step) -> bool:
         """Free some blocks for ``sequence``; False if its own had to go.
 
         First those that waiting sequences hold, then those of the one that comes last among those
@@ -486,96 +366,6 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         self._releases.append(sequence.slot)
         sequence.slot = None
-
-    def _advance(
-        self, sequence: Sequence, segment: Segment, outcome: SegmentResult
-    ) -> SequenceUpdate:
-        runs = sequence.status is SequenceStatus.RUNNING  # it was not preempted in the meantime
-        speculates = runs and (segment.outputs.masked or self.speculation.drafter is not None)
-        if runs and segment.num_drafts and self.speculation.is_void(sequence, segment):
-            self._blocks.trim(sequence)
-            sequence.num_planned = sequence.num_computed
-            return SequenceUpdate(
-                sequence=sequence, start=segment.start, new_token_ids=(), result=outcome
-            )
-        known = segment.stop - segment.num_drafts
-        if len(sequence.token_ids) < known:  # void: a replay before it came short
-            return self._skip(sequence, segment, outcome)
-        new_tokens = outcome.token_ids
-        end: tuple[FinishReason, int | None] | None = None
-        for count, token in enumerate(new_tokens, start=1):
-            sequence.token_ids.append(token)
-            is_whole = speculates and self.speculation.advance(sequence, token)
-            is_full = len(sequence.token_ids) >= sequence.max_length
-            if is_whole or is_full or token in sequence.stop_token_ids:
-                end = _end(sequence, token, is_whole=is_whole)
-                new_tokens = new_tokens[:count]
-                break
-        self._policy.charge(sequence, 0, len(new_tokens))
-        if self._waiting.has_forks and known >= sequence.num_prompt_tokens:
-            self._start_forks(sequence, holds_prompt=runs)
-        if runs:
-            num_more = len(outcome.accepted) or max(0, len(outcome.token_ids) - 1)
-            sequence.num_computed = min(known + num_more, len(sequence.token_ids))
-            self._note_progress(sequence, segment)
-            if speculates and segment.outputs.sample:
-                self.speculation.verified(sequence, segment, outcome, new_tokens)
-        if end is not None:
-            self.finish(sequence, *end)
-        elif segment.outputs.sample and not new_tokens:
-            self.finish(sequence, FinishReason.ERROR)
-        elif not sequence.request.generates and known == sequence.num_prompt_tokens:
-            self.finish(sequence, FinishReason.LENGTH)
-        return SequenceUpdate(
-            sequence=sequence, start=segment.start, new_token_ids=new_tokens, result=outcome
-        )
-
-    def _skip(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> SequenceUpdate:
-        """Nothing was computed; the sequence goes on from what it has, once that is known."""
-        sequence.reference = None
-        if not sequence.num_in_flight:
-            sequence.num_planned = sequence.num_computed
-            self._blocks.send_again(sequence)
-        return SequenceUpdate(
-            sequence=sequence, start=segment.start, new_token_ids=(), result=outcome
-        )
-
-    def _note_progress(self, sequence: Sequence, segment: Segment) -> None:
-        """The sequence has more computed tokens; it still holds the blocks of all of them."""
-        if not sequence.num_in_flight:
-            sequence.num_planned, sequence.reference = sequence.num_computed, None
-        if segment.num_drafts:
-            self._blocks.trim(sequence)
-        if sequence.num_computed >= sequence.note_at:
-            self._blocks.note_computed(sequence)
-
-    def _start_forks(self, parent: Sequence, *, holds_prompt: bool) -> None:
-        """Queue the other samples, as if all but the last prompt token were computed for them.
-
-        They start from nothing if the parent has lost its blocks since it was computed.
-        """
-        for child in self._waiting.release_forks(parent.request):
-            if holds_prompt:
-                child.num_computed = parent.num_prompt_tokens - 1
-                self._blocks.fork(parent, child, child.num_computed)
-            self._waiting.push(child)
-
-
-def _num_known(sequence: Sequence) -> int:
-    """Tokens known, and those that the plan in flight will tell."""
-    if sequence.reference is None:
-        return len(sequence.token_ids)
-    return len(sequence.token_ids) + sequence.num_pending
-
-
-def _end(sequence: Sequence, token: int, *, is_whole: bool) -> tuple[FinishReason, int | None]:
-    """Why the output ends with this token; a token that the caller chose to stop at is named."""
-    request = sequence.request
-    if token in request.eos_token_ids:
-        return FinishReason.STOP, None
-    if token in request.params.stop_token_ids:
-        return FinishReason.STOP, token
-    return (FinishReason.STOP if is_whole else FinishReason.LENGTH), None
 
 
 def _nothing_more(sequence: Sequence) -> SequenceUpdate:

@@ -61,7 +61,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PlanInFlight:
     """A plan that was given out; ``sequences`` are those of the target's segments."""
 
     plan: StepPlan

@@ -1,0 +1,139 @@
+"""What becomes of a sequence once a step has computed its part."""
+
+from collections.abc import Callable
+
+from ridgeline.core.plan import Segment
+from ridgeline.core.request import FinishReason
+from ridgeline.core.result import SegmentResult
+from ridgeline.scheduler.blocks import BlockTables
+from ridgeline.scheduler.policies import QueuePolicy
+from ridgeline.scheduler.sequence import Sequence, SequenceStatus, SequenceUpdate
+from ridgeline.scheduler.speculation import Speculation
+from ridgeline.scheduler.waiting import Waiting
+
+_End = tuple[FinishReason, int | None]
+
+
+class Outcomes:
+    """Applies results to sequences; ``finish`` is how the scheduler ends one."""
+
+    def __init__(
+        self,
+        blocks: BlockTables,
+        policy: QueuePolicy,
+        speculation: Speculation,
+        waiting: Waiting,
+        finish: Callable[[Sequence, FinishReason, int | None], None],
+    ) -> None:
+        self._blocks = blocks
+        self._policy = policy
+        self._speculation = speculation
+        self._waiting = waiting
+        self._finish = finish
+
+    def apply(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> SequenceUpdate:
+        """Advance a sequence by its part of a step, if it was not in vain, and end it if due."""
+        runs = sequence.status is SequenceStatus.RUNNING  # it was not preempted in the meantime
+        if runs and segment.num_drafts and self._speculation.is_void(sequence, segment):
+            return self._drop_drafts(sequence, segment, outcome)
+        known = segment.stop - segment.num_drafts
+        if len(sequence.token_ids) < known:  # a replay before it came short
+            return self._skip(sequence, segment, outcome)
+        speculates = runs and (segment.outputs.masked or self._speculation.drafter is not None)
+        new_tokens, end = self._append(sequence, outcome, speculates=speculates)
+        self._policy.charge(sequence, 0, len(new_tokens))
+        if self._waiting.has_forks and known >= sequence.num_prompt_tokens:
+            self._start_forks(sequence, holds_prompt=runs)
+        if runs:
+            self._note_progress(sequence, segment, outcome)
+            if speculates and segment.outputs.sample:
+                self._speculation.verified(sequence, segment, outcome, new_tokens)
+        if end is None:
+            end = _end_without_token(sequence, segment, new_tokens)
+        if end is not None:
+            self._finish(sequence, *end)
+        return _update(sequence, segment, outcome, new_tokens)
+
+    def _append(
+        self, sequence: Sequence, outcome: SegmentResult, *, speculates: bool
+    ) -> tuple[tuple[int, ...], _End | None]:
+        """Take the tokens up to one that ends the output; returns those, and why it ends."""
+        for count, token in enumerate(outcome.token_ids, start=1):
+            sequence.token_ids.append(token)
+            is_whole = speculates and self._speculation.advance(sequence, token)
+            is_full = len(sequence.token_ids) >= sequence.max_length
+            if is_whole or is_full or token in sequence.stop_token_ids:
+                return outcome.token_ids[:count], _reason(sequence, token, is_whole=is_whole)
+        return outcome.token_ids, None
+
+    def _drop_drafts(
+        self, sequence: Sequence, segment: Segment, outcome: SegmentResult
+    ) -> SequenceUpdate:
+        """The drafts were void, and with them the segment: it is planned again."""
+        self._blocks.trim(sequence)
+        sequence.num_planned = sequence.num_computed
+        return _update(sequence, segment, outcome)
+
+    def _skip(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> SequenceUpdate:
+        """Nothing was computed; the sequence goes on from what it has, once that is known."""
+        sequence.reference = None
+        if not sequence.num_in_flight:
+            sequence.num_planned = sequence.num_computed
+            self._blocks.send_again(sequence)
+        return _update(sequence, segment, outcome)
+
+    def _note_progress(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> None:
+        """The sequence has more computed tokens; it still holds the blocks of all of them."""
+        num_more = len(outcome.accepted) or max(0, len(outcome.token_ids) - 1)
+        known = segment.stop - segment.num_drafts
+        sequence.num_computed = min(known + num_more, len(sequence.token_ids))
+        if not sequence.num_in_flight:
+            sequence.num_planned, sequence.reference = sequence.num_computed, None
+        if segment.num_drafts:
+            self._blocks.trim(sequence)
+        if sequence.num_computed >= sequence.note_at:
+            self._blocks.note_computed(sequence)
+
+    def _start_forks(self, parent: Sequence, *, holds_prompt: bool) -> None:
+        """Queue the other samples, as if all but the last prompt token were computed for them.
+
+        They start from nothing if the parent has lost its blocks since it was computed.
+        """
+        for child in self._waiting.release_forks(parent.request):
+            if holds_prompt:
+                child.num_computed = parent.num_prompt_tokens - 1
+                self._blocks.fork(parent, child, child.num_computed)
+            self._waiting.push(child)
+
+
+def _end_without_token(
+    sequence: Sequence, segment: Segment, new_tokens: tuple[int, ...]
+) -> _End | None:
+    """Why a sequence ends that no token ended: none was possible, or none was wanted."""
+    if segment.outputs.sample and not new_tokens:
+        return FinishReason.ERROR, None
+    is_prompt = segment.stop - segment.num_drafts == sequence.num_prompt_tokens
+    if is_prompt and not sequence.request.generates:
+        return FinishReason.LENGTH, None
+    return None
+
+
+def _reason(sequence: Sequence, token: int, *, is_whole: bool) -> _End:
+    """Why the output ends with this token; a token that the caller chose to stop at is named."""
+    request = sequence.request
+    if token in request.eos_token_ids:
+        return FinishReason.STOP, None
+    if token in request.params.stop_token_ids:
+        return FinishReason.STOP, token
+    return (FinishReason.STOP if is_whole else FinishReason.LENGTH), None
+
+
+def _update(
+    sequence: Sequence,
+    segment: Segment,
+    outcome: SegmentResult,
+    new_tokens: tuple[int, ...] = (),
+) -> SequenceUpdate:
+    return SequenceUpdate(
+        sequence=sequence, start=segment.start, new_token_ids=new_tokens, result=outcome
+    )
