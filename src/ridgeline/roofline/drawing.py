@@ -59,7 +59,7 @@ def draw_text(
     lines.append(" " * 6 + "+" + "-" * width)
     ends = f"1e{low_x}", f"1e{high_x} FLOPs/byte"
     lines.append(" " * 7 + ends[0] + ends[1].rjust(width - len(ends[0])))
-    return "\n".join([*lines, "       FLOP/s; o decode, # prefill (predicted), / - measured roof"])
+    return "\n".join([*lines, "       FLOP/s; o decode, # prefill (predicted), / - the roof"])
 
 
 def draw_svg(
