@@ -172,7 +172,8 @@ class EngineLoop:
 
     def _note(self, step: _StepInFlight, result: StepResult) -> None:
         plan, now = step.plan, self._clock()
-        seconds = now - max(step.started_s, self._last_progress_s)
+        # The executor's own clock: this thread may be late to see the end of the step before.
+        seconds = result.timings.total_s or now - max(step.started_s, self._last_progress_s)
         self._last_step_id, self._last_progress_s = plan.step_id, now
         if self._observer is not None:
             self._observer.observe(plan, result, seconds)

@@ -105,7 +105,7 @@ class Observer:
             self._pending.popleft()
             self.num_dropped += 1
         self._pending.append((plan, _light(result), measured_s))
-        self.num_steps += 1
+        self.num_steps += _repeats(plan)
         self._measured_s += measured_s
         if self._spent_s <= _SHARE * self._measured_s:
             self._account(*self._pending.popleft())
@@ -165,7 +165,7 @@ class Observer:
             seconds = share * measured_s
             work = done.cost.by_phase[each]
             totals.seconds += seconds
-            totals.steps += share
+            totals.steps += share * _repeats(plan)
             totals.tokens += done.cost.tokens.get(each, 0)
             totals.useful_flops += done.useful_flops[each]
             totals.moved_bytes += work.num_bytes
@@ -223,3 +223,8 @@ def _light(result: StepResult) -> StepResult:
         for outcomes in result.passes
     )
     return replace(result, passes=passes)
+
+
+def _repeats(plan: StepPlan) -> int:
+    """How often a step is run: a replay is many decode steps in one plan."""
+    return max((each.num_steps for each in plan.passes), default=1)
