@@ -121,7 +121,9 @@ GUARDED = [
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "is_guilty"), GUARDED, ids=lambda value: getattr(value, "__name__", str(value))
+    ("owner", "name", "is_guilty"),
+    GUARDED,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 @pytest.mark.parametrize("after", [0, 3])
 def test_an_error_about_one_request_ends_that_request_alone(
