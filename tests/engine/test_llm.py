@@ -12,6 +12,7 @@ from ridgeline.core.errors import (
     CorruptFileError,
     EngineError,
     InvalidRequestError,
+    ModelNotFoundError,
     OutOfMemoryError,
 )
 from ridgeline.core.request import FinishReason
@@ -265,6 +266,11 @@ def test_dummy_weights_from_a_shape_preset():
     with LLM("qwen2.5-0.5b", **settings) as llm:
         (output,) = llm.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
         assert len(tokens(output)) == 2
+
+
+def test_a_shape_preset_has_no_weights_of_its_own():
+    with pytest.raises(ModelNotFoundError, match="load_format dummy"):
+        LLM("qwen2.5-0.5b")
 
 
 def test_an_interrupt_loses_nothing(llm, monkeypatch):

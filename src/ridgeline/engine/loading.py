@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import CorruptFileError, InvalidRequestError
+from ridgeline.core.errors import CorruptFileError, InvalidRequestError, ModelNotFoundError
 from ridgeline.core.formats import float_format
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import ExecutorModel
@@ -77,6 +77,15 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
         MachineError: no network or disk for it.
     """
     preset = PRESETS.get(config.model or "")
+    if (
+        preset is not None
+        and config.load_format != "dummy"
+        and not Path(config.model or "").exists()
+    ):
+        raise ModelNotFoundError(
+            f"{config.model} is the name of a shape, without weights: use it with load_format "
+            "dummy, or name a folder, a GGUF file or a repository of the hub."
+        )
     folder = tokenizer = None
     if config.load_format == "dummy" and preset is not None:
         definition = describe(preset, strict=config.strict)
