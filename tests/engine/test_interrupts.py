@@ -7,6 +7,14 @@ import pytest
 from ridgeline.engine.interrupts import InterruptGate
 
 
+@pytest.fixture(autouse=True)
+def handled_interrupts():
+    """A shell's background jobs ignore interrupts; these tests are of a process that does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
