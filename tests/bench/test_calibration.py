@@ -5,7 +5,6 @@ import pytest
 from ridgeline.bench import calibration as bench
 from ridgeline.bench.step_timing import StepShape
 from ridgeline.core.plan import ModelRole
-from ridgeline.executors import default_executor
 from ridgeline.roofline import decode_batch
 from ridgeline.roofline.calibration import load, save
 from ridgeline.roofline.predict import StepPredictor
@@ -43,8 +42,6 @@ def test_calibrating_here(few_steps, tmp_path):
 
 
 def test_a_quantized_model_is_priced_as_it_is_stored():
-    if default_executor() != "cpu":
-        pytest.skip("the native kernels are not built")
     config = bench.shape(256, 512, 2, 4, 2, 512)
     model = bench.build("q", config, "int4", executor="cpu")
     assert model.priced.weight_formats["layers.0.q"].name == "int4"

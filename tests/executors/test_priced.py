@@ -7,7 +7,6 @@ from tests.tiny import CONFIG, EXPERTS, tiny_model
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import ExecutorModel, create_executor
 from ridgeline.executors.priced import held_formats, priced_model
-from ridgeline.kernels.cpu import native_kernels_run
 from ridgeline.models import describe, lower
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
 from ridgeline.weights import DummyWeights
@@ -21,7 +20,6 @@ LARGE = {
 }
 
 
-@pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g128"])
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -40,7 +38,6 @@ def test_cpu_weights(config, dtype, quantization):
     made.close()
 
 
-@pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g128"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_bits_per_weight(quantization, tied):
@@ -64,7 +61,6 @@ def test_bits_per_weight(quantization, tied):
     made.close()
 
 
-@pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "float32", "bfloat16", "int8"])
 def test_cpu_kv(kv_cache_dtype):
     model = tiny_model(CONFIG | LARGE, dtype=torch.bfloat16)

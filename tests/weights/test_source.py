@@ -14,7 +14,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import on_load_format
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu.weights import pack_weights
-from ridgeline.kernels.cpu import native_kernels_run, shared_pool
+from ridgeline.kernels.cpu import shared_pool
 from ridgeline.weights import CheckpointWeights, DummyWeights, dummy_weights, expanded_weights
 from ridgeline.weights.gguf import GGUFCheckpoint, GGUFFile
 from ridgeline.weights.safetensors_file import SafetensorsFile
@@ -55,7 +55,6 @@ def model_of(path: Path):
     return load_model(EngineConfig(model=str(path), dtype="bfloat16")).model
 
 
-@pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 @pytest.mark.parametrize("quantization", [None, "int4"])
 def test_packing_holds_one_weight_of_a_folder(tmp_path: Path, reads, quantization) -> None:
     write_checkpoint(CASES["llama"][1], tmp_path / "model")
@@ -65,7 +64,6 @@ def test_packing_holds_one_weight_of_a_folder(tmp_path: Path, reads, quantizatio
     assert len(reads) == len(packed.matrices) + len(packed.vectors) == 21
 
 
-@pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 def test_packing_holds_one_weight_of_a_gguf_file(tmp_path: Path, reads) -> None:
     write_checkpoint(CASES["llama"][1], tmp_path / "model")
     kind = gguf.GGMLQuantizationType.Q4_0

@@ -1,0 +1,81 @@
+"""What quantization costs on the cpu executor, on the embedded model's held-out text.
+
+KL divergence per token to float32 logits, and the share of equal top tokens, for each format; and
+for GGUF's Q4_0 with a Q8_0 head (what llama.cpp makes of rows of 384), computed in float32:
+
+    python benchmarks/quantization_quality.py
+"""
+
+import json
+import shutil
+import tempfile
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, quants
+from safetensors.torch import load_file, save_file
+
+from ridgeline import LLM
+
+DOCUMENTS, TOKENS = 12, 400
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as stored": {},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "int4-g64": {"quantization": "int4-g64"},
+    "int4-g128": {"quantization": "int4-g128"},
+    "int8 KV": {"kv_cache_dtype": "int8"},
+}
+
+
+def log_probabilities(texts: list[str], model: str | None = None, **settings: Any) -> np.ndarray:
+    """Float64 ``[tokens, vocabulary]`` of all documents, one after the other."""
+    with LLM(model, **settings) as llm:
+        assert llm.tokenizer is not None
+        logits = [llm.logits(llm.tokenizer.encode(text)[:TOKENS]) for text in texts]
+    values = np.concatenate(logits).astype(np.float64)
+    values -= values.max(-1, keepdims=True)
+    return values - np.log(np.exp(values).sum(-1, keepdims=True))
+
+
+def write_q4_0(source: Path, target: Path) -> None:
+    """A copy of a model whose matrices went through Q4_0, and its embedding through Q8_0."""
+    shutil.copytree(source, target)
+    for path in target.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if tensor.ndim == 2:
+                is_head = "embed" in name
+                form = GGMLQuantizationType.Q8_0 if is_head else GGMLQuantizationType.Q4_0
+                values = quants.dequantize(quants.quantize(tensor.float().numpy(), form), form)
+                tensors[name] = torch.from_numpy(values.copy())
+        save_file(tensors, path)
+
+
+def main() -> None:
+    """Print one line for each format."""
+    with as_file(files("ridgeline") / "assets") as assets, tempfile.TemporaryDirectory() as scratch:
+        lines = (assets / "heldout" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+        texts = [json.loads(line)["text"] for line in lines[:DOCUMENTS]]
+        exact = log_probabilities(texts, executor="reference", dtype="float32")
+
+        def report(name: str, other: np.ndarray) -> None:
+            kl = float((np.exp(exact) * (exact - other)).sum(-1).mean())
+            same = float((exact.argmax(-1) == other.argmax(-1)).mean())
+            print(f"{name:26} KL {kl:.2e}   same top token {same:.1%}", flush=True)
+
+        for name, settings in SETTINGS.items():
+            report(name, log_probabilities(texts, executor="cpu", **settings))
+        write_q4_0(assets / "target", Path(scratch) / "q4_0")
+        folder = str(Path(scratch) / "q4_0")
+        report(
+            "Q4_0, head Q8_0",
+            log_probabilities(texts, folder, executor="reference", dtype="float32"),
+        )
+
+
+if __name__ == "__main__":
+    main()
