@@ -11,11 +11,11 @@ import torch
 
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
-from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Outputs, Segment
-from ridgeline.core.protocols import KVLayout
+from ridgeline.core.plan import Admission, ModelRole, Outputs, Segment
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec
 from ridgeline.decoding import ancestors
+from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch
@@ -27,7 +27,7 @@ from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import SegmentContext, num_logit_rows, segment_result
-from ridgeline.executors.runner import Clock, MaskOf, StepRunner
+from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
 from ridgeline.kernels.cpu import shared_pool
@@ -50,7 +50,7 @@ class _Model:
         return self.adapters.of_batch([state.admission.adapter for state in batch.states])
 
 
-class CPUExecutor(StepRunner):
+class CPUExecutor(PoolExecutor[KVCache]):
     """See `ridgeline.core.protocols.Executor` for the contract.
 
     Args:
@@ -76,10 +76,9 @@ class CPUExecutor(StepRunner):
         packed_cache: PackedCache | None = None,
         level: str | None = None,
     ) -> None:
-        super().__init__(self.name)
+        super().__init__(self.name, {role: model.spec for role, model in models.items()})
         self._pool = shared_pool(level)
         self._models: dict[ModelRole, _Model] = {}
-        self._caches: dict[ModelRole, KVCache] = {}
         for role, model in models.items():
             if packed_cache is None:
                 weights = pack_weights(self._pool, model, quantization)
@@ -96,12 +95,9 @@ class CPUExecutor(StepRunner):
             )
             dtype = str(model.dtype).removeprefix("torch.")
             dtype = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-            self._caches[role] = KVCache(self._pool, model.spec, dtype, block_tokens)
-        self._num_groups = {role: len(cache.groups) for role, cache in self._caches.items()}
+            self.pools[role] = KVCache(self._pool, model.spec, dtype, block_tokens)
+        self._num_groups = {role: len(cache.groups) for role, cache in self.pools.items()}
         self._logits = np.empty(0, dtype=np.float32)
-
-    def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
-        return self._models[role].spec
 
     def weights_bytes(self, role: ModelRole = ModelRole.TARGET) -> int:
         """Bytes of the packed weights."""
@@ -116,36 +112,15 @@ class CPUExecutor(StepRunner):
         """What quantized matrices are held in, by weight."""
         return self._models[role].weights.formats()
 
-    def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
-        return self._caches[role].layout
-
-    def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
-        self._caches[role].allocate(num_blocks)
-
-    def export_blocks(
-        self, group: int, blocks: Sequence[int], role: ModelRole = ModelRole.TARGET
-    ) -> bytes:
-        return self.thread.submit(self._caches[role].export_blocks, group, blocks).result()
-
-    def import_blocks(
-        self, group: int, blocks: Sequence[int], data: bytes, role: ModelRole = ModelRole.TARGET
-    ) -> None:
-        self.thread.submit(self._caches[role].import_blocks, group, blocks, data).result()
-
-    def close(self) -> None:
-        self.stop()
+    def free(self) -> None:
         for model in self._models.values():
             model.program.close()
-        for cache in self._caches.values():
+        for cache in self.pools.values():
             cache.close()
         self._models.clear()
-        self._caches.clear()
 
     def new_state(self, admission: Admission) -> SequenceState:
         return CPUSequence(admission, self._num_groups)
-
-    def copy_block(self, copy: BlockCopy) -> None:
-        self._caches[copy.role].copy_block(copy.group, copy.source, copy.target)
 
     def forward(
         self,
@@ -189,7 +164,7 @@ class CPUExecutor(StepRunner):
         clock.lap("prepare_s")
         with self._pool.lock:
             tokens_NS = model.program.decode(
-                struct, self._caches[role].structs, adapters, draws, num_steps, handle.abort_flag
+                struct, self.pools[role].structs, adapters, draws, num_steps, handle.abort_flag
             )
         clock.lap("forward_s")
         steps = []
@@ -218,7 +193,7 @@ class CPUExecutor(StepRunner):
         struct = batch.struct()
         tables, addresses = _length_dependent_tables(model.program, batch)
         model.program.run(
-            struct, self._caches[batch.role].structs, addresses, model.adapters_of(batch)
+            struct, self.pools[batch.role].structs, addresses, model.adapters_of(batch)
         )
         del tables
 
@@ -308,7 +283,7 @@ class CPUExecutor(StepRunner):
         first_draft = segment.stop - segment.num_drafts
         if segment.parents and result.accepted:
             sources = [first_draft + node for node in result.accepted]
-            cache = self._caches[role]
+            cache = self.pools[role]
             for group in range(len(cache.groups)):
                 cache.move_slots(group, state.native_table(role, group), sources, first_draft)
         state.set_tokens(role, first_draft, result.token_ids)

@@ -4,66 +4,41 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ridgeline.core.plan import Admission, BlockCopy, ModelRole, Segment
-from ridgeline.core.protocols import KVLayout
+from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
-from ridgeline.core.spec import ModelSpec
+from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import num_logit_rows, segment_result
 from ridgeline.executors.reference.batch import Batch, SegmentInput, build_batch
 from ridgeline.executors.reference.forward import Forward
 from ridgeline.executors.reference.kv_cache import KVCache, kv_rows
-from ridgeline.executors.runner import Clock, MaskOf, StepRunner
+from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.weights import expanded_weights
 
 
-class ReferenceExecutor(StepRunner):
+class ReferenceExecutor(PoolExecutor[KVCache]):
     """See `ridgeline.core.protocols.Executor` for the contract."""
 
     name = "reference"
 
     def __init__(self, models: Mapping[ModelRole, ExecutorModel], block_tokens: int) -> None:
-        super().__init__(self.name)
+        super().__init__(self.name, {role: model.spec for role, model in models.items()})
         self._models = dict(models)
         self._weights = {
             role: expanded_weights(model.weights, model.dtype) for role, model in models.items()
         }
-        self._caches = {
+        self.pools = {
             role: KVCache(model.spec, model.dtype, block_tokens) for role, model in models.items()
         }
 
-    def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
-        return self._models[role].spec
-
-    def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
-        return self._caches[role].layout
-
-    def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
-        self._caches[role].allocate(num_blocks)
-
-    def export_blocks(
-        self, group: int, blocks: Sequence[int], role: ModelRole = ModelRole.TARGET
-    ) -> bytes:
-        return self.thread.submit(self._caches[role].export_blocks, group, blocks).result()
-
-    def import_blocks(
-        self, group: int, blocks: Sequence[int], data: bytes, role: ModelRole = ModelRole.TARGET
-    ) -> None:
-        self.thread.submit(self._caches[role].import_blocks, group, blocks, data).result()
-
-    def close(self) -> None:
-        self.stop()
+    def free(self) -> None:
         self._models.clear()
         self._weights.clear()
-        self._caches.clear()
 
     def new_state(self, admission: Admission) -> SequenceState:
         return SequenceState(admission)
-
-    def copy_block(self, copy: BlockCopy) -> None:
-        self._caches[copy.role].copy_block(copy.group, copy.source, copy.target)
 
     def forward(
         self,
@@ -75,7 +50,7 @@ class ReferenceExecutor(StepRunner):
     ) -> tuple[SegmentResult, ...]:
         batch = build_batch(segments, self.states, role)
         clock.lap("prepare_s")
-        forward = Forward(self._models[role], self._weights[role], self._caches[role], batch)
+        forward = Forward(self._models[role], self._weights[role], self.pools[role], batch)
         hidden_TD = forward.run()
         if role is ModelRole.TARGET:
             self.experts_read = (self.experts_read or 0) + forward.experts_read
@@ -96,7 +71,7 @@ class ReferenceExecutor(StepRunner):
         segment, state = item.segment, item.state
         first_draft = segment.stop - segment.num_drafts
         if segment.parents and result.accepted:
-            cache = self._caches[batch.role]
+            cache = self.pools[batch.role]
             sources = torch.tensor([first_draft + node for node in result.accepted])
             for group in range(len(cache.groups)):
                 table = state.tables[batch.role, group]

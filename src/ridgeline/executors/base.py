@@ -1,0 +1,71 @@
+"""What the executors that hold models have in common: a KV pool of each, and who asks for it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from ridgeline.core.plan import BlockCopy, ModelRole
+from ridgeline.core.protocols import KVLayout
+from ridgeline.core.spec import ModelSpec
+from ridgeline.executors.runner import StepRunner
+
+
+class KVPool(Protocol):
+    """The paged KV of one model, as `PoolExecutor` needs it."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    def allocate(self, num_blocks: Sequence[int]) -> None: ...
+
+    def copy_block(self, group: int, source: int, target: int) -> None: ...
+
+    def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes: ...
+
+    def import_blocks(self, group: int, blocks: Sequence[int], data: bytes) -> None: ...
+
+
+Pool = TypeVar("Pool", bound=KVPool)
+
+
+class PoolExecutor(StepRunner, Generic[Pool]):
+    """The half of `ridgeline.core.protocols.Executor` that is about specs and KV.
+
+    ``pools`` is filled by the subclass. Blocks are exported and imported on the thread that runs
+    the steps, and so take their turn among them.
+    """
+
+    def __init__(self, name: str, specs: Mapping[ModelRole, ModelSpec]) -> None:
+        super().__init__(name)
+        self.pools: dict[ModelRole, Pool] = {}
+        self._specs = dict(specs)
+
+    def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
+        return self._specs[role]
+
+    def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
+        return self.pools[role].layout
+
+    def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
+        self.pools[role].allocate(num_blocks)
+
+    def export_blocks(
+        self, group: int, blocks: Sequence[int], role: ModelRole = ModelRole.TARGET
+    ) -> bytes:
+        return self.thread.submit(self.pools[role].export_blocks, group, blocks).result()
+
+    def import_blocks(
+        self, group: int, blocks: Sequence[int], data: bytes, role: ModelRole = ModelRole.TARGET
+    ) -> None:
+        self.thread.submit(self.pools[role].import_blocks, group, blocks, data).result()
+
+    def copy_block(self, copy: BlockCopy) -> None:
+        self.pools[copy.role].copy_block(copy.group, copy.source, copy.target)
+
+    def close(self) -> None:
+        """Abort what runs, and free everything."""
+        self.stop()
+        self.free()
+        self.pools.clear()
+
+    def free(self) -> None:
+        """Give back what the subclass holds, once nothing runs any more."""
