@@ -1,0 +1,78 @@
+// Compares the CPU kernels' instruction-set levels with each other: every level that this machine
+// runs with plain C++, and those with fused multiply-add with AVX2, from which most of them may not
+// differ in a bit.
+//
+//   levels FOLDER           lists the levels that run here, and checks each of them
+//   levels FOLDER LEVEL...  checks those
+//
+// FOLDER holds the libraries. Exits with 1 if a check fails.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "checks.h"
+
+namespace {
+
+using namespace rl_test;
+
+const std::vector<std::string> kLevels = {"generic", "avx2", "avxvnni", "avx512", "avx512bf16"};
+
+// Those that the library of detection says run here.
+std::vector<std::string> detected(const std::string& folder) {
+  void* library = open_library(folder, "detect");
+  auto runs = reinterpret_cast<int (*)(int)>(find_function(library, "ridgeline_runs_level"));
+  std::vector<std::string> out;
+  for (size_t i = 0; i < kLevels.size(); ++i)
+    if (runs(static_cast<int>(i))) out.push_back(kLevels[i]);
+  return out;
+}
+
+bool compare(const Level& reference, const Level& tested) {
+  Pair pair{reference, tested};
+  Report report(tested.name + " against " + reference.name);
+  check_packing(pair, report);
+  check_products(pair, report);
+  check_attention(pair, report);
+  check_programs(pair, report);
+  check_sampling(pair, report);
+  check_ceilings(pair, report);
+  return report.print();
+}
+
+int run(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) {
+    std::fprintf(stderr, "usage: levels FOLDER [LEVEL...]\n");
+    return 2;
+  }
+  const std::string& folder = arguments[0];
+  std::vector<std::string> levels = detected(folder);
+  std::string names;
+  for (const std::string& level : levels) names += " " + level;
+  std::printf("levels that run here:%s\n", names.c_str());
+  if (arguments.size() > 1) levels.assign(arguments.begin() + 1, arguments.end());
+  bool passed = true;
+  Level generic(folder, "generic");
+  for (const std::string& name : levels) {
+    Level tested(folder, name);
+    passed &= compare(generic, tested);
+    if (name == "generic" || name == "avx2") continue;
+    Level avx2(folder, "avx2");
+    passed &= compare(avx2, tested);
+  }
+  std::printf(passed ? "every check passed\n" : "some checks FAILED\n");
+  return passed ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  try {
+    return run({arguments + 1, arguments + count});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "levels: %s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,173 @@
+#include "model.h"
+
+#include <cmath>
+
+namespace rl_test {
+namespace {
+
+constexpr rl_norm kRmsNorm = {RL_RMS_NORM, 0, 1e-6f};
+constexpr rl_norm kOffsetNorm = {RL_RMS_NORM, 1, 1e-6f};
+constexpr rl_norm kLayerNorm = {RL_LAYER_NORM, 0, 1e-5f};
+
+}  // namespace
+
+const int32_t* Model::widths() {
+  static constexpr int32_t widths[RL_NUM_BUFFERS] = {kHidden,
+                                                     kHeads * kHeadDim,
+                                                     kHidden,
+                                                     kHidden,
+                                                     kHeads * kHeadDim,
+                                                     kKVHeads * kHeadDim,
+                                                     kKVHeads * kHeadDim};
+  return widths;
+}
+
+rl_linear Model::linear(int rows, int columns, bool bias, int slot) {
+  size_t index = next_matrix_++;
+  if (index == matrices_.size())
+    matrices_.push_back(random_matrix(level_, format_, rows, columns, index + 100,
+                                      1 / std::sqrt(static_cast<float>(columns))));
+  return {matrices_[index].description, bias ? vector(rows) : nullptr, slot};
+}
+
+const float* Model::vector(int count, float mean) {
+  size_t index = next_vector_++;
+  if (index == vectors_.size()) {
+    vectors_.push_back(normals(static_cast<size_t>(count), index + 500, 0.3f));
+    for (size_t i = 0; i < vectors_.back().size(); ++i) vectors_.back()[i] += mean;
+  }
+  return vectors_[index].data();
+}
+
+rl_program* Model::program(const Level& level, bool lengthwise) {
+  next_matrix_ = next_vector_ = 0;
+  ops_.clear();
+  rl_program* program = level.rl_program_new(widths());
+  float frequencies[kHeadDim / 2];
+  for (int i = 0; i < kHeadDim / 2; ++i) frequencies[i] = std::pow(0.3f, static_cast<float>(i));
+  level.rl_add_rope_table(program, frequencies, kHeadDim / 2, 1.1f);
+  level.rl_add_rope_table(program, lengthwise ? nullptr : frequencies, kRope / 2, 1.0f);
+
+  rl_linear table = linear(kVocab, kHidden);
+  level.rl_add_embed(program, &table.matrix, 1.5f, vector(64 * kHidden));
+  add("embed", 0);
+  add_attention(level, program);
+  add_feed_forward(level, program);
+  add_experts(level, program);
+  add_latent_attention(level, program);
+  level.rl_add_norm(program, RL_X, RL_H, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
+  add("final norm", 0);
+  rl_linear head = linear(kVocab, kHidden, true);
+  level.rl_set_head(program, &head, 0.7f, 8.0f);
+
+  rl_linear down = linear(kRank, kHidden), up = linear(kHeads * kHeadDim, kRank);
+  rl_linear down2 = linear(kRank, kFeedForward), up2 = linear(kHidden, kRank);
+  adapter_ = {{kQuerySlot, down.matrix, up.matrix}, {kDownSlot, down2.matrix, up2.matrix}};
+  return program;
+}
+
+void Model::add_attention(const Level& level, rl_program* program) {
+  level.rl_add_norm(program, RL_X, RL_N, &kOffsetNorm, vector(kHidden), nullptr, kHidden);
+  add("norm with an offset", 0);
+  rl_linear query = linear(kHeads * kHeadDim, kHidden, true, kQuerySlot);
+  rl_linear key = linear(kKVHeads * kHeadDim, kHidden, true);
+  rl_linear value = linear(kKVHeads * kHeadDim, kHidden, false);
+  level.rl_add_qkv(program, RL_N, &query, &key, &value, 3.0f);
+  add("q, k and v", 1);
+  const float *query_gain = vector(kHeads * kHeadDim, 1),
+              *key_gain = vector(kKVHeads * kHeadDim, 1);
+  for (int scope : {RL_HEAD, RL_EACH_HEAD, RL_PROJECTION}) {
+    level.rl_add_head_norm(program, &kRmsNorm, scope, query_gain, key_gain, kHeads, kKVHeads,
+                           kHeadDim);
+    add("norm of heads", 0);
+  }
+  level.rl_add_rope(program, 0, 0, kHeads, kKVHeads, kHeadDim, kHeadDim, 0, 0);
+  add("rotary embedding", 0);
+  level.rl_add_rope(program, 1, 1, kHeads, kKVHeads, kHeadDim, kHeadDim, 4, 8);
+  add("interleaved rotary embedding", 0);
+  level.rl_add_kv_write(program, 0, Cache::kLayer);
+  add("KV write", 0);
+  rl_attention attention{kHeads, kHeadDim, 0.3f, 30.0f, 7, vector(kHeads)};
+  level.rl_add_attend(program, 0, Cache::kLayer, &attention);
+  add("attention", 0);
+  rl_linear out = linear(kHidden, kHeads * kHeadDim, true);
+  level.rl_add_out_project(program, &out);
+  add("output projection", 1);
+  level.rl_add_residual(program, 0.5f);
+  add("residual", 0);
+}
+
+void Model::add_feed_forward(const Level& level, rl_program* program) {
+  level.rl_add_norm(program, RL_X, RL_N, &kLayerNorm, vector(kHidden, 1), vector(kHidden), kHidden);
+  add("layer norm", 0);
+  for (int kind : {RL_SILU, RL_GELU, RL_GELU_TANH, RL_RELU, RL_CLAMPED_SWIGLU}) {
+    rl_activation activation{kind, 1.702f, 2.0f};
+    rl_linear gate = linear(kFeedForward, kHidden, true), up = linear(kFeedForward, kHidden, true);
+    rl_linear down = linear(kHidden, kFeedForward, true, kDownSlot);
+    level.rl_add_mlp(program, RL_N, RL_H, &gate, &up, &down, &activation, nullptr);
+    add("gated feed-forward, activation " + std::to_string(kind), 2);
+    if (kind == RL_CLAMPED_SWIGLU) break;  // only gated
+    level.rl_add_mlp(program, RL_N, RL_H, nullptr, &up, &down, &activation, nullptr);
+    add("feed-forward, activation " + std::to_string(kind), 2);
+  }
+  level.rl_add_residual(program, 1.0f);
+  add("residual", 0);
+}
+
+void Model::add_experts(const Level& level, rl_program* program) {
+  rl_activation activation{RL_SILU, 0, 0};
+  rl_linear gate = linear(kFeedForward, kHidden), up = linear(kFeedForward, kHidden);
+  rl_linear down = linear(kHidden, kFeedForward);
+  level.rl_add_mlp(program, RL_N, RL_SHARED, &gate, &up, &down, &activation, vector(kHidden));
+  add("shared expert", 2);
+  std::vector<rl_linear> gates, ups, downs;
+  for (int e = 0; e < kExperts; ++e) {
+    gates.push_back(linear(kExpertWidth, kHidden, true));
+    ups.push_back(linear(kExpertWidth, kHidden));
+    downs.push_back(linear(kHidden, kExpertWidth));
+  }
+  rl_linear router = linear(kExperts, kHidden, true);
+  const float* correction = vector(kExperts);
+  const rl_routing routings[] = {{kExperts, 2, RL_SOFTMAX, 1, 1.0f, 0, 0, 0},
+                                 {kExperts, 1, RL_SIGMOID, 0, 2.5f, 2, 1, 1}};
+  for (const rl_routing& routing : routings) {
+    level.rl_add_moe(program, RL_N, &routing, &router,
+                     routing.scoring == RL_SIGMOID ? correction : nullptr, gates.data(), ups.data(),
+                     downs.data(), &activation);
+    add("mixture of experts", 3);
+  }
+  level.rl_add_add_shared(program);
+  add("sum with the shared expert", 0);
+  level.rl_add_residual(program, 1.0f);
+  add("residual", 0);
+}
+
+void Model::add_latent_attention(const Level& level, rl_program* program) {
+  level.rl_add_norm(program, RL_X, RL_N, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
+  add("norm", 0);
+  rl_linear low = linear(30, kHidden), query = linear(kHeads * (kNope + kRope), 30);
+  rl_linear latent = linear(kLatent + kRope, kHidden);
+  level.rl_add_latent_project(program, RL_N, &low, vector(30, 1), &query, &latent,
+                              vector(kLatent, 1), kLatent, &kRmsNorm);
+  add("latents", 2);
+  level.rl_add_rope(program, 1, 1, kHeads, 1, kNope + kRope, kLatent + kRope, kNope, kLatent);
+  add("rotary embedding of latents", 0);
+  level.rl_add_kv_write(program, 1, Cache::kLayer);
+  add("write of latents", 0);
+  rl_attention attention{kHeads, kLatent, 0.25f, 0, 0, nullptr};
+  std::vector<rl_linear> key_up, value_up;
+  for (int h = 0; h < kHeads; ++h) {
+    key_up.push_back(linear(kLatent, kNope));
+    value_up.push_back(linear(kHeadDim, kLatent));
+  }
+  level.rl_add_latent_attend(program, 1, Cache::kLayer, &attention, key_up.data(), value_up.data(),
+                             kNope, kRope);
+  add("attention over latents", 2);
+  rl_linear out = linear(kHidden, kHeads * kHeadDim);
+  level.rl_add_out_project(program, &out);
+  add("output projection", 1);
+  level.rl_add_residual(program, 1.0f);
+  add("residual", 0);
+}
+
+}  // namespace rl_test
