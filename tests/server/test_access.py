@@ -187,6 +187,25 @@ def test_tenants_do_not_share_prefixes_or_files(guarded):
         assert other.get("/v1/files").json()["data"] == []
 
 
+@pytest.mark.slow
+def test_no_prefix_of_another_key_is_ever_found(guarded):
+    """Item 15: a thousand prompts that one key has just cached, asked for with another's."""
+    own = hits = 0
+    with (
+        guarded.client(headers={"x-api-key": FAST}) as fast,
+        guarded.client(headers={"x-api-key": ADMIN}) as other,
+    ):
+        for number in range(1000):
+            body = {"prompt": [number // 250 + 1, number % 250 + 1] * 12, "max_tokens": 1}
+            for client in (fast, fast, other):
+                usage = client.post("/v1/completions", json=body).json()["usage"]
+                cached = usage["prompt_tokens_details"]["cached_tokens"]
+                own += bool(cached) and client is fast
+                hits += bool(cached) and client is other
+    assert own >= 1000
+    assert hits == 0
+
+
 def test_keys_are_compared_in_constant_time(monkeypatch):
     """Every known key is compared, whichever matches."""
     compared = []

@@ -104,24 +104,46 @@ def test_lines_that_fail_are_in_the_error_file(http):
 
 
 @pytest.mark.parametrize(
-    ("content", "line"),
+    ("content", "line", "code"),
     [
-        (b"", None),
-        (b"not json", 1),
-        (batch_file(2).replace(b"line-1", b"line-0"), 2),
-        (batch_file(1, url="/v1/embeddings"), 1),
-        (batch_file(1, method="GET"), 1),
-        (batch_file(1, body={"prompt": "a", "temperature": "hot"}), 1),
-        (batch_file(1, body={"prompt": "a", "stream": True}), 1),
-        (b"[" * 200 + b"\n", 1),
-        (b"\xff\xfe\n", 1),
+        (b"", None, "empty_file"),
+        (b"not json", 1, "invalid_json_line"),
+        (batch_file(2).replace(b"line-1", b"line-0"), 2, "duplicate_custom_id"),
+        (batch_file(1, url="/v1/embeddings"), 1, "invalid_url"),
+        (batch_file(1, method="GET"), 1, "invalid_line"),
+        (batch_file(2).replace(b"custom_id", b"id", 1), 1, "unknown_field"),
+        (b'{"custom_id": "a"}', 1, "missing_required_parameter"),
+        (b"[" * 200 + b"\n", 1, "invalid_line"),
+        (b"\xff\xfe\n", 1, "invalid_json_line"),
     ],
 )
-def test_bad_input_fails_before_anything_runs(http, content, line):
+def test_lines_that_are_no_requests_fail_the_batch_before_it_runs(http, content, line, code):
     batch = finished(http, start(http, content)["id"])
     assert batch["status"] == "failed"
     assert batch["errors"]["data"][0]["line"] == line
+    assert batch["errors"]["data"][0]["code"] == code
     assert batch["output_file_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "a", "temperature": "hot"}, "temperature"),
+        ({"prompt": "a", "stream": True}, "stream"),
+        ({"prompt": "a", "max_tokens": 5000}, "max_tokens"),
+        ({"prompt": "a", "nonsense": 1}, "nonsense"),
+        ("text", None),
+    ],
+)
+def test_a_request_that_is_wrong_fails_alone_as_at_openai(http, body, param):
+    content = batch_file(2) + b"\n" + batch_file(1, custom_id="wrong", body=body)
+    batch = finished(http, start(http, content)["id"])
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    (line,) = lines_of(http, batch["error_file_id"])
+    assert (line["custom_id"], line["error"]) == ("wrong", None)
+    assert line["response"]["status_code"] == 400
+    assert line["response"]["body"]["error"]["param"] == param
 
 
 def test_cancelling_keeps_what_is_done(http):

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.config import is_loopback
 from ridgeline.server.context import Call, Server, new_id
-from ridgeline.server.errors import ApiError, Family
+from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.keys import Caller
 from ridgeline.server.logs import log_request
 from ridgeline.server.replies import encode
@@ -19,7 +19,6 @@ _log = logging.getLogger(__name__)
 PUBLIC_PATH = b"/health"
 _SAFE_METHODS = ("GET", "HEAD")
 _MAX_ID_CHARS = 128
-_ANTHROPIC_PREFIX = b"/v1/messages"
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -119,9 +118,7 @@ async def _preflight(send: Callable[[Message], object]) -> None:
 
 
 async def _refuse(error: ApiError, scope: Scope, request_id: str, send: Send) -> None:
-    is_anthropic = scope["raw_path"].startswith(_ANTHROPIC_PREFIX)
-    family = Family.ANTHROPIC if is_anthropic else Family.OPENAI
-    body = encode(error.body(family, request_id))
+    body = encode(error.body(family_of(scope["raw_path"].decode("latin-1")), request_id))
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

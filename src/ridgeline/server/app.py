@@ -1,4 +1,4 @@
-"""The table of routes, and the ASGI application made of it."""
+"""The table of routes (those of the model are apart), and the ASGI application made of it."""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,34 +10,20 @@ from starlette.types import ASGIApp
 from ridgeline.server.access import Access
 from ridgeline.server.context import Call, Server
 from ridgeline.server.endpoint import Endpoint, Operation
-from ridgeline.server.errors import ApiError, Family
+from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.openapi import openapi
 from ridgeline.server.page import page_operations
 from ridgeline.server.replies import Reply, encode
-from ridgeline.server.routes import (
-    batches,
-    chat,
-    completions,
-    files,
-    messages,
-    operations,
-    plain,
-    responses,
-)
-from ridgeline.server.schemas import chat as chat_schemas
-from ridgeline.server.schemas import completions as completion_schemas
-from ridgeline.server.schemas import messages as message_schemas
+from ridgeline.server.routes import batches, files, operations, plain
+from ridgeline.server.routes.model_operations import model_operations
 from ridgeline.server.schemas import plain as plain_schemas
 from ridgeline.server.schemas.batches import PAGE_QUERY, UPLOAD_FORM, BatchRequest
-from ridgeline.server.schemas.responses import ResponsesRequest
-
-_ANTHROPIC_PREFIX = "/v1/messages"
 
 
 def api_operations() -> list[Operation]:
     """Every operation that ``/openapi.json`` describes."""
     return [
-        *_generation(),
+        *model_operations(),
         *_text(),
         *_jobs(),
         Operation(
@@ -56,60 +42,6 @@ def api_operations() -> list[Operation]:
             handler=operations.usage,
             summary="Usage of each key",
             needs_admin=True,
-        ),
-    ]
-
-
-def _generation() -> list[Operation]:
-    return [
-        Operation(
-            method="POST",
-            path="/v1/completions",
-            handler=completions.completions,
-            summary="Continue prompts",
-            request=completion_schemas.CompletionRequest,
-            answer=completion_schemas.CompletionResponse,
-        ),
-        Operation(
-            method="POST",
-            path="/v1/chat/completions",
-            handler=chat.chat,
-            summary="Answer a conversation",
-            request=chat_schemas.ChatRequest,
-            answer=chat_schemas.ChatResponse,
-        ),
-        Operation(
-            method="POST",
-            path="/v1/responses",
-            handler=responses.responses,
-            summary="Answer an input, without state",
-            request=ResponsesRequest,
-        ),
-        Operation(
-            method="POST",
-            path="/v1/messages",
-            handler=messages.messages,
-            summary="Answer a conversation, Anthropic's way",
-            request=message_schemas.MessagesRequest,
-            answer=message_schemas.MessagesResponse,
-            family=Family.ANTHROPIC,
-        ),
-        Operation(
-            method="POST",
-            path="/v1/messages/count_tokens",
-            handler=messages.count_tokens,
-            summary="Length of a message's prompt",
-            request=message_schemas.CountTokensRequest,
-            answer=message_schemas.CountTokensResponse,
-            family=Family.ANTHROPIC,
-        ),
-        Operation(
-            method="POST",
-            path="/v1/embeddings",
-            handler=plain.embeddings,
-            summary="Vectors of texts",
-            request=plain_schemas.EmbeddingRequest,
-            answer=plain_schemas.EmbeddingResponse,
         ),
     ]
 
@@ -255,12 +187,10 @@ def _plain_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     texts = {404: "There is no such route.", 405: "The route has no such method."}
     api_error = ApiError(status, texts.get(status, "The server failed."))
-    is_anthropic = request.url.path.startswith(_ANTHROPIC_PREFIX)
-    family = Family.ANTHROPIC if is_anthropic else Family.OPENAI
     call: Call = request.scope["state"]["call"]
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return Response(
-        encode(api_error.body(family, call.request_id)),
+        encode(api_error.body(family_of(request.url.path), call.request_id)),
         status_code=status,
         headers=headers,
         media_type="application/json",

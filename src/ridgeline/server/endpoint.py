@@ -40,7 +40,8 @@ class Operation:
     ``handler`` takes the `Call`, and the decoded body where there is a ``request`` schema, or the
     ASGI ``receive`` where ``reads_raw``. ``answer`` is the schema of the reply, for
     ``/openapi.json``, as are ``query`` (JSON Schema by parameter) and ``form`` (that of a multipart
-    body). ``needs_admin``: only the admin key will do.
+    body). ``needs_admin``: only the admin key will do. ``in_batches``: lines of a batch may ask for
+    it.
     """
 
     method: str
@@ -52,6 +53,7 @@ class Operation:
     family: Family = Family.OPENAI
     reads_raw: bool = False
     needs_admin: bool = False
+    in_batches: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     form: Mapping[str, Any] | None = None
 
@@ -71,7 +73,7 @@ class Endpoint:
         call.path = self._operation.path
         call.path_params = scope.get("path_params", {})
         call.family = self._operation.family
-        sender = _Sender(send, self._server.config.stall_timeout_s)
+        sender = _Sender(send)
         try:
             arguments = await self._arguments(call, scope, receive)
             answering = self._answer(call, arguments, sender)
@@ -138,7 +140,7 @@ class Endpoint:
         if not isinstance(error, ApiError | RidgelineError):
             _log.error("A request failed inside.", exc_info=error)
         body = api_error.body(self._operation.family, call.request_id)
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(OSError):
             if not sender.started:
                 await sender.whole(
                     Reply(body=body, status=api_error.status, headers=tuple(api_error.headers))
@@ -150,21 +152,20 @@ class Endpoint:
 
 
 class _Sender:
-    """Writes one response; a reader who takes nothing for ``stall_s`` seconds is given up."""
+    """Writes one response."""
 
-    def __init__(self, send: Send, stall_s: float) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._stall_s = stall_s
         self._lock = asyncio.Lock()
         self._last_s = time.monotonic()
         self.started = self.ended = self.is_stream = False
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
-        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def body(self, data: bytes, *, more: bool = True) -> None:
-        await self._put({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def whole(self, reply: Reply) -> None:
         data = reply.encoded()
@@ -203,13 +204,6 @@ class _Sender:
                 return
             else:
                 await self.event(data)
-
-    async def _put(self, message: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(self._stall_s):
-                await self._send(message)
-        except TimeoutError:
-            raise ClientDisconnectedError from None
 
 
 async def _until_disconnect(answering: Coroutine[Any, Any, None], receive: Receive) -> None:

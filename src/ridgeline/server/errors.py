@@ -40,6 +40,11 @@ class Family(enum.Enum):
     ANTHROPIC = "anthropic"
 
 
+def family_of(path: str) -> Family:
+    """The family of a path, whether it has a route or not."""
+    return Family.ANTHROPIC if path.startswith("/v1/messages") else Family.OPENAI
+
+
 class ApiError(Exception):
     """Ends a request with ``status``. ``param`` names the field at fault."""
 

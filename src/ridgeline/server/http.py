@@ -1,4 +1,4 @@
-"""HTTP/1.1 by uvicorn and httptools, with limits on a request's head."""
+"""HTTP/1.1 by uvicorn and httptools, with limits on a request's head and on slow readers."""
 
 import asyncio
 from typing import Any
@@ -9,25 +9,29 @@ MAX_HEAD_BYTES = 64 << 10
 _ONCE = (b"content-length", b"transfer-encoding", b"host")
 
 
-def http_protocol(head_timeout_s: float) -> type[HttpToolsProtocol]:
-    """A `BoundedHttpProtocol` whose heads have so many seconds to arrive."""
-    return type("HttpProtocol", (BoundedHttpProtocol,), {"head_timeout_s": head_timeout_s})
+def http_protocol(*, head_timeout_s: float, stall_timeout_s: float) -> type[HttpToolsProtocol]:
+    """A `BoundedHttpProtocol` with these timeouts."""
+    settings = {"head_timeout_s": head_timeout_s, "stall_timeout_s": stall_timeout_s}
+    return type("HttpProtocol", (BoundedHttpProtocol,), settings)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Ends a connection whose head is too long, too slow, or has two readings.
+    """Ends a connection whose head is too long, too slow, or has two readings; or whose reader
+    takes nothing for ``stall_timeout_s`` while there is more than the buffers hold.
 
     Two readings: both a Content-Length and a Transfer-Encoding, or one of these or Host twice; a
     proxy in front may go by the other one.
     """
 
     head_timeout_s = 30.0
+    stall_timeout_s = 60.0
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._head_bytes = 0
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -35,7 +39,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch_head()
+        self._unwatch_reader()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self.stall_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._unwatch_reader()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -77,6 +90,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _unwatch_reader(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _give_up(self) -> None:
         self._head_timer = None

@@ -105,7 +105,10 @@ def http_server(server: Server) -> uvicorn.Server:
     return _HttpServer(
         uvicorn.Config(
             build_app(server),
-            http=http_protocol(server.config.body_timeout_s),
+            http=http_protocol(
+                head_timeout_s=server.config.body_timeout_s,
+                stall_timeout_s=server.config.stall_timeout_s,
+            ),
             ws="none",
             lifespan="off",
             log_level="warning",

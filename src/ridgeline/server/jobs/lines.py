@@ -1,7 +1,6 @@
 """The lines of a batch: what they must look like, how they are run, what comes out."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,18 +11,12 @@ from msgspec import Meta, Struct
 from ridgeline.core.errors import EngineError, EngineUnavailableError, MachineError
 from ridgeline.server.body import decode_body
 from ridgeline.server.context import Call, Server, new_id
-from ridgeline.server.errors import ApiError, Family, to_api_error
+from ridgeline.server.endpoint import Operation
+from ridgeline.server.errors import ApiError, Family, bad_request, to_api_error
 from ridgeline.server.jobs.batches import Result
 from ridgeline.server.keys import Caller
 from ridgeline.server.replies import Reply, encode
-from ridgeline.server.routes.chat import chat
-from ridgeline.server.routes.completions import completions
-from ridgeline.server.routes.plain import embeddings
-from ridgeline.server.routes.responses import responses
-from ridgeline.server.schemas.chat import ChatRequest
-from ridgeline.server.schemas.completions import CompletionRequest
-from ridgeline.server.schemas.plain import EmbeddingRequest
-from ridgeline.server.schemas.responses import ResponsesRequest
+from ridgeline.server.routes.model_operations import model_operations
 
 MAX_LINES = 50_000
 MAX_BYTES = 200 << 20
@@ -32,13 +25,14 @@ _MAX_ERRORS = 100
 _ATTEMPTS = 3
 _RETRY_S = 0.5
 
-Handler = Callable[[Call, Any], Coroutine[Any, Any, Any]]
-ENDPOINTS: dict[str, tuple[Handler, type]] = {
-    "/v1/completions": (completions, CompletionRequest),
-    "/v1/chat/completions": (chat, ChatRequest),
-    "/v1/embeddings": (embeddings, EmbeddingRequest),
-    "/v1/responses": (responses, ResponsesRequest),
+ENDPOINTS = {each.path: each for each in model_operations() if each.in_batches}
+_BODIES: dict[str, msgspec.json.Decoder[Any]] = {
+    path: msgspec.json.Decoder(operation.request)
+    for path, operation in ENDPOINTS.items()
+    if operation.request is not None
 }
+# OpenAI's names for what is wrong with a line.
+_CODES = {"invalid_json": "invalid_json_line", "missing_field": "missing_required_parameter"}
 
 
 class BatchLine(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,12 +58,15 @@ _LINE = msgspec.json.Decoder(BatchLine)
 
 
 def read_lines(path: Path, endpoint: str) -> tuple[list[LinePlace], list[dict[str, Any]]]:
-    """Check the whole of an input file; returns its lines and what is wrong with them."""
+    """Check an input file; returns its lines and what is wrong with them.
+
+    As at OpenAI, a file with a line that is no request at all is refused as a whole, before any of
+    it runs; a request whose ``body`` is wrong gets its own answer, as it would online.
+    """
     places: list[LinePlace] = []
     errors: list[dict[str, Any]] = []
     if path.stat().st_size > MAX_BYTES:
         return [], [_error("too_large", f"A batch may have {MAX_BYTES:,} bytes.", None)]
-    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(ENDPOINTS[endpoint][1])
     seen: set[str] = set()
     with open(path, "rb") as file:
         number = offset = 0
@@ -83,11 +80,14 @@ def read_lines(path: Path, endpoint: str) -> tuple[list[LinePlace], list[dict[st
                 errors.append(_error("too_many", f"{MAX_LINES} lines at the most.", number))
                 break
             try:
-                line = _check(data, endpoint, decoder)
+                line = _check(data, endpoint)
                 if line.custom_id in seen:
-                    raise ApiError(400, "custom_id is there twice.", param="custom_id")
+                    raise bad_request(
+                        "custom_id is there twice.", "custom_id", "duplicate_custom_id"
+                    )
             except ApiError as error:
-                errors.append(_error("invalid_line", error.message, number, error.param))
+                code = _CODES.get(error.code or "", error.code) or "invalid_line"
+                errors.append(_error(code, error.message, number, error.param))
                 if len(errors) >= _MAX_ERRORS:
                     break
                 continue
@@ -102,15 +102,12 @@ def read_lines(path: Path, endpoint: str) -> tuple[list[LinePlace], list[dict[st
     return places, errors
 
 
-def _check(data: bytes, endpoint: str, decoder: msgspec.json.Decoder[Any]) -> BatchLine:
+def _check(data: bytes, endpoint: str) -> BatchLine:
     if len(data) > _MAX_LINE_BYTES:
-        raise ApiError(400, "The line is too long.")
+        raise bad_request("The line is too long.")
     line = decode_body(_LINE, data)
     if line.url != endpoint:
-        raise ApiError(400, f"The url is not the batch's endpoint {endpoint}.", param="url")
-    body = decode_body(decoder, bytes(line.body))
-    if getattr(body, "stream", None):
-        raise ApiError(400, "A batch does not stream.", param="body.stream")
+        raise bad_request(f"The url is not the batch's endpoint {endpoint}.", "url", "invalid_url")
     return line
 
 
@@ -127,12 +124,12 @@ def read_line(path: Path, place: LinePlace) -> BatchLine:
 
 async def run_line(server: Server, caller: Caller, place: LinePlace, line: BatchLine) -> Result:
     """Run a line. While the engine takes no requests it waits; what fails inside is tried again."""
-    handler, schema = ENDPOINTS[line.url]
+    operation = ENDPOINTS[line.url]
     attempt = 0
     while True:
         call = Call(server=server, request_id=new_id("req-"), caller=caller, is_batch=True)
         try:
-            reply = await handler(call, decode_body(msgspec.json.Decoder(schema), bytes(line.body)))
+            reply = await _reply(operation, call, bytes(line.body))
         except Exception as error:
             is_busy = isinstance(error, EngineUnavailableError | MachineError)
             is_full = isinstance(error, ApiError) and error.status == 429
@@ -145,8 +142,16 @@ async def run_line(server: Server, caller: Caller, place: LinePlace, line: Batch
             failure = to_api_error(error)
             body = encode(failure.body(Family.OPENAI, call.request_id))
             return _result(place, call.request_id, failure.status, body)
-        assert isinstance(reply, Reply)
         return _result(place, call.request_id, reply.status, reply.encoded())
+
+
+async def _reply(operation: Operation, call: Call, body: bytes) -> Reply:
+    request = decode_body(_BODIES[operation.path], body)
+    if getattr(request, "stream", None):
+        raise bad_request("A batch does not stream.", "stream")
+    reply = await operation.handler(call, request)
+    assert isinstance(reply, Reply)
+    return reply
 
 
 def _result(place: LinePlace, request_id: str, status: int, body: bytes) -> Result:
