@@ -5,6 +5,7 @@ import os
 import sys
 
 from anthropic import Anthropic, BadRequestError
+from pydantic import BaseModel
 
 client = Anthropic(base_url=sys.argv[1], api_key=os.environ.get("CLIENT_KEY", "none"))
 MODEL = client.models.list().data[0].id
@@ -50,6 +51,15 @@ def tools():
     assert answer.content
 
 
+class Flag(BaseModel):
+    flag: bool
+
+
+def structured_output():
+    message = client.messages.parse(**SETTINGS, output_format=Flag)
+    assert isinstance(message.parsed_output, Flag)
+
+
 def count_tokens():
     counted = client.messages.count_tokens(model=MODEL, messages=HI)
     usage = client.messages.create(**SETTINGS).usage
@@ -73,7 +83,7 @@ def errors():
         raise AssertionError("a temperature below zero was accepted")
 
 
-for check in (messages, stream, tools, count_tokens, stop_sequence, errors):
+for check in (messages, stream, tools, structured_output, count_tokens, stop_sequence, errors):
     try:
         check()
         problem = None

@@ -74,6 +74,20 @@ def test_message_events(events):
     assert found[-2]["usage"]["output_tokens"] == 4
 
 
+def test_a_message_may_run_into_the_end_of_the_context(http, events):
+    """Anthropic's clients send a limit that is the model's, and read of the context's end."""
+    body = {"messages": [{"role": "user", "content": "the cat " * 300}], **GREEDY}
+    message = http.post("/v1/messages", json={**body, "max_tokens": 4096}).json()
+    used = message["usage"]
+    length = used["input_tokens"] + used["cache_read_input_tokens"]
+    assert message["stop_reason"] == "model_context_window_exceeded"
+    assert length + used["output_tokens"] == 2048
+    end = events("/v1/messages", {**body, "max_tokens": 4096})[-2]
+    assert end["delta"]["stop_reason"] == "model_context_window_exceeded"
+    fits = {**body, "max_tokens": 2048 - length}
+    assert http.post("/v1/messages", json=fits).json()["stop_reason"] == "max_tokens"
+
+
 def test_response_events(events):
     found = events("/v1/responses", {"input": "the cat", **GREEDY, "max_output_tokens": 4})
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
@@ -120,12 +134,16 @@ def test_histories_with_tools_are_read(http):
         ("/v1/chat/completions", {"messages": HI, "top_logprobs": 3}, "top_logprobs"),
         ("/v1/chat/completions", {"messages": HI, "max_tokens": 0}, "max_tokens"),
         ("/v1/chat/completions", {"messages": HI, "tool_choice": "required"}, "tool_choice"),
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 2048}, "max_tokens"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2048}, "max_output_tokens"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages",
         ),
         ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
+        ("/v1/chat/completions", {"messages": HI, "stream_options": {}}, "stream_options"),
+        ("/v1/completions", {"prompt": "a", "stream_options": {}}, "stream_options"),
         ("/v1/responses", {"input": "a", "background": True}, "background"),
         ("/v1/responses", {"input": [{"type": "web_search_call"}]}, "input"),
     ],
@@ -134,6 +152,17 @@ def test_refusals_name_the_field(http, path, body, param):
     response = http.post(path, json=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+def test_output_config_of_a_message(http, events):
+    """What ``messages.parse`` of Anthropic's package sends."""
+    schema = {**TOOL, "additionalProperties": False}
+    config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
+    body = {"messages": HI, "max_tokens": 64, "output_config": config, "temperature": 0}
+    message = http.post("/v1/messages", json=body).json()
+    assert isinstance(json.loads(message["content"][0]["text"])["a"], bool)
+    body["structured_outputs"] = {"json": TOOL}
+    assert http.post("/v1/messages", json=body).status_code == 400
 
 
 def test_anthropic_errors_have_their_own_shape(http):

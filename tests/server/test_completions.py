@@ -124,6 +124,16 @@ def test_usage_has_cached_tokens_and_cost(http):
     assert cost["total"] == pytest.approx(sum(cost[k] for k in ("prefill", "cached", "decode")))
 
 
+def test_costs_are_printed_as_the_price_list_is(http):
+    """5 tokens at 1.0 per million were once 4.9999999999999996e-06."""
+    for count in range(1, 40):
+        ids = [200 + count] * count
+        cost = complete(http, prompt=ids, max_tokens=count)["usage"]["cost"]
+        assert repr(cost["prefill"]) == repr(float(f"{count}e-6"))
+        assert repr(cost["decode"]) == repr(float(f"{2 * count}e-6"))
+        assert repr(cost["total"]) == repr(float(f"{3 * count}e-6"))
+
+
 def test_prompt_logprobs_and_token_ids(http):
     choice = complete(http, prompt="the cat", prompt_logprobs=2, return_token_ids=True)["choices"][
         0
@@ -136,6 +146,38 @@ def test_prompt_logprobs_and_token_ids(http):
 def test_truncation_keeps_the_end(http):
     got = complete(http, prompt="the cat sat on the mat", truncate_prompt_tokens=2)
     assert got["usage"]["prompt_tokens"] == 2
+
+
+def test_truncation_leaves_room_for_the_output(http):
+    usage = complete(http, prompt=[7] * 5000, truncate_prompt_tokens=-1, max_tokens=10)["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2038, 10)
+
+
+def test_an_output_limit_must_fit_into_the_context(http):
+    """As at OpenAI and vLLM; the default limit may be clipped."""
+    for body in ({"max_tokens": 9}, {"max_tokens": None, "max_completion_tokens": 9}):
+        response = http.post("/v1/completions", json={"prompt": [7] * 2040, **body})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "2040" in error["message"]
+        assert "1 too many" in error["message"]
+    got = complete(http, prompt=[7] * 2040, max_tokens=None)
+    assert got["usage"]["completion_tokens"] == 8
+
+
+def test_stop_strings_wait_for_min_tokens(http):
+    """As at vLLM: what is complete within the first ``min_tokens`` does not end the output."""
+    text = complete(http, prompt="the cat", max_tokens=40)["choices"][0]["text"]
+    stop = text[1]
+    least = complete(http, prompt="the cat", max_tokens=40, stop=[stop], return_token_ids=True)
+    assert len(least["choices"][0]["token_ids"]) < 20
+    got = complete(
+        http, prompt="the cat", max_tokens=40, min_tokens=20, stop=[stop], return_token_ids=True
+    )["choices"][0]
+    assert len(got["token_ids"]) > 20
+    assert text.startswith(got["text"])
+    assert stop in got["text"]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +204,8 @@ def test_truncation_keeps_the_end(http):
         ({"prompt": "a", "nonsense": 1}, "nonsense"),
         ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"prompt": "a " * 3000}, "prompt"),
+        ({"prompt": "a", "max_tokens": 2048}, "max_tokens"),
+        ({"prompt": ["a", "a b"], "max_completion_tokens": 2047}, "max_completion_tokens"),
         ({}, "prompt"),
     ],
 )

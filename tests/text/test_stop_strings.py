@@ -56,6 +56,28 @@ def _check(parts: list[str], stops: Sequence[str], include: bool) -> None:
         assert text[matcher.match.start : end] == stop
 
 
+@pytest.mark.parametrize("include", [False, True])
+def test_stops_that_end_too_early_do_not_count(include: bool) -> None:
+    """Text of which the first part may not stop: an end in it is passed over, a beginning not."""
+    rng = random.Random(5)
+    for _ in range(3_000):
+        text = "".join(rng.choices("ab", k=rng.randrange(1, 16)))
+        stops = _random_stops(rng, "ab", 4)
+        first = rng.randrange(len(text) + 1)
+        ends = [
+            (end, -len(stop), stop)
+            for stop in stops
+            for end in range(first + 1, len(text) + 1)
+            if text[:end].endswith(stop)
+        ]
+        matcher = StopStringMatcher(stops, include_stop=include)
+        emitted = matcher.push(text[:first], may_stop=False) + matcher.push(text[first:])
+        emitted += matcher.flush()
+        end, minus_length, stop = min(ends, default=(len(text), 0, None))
+        assert matcher.matched == stop
+        assert emitted == text[: end if include else end + minus_length]
+
+
 def _random_stops(rng: random.Random, alphabet: str, longest: int) -> list[str]:
     count = rng.randrange(1, 5)
     return ["".join(rng.choices(alphabet, k=rng.randint(1, longest))) for _ in range(count)]

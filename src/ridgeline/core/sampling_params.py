@@ -35,7 +35,8 @@ class SamplingParams:
         logit_bias: added to the logits of these token ids, −100 to 100.
         seed: the same seed gives the same text, whatever else is in the batch; ``None`` draws one.
         max_tokens: output length limit; without it the output may fill the context.
-        min_tokens: the end-of-sequence and stop tokens are impossible before this many.
+        min_tokens: before this many, end-of-sequence and stop tokens are impossible, and stop
+            strings do not end the output.
         stop: strings at which the output ends.
         stop_token_ids: tokens at which the output ends, beside the model's own.
         ignore_eos: the model's end-of-sequence tokens are ordinary tokens.

@@ -79,14 +79,19 @@ class SampleOutput:
         text = ""
         finished = self.sequence.is_finished
         hidden = 1 if finished and self._hides_end() else 0
+        before = len(self._token_ids)
         for count, token in enumerate(tokens[: len(tokens) - hidden], start=1):
-            text += self._until_stop(self._detokenize(token))
+            text += self._until_stop(self._detokenize(token), before + count)
             if self._matched is not None:
                 return tokens[:count], text
-        return tokens, text + self._flush() if finished else text
+        return tokens, text + self._flush(before + len(tokens)) if finished else text
 
-    def _until_stop(self, text: str) -> str:
-        return self._stops.push(text) if self._stops else text
+    def _until_stop(self, text: str, num_tokens: int) -> str:
+        """Text up to a stop string; until there are more than ``min_tokens``, none counts."""
+        if self._stops is None:
+            return text
+        min_tokens = self.sequence.request.params.min_tokens
+        return self._stops.push(text, may_stop=num_tokens > min_tokens)
 
     def output(self) -> CompletionOutput:
         """All of it so far."""
@@ -121,6 +126,6 @@ class SampleOutput:
     def _detokenize(self, token: int) -> str:
         return self._detokenizer.push([token]) if self._detokenizer else ""
 
-    def _flush(self) -> str:
-        text = self._until_stop(self._detokenizer.finish()) if self._detokenizer else ""
+    def _flush(self, num_tokens: int) -> str:
+        text = self._until_stop(self._detokenizer.finish(), num_tokens) if self._detokenizer else ""
         return text + self._stops.flush() if self._stops else text

@@ -12,7 +12,7 @@ from ridgeline.core.structured_outputs import StructuredOutputs
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, explain_tools
 from ridgeline.server.generation import Job, priority_of
-from ridgeline.server.prompts import render, tokenize, truncate
+from ridgeline.server.prompts import check_room, render, tokenize, truncate
 from ridgeline.server.sampling import deadline_s, sampling_params, structured_outputs
 from ridgeline.server.schemas.generation import Generation
 from ridgeline.text.output import (
@@ -117,10 +117,14 @@ async def prepare_answer(
     conversation: Conversation,
     *,
     max_tokens: int | None,
+    limit_name: str | None,
     add_special_tokens: bool = False,
     **settings: Any,
 ) -> AnswerJob:
     """Check a request and render its prompt; ``settings`` go to the sampling parameters.
+
+    ``limit_name``: how the request calls ``max_tokens``, which must then fit into the context;
+    without it the context may end the output first.
 
     Raises:
         ApiError, RequestError: what the caller did wrong.
@@ -141,10 +145,14 @@ async def prepare_answer(
     if reads_special_tokens(tool_parser, reasoning_parser):
         settings["skip_special_tokens"] = False
     params = sampling_params(server, fields, max_tokens=max_tokens, structured=forced, **settings)
+    context = server.engine.config.max_model_len
     ids = await tokenize(server, prompt, add_special_tokens=add_special_tokens)
+    ids = truncate(ids, fields.truncate_prompt_tokens, context, max_tokens)
+    if limit_name is not None:
+        check_room(ids, max_tokens, context, limit_name)
     job = Job(
         call=call,
-        prompts=[truncate(ids, fields.truncate_prompt_tokens, server.engine.config.max_model_len)],
+        prompts=[ids],
         params=params,
         adapter=server.adapter(model),
         cache_salt=fields.cache_salt or "",

@@ -9,8 +9,9 @@ from ridgeline.core.errors import EngineError, OverloadedError
 from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.server.context import Call, new_id
+from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
-from ridgeline.server.schemas.generation import Cost, PromptTokensDetails, Usage
+from ridgeline.server.schemas.generation import PromptTokensDetails, Usage
 
 MAX_SEQUENCES = 2048
 BATCH_PRIORITY = 1 << 30  # after everything that somebody waits for
@@ -143,16 +144,3 @@ def usage_of(call: Call) -> Usage:
         prompt_tokens_details=PromptTokensDetails(cached_tokens=call.cached_tokens),
         cost=cost_of(call),
     )
-
-
-def cost_of(call: Call) -> Cost | None:
-    """Tokens by their prices per million; the batch API has a factor on all of them."""
-    config = call.server.config
-    if config.price_input is None or config.price_output is None:
-        return None
-    scale = 1e-6 * (config.batch_price_factor if call.is_batch else 1.0)
-    price_cached = config.price_input * 0.1 if config.price_cached is None else config.price_cached
-    prefill = (call.prompt_tokens - call.cached_tokens) * config.price_input * scale
-    cached = call.cached_tokens * price_cached * scale
-    decode = call.output_tokens * config.price_output * scale
-    return Cost(prefill=prefill, cached=cached, decode=decode, total=prefill + cached + decode)

@@ -64,13 +64,35 @@ async def tokenize(
     return tuple(ids)
 
 
-def truncate(token_ids: tuple[int, ...], limit: int | None, context: int) -> tuple[int, ...]:
-    """The last ``limit`` tokens; −1 is as many as leave room for one more in the context."""
+def truncate(
+    token_ids: tuple[int, ...], limit: int | None, context: int, output_tokens: int | None = None
+) -> tuple[int, ...]:
+    """The last ``limit`` tokens; −1 is as many as leave room for the output in the context."""
     if limit is None:
         return token_ids
     if limit == 0:
         raise bad_request("truncate_prompt_tokens must not be 0.", "truncate_prompt_tokens")
-    return token_ids[-(context - 1 if limit == -1 else limit) :]
+    room = max(1, context - (output_tokens or 1))
+    return token_ids[-(room if limit == -1 else limit) :]
+
+
+def check_room(
+    token_ids: tuple[int, ...], output_tokens: int | None, context: int, param: str
+) -> None:
+    """Refuse an output limit that, after this prompt, no output could reach.
+
+    OpenAI and vLLM do the same: who asks for 4,000 tokens is not to take 900 for all there was to
+    say. Without a limit the context is one, and a prompt that alone is too long is the engine's
+    to refuse.
+    """
+    length = len(token_ids)
+    if output_tokens is not None and length < context < length + output_tokens:
+        raise bad_request(
+            f"The context holds {context} tokens; the prompt has {length} and {param} asks for "
+            f"{output_tokens} more, which is {length + output_tokens - context} too many.",
+            param,
+            "context_length_exceeded",
+        )
 
 
 async def render(

@@ -62,6 +62,17 @@ def max_tokens_of(fields: OpenAIGeneration) -> int | None:
     return old if new is None else new
 
 
+def check_stream_options(fields: OpenAIGeneration) -> None:
+    """ApiError for options of a stream that is not asked for, as at OpenAI and vLLM."""
+    if fields.stream_options is not None and not fields.stream:
+        raise bad_request("stream_options needs stream.", "stream_options")
+
+
+def limit_name(fields: OpenAIGeneration) -> str:
+    """By which of its names the output limit came."""
+    return "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+
+
 def structured_outputs(fields: Generation) -> StructuredOutputs | None:
     """What the output must look like, by whichever of the names was used; one at the most."""
     found: list[tuple[str, dict[str, Any]]] = []

@@ -35,15 +35,18 @@ class StopStringMatcher:
         self._held = ""
         self.match: StopMatch | None = None
 
-    def push(self, text: str) -> str:
-        """Take a delta; return what is safe to emit. After a match, nothing more comes."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Take a delta; return what is safe to emit. After a match, nothing more comes.
+
+        Without ``may_stop`` no stop counts that ends in this delta; one may still begin in it.
+        """
         if self.match is not None:
             return ""
         held, start = self._held, self._length
         for index, char in enumerate(text):
             self._step(char)
             stop = self._output[self._state]
-            if stop is not None:
+            if stop is not None and may_stop:
                 end = start + index + 1
                 self.match = StopMatch(stop=stop, start=end - len(stop), end=end)
                 self._length, self._held = end, ""

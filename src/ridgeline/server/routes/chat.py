@@ -12,7 +12,7 @@ from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import generate, usage_of
 from ridgeline.server.logprobs import chat_logprobs, prompt_logprobs
 from ridgeline.server.replies import DONE, EventStream, Reply, event
-from ridgeline.server.sampling import max_tokens_of
+from ridgeline.server.sampling import check_stream_options, limit_name, max_tokens_of
 from ridgeline.server.schemas.chat import (
     AnswerMessage,
     CalledFunction,
@@ -39,6 +39,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
     """Answer a conversation."""
+    check_stream_options(request)
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs needs logprobs.", "top_logprobs")
     if max_tokens_of(request) == 0:
@@ -48,6 +49,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
         request,
         conversation_of(request),
         max_tokens=max_tokens_of(request),
+        limit_name=limit_name(request),
         add_special_tokens=bool(request.add_special_tokens),
         n=request.n,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,

@@ -9,9 +9,15 @@ from ridgeline.server.context import Call, new_id
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import Job, generate, priority_of, usage_of
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
-from ridgeline.server.prompts import split_prompts, tokenize, truncate
+from ridgeline.server.prompts import check_room, split_prompts, tokenize, truncate
 from ridgeline.server.replies import DONE, EventStream, Reply, event
-from ridgeline.server.sampling import deadline_s, max_tokens_of, sampling_params
+from ridgeline.server.sampling import (
+    check_stream_options,
+    deadline_s,
+    limit_name,
+    max_tokens_of,
+    sampling_params,
+)
 from ridgeline.server.schemas.completions import (
     CompletionChoice,
     CompletionLogprobs,
@@ -56,6 +62,7 @@ class _Run:
         """Check the request and tokenize its prompts."""
         server = call.server
         model = server.check_model(request.model, call.caller)
+        check_stream_options(request)
         if request.suffix:
             raise bad_request("suffix: this model cannot fill in the middle.", "suffix")
         if request.best_of is not None and request.best_of != (request.n or 1):
@@ -63,20 +70,19 @@ class _Run:
         max_tokens = max_tokens_of(request)
         if max_tokens == 0 and not request.echo:
             raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
+        adds_special = request.add_special_tokens is not False
+        context = server.engine.config.max_model_len
+        prompts = []
+        for prompt in split_prompts(request.prompt, "prompt"):
+            ids = await tokenize(server, prompt, add_special_tokens=adds_special)
+            ids = truncate(ids, request.truncate_prompt_tokens, context, max_tokens)
+            check_room(ids, max_tokens, context, limit_name(request))
+            prompts.append(ids)
         asked = request.prompt_logprobs
         echoed = request.logprobs if request.echo else None
         job = Job(
             call=call,
-            prompts=[
-                truncate(
-                    await tokenize(
-                        server, prompt, add_special_tokens=request.add_special_tokens is not False
-                    ),
-                    request.truncate_prompt_tokens,
-                    server.engine.config.max_model_len,
-                )
-                for prompt in split_prompts(request.prompt, "prompt")
-            ],
+            prompts=prompts,
             params=sampling_params(
                 server,
                 request,

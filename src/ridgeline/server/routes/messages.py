@@ -19,6 +19,7 @@ from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import generate
 from ridgeline.server.prompts import tokenize
 from ridgeline.server.replies import EventStream, Reply, event
+from ridgeline.server.schemas.generation import StructuredOutputs
 from ridgeline.server.schemas.messages import (
     AnswerBlock,
     Block,
@@ -45,8 +46,19 @@ async def messages(call: Call, request: MessagesRequest) -> Reply | EventStream:
     if request.stop is not None and request.stop_sequences is not None:
         raise bad_request("stop and stop_sequences exclude each other.", "stop_sequences")
     stop = None if request.stop_sequences is None else tuple(request.stop_sequences)
+    if request.output_config is not None and request.output_config.format is not None:
+        if request.structured_outputs is not None:
+            raise bad_request(
+                "structured_outputs and output_config.format exclude each other.", "output_config"
+            )
+        request.structured_outputs = StructuredOutputs(json=request.output_config.format.schema)
     answer = await prepare_answer(
-        call, request, _conversation(request), max_tokens=request.max_tokens, stop=stop
+        call,
+        request,
+        _conversation(request),
+        max_tokens=request.max_tokens,
+        limit_name=None,
+        stop=stop,
     )
     run = _Run(call, answer, stop or ())
     if request.stream:
@@ -71,7 +83,11 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> Conversation
     choice = request.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise bad_request("tool_choice of type tool needs a name.", "tool_choice.name")
-    thinking = request.thinking
+    variables: dict[str, Any] = {}
+    if request.thinking is not None:
+        variables["enable_thinking"] = request.thinking.type != "disabled"
+    if request.output_config is not None and request.output_config.effort is not None:
+        variables["reasoning_effort"] = request.output_config.effort
     return Conversation(
         messages=turns,
         tools=tuple(
@@ -80,7 +96,7 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> Conversation
         ),
         choice="auto" if choice is None else _CHOICES[choice.type],
         forced=choice.name if choice is not None and choice.type == "tool" else None,
-        variables={} if thinking is None else {"enable_thinking": thinking.type != "disabled"},
+        variables=variables,
         # A last turn of the assistant's is the beginning of the answer.
         add_generation_prompt=turns[-1]["role"] != "assistant",
         continue_final_message=turns[-1]["role"] == "assistant",
@@ -230,6 +246,9 @@ class _Run:
         """Stop reason and the stop sequence that it was."""
         if self._answer.stop_reason in self._stops:
             return "stop_sequence", str(self._answer.stop_reason)
+        limit = self._job.job.params.max_tokens
+        if self._answer.finish_reason == "length" and self._answer.num_tokens < (limit or 0):
+            return "model_context_window_exceeded", None
         return _STOP_REASONS.get(self._answer.finish_reason or "", "end_turn"), None
 
 

@@ -75,7 +75,10 @@ async def usage(call: Call) -> Reply:
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 entry = tenants.setdefault(sample.labels["tenant"], {})
-                entry[sample.labels.get("kind", "cost")] = sample.value
+                if (kind := sample.labels.get("kind")) is not None:
+                    entry[kind] = int(sample.value)
+                else:
+                    entry["cost"] = float(f"{sample.value:.12g}")  # a sum of many small numbers
     return Reply(body={"object": "list", "data": [{"tenant": t, **u} for t, u in tenants.items()]})
 
 

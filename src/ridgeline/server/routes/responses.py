@@ -40,6 +40,7 @@ async def responses(call: Call, request: ResponsesRequest) -> Reply | EventStrea
         request,
         _conversation(request),
         max_tokens=request.max_output_tokens,
+        limit_name="max_output_tokens",
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
     )
     run = _Run(call, request, answer)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from ridgeline.core.sampling_params import MAX_LOGPROBS
-from ridgeline.server.schemas.generation import Name, OpenAIGeneration, Usage
+from ridgeline.server.schemas.generation import Effort, Name, OpenAIGeneration, Usage
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
@@ -97,7 +97,7 @@ class ChatRequest(OpenAIGeneration, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     documents: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None

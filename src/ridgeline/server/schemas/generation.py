@@ -21,6 +21,7 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 
@@ -78,7 +79,8 @@ class OpenAIGeneration(Generation, kw_only=True):
     """What completions and chat share beyond that.
 
     Inert, because SDKs send them: ``user``, ``metadata``, ``store``, ``service_tier``,
-    ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_retention``.
+    ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_options``,
+    ``prompt_cache_retention``.
     """
 
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
@@ -94,6 +96,7 @@ class OpenAIGeneration(Generation, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
 

@@ -4,7 +4,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ridgeline.server.schemas.generation import Generation, Name, Positive, StopStrings
+from ridgeline.server.schemas.generation import (
+    Effort,
+    Generation,
+    Name,
+    Positive,
+    StopStrings,
+)
 
 
 class Block(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -65,6 +71,20 @@ class Thinking(Struct, forbid_unknown_fields=True, kw_only=True):
     display: str | None = None
 
 
+class JsonOutput(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The text of the answer is JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``effort`` is for templates that can be asked for it."""
+
+    effort: Effort | None = None
+    format: JsonOutput | None = None
+
+
 class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """What the prompt of a message would be."""
 
@@ -74,6 +94,7 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     tools: Annotated[list[MessagesTool], Meta(max_length=128)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     cache_control: Any = None
 
 
@@ -87,6 +108,7 @@ class MessagesRequest(Generation, kw_only=True):
     tools: Annotated[list[MessagesTool], Meta(max_length=128)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     cache_control: Any = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from ridgeline.core.sampling_params import MAX_LOGPROBS
-from ridgeline.server.schemas.generation import Count, Generation, Name
+from ridgeline.server.schemas.generation import Count, Effort, Generation, Name
 
 
 class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -62,7 +62,7 @@ class TextSettings(Struct, forbid_unknown_fields=True, kw_only=True):
 class ReasoningSettings(Struct, forbid_unknown_fields=True, kw_only=True):
     """``summary`` is inert: reasoning comes as it is."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -71,7 +71,7 @@ class ResponsesRequest(Generation, kw_only=True):
     """Stateless: ``previous_response_id``, ``conversation`` and ``background`` are refused.
 
     Inert: ``store``, ``metadata``, ``user``, ``service_tier``, ``truncation`` unless ``auto``,
-    ``prompt_cache_key``, ``safety_identifier``.
+    ``prompt_cache_key``, ``prompt_cache_options``, ``safety_identifier``.
     """
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
@@ -96,5 +96,6 @@ class ResponsesRequest(Generation, kw_only=True):
     user: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
