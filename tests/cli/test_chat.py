@@ -42,6 +42,14 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(model_folder, capsy
     assert "the context holds" in capsys.readouterr().err
 
 
+def test_unknown_commands_do_not_go_to_the_model(model_folder, capsys, monkeypatch):
+    captured = chat(capsys, monkeypatch, model_folder, ["/rest", "/reset now", "/help"])
+    assert captured.out == ""
+    assert captured.err.count("no such command") == 2
+    assert captured.err.count("/reset forgets") == 4
+    assert chat(capsys, monkeypatch, model_folder, ["/etc/hosts is a file"]).out
+
+
 def test_several_answers_are_refused(model_folder, capsys):
     assert main(["chat", str(model_folder), "--n", "2"]) == 2
     assert "n must be 1" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ridgeline.cli.main import build_parser, main
+from ridgeline.cli.options import num_bytes
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.sampling_params import SamplingParams
 
@@ -76,7 +77,34 @@ def test_prompt_from_a_file_or_standard_input(model_folder, capsys, tmp_path, mo
     assert by_file["text"] == by_stdin["text"] == by_flag["text"]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_logprobs_are_a_table_without_json(model_folder, capsys, n):
+    options = ("--max-tokens", 3, "--temperature", 0, "--logprobs", 2, "--n", n)
+    found = json.loads(generate(capsys, model_folder, *options, "--json")[1])
+    out = generate(capsys, model_folder, *options, "--prompt-logprobs", 0)[1]
+    assert "prompt" in out
+    assert out.count("likeliest") == 1 + n
+    for entry in found["logprobs"]:
+        assert out.count(f"{entry['logprob']:.4f}") >= n
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4096", 4096), ("2GB", 2 * 10**9), ("2gb", 2 * 10**9), ("1.5 GiB", 3 * 2**29),
+     ("2G", 2**31), ("10kB", 10_000), ("7B", 7), ("0.1TB", 10**11)],
+)  # fmt: skip
+def test_sizes_have_units(text, expected):
+    assert num_bytes(text) == expected
+    parser = build_parser()
+    arguments = parser.parse_args(["generate", "--kv-cache-memory-bytes", text])
+    assert arguments.kv_cache_memory_bytes == expected
+
+
 BAD_COMMAND_LINES = [
+    *(
+        (["--kv-cache-memory-bytes", text], "--kv-cache-memory-bytes")
+        for text in ("2XB", "-1", "1e9", "GB", "2 G B", "", "2.GB")
+    ),
     (["--temperature", "-1"], "temperature"),
     (["--temperature", "nan"], "temperature"),
     (["--top-p", "0"], "top_p"),

@@ -1,6 +1,7 @@
 """``ridgeline chat``: a conversation on the terminal."""
 
 import argparse
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ridgeline.engine import LLM, CompletionStream
 
 HELP = "/reset forgets the conversation, /exit ends it; Ctrl-C stops an answer."
+_COMMAND = re.compile(r"/\w*(\s.*)?")  # a path, such as /etc/hosts, is none
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -54,6 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
                 break
             if line == "/reset":
                 conversation.reset()
+            elif line == "/help":
+                error_console.print(HELP, style="dim")
+            elif _COMMAND.fullmatch(line):
+                error_console.print(f"There is no such command. {HELP}", style="red")
             elif line:
                 conversation.answer(line)
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.cli.display import error_console, loading_bar, roofline_line, timing_line
+from ridgeline.cli.logprobs import print_logprobs
 from ridgeline.cli.options import (
     Parser,
     add_model_options,
@@ -59,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
             (output,) = llm.generate(prompt, params, adapter=arguments.adapter)
             _print_outputs(llm.name, output, llm.roofline(), as_json=arguments.json)
         report = llm.roofline()
+        if not arguments.json:
+            print_logprobs(output, llm.tokenizer)
     if not arguments.json:
         _print_timing(output)
         error_console.print(roofline_line(report), style="dim", markup=False)

@@ -9,6 +9,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from ridgeline.core.config import EngineConfig
@@ -23,6 +24,8 @@ COMMON_OPTIONS = {
     "host", "port", "api_key", "served_model_name",
 }  # fmt: skip
 _NOT_OPTIONS = {"model"}
+_UNITS = ("", "K", "M", "G", "T")
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNORECASE | re.ASCII)
 
 
 class Parser(argparse.ArgumentParser):
@@ -111,7 +114,7 @@ def _add_fields(parser: Parser, cls: type[Any], *, title: str) -> None:
     for field in dataclasses.fields(cls):
         if field.name in _NOT_OPTIONS or field.name in _taken(parser):
             continue
-        options = _argument_options(hints[field.name])
+        options = _argument_options(field.name, hints[field.name])
         text = texts[field.name].replace("%", "%%")
         shown = field.name in COMMON_OPTIONS
         action = group.add_argument(
@@ -129,7 +132,7 @@ def _taken(parser: Parser) -> set[str]:
     return {action.dest for action in parser._actions}
 
 
-def _argument_options(hint: Any) -> dict[str, Any]:
+def _argument_options(name: str, hint: Any) -> dict[str, Any]:
     kinds = [kind for kind in _union_members(hint) if kind is not types.NoneType]
     kind = kinds[0]
     origin = typing.get_origin(kind)
@@ -138,6 +141,8 @@ def _argument_options(hint: Any) -> dict[str, Any]:
     if origin is tuple:
         item = typing.get_args(kind)[0]
         return {"action": "append", "type": item, "metavar": item.__name__.upper()}
+    if name.endswith("_bytes"):
+        return {"type": num_bytes, "metavar": "SIZE"}
     if kind in (int, float, str):
         return {"type": kind, "metavar": {int: "N", float: "X", str: "S"}[kind]}
     if kind is StructuredOutputs:
@@ -175,6 +180,16 @@ def field_docs(cls: type) -> dict[str, str]:
     section = section.partition("Attributes:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
     return {name: " ".join(text.split()).replace("``", "").rstrip(".") for name, text in entries}
+
+
+def num_bytes(text: str) -> int:
+    """Bytes, for argparse: 2GB is 2·10⁹, 2GiB and 2G are 2·2³⁰."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError("expected bytes, such as 2000000000, 2GB or 2GiB")
+    number, unit, ending = match.groups()
+    base = 1000 if (ending or "").upper() == "B" else 1024
+    return int(Decimal(number) * base ** (_UNITS.index(unit.upper()) if unit else 0))
 
 
 def token_ids(text: str) -> list[int]:

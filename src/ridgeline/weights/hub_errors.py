@@ -5,7 +5,7 @@ import errno
 from ridgeline.core.errors import DiskError, ModelNotFoundError, NetworkError, RidgelineError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_WAYS_OUT = "check the connection, give a folder, or use the embedded model"
+_WAYS_OUT = "check the name and the connection, give a folder, or use the embedded model"
 
 
 def explain(error: Exception, name: str, revision: str | None) -> RidgelineError:
@@ -75,4 +75,7 @@ def _network(error: Exception, name: str) -> NetworkError:
 
     cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
     kind = type(cause or error).__name__
-    return NetworkError(f"{name} could not be downloaded ({kind}); {_WAYS_OUT}.")
+    return NetworkError(
+        f"There is no folder {name}, and a hub model of that name could not be downloaded ({kind}); "
+        f"{_WAYS_OUT}."
+    )
