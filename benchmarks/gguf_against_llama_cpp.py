@@ -13,12 +13,12 @@ line is JSON.
 import argparse
 import json
 import tempfile
-from importlib import resources
 from pathlib import Path
 
 import gguf
 import llama_cpp
 import numpy as np
+from benchmarks.embedded_gguf import export_embedded
 from tests.parity.ours import load, run
 from tests.weights.gguf_export import export, write_checkpoint
 
@@ -33,23 +33,6 @@ WIDE = {
     "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4,
     "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
 }  # fmt: skip
-
-
-def tokenizer_metadata(folder: Path) -> dict[str, object]:
-    """The embedded tokenizer as GGUF spells it."""
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    special = {token["content"] for token in tokenizer["added_tokens"]}
-    return {
-        "ggml.model": "gpt2",
-        "ggml.pre": "llama-bpe",
-        "ggml.tokens": tokens,
-        "ggml.token_type": [3 if token in special else 1 for token in tokens],
-        "ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
-        "ggml.bos_token_id": 0,
-        "ggml.eos_token_id": 0,
-    }
 
 
 def invented_tokens(count: int) -> dict[str, object]:
@@ -133,9 +116,7 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        target = Path(str(resources.files("ridgeline").joinpath("assets", "target")))
-        export(target, work / "embedded.gguf", "llama", tokenizer=tokenizer_metadata(target))
-        loaded = load(work / "embedded.gguf")
+        loaded = load(export_embedded(work / "embedded.gguf"))
         assert loaded.tokenizer is not None
         tokens = loaded.tokenizer.encode(TEXT * 3)
         theirs = llama_cpp.Llama(str(work / "embedded.gguf"), vocab_only=True, verbose=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.peers.paths import LLAMA_CPP_TOOLS, PEERS, peer_python
 
 LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
-LLAMA_CPP_TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize")
+LLAMA_CPP_TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-server")
 # torch is pinned because an unpinned one brings gigabytes of CUDA.
 OPENVINO = (
     "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "nncf==3.4.0",
@@ -43,7 +43,8 @@ def install_llama_cpp() -> None:
     options = {
         "CMAKE_BUILD_TYPE": "Release", "GGML_NATIVE": "ON", "BUILD_SHARED_LIBS": "OFF",
         "LLAMA_CURL": "OFF", "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_TESTS": "OFF",
-        "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_SERVER": "OFF",
+        "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_SERVER": "ON",
+        "LLAMA_BUILD_UI": "OFF", "LLAMA_USE_PREBUILT_UI": "OFF",
     }  # fmt: skip
     defines = [f"-D{name}={value}" for name, value in options.items()]
     _run("cmake", "-S", source / "vendor" / "llama.cpp", "-B", build, *defines)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import random
 import re
 import socket
 from pathlib import Path
@@ -65,7 +66,8 @@ def check_answer(response):
         assert response.json()["error"]["message"]
 
 
-def test_token_ids_out_of_range_leave_neighbours_alone(http, served):
+@pytest.mark.parametrize("count", [99, pytest.param(1000, marks=pytest.mark.slow)])
+def test_token_ids_out_of_range_leave_neighbours_alone(http, served, count):
     """Item 4: a neighbour's output is the same whatever others send."""
     body = {"prompt": "the cat sat", "max_tokens": 24, "temperature": 1, "seed": 3,
             "ignore_eos": True}  # fmt: skip
@@ -85,7 +87,10 @@ def test_token_ids_out_of_range_leave_neighbours_alone(http, served):
         async with httpx.AsyncClient(base_url=served.url, timeout=30) as client:
             neighbour = asyncio.create_task(client.post("/v1/completions", json=body))
             answers = await asyncio.gather(
-                *(client.post("/v1/completions", json=attacks[i % len(attacks)]) for i in range(99))
+                *(
+                    client.post("/v1/completions", json=attacks[i % len(attacks)])
+                    for i in range(count)
+                )
             )
             return (await neighbour).json(), [answer.status_code for answer in answers]
 
@@ -222,10 +227,18 @@ NAMES = ["../x", "../../../etc/x", "/etc/x", "a\0b", "..", ".", "", "a/b/c", "\\
          "x" * 5000, "ünï", "%2e%2e%2fx", "a\r\nb", "\u202ex", "jobs.sqlite", "lock"]  # fmt: skip
 
 
-def test_file_names_never_become_paths(http, served):
+def names(count):
+    """So many: those above, and others glued together from them."""
+    rng = random.Random(0)
+    made = ["".join(rng.choices(NAMES, k=rng.randint(2, 4))) for _ in range(count - len(NAMES))]
+    return NAMES + made
+
+
+@pytest.mark.parametrize("count", [len(NAMES), pytest.param(500, marks=pytest.mark.slow)])
+def test_file_names_never_become_paths(http, served, count):
     """Item 10: whatever a file is called, only the data folder changes, by the server's names."""
     jobs = served.server.jobs
-    for name in NAMES:
+    for name in names(count):
         boundary = b"xyz"
         shown = name.encode().replace(b"\r", b"%0D").replace(b"\n", b"%0A").replace(b'"', b"%22")
         body = (
@@ -246,7 +259,8 @@ def test_file_names_never_become_paths(http, served):
 
 URLS = ["http://127.0.0.1:{port}/", "http://[::1]:{port}/", "http://169.254.169.254/latest",
         "file:///etc/passwd", "http://localhost:{port}/x.png", "data:image/png;base64,AAAA",
-        "ftp://127.0.0.1:{port}/"]  # fmt: skip
+        "ftp://127.0.0.1:{port}/", "gopher://127.0.0.1:{port}/_x",
+        "//127.0.0.1:{port}/x.png"]  # fmt: skip
 
 
 def test_no_url_is_ever_fetched(http, monkeypatch):
@@ -273,9 +287,12 @@ def test_no_url_is_ever_fetched(http, monkeypatch):
             listener.accept()
 
 
-def test_control_characters_stay_within_a_log_line(roomy_folder, tmp_path, caplog):
-    """Item 12: one line of JSON for each request, whatever is in its strings."""
+@pytest.mark.parametrize("count", [37, pytest.param(250, marks=pytest.mark.slow)])
+def test_control_characters_stay_within_a_log_line(roomy_folder, tmp_path, caplog, count):
+    """Item 12: one line of JSON for each of four requests, whatever is in its strings."""
     nasty = [chr(code) for code in [*range(32), 0x7F, 0x85, 0x2028, 0x2029, 0x9B]]
+    rng = random.Random(0)
+    nasty += ["".join(rng.choices(nasty, k=5)) for _ in range(count - len(nasty))]
     settings = {"data_dir": tmp_path, "log_requests": True}
     with (
         caplog.at_level(logging.INFO),
