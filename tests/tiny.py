@@ -76,11 +76,17 @@ def tiny_model(config=CONFIG, *, dtype=torch.float64, seed=0, gain=3.0) -> Execu
     return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype)
 
 
-def tiny_executor(*, draft: ExecutorModel | None = None, model=None, num_blocks=64, block_tokens=4):
+def tiny_executor(
+    *, draft: ExecutorModel | None = None, model=None, num_blocks=64, block_tokens=4, make=None
+):
+    """``make(models, block_tokens)`` makes the executor; the reference without it."""
     models = {ModelRole.TARGET: model or tiny_model()}
     if draft is not None:
         models[ModelRole.DRAFT] = draft
-    executor = create_executor("reference", models, block_tokens=block_tokens)
+    if make is None:
+        executor = create_executor("reference", models, block_tokens=block_tokens)
+    else:
+        executor = make(models, block_tokens)
     for role in models:
         groups = executor.kv_layout(role).groups
         executor.allocate_kv([num_blocks] * len(groups), role)

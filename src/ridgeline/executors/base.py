@@ -1,6 +1,6 @@
 """What the executors that hold models have in common: a KV pool of each, and who asks for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from ridgeline.core.plan import BlockCopy, ModelRole
@@ -25,6 +25,7 @@ class KVPool(Protocol):
 
 
 Pool = TypeVar("Pool", bound=KVPool)
+Result = TypeVar("Result")
 
 
 class PoolExecutor(StepRunner, Generic[Pool]):
@@ -51,12 +52,16 @@ class PoolExecutor(StepRunner, Generic[Pool]):
     def export_blocks(
         self, group: int, blocks: Sequence[int], role: ModelRole = ModelRole.TARGET
     ) -> bytes:
-        return self.thread.submit(self.pools[role].export_blocks, group, blocks).result()
+        return self.in_turn(lambda: self.pools[role].export_blocks(group, blocks))
 
     def import_blocks(
         self, group: int, blocks: Sequence[int], data: bytes, role: ModelRole = ModelRole.TARGET
     ) -> None:
-        self.thread.submit(self.pools[role].import_blocks, group, blocks, data).result()
+        self.in_turn(lambda: self.pools[role].import_blocks(group, blocks, data))
+
+    def in_turn(self, call: Callable[[], Result]) -> Result:
+        """Call on the thread that runs the steps, after those that were submitted."""
+        return self.thread.submit(call).result()
 
     def copy_block(self, copy: BlockCopy) -> None:
         self.pools[copy.role].copy_block(copy.group, copy.source, copy.target)

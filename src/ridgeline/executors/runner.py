@@ -40,7 +40,8 @@ class StepRunner(ABC):
         self.states: dict[int, SequenceState] = {}
         self._name = name
         self._handles: list[Handle] = []  # submitted, perhaps not done
-        self._previous_outputs: list[int] = []  # of the plan before, by output number
+        self.outputs: list[int] = []  # of the last plan that was run, by output number
+        self._previous_outputs: Sequence[int] = ()  # of the plan before the one that runs
         self._outputs: list[int] = []  # of the plan that runs
         self.experts_read: int | None = None  # by the target, in the plan that runs
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{name}-executor")
@@ -80,9 +81,14 @@ class StepRunner(ABC):
         return None
 
     def submit(self, plan: StepPlan) -> Handle:
+        handle = self.new_handle(plan)
+        handle.future = self.thread.submit(self._run_or_fail, handle)
+        return handle
+
+    def new_handle(self, plan: StepPlan) -> Handle:
+        """The handle of a step, which `stop` aborts if it is not done by then."""
         handle = Handle(plan)
         self._handles = [*(each for each in self._handles if not each.done()), handle]
-        handle.future = self.thread.submit(self._run_or_fail, handle)
         return handle
 
     def stop(self) -> None:
@@ -102,25 +108,38 @@ class StepRunner(ABC):
 
     @torch.inference_mode()
     def _run(self, handle: Handle) -> StepResult:
-        plan, clock = handle.plan, Clock()
-        self._previous_outputs, self._outputs = self._outputs, []
+        clock = Clock()
+        self.begin(handle.plan)
+        result, self.outputs = self.run_passes(handle, self.outputs, clock)
+        return result
+
+    def begin(self, plan: StepPlan) -> None:
+        """What comes before the passes: releases, admissions, copies."""
         for slot in plan.releases:
             del self.states[slot]
         for admission in plan.admissions:
             self.states[admission.slot] = self.new_state(admission)
         for copy in plan.copies:
             self.copy_block(copy)
+
+    def run_passes(
+        self, handle: Handle, previous: Sequence[int], clock: "Clock"
+    ) -> tuple[StepResult, list[int]]:
+        """The passes of a plan after one whose outputs were ``previous``; and its own outputs."""
+        plan = handle.plan
+        self._previous_outputs, self._outputs = previous, []
         self.experts_read = None
         results = tuple(
             self._run_pass(a_pass, index, handle, clock) for index, a_pass in enumerate(plan.passes)
         )
-        return StepResult(
+        result = StepResult(
             step_id=plan.step_id,
             passes=results,
             timings=clock.timings(),
             aborted=handle.aborted.is_set(),
             experts_read=self.experts_read,
         )
+        return result, self._outputs
 
     def _run_pass(
         self, a_pass: Pass, index: int, handle: Handle, clock: "Clock"

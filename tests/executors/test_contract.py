@@ -1,8 +1,12 @@
-"""The reference executor's contract, each way of running a plan against plain decoding."""
+"""What every executor promises: each way of running a plan against plain decoding.
+
+Run on the reference executor, and on the CUDA executor with the CPU as its device, in float64.
+"""
 
 import numpy as np
 import pytest
 import torch
+from tests.executors.host_cuda import host_executor
 from tests.tiny import (
     CONFIG,
     EXPERTS,
@@ -39,20 +43,29 @@ ALL_MODELS = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(params=[None, host_executor], ids=["reference", "cuda"])
+def make(request):
+    """Makes drivers of one kind of executor: of a config, or with what `tiny_executor` takes."""
+    made = []
+
+    def driver(config=CONFIG, **settings):
+        settings = {"model": tiny_model(config), "make": request.param} | settings
+        made.append(tiny_executor(**settings))
+        return Driver(made[-1])
+
+    yield driver
+    for executor in made:
+        executor.close()
+
+
 @pytest.fixture
-def driver():
-    executor = tiny_executor()
-    yield Driver(executor)
-    executor.close()
-
-
-def driver_for(config):
-    return Driver(tiny_executor(model=tiny_model(config)))
+def driver(make):
+    return make()
 
 
 @ALL_MODELS
-def test_chunked_equals_whole(config):
-    driver = driver_for(config)
+def test_chunked_equals_whole(make, config):
+    driver = make(config)
     whole = driver.start(0, PROMPT, outputs=LOGITS)
     driver.run(
         driver.segment(1, 0, PROMPT[:5], fresh=True, outputs=Outputs(logits=True)),
@@ -66,8 +79,8 @@ def test_chunked_equals_whole(config):
 
 
 @ALL_MODELS
-def test_batched_equals_alone(config):
-    driver = driver_for(config)
+def test_batched_equals_alone(make, config):
+    driver = make(config)
     prompts = [PROMPT, PROMPT[:1], PROMPT[4:]]
     alone = [driver.start(0, prompt, outputs=LOGITS) for prompt in prompts]
     segments = [
@@ -83,8 +96,8 @@ def test_batched_equals_alone(config):
 
 @BOTH_KINDS
 @ALL_MODELS
-def test_replay_equals_single_steps(config, params):
-    driver = driver_for(config)
+def test_replay_equals_single_steps(make, config, params):
+    driver = make(config)
     expected = driver.decode(0, PROMPT, 8, params)
     segment = driver.segment(1, 0, PROMPT, fresh=True)
     result = driver.run(
@@ -110,8 +123,8 @@ def test_replay_stops_when_told(driver):
     assert len(result.passes[0][0].token_ids) == 1
 
 
-def test_closing_ends_a_step_that_waits_for_masks():
-    driver = Driver(tiny_executor())
+def test_closing_ends_a_step_that_waits_for_masks(make):
+    driver = make()
     driver.start(0, PROMPT)
     masked = Outputs(sample=True, masked=True)
     handle = driver.submit(driver.segment(0, len(PROMPT), [5], outputs=masked))
@@ -155,8 +168,8 @@ def test_a_sequence_without_a_possible_token_does_not_fail_the_step(driver):
 @BOTH_KINDS
 @ALL_MODELS
 @pytest.mark.parametrize("wrong_at", [0, 1, 3, None])
-def test_chain_verification_changes_nothing(config, params, wrong_at):
-    driver = driver_for(config)
+def test_chain_verification_changes_nothing(make, config, params, wrong_at):
+    driver = make(config)
     expected = driver.decode(0, PROMPT, 10, params)
     drafts = expected[1:5]
     if wrong_at is not None:
@@ -177,9 +190,9 @@ def test_chain_verification_changes_nothing(config, params, wrong_at):
 
 @BOTH_KINDS
 @ALL_MODELS
-def test_tree_verification_changes_nothing(config, params):
+def test_tree_verification_changes_nothing(make, config, params):
     """The right path lies scattered among wrong branches; its KV must end up in order."""
-    driver = driver_for(config)
+    driver = make(config)
     expected = driver.decode(0, PROMPT, 12, params)
     driver.start(1, PROMPT, params)
     wrong = [(token + 7) % 151 for token in expected]
@@ -198,9 +211,9 @@ def test_tree_verification_changes_nothing(config, params):
 
 
 @ALL_MODELS
-def test_tree_nodes_see_only_their_ancestors(config):
+def test_tree_nodes_see_only_their_ancestors(make, config):
     """The logits of each node equal those of its path alone."""
-    driver = driver_for(config)
+    driver = make(config)
     driver.start(0, PROMPT)
     drafts, parents = [10, 20, 30, 40], (-1, 0, 0, 2)
     tree = driver.run(
@@ -213,10 +226,10 @@ def test_tree_nodes_see_only_their_ancestors(config):
 
 
 @BOTH_KINDS
-def test_draft_pass_feeds_the_verification(params):
+def test_draft_pass_feeds_the_verification(make, params):
     draft = tiny_model(CONFIG | {"num_hidden_layers": 1}, seed=1)
     for drafter in (tiny_model(), draft):  # one that agrees with the target, and one that does not
-        driver = Driver(tiny_executor(draft=drafter))
+        driver = make(draft=drafter)
         expected = driver.decode(0, PROMPT, 6, params)
         (first, *_) = driver.start(1, PROMPT, params).token_ids
         whole = Segment(
@@ -282,8 +295,8 @@ def test_block_copy_and_table_replacement(driver):
 
 
 @ALL_MODELS
-def test_exported_blocks_are_read_by_another_executor(config):
-    first, second = driver_for(config), driver_for(config)
+def test_exported_blocks_are_read_by_another_executor(make, config):
+    first, second = make(config), make(config)
     expected = first.decode(0, PROMPT, 3)
     assert first.executor.kv_layout() == second.executor.kv_layout()
     blocks = list(range(16))
@@ -299,9 +312,9 @@ def test_exported_blocks_are_read_by_another_executor(config):
     assert result.passes[0][0].token_ids == (expected[1],)
 
 
-def test_layout_digest_tells_formats_apart():
+def test_layout_digest_tells_formats_apart(make):
     digests = {
-        tiny_executor(model=tiny_model(config, dtype=dtype), block_tokens=size).kv_layout().digest
+        make(model=tiny_model(config, dtype=dtype), block_tokens=size).executor.kv_layout().digest
         for config in (CONFIG, WINDOWED)
         for dtype in (torch.float32, torch.bfloat16)
         for size in (4, 8)
@@ -357,13 +370,13 @@ def test_a_failing_step_raises_from_result(driver):
         handle.result()
 
 
-def test_both_forms_of_latent_attention_give_the_same_logits(monkeypatch):
+def test_both_forms_of_latent_attention_give_the_same_logits(make, monkeypatch):
     """Whichever the executor chooses: plain for all, absorbed for all, or by cost."""
     logits = []
     for absorbed in (False, True, None):
         if absorbed is not None:
             monkeypatch.setattr(kernels, "absorbing_is_cheaper", lambda a=absorbed, **_: a)
-        driver = driver_for(LATENT)
+        driver = make(LATENT)
         prompt = driver.start(0, PROMPT, outputs=LOGITS).logits
         decoded = driver.run(driver.segment(0, len(PROMPT), [7], outputs=LOGITS)).passes[0][0]
         logits.append(np.concatenate([prompt, decoded.logits]))

@@ -1,0 +1,69 @@
+"""`CUDADevice`: a GPU through PyTorch."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from ridgeline.executors.cuda.device import DeviceMemory, Event, Graph
+
+_WARM_UP_RUNS = 2
+
+
+class CUDADevice:
+    """See `ridgeline.executors.cuda.device.Device`."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.torch_device = torch.device("cuda", index)
+        self.name = torch.cuda.get_device_name(self.torch_device)
+        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time and can share it
+
+    def scope(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def memory(self) -> DeviceMemory:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        kept = torch.cuda.memory_reserved(self.torch_device)
+        return DeviceMemory(
+            free=free + kept - torch.cuda.memory_allocated(self.torch_device), total=total
+        )
+
+    def record(self) -> "CUDAEvent":
+        event = CUDAEvent()
+        event.event.record(self._stream)
+        return event
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def capture(self, body: Callable[[], None]) -> Graph:
+        with self.scope():
+            # Kernels are compiled, and libraries take their workspaces, outside of the capture.
+            for _ in range(_WARM_UP_RUNS):
+                body()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Another thread may be waiting for an event of an earlier step meanwhile.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            body()
+        return graph
+
+
+class CUDAEvent:
+    """See `ridgeline.executors.cuda.device.Event`."""
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def seconds_since(self, earlier: Event) -> float:
+        assert isinstance(earlier, CUDAEvent)
+        return float(earlier.event.elapsed_time(self.event)) / 1e3

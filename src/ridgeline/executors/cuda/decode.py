@@ -1,0 +1,176 @@
+"""Decode steps as graphs: a whole step, sampling included, for each size of batch.
+
+A step's inputs lie in tensors that stay where they are. At its end it makes the next step's inputs
+of its own tokens, so that a graph that is replayed n times decodes n tokens of each sequence.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ridgeline.executors.cuda.device import Device, Graph
+from ridgeline.executors.cuda.staging import Staging
+
+MAX_STEPS = 64  # of a replay
+_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_STEP_BEYOND = 64
+_FIRST_CONTEXT, _CONTEXT_GROWTH = 512, 4  # tokens
+
+
+class TokenLog:
+    """Tokens that the device has drawn and the host may not have seen.
+
+    A step writes its tokens here, and the step after it may refer to them: reference r < 0 is
+    element −1 − r. The last element is a token that was never drawn: −1.
+    """
+
+    def __init__(self, device: Device, num_rows: int) -> None:
+        size = MAX_STEPS * num_rows
+        self.values = torch.full((size + 1,), -1, dtype=torch.int64, device=device.torch_device)
+        self.never = -1 - size  # the reference to what was never drawn
+
+    def resolve(self, sources: torch.Tensor) -> torch.Tensor:
+        """Tokens for sources, which are tokens or references; −1 for what was not drawn."""
+        referred = self.values.index_select(0, (-1 - sources).clamp(min=0))
+        return torch.where(sources >= 0, sources, referred)
+
+
+class Variant(NamedTuple):
+    """What is fixed when a step is recorded: rows, KV blocks that are looked at, and whether any
+    row's distribution is truncated."""
+
+    rows: int
+    blocks: int
+    truncate: bool
+
+
+# What a step does with tokens (or −1), positions and slots, ``[B]`` each: the tokens drawn.
+StepBody = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Variant], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    inputs: torch.Tensor  # int64: sources, positions, slots [B] each, and the number of the step
+    graph: Graph | None  # None: run op by op
+
+
+class DecodeSteps:
+    """The steps of one model, recorded when they are first needed.
+
+    Args:
+        body: what a step does; it waits for nothing.
+        longest: blocks of the longest sequence.
+        record: false to run op by op, as the ladder's lower rungs do.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        staging: Staging,
+        log: TokenLog,
+        body: StepBody,
+        *,
+        num_slots: int,
+        block_tokens: int,
+        longest: int,
+        record: bool,
+    ) -> None:
+        self._device, self._staging, self._log, self._body = device, staging, log, body
+        self._num_slots, self._block_tokens, self._longest = num_slots, block_tokens, longest
+        self._record = record
+        self._steps: dict[Variant, _Step] = {}
+
+    @property
+    def num_recorded(self) -> int:
+        return len(self._steps)
+
+    def variant(self, num_rows: int, context: int, *, truncate: bool) -> Variant:
+        """The smallest variant that serves so many sequences of up to ``context`` tokens."""
+        blocks = max(1, _FIRST_CONTEXT // self._block_tokens)
+        while blocks * self._block_tokens < context:
+            blocks *= _CONTEXT_GROWTH
+        rows = min(batch_bucket(num_rows), max(self._num_slots, num_rows))
+        return Variant(rows, min(blocks, self._longest), truncate)
+
+    def run(
+        self,
+        variant: Variant,
+        sources: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
+        *,
+        num_steps: int,
+        is_aborted: Callable[[], bool],
+    ) -> int:
+        """Issue up to ``num_steps`` steps; returns how many. Padding is void and writes nothing."""
+        step = self._step(variant)
+        count, rows = len(sources), variant.rows
+        packed = np.zeros(3 * rows + 1, dtype=np.int64)
+        packed[:rows] = self._log.never
+        packed[:count] = sources
+        packed[rows : rows + count] = positions
+        packed[2 * rows : 2 * rows + count] = slots
+        self._staging.send(packed, step.inputs)
+        done = 0
+        while done < num_steps and not (done and is_aborted()):
+            if step.graph is None:
+                self._issue(variant, step.inputs)
+            else:
+                step.graph.replay()
+            done += 1
+        return done
+
+    def _step(self, variant: Variant) -> _Step:
+        if variant not in self._steps:
+            self._steps[variant] = self._made(variant)
+        return self._steps[variant]
+
+    def _made(self, variant: Variant) -> _Step:
+        at = self._device.torch_device
+        inputs = torch.zeros(3 * variant.rows + 1, dtype=torch.int64, device=at)
+        if not self._record:
+            return _Step(inputs, None)
+        # Recording runs the step, on padding alone; what steps before have drawn stays.
+        kept = self._log.values.clone()
+
+        def issue() -> None:
+            inputs.zero_()
+            inputs[: variant.rows].fill_(self._log.never)
+            self._issue(variant, inputs)
+
+        issue()
+        inputs.zero_()
+        inputs[: variant.rows].fill_(self._log.never)
+        graph = self._device.capture(lambda: self._issue(variant, inputs))
+        self._log.values.copy_(kept)
+        return _Step(inputs, graph)
+
+    def _issue(self, variant: Variant, inputs: torch.Tensor) -> None:
+        rows, log = variant.rows, self._log
+        sources, positions, slots = inputs[: 3 * rows].view(3, rows).unbind()
+        number = inputs[3 * rows :]
+        tokens = log.resolve(sources)
+        void = tokens < 0
+        drawn = self._body(
+            tokens.clamp(min=0),
+            torch.where(void, 0, positions),
+            torch.where(void, self._num_slots, slots),
+            variant,
+        )
+        places = number * rows + torch.arange(rows, device=inputs.device)
+        log.values.index_copy_(0, places, torch.where(void, -1, drawn))
+        sources.copy_(-1 - places)
+        positions.add_(1)
+        number.add_(1)
+
+
+def batch_bucket(num_rows: int) -> int:
+    """The number of rows that a step of ``num_rows`` is padded to."""
+    for size in _BATCHES:
+        if num_rows <= size:
+            return size
+    return -(-num_rows // _STEP_BEYOND) * _STEP_BEYOND

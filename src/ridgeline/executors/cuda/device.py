@@ -1,0 +1,71 @@
+"""What the executor asks of a device: work in order, events, graphs, memory.
+
+`CUDADevice` is a GPU. `HostDevice` runs the same PyTorch ops on the CPU, where graphs are recorded
+op by op and refuse what a CUDA graph refuses; the executor's logic is tested on it.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Bytes of a device: ``free`` for this process now, of ``total``."""
+
+    free: int
+    total: int
+
+
+class Event(Protocol):
+    """A point in the device's work."""
+
+    def wait(self) -> None:
+        """Block until the device has come to it."""
+
+    def seconds_since(self, earlier: "Event") -> float:
+        """Seconds that the device took from ``earlier`` to here; both have been waited for."""
+
+
+class Graph(Protocol):
+    """Work that was recorded once, on tensors that stay where they are."""
+
+    def replay(self) -> None:
+        """Issue it again, without Python between its ops."""
+
+
+class Device(Protocol):
+    """One device and one stream of work on it; what is issued is done in order.
+
+    ``name`` is the hardware's own.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Within it the calling thread's PyTorch ops are issued to the stream."""
+
+    def memory(self) -> DeviceMemory:
+        """What is free, counting what PyTorch keeps for itself and does not use."""
+
+    def record(self) -> Event:
+        """An event after all that has been issued so far."""
+
+    def synchronize(self) -> None:
+        """Block until all that has been issued is done."""
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that the device copies from and to without the host waiting."""
+
+    def capture(self, body: Callable[[], None]) -> Graph:
+        """Record what ``body`` issues. It is run a few times, and so must do no harm.
+
+        Raises whatever ``body`` raises, and an error if it waits for the device.
+        """

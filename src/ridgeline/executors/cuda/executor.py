@@ -1,0 +1,445 @@
+"""`CUDAExecutor`: the plan on a GPU.
+
+A *plain* step wants tokens and nothing else. It is issued as soon as it is submitted, whether or
+not the step before it is done: tokens that it needs of that step are on the device, and stay there.
+Its own are copied to pinned memory behind it, and a second thread waits for the copy. A step that
+needs the host between the forward pass and its tokens (masks, drafts to verify, penalties,
+log-probabilities) waits for the step before, and is run as on the other executors.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from ridgeline.core.errors import EngineError, InvalidRequestError
+from ridgeline.core.formats import NumberFormat
+from ridgeline.core.plan import Admission, ModelRole, Pass, Segment, StepPlan, referenced_output
+from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.executors.base import PoolExecutor
+from ridgeline.executors.cuda.batch import HostBatch, build_batch, note_known
+from ridgeline.executors.cuda.decode import TokenLog
+from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.drawing import draw_tokens
+from ridgeline.executors.cuda.kernels import Kernels
+from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.launched import DrawnTokens, LaunchedStep
+from ridgeline.executors.cuda.memory import kv_budget_bytes
+from ridgeline.executors.cuda.model import EXECUTIONS, DeviceModel
+from ridgeline.executors.cuda.plain import can_decode, is_plain, truncates
+from ridgeline.executors.cuda.slots import SlotTables
+from ridgeline.executors.cuda.staging import Staging
+from ridgeline.executors.handle import Handle
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.outputs import SegmentContext, num_logit_rows, segment_result
+from ridgeline.executors.runner import Clock, MaskOf
+from ridgeline.executors.state import SequenceState
+
+KV_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+_ARRIVALS = 4  # pinned buffers for drawn tokens: two steps may be in flight
+
+Result = TypeVar("Result")
+
+
+class CUDAExecutor(PoolExecutor[KVCache]):
+    """See `ridgeline.core.protocols.Executor` for the contract.
+
+    Args:
+        quantization: of the matrices as they are loaded; ``None`` keeps the checkpoint's format.
+        kv_cache_dtype: float32, float16, bfloat16, int8, fp8, or auto for the weights' own.
+        num_slots: sequences that run at once.
+        memory_share: how much of the device's memory this process may take.
+        execution: how decode steps run: graphs, compile (by PyTorch), or eager.
+
+    Raises:
+        InvalidRequestError: a setting is not possible here.
+        OutOfMemoryError: the weights do not fit; says what helps.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        models: Mapping[ModelRole, ExecutorModel],
+        block_tokens: int,
+        *,
+        device: Device,
+        kernels: Kernels,
+        quantization: NumberFormat | None = None,
+        kv_cache_dtype: str = "auto",
+        num_slots: int = 64,
+        memory_share: float = 0.9,
+        execution: str = "graphs",
+    ) -> None:
+        super().__init__(self.name, {role: model.spec for role, model in models.items()})
+        if execution not in EXECUTIONS:
+            raise InvalidRequestError(f"execution must be one of {', '.join(EXECUTIONS)}.")
+        self.device, self._kernels = device, kernels
+        self._num_slots, self._memory_share = num_slots, memory_share
+        self._staging = Staging(device)
+        self._models: dict[ModelRole, DeviceModel] = {}
+        with device.scope(), torch.inference_mode():
+            for role, model in models.items():
+                name = str(model.dtype).removeprefix("torch.")
+                self._models[role] = DeviceModel(
+                    device,
+                    kernels,
+                    role,
+                    model,
+                    KV_DTYPES[name if kv_cache_dtype == "auto" else kv_cache_dtype],
+                    block_tokens=block_tokens,
+                    quantization=quantization,
+                    memory_share=memory_share,
+                    execution=execution,
+                )
+                self.pools[role] = self._models[role].cache
+        self._slots: SlotTables | None = None
+        self._drawn = DrawnTokens(tokens=())
+        self._last: Future[StepResult] | None = None
+        self._num_arrivals = 0
+        self._finisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cuda-finisher")
+
+    def weights_bytes(self, role: ModelRole = ModelRole.TARGET) -> int:
+        """Bytes of the weights on the device."""
+        return self._models[role].weights.num_bytes
+
+    def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
+        """What quantized matrices are held in, by weight."""
+        return self._models[role].weights.formats
+
+    def num_recorded(self, role: ModelRole = ModelRole.TARGET) -> int:
+        """How many variants of the decode step have been recorded."""
+        return self._models[role].steps.num_recorded
+
+    def kv_budget_bytes(self, max_num_batched_tokens: int) -> int:
+        """What the device has for KV beside weights, and the activations of such steps."""
+        return kv_budget_bytes(
+            self.device.memory(),
+            [(model.spec, model.ops, model.dtype) for model in self._models.values()],
+            memory_share=self._memory_share,
+            num_tokens=max_num_batched_tokens,
+            num_rows=self._num_slots,
+        )
+
+    def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
+        with self.device.scope(), torch.inference_mode():
+            super().allocate_kv(num_blocks, role)
+
+    def submit(self, plan: StepPlan) -> Handle:
+        handle = self.new_handle(plan)
+        before = self._last
+        launched = self.thread.submit(self._launch, handle, before)
+        self._last = self._finisher.submit(lambda: _outcome(launched.result()))
+        handle.future = self._last
+        return handle
+
+    def in_turn(self, call: Callable[[], Result]) -> Result:
+        def scoped() -> Result:
+            with self.device.scope(), torch.inference_mode():
+                return call()
+
+        return super().in_turn(scoped)
+
+    def free(self) -> None:
+        self._finisher.shutdown()
+        self.device.synchronize()
+        self._models.clear()
+        self._slots = None
+        for cache in self.pools.values():
+            cache.free()
+
+    def new_state(self, admission: Admission) -> SequenceState:
+        self._tables().admit(admission)
+        return SequenceState(admission)
+
+    def _launch(
+        self, handle: Handle, before: Future[StepResult] | None
+    ) -> LaunchedStep | StepResult:
+        """Issue a plain step, or run another to its end."""
+        try:
+            with self.device.scope(), torch.inference_mode():
+                clock = Clock()
+                self._tables()
+                self.begin(handle.plan)
+                if is_plain(handle.plan, self.states, decodes=self._decodes):
+                    return self._issue(handle)
+                if before is not None:
+                    before.result()
+                assert self._drawn.tokens is not None
+                result, tokens = self.run_passes(handle, self._drawn.tokens, clock)
+                self._drawn = DrawnTokens(tokens=tokens)
+                return result
+        except EngineError:
+            raise
+        except torch.OutOfMemoryError as error:
+            memory = self.device.memory()
+            raise EngineError(
+                f"A step of {handle.plan.num_tokens} tokens did not fit into the memory of "
+                f"{self.device.name} ({memory.free / 1e9:.2f} of {memory.total / 1e9:.2f} GB "
+                "free); lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs."
+            ) from error
+        except Exception as error:
+            raise EngineError(f"A step failed: {type(error).__name__}: {error}") from error
+
+    def _issue(self, handle: Handle) -> LaunchedStep:
+        began = perf_counter()
+        (a_pass,) = handle.plan.passes
+        segments = a_pass.segments
+        states = tuple(self.states[segment.slot] for segment in segments)
+        self._update(segments, a_pass.role)
+        before, self._drawn = self._drawn, DrawnTokens()
+
+        def source(token: int) -> int:
+            if token >= 0:
+                return token
+            return before.source(referenced_output(token), self._log.never)
+
+        started = self.device.record()
+        if self._decodes(a_pass):
+            rows: list[int | None] = [*range(len(segments))]
+            num_rows, num_steps = self._issue_decode(
+                segments, a_pass.role, source, a_pass.num_steps, handle
+            )
+        else:
+            num_steps = 1
+            batch = build_batch(segments, self.states, source, with_lengths=self._asks(a_pass.role))
+            rows, num_rows = self._issue_batch(batch, segments, a_pass.role)
+        self._drawn.places = [
+            place + step * num_rows if step < num_steps else -1
+            for place in rows
+            if place is not None
+            for step in range(a_pass.num_steps)
+        ]
+        arrived = self._fetch(num_rows * num_steps)
+        return LaunchedStep(
+            handle=handle,
+            role=a_pass.role,
+            segments=segments,
+            states=states,
+            rows=tuple(rows),
+            num_rows=num_rows,
+            num_steps=num_steps,
+            arrived=arrived,
+            drawn=self._drawn,
+            started=started,
+            finished=self.device.record(),
+            prepare_s=perf_counter() - began,
+        )
+
+    def _issue_decode(
+        self,
+        segments: Sequence[Segment],
+        role: ModelRole,
+        source: Callable[[int], int],
+        num_steps: int,
+        handle: Handle,
+    ) -> tuple[int, int]:
+        """Issue decode steps; how many rows each of them has, and how many they are."""
+        steps = self._models[role].steps
+        variant = steps.variant(
+            len(segments),
+            max(segment.stop for segment in segments) + num_steps - 1,
+            truncate=any(truncates(self.states[segment.slot]) for segment in segments),
+        )
+        done = steps.run(
+            variant,
+            np.array([source(segment.token_ids[0]) for segment in segments]),
+            np.array([segment.start for segment in segments]),
+            np.array([segment.slot for segment in segments]),
+            num_steps=num_steps,
+            is_aborted=handle.aborted.is_set,
+        )
+        return variant.rows, done
+
+    def _issue_batch(
+        self, batch: HostBatch, segments: Sequence[Segment], role: ModelRole
+    ) -> tuple[list[int | None], int]:
+        """Issue a pass op by op; each segment's row among the tokens drawn, and their number."""
+        send, model = self._staging.send, self._models[role]
+        tokens_T = self._log.resolve(send(batch.sources))
+        hidden_TD = model.hidden(batch, tokens_T, send)
+        sampled = [number for number in batch.order if segments[number].outputs.sample]
+        rows: list[int | None] = [None] * len(segments)
+        for row, number in enumerate(sampled):
+            rows[number] = row
+        if sampled:
+            at = send(batch.logit_rows)
+            slots = send(np.array([segments[number].slot for number in sampled]))
+            stops = send(np.array([segments[number].stop for number in sampled]))
+            drawn = self._kernels.sample(
+                model.logits(hidden_TD.index_select(0, at)),
+                self._tables().settings(slots),
+                stops,
+                truncate=any(truncates(self.states[segments[n].slot]) for n in sampled),
+            )
+            void = tokens_T.index_select(0, at) < 0
+            self._log.values[: len(sampled)].copy_(torch.where(void, -1, drawn))
+        return rows, len(sampled)
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        role: ModelRole,
+        handle: Handle,
+        masks: Sequence[MaskOf],
+        clock: Clock,
+    ) -> tuple[SegmentResult, ...]:
+        self._update(segments, role)
+        send, model = self._staging.send, self._models[role]
+        batch = build_batch(segments, self.states, int, with_lengths=self._asks(role))
+        clock.lap("prepare_s")
+        hidden_TD = model.hidden(batch, send(batch.sources), send)
+        logits_NV = hidden_TD[:0]
+        if len(batch.logit_rows):
+            logits_NV = model.logits(hidden_TD.index_select(0, send(batch.logit_rows)))
+        clock.lap("forward_s")
+        handle.wait_for_masks()
+        items = [self._context(segments[number], role) for number in batch.order]
+        set_masks = [masks[number]() for number in batch.order]
+        drawn = draw_tokens(self._kernels, self._tables(), items, logits_NV, set_masks, role, send)
+        results = [SegmentResult()] * len(segments)
+        first = 0
+        for index, item in enumerate(items):
+            last = first + num_logit_rows(item.segment)
+            logits, row = logits_NV[first:last], hidden_TD[batch.spans[index].last - 1]
+            result = segment_result(
+                item,
+                logits if drawn[index] is not None and _wants_tokens_only(item) else logits.cpu(),
+                row.cpu,
+                set_masks[index],
+                role=role,
+                drawn=drawn[index],
+            )
+            self._record(item, role, result)
+            results[batch.order[index]] = result
+            first = last
+        clock.lap("sample_s")
+        return tuple(results)
+
+    def replay(
+        self,
+        segments: Sequence[Segment],
+        role: ModelRole,
+        num_steps: int,
+        handle: Handle,
+        clock: Clock,
+    ) -> list[tuple[SegmentResult, ...]] | None:
+        a_pass = Pass(segments=tuple(segments), role=role, num_steps=num_steps)
+        plan = StepPlan(step_id=0, passes=(a_pass,))
+        if not self._decodes(a_pass) or not is_plain(plan, self.states, decodes=self._decodes):
+            return None
+        self._update(segments, role)
+        clock.lap("prepare_s")
+        num_rows, done = self._issue_decode(segments, role, int, num_steps, handle)
+        arrived = self._fetch(num_rows * done)
+        self.device.record().wait()
+        clock.lap("forward_s")
+        steps = []
+        for step, tokens in enumerate(arrived.view(done, num_rows)[:, : len(segments)].tolist()):
+            results = []
+            for segment, token in zip(segments, tokens, strict=True):
+                drawn = (token,) if token >= 0 else ()
+                if drawn:
+                    self.states[segment.slot].set_tokens(role, segment.stop + step, drawn)
+                results.append(SegmentResult(token_ids=drawn))
+            steps.append(tuple(results))
+        clock.lap("sample_s")
+        return steps
+
+    def _decodes(self, a_pass: Pass) -> bool:
+        """Whether a pass is run as a decode step."""
+        return (
+            can_decode(a_pass.segments, a_pass.num_steps)
+            and not self._asks(a_pass.role)
+            and not any(self.states[s.slot].admission.adapter for s in a_pass.segments)
+        )
+
+    def _asks(self, role: ModelRole) -> bool:
+        """Whether a model's rotary tables depend on the lengths of sequences."""
+        return self._models[role].rope.needs_lengths
+
+    def _update(self, segments: Sequence[Segment], role: ModelRole) -> None:
+        """Note what segments bring: block tables and tokens."""
+        tables = self._tables()
+        for segment in segments:
+            for update in segment.block_updates:
+                self.states[segment.slot].update_table(role, update)
+                tables.update_table(role, segment.slot, update)
+        note_known(segments, self.states, role)
+        tables.flush()
+
+    def _context(self, segment: Segment, role: ModelRole) -> SegmentContext:
+        state = self.states[segment.slot]
+        return SegmentContext(segment=segment, state=state, known=state.known(role))
+
+    def _record(self, item: SegmentContext, role: ModelRole, result: SegmentResult) -> None:
+        """Remember sampled tokens; move the KV of an accepted path to consecutive slots."""
+        segment, state, cache = item.segment, item.state, self.pools[role]
+        first_draft = segment.stop - segment.num_drafts
+        if segment.parents and result.accepted:
+            sources = [first_draft + node for node in result.accepted]
+            targets = range(first_draft, first_draft + len(sources))
+            for index, group in enumerate(cache.groups):
+                table, size = state.tables[role, index], cache.block_tokens
+                flat = [
+                    [table[slot // size] * size + slot % size for slot in slots]
+                    for slots in (sources, targets)
+                ]
+                from_slots, to_slots = (self._staging.send(np.array(each)) for each in flat)
+                layers = [cache.layer(layer) for layer in group.layers]
+                self._kernels.move_slots(layers, from_slots, to_slots)
+        state.set_tokens(role, first_draft, result.token_ids)
+        if role is ModelRole.TARGET:
+            state.proposals.clear()
+
+    def _fetch(self, count: int) -> torch.Tensor:
+        """Copy the first tokens of the log to pinned memory, behind what has been issued."""
+        target = self._arrivals[self._num_arrivals % _ARRIVALS][:count]
+        self._num_arrivals += 1
+        target.copy_(self._log.values[:count], non_blocking=True)
+        return target
+
+    def _tables(self) -> SlotTables:
+        """What is kept on the device for each slot; made once the KV pools are there."""
+        if self._slots is None:
+            pools = {role: cache.num_blocks for role, cache in self.pools.items()}
+            self._slots = SlotTables(
+                self.device,
+                self._staging,
+                pools,
+                num_slots=self._num_slots,
+                longest=max(self._longest(role) for role in pools),
+            )
+            self._log = TokenLog(self.device, self._num_slots)
+            self._arrivals = [
+                self.device.staging((len(self._log.values),), torch.int64) for _ in range(_ARRIVALS)
+            ]
+            for model in self._models.values():
+                model.open(self._staging, self._slots, self._log)
+        return self._slots
+
+    def _longest(self, role: ModelRole) -> int:
+        """Blocks of the longest sequence that a model can have."""
+        cache = self.pools[role]
+        return -(-self.spec(role).max_position // cache.block_tokens)
+
+
+def _outcome(launched: LaunchedStep | StepResult) -> StepResult:
+    return launched.wait() if isinstance(launched, LaunchedStep) else launched
+
+
+def _wants_tokens_only(item: SegmentContext) -> bool:
+    """Whether nothing of a segment's result is computed from logits but its tokens."""
+    outputs = item.segment.outputs
+    told = item.state.admission.params.logprobs is not None
+    return not (told or outputs.logits or outputs.prompt_logprobs)

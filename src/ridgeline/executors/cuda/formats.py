@@ -1,0 +1,106 @@
+"""How weights are held on the device, and what they take there."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from ridgeline.core import ops
+from ridgeline.core.formats import NumberFormat, float_format, number_format
+
+
+class Role(StrEnum):
+    """What is done with a weight."""
+
+    PRODUCT = "product"  # a matrix of the layers that tokens are multiplied with
+    HEAD = "head"  # the matrix that gives logits
+    TABLE = "table"  # rows are looked up
+    PLAIN = "plain"  # anything else, in the model's type
+
+
+def weight_roles(model_ops: Iterable[ops.Op]) -> dict[str, frozenset[Role]]:
+    """What each weight is used for; a tied head is a table as well."""
+    found: dict[str, set[Role]] = {}
+    for op in model_ops:
+        for weight in ops.op_weights(op):
+            found.setdefault(weight.name, set()).add(_role(op, weight))
+    return {name: frozenset(roles) for name, roles in found.items()}
+
+
+def stacks(model_ops: Iterable[ops.Op]) -> dict[str, tuple[str, ...]]:
+    """The names of each stack, by the name of each part: matrices with the same input, whose rows
+    one product serves in this order, and their biases."""
+    found: dict[str, tuple[str, ...]] = {}
+    groups: list[tuple[ops.Weight | None, ...]]
+    for op in model_ops:
+        match op:
+            case ops.QKVProject():
+                groups = [
+                    (op.query, op.key, op.value),
+                    (op.query_bias, op.key_bias, op.value_bias),
+                ]
+            case ops.MLP() | ops.MoE() if op.gate is not None:
+                groups = [(op.gate, op.up), (op.gate_bias, op.up_bias)]
+            case ops.SharedExpert():
+                groups = [(op.gate, op.up)]
+            case _:
+                continue
+        for group in groups:
+            names = tuple(weight.name for weight in group if weight is not None)
+            found |= dict.fromkeys(names, names)
+    return found
+
+
+def device_formats(
+    model_ops: Iterable[ops.Op], dtype: str, quantization: NumberFormat | None
+) -> Mapping[str, NumberFormat]:
+    """The format of each weight; a tied head that is quantized is held as a table, too.
+
+    Embeddings, routers, norms and biases keep the model's type: a token reads one row of the first,
+    and the others are small. A head takes eight bits where the layers take fewer.
+    """
+    own = float_format(dtype)
+    formats: dict[str, NumberFormat] = {}
+    for name, roles in weight_roles(model_ops).items():
+        if quantization is None or not roles & {Role.PRODUCT, Role.HEAD}:
+            formats[name] = own
+        elif Role.HEAD in roles:
+            formats[name] = head_format(quantization)
+        else:
+            formats[name] = quantization
+    return formats
+
+
+def head_format(quantization: NumberFormat) -> NumberFormat:
+    """That of the LM head where layers are quantized: four bits are too few for logits."""
+    return number_format("int8") if quantization.bits < 8 else quantization
+
+
+def weights_bytes(
+    model_ops: Iterable[ops.Op], dtype: str, quantization: NumberFormat | None
+) -> int:
+    """What all weights take on the device, scales included."""
+    model_ops = tuple(model_ops)
+    formats, roles = device_formats(model_ops, dtype, quantization), weight_roles(model_ops)
+    shapes = {weight.name: weight.shape for op in model_ops for weight in ops.op_weights(op)}
+    total = sum(formats[name].num_bytes(shape) for name, shape in shapes.items())
+    for name, of_weight in roles.items():
+        if of_weight >= {Role.HEAD, Role.TABLE} and formats[name].is_quantized:
+            total += float_format(dtype).num_bytes(shapes[name])
+    return int(total)
+
+
+def _role(op: ops.Op, weight: ops.Weight) -> Role:
+    match op:
+        case ops.Embed() if weight == op.weight:
+            return Role.TABLE
+        case ops.Head() if weight == op.weight:
+            return Role.HEAD
+        case ops.MoE():
+            return Role.PRODUCT if weight in (op.gate, op.up, op.down) else Role.PLAIN
+        case ops.SharedExpert():
+            return Role.PRODUCT if weight != op.output_gate else Role.PLAIN
+        case ops.LatentProject():
+            products = (op.query_latent, op.query, op.latent)
+            return Role.PRODUCT if weight in products else Role.PLAIN
+        case ops.QKVProject() | ops.OutProject() | ops.MLP() if len(weight.shape) == 2:
+            return Role.PRODUCT
+    return Role.PLAIN

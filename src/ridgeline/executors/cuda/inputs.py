@@ -1,0 +1,85 @@
+"""A pass on the device: what its ops read beside weights and KV."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ridgeline.core.spec import RopeSpec
+
+
+class RopeRows(NamedTuple):
+    """cos and sin, float32 ``[P, rotary_dim / 2]``, the row of each token, and the pairing."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    rows_T: torch.Tensor
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One segment's rows ``[first, last)`` of a pass, which are KV slots ``[start, stop)``.
+
+    ``parents`` are those of its last tokens, if these are a tree of drafts.
+    """
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    parents: tuple[int, ...] = ()
+    adapter: int = 0
+
+
+class Short(NamedTuple):
+    """How many segments, how many tokens they have together, and the most that one has."""
+
+    segments: int
+    tokens: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Which drafts each token sees, for the segments whose drafts are trees.
+
+    Attributes:
+        num_drafts_S: int32, of each segment; 0 for a chain.
+        ancestors_T: int64 bits, the token's own draft included.
+        positions_T: int32.
+    """
+
+    num_drafts_S: torch.Tensor
+    ancestors_T: torch.Tensor
+    positions_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassInput:
+    """Tensors on the device, and bounds that the host knows.
+
+    Attributes:
+        token_ids_T: int64, every one a token.
+        positions_T: int64.
+        query_starts_S1: int32, where each segment's rows begin, and their number.
+        stops_S: int32, KV slots of each segment, the pass's own included.
+        tables: int32 ``[S, M]`` block tables, by KV group.
+        slots: int64 ``[T]``, the flat slot ``block · B + offset`` of each token, by KV group.
+        rope: by rotary scheme.
+        short: the first segments, those of few tokens, whose attention is that of decode steps.
+        tree: if drafts of a segment are a tree.
+        spans: the segments, where the host knows them; a recorded decode step has none.
+    """
+
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    query_starts_S1: torch.Tensor
+    stops_S: torch.Tensor
+    tables: Sequence[torch.Tensor]
+    slots: Sequence[torch.Tensor]
+    rope: Mapping[RopeSpec, RopeRows]
+    short: Short
+    tree: Tree | None = None
+    spans: tuple[Span, ...] | None = None

@@ -1,0 +1,128 @@
+"""The ops that a program is made of, and which implementation runs them.
+
+Shapes: T tokens, D hidden size, I and O a matrix's columns and rows, H heads, K KV heads, d head
+width, v that of V, E experts, k experts of a token, N rows of logits, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ridgeline.core.spec import Activation, ClampedSwiGLU, NormSpec, RoutingSpec
+from ridgeline.executors.cuda.inputs import PassInput, RopeRows
+from ridgeline.executors.cuda.slots import Settings
+from ridgeline.kernels.triton import KVTensors, PackedMatrix
+
+AnyActivation = Activation | ClampedSwiGLU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """A norm with its weight and bias, where it has them."""
+
+    spec: NormSpec
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendSpec:
+    """What attention of one layer is, beside its tensors; ``group`` is that of its KV."""
+
+    group: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Matrices of a mixture of experts: gate above up ``[E, 2F, D]`` and down ``[E, D, F]``."""
+
+    routing: RoutingSpec
+    correction_E: torch.Tensor | None
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+    activation: AnyActivation
+
+
+class Kernels(Protocol):
+    """An implementation. Results are new tensors; none waits for the device in a decode step."""
+
+    @property
+    def name(self) -> str: ...
+
+    def linear(
+        self,
+        x_TI: torch.Tensor,
+        matrix: PackedMatrix,
+        *,
+        bias_O: torch.Tensor | None = None,
+        norm: Gain | None = None,
+        activation: AnyActivation | None = None,
+        residual_TO: torch.Tensor | None = None,
+        residual_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """``residual + scale · act(norm(x) Wᵀ + bias)``, all but the product optional.
+
+        With an activation the matrix has the rows of a gate and then of ``up``, and the result
+        half their number: act(gate) · up. The residual may be written over with the result.
+        """
+
+    def normalise(self, x: torch.Tensor, gain: Gain) -> torch.Tensor:
+        """The norm over the last axis."""
+
+    def activate(
+        self, up: torch.Tensor, activation: AnyActivation, gate: torch.Tensor | None
+    ) -> torch.Tensor:
+        """act(gate) · up, or act(up) without a gate."""
+
+    def rotate_and_write(
+        self,
+        q_THd: torch.Tensor,
+        k_TKd: torch.Tensor,
+        v_TKv: torch.Tensor | None,
+        kv: KVTensors,
+        slots_T: torch.Tensor,
+        *,
+        rope: RopeRows | None,
+        starts: tuple[int, int] = (0, 0),
+        norms: tuple[Gain, Gain] | None = None,
+    ) -> torch.Tensor:
+        """Norm and rotate q and k, store k and v in the cache, and return q.
+
+        ``starts`` are the first rotated elements of a head of q and of k.
+        """
+
+    def attend(
+        self, q_THd: torch.Tensor, kv: KVTensors, at: PassInput, spec: AttendSpec
+    ) -> torch.Tensor:
+        """``[T, H, v]``: each token over what it sees of its sequence's KV."""
+
+    def experts(self, x_TD: torch.Tensor, logits_TE: torch.Tensor, moe: Experts) -> torch.Tensor:
+        """``[T, D]``: each token through the experts that the router's logits choose."""
+
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        settings: Settings,
+        positions_N: torch.Tensor,
+        *,
+        masks_NW: torch.Tensor | None = None,
+        truncate: bool = True,
+    ) -> torch.Tensor:
+        """A token for each row, int64; −1 where none is possible.
+
+        ``masks_NW`` are words of allowed tokens; without ``truncate`` no row has top-k, top-p or
+        min-p.
+        """
+
+    def move_slots(
+        self, kv: Sequence[KVTensors], sources: torch.Tensor, targets: torch.Tensor
+    ) -> None:
+        """Copy tokens from flat slots to others in some layers; all are read before any write."""

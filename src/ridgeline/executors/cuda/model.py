@@ -1,0 +1,157 @@
+"""One model on the device: weights, KV, program, and its passes.
+
+Shapes: T tokens, S segments, D hidden size, N rows of logits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ridgeline.core.formats import NumberFormat
+from ridgeline.core.plan import ModelRole
+from ridgeline.executors.cuda.batch import HostBatch
+from ridgeline.executors.cuda.decode import DecodeSteps, TokenLog, Variant
+from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.inputs import PassInput, Short, Tree
+from ridgeline.executors.cuda.kernels import Kernels
+from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.program import Program, rope_specs
+from ridgeline.executors.cuda.rope import RopeTables
+from ridgeline.executors.cuda.slots import SlotTables
+from ridgeline.executors.cuda.staging import Staging
+from ridgeline.executors.cuda.weights import load_weights
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.weights import Adapter, LoRAWeights
+
+# How decode steps are run: op by op, compiled by PyTorch, or recorded.
+EXECUTIONS = ("eager", "compile", "graphs")
+
+
+class DeviceModel:
+    """A model that is loaded; `open` completes it once the KV pools are there."""
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: Kernels,
+        role: ModelRole,
+        model: ExecutorModel,
+        cache_dtype: torch.dtype,
+        *,
+        block_tokens: int,
+        quantization: NumberFormat | None,
+        memory_share: float,
+        execution: str,
+    ) -> None:
+        self.role, self.spec, self.ops, self.dtype = role, model.spec, model.ops, model.dtype
+        self.weights = load_weights(device, model, quantization, memory_share=memory_share)
+        self.cache = KVCache(device, model.spec, cache_dtype, block_tokens)
+        self.rope = RopeTables(rope_specs(model.ops), model.spec.max_position, device.torch_device)
+        self.has_adapters = bool(model.adapters)
+        self._device, self._kernels, self._execution = device, kernels, execution
+        self._program = Program(model, self.weights, kernels, self.cache)
+        self._adapted = self._program
+        if model.adapters:
+            adapters = tuple(_on_device(each, device.torch_device) for each in model.adapters)
+            self._adapted = Program(model, self.weights, kernels, self.cache, adapters=adapters)
+
+    def open(self, staging: Staging, slots: SlotTables, log: TokenLog) -> None:
+        """Take the tables that are sized by the KV pools."""
+        self._slots = slots
+        body: Any = self._decode
+        if self._execution == "compile":
+            body = torch.compile(self._decode, dynamic=False)
+        self.steps = DecodeSteps(
+            self._device,
+            staging,
+            log,
+            body,
+            num_slots=slots.num_slots,
+            block_tokens=self.cache.block_tokens,
+            longest=slots.longest,
+            record=self._execution == "graphs",
+        )
+
+    def hidden(
+        self, batch: HostBatch, tokens_T: torch.Tensor, send: Callable[[Any], torch.Tensor]
+    ) -> torch.Tensor:
+        """Final hidden states ``[T, D]`` of a pass, op by op. Void tokens are negative."""
+        positions_T, slots_T, segment_slots = (
+            send(each) for each in (batch.positions, batch.slots, batch.segment_slots)
+        )
+        void = tokens_T < 0
+        tree = None
+        if batch.tree is not None:
+            counts, ancestors = batch.tree
+            tree = Tree(
+                num_drafts_S=send(counts),
+                ancestors_T=send(ancestors),
+                positions_T=positions_T.int(),
+            )
+        known = None
+        if batch.rope_lengths is not None:
+            known = batch.positions.tolist(), batch.rope_lengths
+        kv_positions = positions_T if batch.tree is None else send(batch.kv_positions)
+        slots_T = torch.where(void, self._slots.padding, slots_T)
+        blocks = -(-int(batch.stops.max()) // self.cache.block_tokens)
+        at = PassInput(
+            token_ids_T=tokens_T.clamp(min=0),
+            positions_T=positions_T,
+            query_starts_S1=send(batch.query_starts),
+            stops_S=send(batch.stops),
+            tables=self._tables(segment_slots, blocks),
+            slots=self._kv_slots(slots_T, torch.where(void, 0, kv_positions)),
+            rope=self.rope.of(positions_T, known),
+            short=batch.short,
+            tree=tree,
+            spans=batch.spans,
+        )
+        adapted = any(span.adapter for span in batch.spans)
+        return (self._adapted if adapted else self._program).hidden(at)
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """``[N, V]``, in at least float32."""
+        return self._program.logits(hidden_ND)
+
+    def _decode(
+        self,
+        tokens_B: torch.Tensor,
+        positions_B: torch.Tensor,
+        slots_B: torch.Tensor,
+        variant: Variant,
+    ) -> torch.Tensor:
+        """A whole decode step: the tokens drawn."""
+        rows = variant.rows
+        at = PassInput(
+            token_ids_T=tokens_B,
+            positions_T=positions_B,
+            query_starts_S1=torch.arange(rows + 1, dtype=torch.int32, device=tokens_B.device),
+            stops_S=(positions_B + 1).int(),
+            tables=self._tables(slots_B, variant.blocks),
+            slots=self._kv_slots(slots_B, positions_B),
+            rope=self.rope.of(positions_B),
+            short=Short(rows, rows, 1),
+        )
+        return self._kernels.sample(
+            self.logits(self._program.hidden(at)),
+            self._slots.settings(slots_B),
+            positions_B + 1,
+            truncate=variant.truncate,
+        )
+
+    def _tables(self, slots: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
+        groups = range(len(self.cache.groups))
+        return [self._slots.tables(self.role, group, slots, num_blocks) for group in groups]
+
+    def _kv_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
+        size = self.cache.block_tokens
+        groups = range(len(self.cache.groups))
+        return [self._slots.kv_slots(self.role, g, slots, positions, size) for g in groups]
+
+
+def _on_device(adapter: Adapter, device: torch.device) -> Adapter:
+    return {
+        name: LoRAWeights(down=each.down.to(device), up=each.up.to(device))
+        for name, each in adapter.items()
+    }

@@ -1,0 +1,402 @@
+"""From a model's ops to a list of calls on the device.
+
+Ops that follow each other are joined as they are lowered: a norm goes into the product that reads
+it, a residual into the product that makes its branch, norms of heads, rotation and the write to
+the KV cache into one call; matrices with the same input are stacked. A layer of Llama is six calls.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch.nn import functional
+
+from ridgeline.core import ops
+from ridgeline.core.spec import NormKind, NormScope, RopeSpec
+from ridgeline.executors.cuda.inputs import PassInput
+from ridgeline.executors.cuda.kernels import AttendSpec, Experts, Gain, Kernels
+from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.weights import DeviceWeights
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels import reference
+from ridgeline.weights import Adapter
+
+Buffers = dict[str, torch.Tensor]
+Call = Callable[[Buffers, PassInput], None]
+_FOLDABLE = ops.QKVProject | ops.MLP
+
+
+class Program:
+    """The calls of a model, and its LM head, which `logits` runs on chosen rows.
+
+    With ``adapters`` (on the device; slot i + 1 runs with ``adapters[i]``) nothing is joined with
+    a product that an adapter may change.
+    """
+
+    def __init__(
+        self,
+        model: ExecutorModel,
+        weights: DeviceWeights,
+        kernels: Kernels,
+        cache: KVCache,
+        *,
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
+        self._weights, self._kernels, self._cache = weights, kernels, cache
+        self._adapters = adapters
+        *body, head = model.ops
+        assert isinstance(head, ops.Head)
+        self._head = head
+        self._calls = tuple(self._lowered(body))
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def hidden(self, at: PassInput) -> torch.Tensor:
+        """Final hidden states ``[T, D]``, normed: what `logits` takes rows of."""
+        buffers: Buffers = {}
+        for call in self._calls:
+            call(buffers, at)
+        return buffers["h"]
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Logits ``[N, V]``, in at least float32."""
+        head = self._head
+        matrix = self._weights.matrices[head.weight.name]
+        out = self._kernels.linear(hidden_ND, matrix, bias_O=self._tensor(head.bias))
+        return reference.softcap(reference.wide(out) * head.scale, head.softcap)
+
+    def _lowered(self, body: Sequence[ops.Op]) -> list[Call]:
+        calls, index = [], 0
+        while index < len(body):
+            op, follows = body[index], body[index + 1 :]
+            taken = 1
+            match op:
+                case ops.Norm() if self._folds(op, follows):
+                    call, taken = self._product(follows[0], follows[1:], self._gain(op))
+                    taken += 1
+                case ops.QKVProject() | ops.MLP() | ops.OutProject():
+                    call, taken = self._product(op, follows, None)
+                case ops.HeadNorm() | ops.Rope() | ops.KVWrite():
+                    call, taken = self._rotate_and_write(body[index:])
+                case _:
+                    call = self._single(op)
+            calls.append(call)
+            index += taken
+        return calls
+
+    def _folds(self, norm: ops.Norm, follows: Sequence[ops.Op]) -> bool:
+        """Whether the norm's only reader is the product right behind it."""
+        return (
+            not self._adapters
+            and norm.spec.kind is NormKind.RMS
+            and norm.bias is None
+            and norm.weight is not None
+            and norm.dst == "h"
+            and bool(follows)
+            and isinstance(follows[0], _FOLDABLE)
+            and follows[0].src == "h"
+        )
+
+    def _product(
+        self, op: ops.Op, follows: Sequence[ops.Op], norm: Gain | None
+    ) -> tuple[Call, int]:
+        """A call for the op, and how many ops it stands for."""
+        residual = None
+        if not self._adapters and follows and isinstance(follows[0], ops.AddResidual):
+            residual = follows[0].scale
+        match op:
+            case ops.QKVProject():
+                return self._qkv(op, norm), 1
+            case ops.MLP():
+                return self._mlp(op, norm, residual), 1 if residual is None else 2
+            case ops.OutProject():
+                return self._out(op, residual), 1 if residual is None else 2
+        raise AssertionError(op)
+
+    def _qkv(self, op: ops.QKVProject, norm: Gain | None) -> Call:
+        parts = (
+            (op.query, "q", op.num_heads),
+            (op.key, "k", op.num_kv_heads),
+            (op.value, "v", op.num_kv_heads),
+        )
+        product = self._linear([weight for weight, _, _ in parts], op.query_bias)
+        widths = [heads * op.head_dim for _, _, heads in parts]
+        source = "x" if norm is not None else op.src
+
+        def call(b: Buffers, at: PassInput) -> None:
+            out = product(b[source], at, norm=norm)
+            if op.clip is not None:
+                out = out.clamp(-op.clip, op.clip)
+            rows = torch.split(out, widths, dim=-1)
+            for (_, name, heads), part in zip(parts, rows, strict=True):
+                b[name] = part.view(len(part), heads, op.head_dim)
+
+        return call
+
+    def _out(self, op: ops.OutProject, residual: float | None) -> Call:
+        product = self._linear([op.weight], op.bias)
+
+        def call(b: Buffers, at: PassInput) -> None:
+            self._branch(b, product, b["h"], at, residual)
+
+        return call
+
+    def _mlp(self, op: ops.MLP, norm: Gain | None, residual: float | None) -> Call:
+        up = [op.up] if op.gate is None else [op.gate, op.up]
+        first = self._linear(up, op.up_bias if op.gate is None else op.gate_bias)
+        down = self._linear([op.down], op.down_bias)
+        source = "x" if norm is not None else op.src
+        joined = op.gate is not None and not self._adapters
+
+        def call(b: Buffers, at: PassInput) -> None:
+            if joined:
+                inner = first(b[source], at, norm=norm, activation=op.activation)
+            else:
+                out = first(b[source], at, norm=norm)
+                gate, values = (None, out) if op.gate is None else out.chunk(2, dim=-1)
+                inner = self._kernels.activate(values, op.activation, gate)
+            self._branch(b, down, inner, at, residual)
+
+        return call
+
+    @staticmethod
+    def _branch(
+        b: Buffers,
+        product: Callable[..., torch.Tensor],
+        source: torch.Tensor,
+        at: PassInput,
+        residual: float | None,
+    ) -> None:
+        """The product that ends a branch: into h, or added to x."""
+        if residual is None:
+            b["h"] = product(source, at)
+        else:
+            b["x"] = product(source, at, residual_TO=b["x"], residual_scale=residual)
+
+    def _rotate_and_write(self, body: Sequence[ops.Op]) -> tuple[Call, int]:
+        """Norms of heads, rotation and the write, as far as they are there."""
+        norm: ops.HeadNorm | None = None
+        rope: ops.Rope | None = None
+        for taken, op in enumerate(body, start=1):
+            match op:
+                case ops.HeadNorm():
+                    norm = op
+                case ops.Rope():
+                    rope = op
+                case ops.KVWrite():
+                    return self._write(op, norm, rope), taken
+                case _:
+                    break
+        raise AssertionError("heads are normed and rotated, and then kept")
+
+    def _write(self, op: ops.KVWrite, norm: ops.HeadNorm | None, rope: ops.Rope | None) -> Call:
+        gains = None
+        if norm is not None:
+            spec = norm.spec
+            gains = tuple(
+                Gain(spec=spec, weight=self._tensor(ref)) for ref in (norm.query, norm.key)
+            )
+        whole = norm is not None and norm.scope is NormScope.PROJECTION
+        starts = (0, 0) if rope is None else (rope.query_start, rope.key_start)
+
+        def call(b: Buffers, at: PassInput) -> None:
+            norms = gains
+            if whole and gains is not None:
+                for name, gain in zip("qk", gains, strict=True):
+                    flat = self._kernels.normalise(b[name].flatten(1), gain)
+                    b[name] = flat.view(b[name].shape)
+                norms = None
+            b["q"] = self._kernels.rotate_and_write(
+                b["q"],
+                b["k"],
+                b["v"] if op.has_values else None,
+                self._cache.layer(op.layer),
+                at.slots[op.group],
+                rope=None if rope is None else at.rope[rope.spec],
+                starts=starts,
+                norms=norms,  # type: ignore[arg-type]
+            )
+
+        return call
+
+    def _single(self, op: ops.Op) -> Call:
+        """An op that stands for itself."""
+        kernels, tensor = self._kernels, self._tensor
+        match op:
+            case ops.Embed():
+                return self._embed(op)
+            case ops.Norm():
+                gain = self._gain(op)
+
+                def norm(b: Buffers, _: PassInput) -> None:
+                    b[op.dst] = kernels.normalise(b[op.src], gain)
+
+                return norm
+            case ops.Attend():
+                spec = AttendSpec(
+                    group=op.group,
+                    scale=op.scale,
+                    window=op.window,
+                    softcap=op.softcap,
+                    sinks_H=tensor(op.sinks),
+                )
+
+                def attend(b: Buffers, at: PassInput) -> None:
+                    kv = self._cache.layer(op.layer)
+                    b["h"] = kernels.attend(b["q"], kv, at, spec).flatten(1)
+
+                return attend
+            case ops.LatentProject():
+                return self._latent_project(op)
+            case ops.LatentAttend():
+                return self._latent_attend(op)
+            case ops.MoE():
+                return self._moe(op)
+            case ops.SharedExpert():
+                return self._shared(op)
+            case ops.AddShared():
+
+                def add_shared(b: Buffers, _: PassInput) -> None:
+                    b["h"] = b["h"] + b["shared"]
+
+                return add_shared
+            case ops.AddResidual():
+
+                def add(b: Buffers, _: PassInput) -> None:
+                    b["x"] = b["x"] + (b["h"] if op.scale == 1.0 else b["h"] * op.scale)
+
+                return add
+        raise AssertionError(f"{op} is lowered with others")
+
+    def _embed(self, op: ops.Embed) -> Call:
+        table, positions = self._tensor(op.weight), self._tensor(op.positions)
+        assert table is not None
+        scale = torch.tensor(op.scale, dtype=table.dtype, device=table.device)
+
+        def call(b: Buffers, at: PassInput) -> None:
+            rows = functional.embedding(at.token_ids_T, table)
+            b["x"] = rows if op.scale == 1.0 else rows * scale
+            if positions is not None:
+                b["x"] = b["x"] + functional.embedding(at.positions_T, positions)
+
+        return call
+
+    def _latent_project(self, op: ops.LatentProject) -> Call:
+        kernels = self._kernels
+        query = self._linear([op.query], None)
+        latent = self._linear([op.latent], op.latent_bias)
+        to_query = None
+        if op.query_latent is not None:
+            to_query = self._linear([op.query_latent], op.query_latent_bias)
+        query_gain = Gain(spec=op.norm, weight=self._tensor(op.query_norm))
+        latent_gain = Gain(spec=op.norm, weight=self._tensor(op.latent_norm))
+        (width,) = op.latent_norm.shape
+
+        def call(b: Buffers, at: PassInput) -> None:
+            source = b[op.src]
+            inner = source
+            if to_query is not None:
+                inner = kernels.normalise(to_query(source, at), query_gain)
+            b["q"] = query(inner, at).view(len(source), op.num_heads, -1)
+            whole = latent(source, at)
+            normed = kernels.normalise(whole[:, :width].contiguous(), latent_gain)
+            b["k"] = torch.cat([normed, whole[:, width:]], dim=-1)[:, None]
+
+        return call
+
+    def _latent_attend(self, op: ops.LatentAttend) -> Call:
+        """In the space of latents (DeepSeek-V2, §2.1.2): one KV head serves all heads."""
+        spec = AttendSpec(group=op.group, scale=op.scale)
+        expand = self._tensor(op.expand)
+        assert expand is not None
+        heads_HER = expand.view(op.num_heads, -1, op.latent_dim)
+        up_HnR = heads_HER[:, : op.nope_dim].contiguous()
+        out_HRv = heads_HER[:, op.nope_dim :].mT.contiguous()
+
+        def call(b: Buffers, at: PassInput) -> None:
+            q_THd = b["q"]
+            absorbed = torch.bmm(q_THd[..., : op.nope_dim].transpose(0, 1), up_HnR).transpose(0, 1)
+            q_THW = torch.cat([absorbed, q_THd[..., op.nope_dim :]], dim=-1)
+            mixed_THR = self._kernels.attend(q_THW, self._cache.layer(op.layer), at, spec)
+            out = torch.bmm(mixed_THR.transpose(0, 1), out_HRv)
+            b["h"] = out.transpose(0, 1).flatten(1)
+
+        return call
+
+    def _moe(self, op: ops.MoE) -> Call:
+        matrices, tensor = self._weights.matrices, self._tensor
+        router, bias = tensor(op.router), tensor(op.router_bias)
+        assert router is not None
+        router, bias = reference.wide(router), None if bias is None else reference.wide(bias)
+        experts = Experts(
+            routing=op.routing,
+            correction_E=tensor(op.correction_bias),
+            gate_up=matrices[op.gate.name],
+            down=matrices[op.down.name],
+            gate_up_bias=tensor(op.gate_bias),
+            down_bias=tensor(op.down_bias),
+            activation=op.activation,
+        )
+
+        def call(b: Buffers, _: PassInput) -> None:
+            x_TD = b[op.src]
+            logits_TE = functional.linear(reference.wide(x_TD), router, bias)
+            b["h"] = self._kernels.experts(x_TD, logits_TE, experts)
+
+        return call
+
+    def _shared(self, op: ops.SharedExpert) -> Call:
+        first, down = self._linear([op.gate, op.up], None), self._linear([op.down], None)
+        output_gate = self._tensor(op.output_gate)
+
+        def call(b: Buffers, at: PassInput) -> None:
+            x_TD = b[op.src]
+            out = down(first(x_TD, at, activation=op.activation), at)
+            if output_gate is not None:
+                out = out * torch.sigmoid(functional.linear(x_TD, output_gate))
+            b["shared"] = out
+
+        return call
+
+    def _linear(
+        self, parts: Sequence[ops.Weight], bias: ops.Weight | None
+    ) -> Callable[..., torch.Tensor]:
+        """The product with a stack of matrices, plus each sequence's adapter."""
+        matrix, bias_O = self._weights.matrices[parts[0].name], self._tensor(bias)
+        ends = (0, *accumulate(weight.shape[0] for weight in parts))
+        columns = {
+            part.name: slice(*ends) for part, ends in zip(parts, pairwise(ends), strict=True)
+        }
+
+        def call(x_TI: torch.Tensor, at: PassInput, **fused: object) -> torch.Tensor:
+            out = self._kernels.linear(x_TI, matrix, bias_O=bias_O, **fused)  # type: ignore[arg-type]
+            if self._adapters:
+                self._adapt(out, x_TI, columns, at)
+            return out
+
+        return call
+
+    def _adapt(
+        self, out: torch.Tensor, x_TI: torch.Tensor, columns: dict[str, slice], at: PassInput
+    ) -> None:
+        assert at.spans is not None
+        for span in at.spans:
+            adapter = self._adapters[span.adapter - 1] if span.adapter else {}
+            rows = slice(span.first, span.last)
+            for name, part in columns.items():
+                if name in adapter:
+                    low_rank = functional.linear(x_TI[rows], adapter[name].down)
+                    out[rows, part] += functional.linear(low_rank, adapter[name].up)
+
+    def _gain(self, op: ops.Norm) -> Gain:
+        return Gain(spec=op.spec, weight=self._tensor(op.weight), bias=self._tensor(op.bias))
+
+    def _tensor(self, weight: ops.Weight | None) -> torch.Tensor | None:
+        return None if weight is None else self._weights.tensors[weight.name]
+
+
+def rope_specs(model_ops: Sequence[ops.Op]) -> tuple[RopeSpec, ...]:
+    """The rotary schemes of a model, once each."""
+    return tuple(dict.fromkeys(op.spec for op in model_ops if isinstance(op, ops.Rope)))

@@ -1,0 +1,61 @@
+"""Drawing tokens for many rows at once, as `ridgeline.decoding.sampling` draws one.
+
+Nothing here waits for the device, so that a recorded step can sample. Shapes: N rows, V tokens.
+"""
+
+import torch
+
+from ridgeline.core.philox import Stream
+from ridgeline.decoding.noise import gumbel, philox_rounds
+from ridgeline.executors.cuda.slots import Settings
+
+NONE_POSSIBLE = -1
+_NEVER = float("-inf")
+_MASK = 0xFFFFFFFF
+
+
+def draw(logits_NV: torch.Tensor, settings: Settings, positions_N: torch.Tensor) -> torch.Tensor:
+    """A token for each row, at ``positions_N``, by its settings, int64; −1 where none is possible.
+
+    Computed in float64, as the reference does.
+    """
+    logits = logits_NV.double()
+    best = logits.max(dim=-1, keepdim=True).values
+    temperature = settings.fractions[0]
+    greedy = temperature == 0
+    scaled = (logits - best) / torch.where(greedy, 1.0, temperature)[:, None]
+    noise = gumbel(_words(scaled.shape[1], settings, positions_N))
+    drawn = (_truncated(scaled, settings) + noise).argmax(dim=-1)
+    tokens = torch.where(greedy, logits.argmax(dim=-1), drawn)
+    return torch.where(best[:, 0] > _NEVER, tokens, NONE_POSSIBLE)
+
+
+def _truncated(scaled: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """−inf for what top-k, then top-p, then min-p drop; the best of each row is 0, and stays."""
+    vocab = scaled.shape[1]
+    _, top_p, min_p = settings.fractions[..., None].unbind()
+    top_k = settings.counts[0].long()
+    order = scaled.sort(dim=-1, descending=True, stable=True)
+    k = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab)
+    least = order.values.gather(1, (k - 1)[:, None])
+    in_order = order.values.masked_fill(order.values < least, _NEVER)
+    probabilities = in_order.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    in_order = in_order.masked_fill((before >= top_p) & (top_p < 1), _NEVER)
+    in_order = in_order.masked_fill(in_order < min_p.log(), _NEVER)
+    return torch.empty_like(scaled).scatter(1, order.indices, in_order)
+
+
+def _words(vocab: int, settings: Settings, positions_N: torch.Tensor) -> torch.Tensor:
+    """The random word of each token of each row, int64 ``[N, V]``."""
+    blocks = torch.arange((vocab + 3) // 4, device=positions_N.device)[None]
+    shape = (len(positions_N), blocks.shape[1])
+    counter = (
+        blocks.expand(shape),
+        positions_N.long()[:, None].expand(shape),
+        settings.counts[1].long()[:, None].expand(shape),
+        torch.full_like(blocks, int(Stream.SAMPLE)).expand(shape),
+    )
+    seeds = settings.seeds[:, None]
+    words = philox_rounds(counter, (seeds & _MASK, seeds >> 32 & _MASK))
+    return torch.stack(words, dim=-1).flatten(1)[:, :vocab]

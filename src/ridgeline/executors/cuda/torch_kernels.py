@@ -1,0 +1,264 @@
+"""The ops in PyTorch: what a host runs in the place of a GPU, and the first rung of the ladder.
+
+Steps of one token for each segment wait for nothing, so that they can be recorded. Shapes: T
+tokens, S segments of one token, C KV slots, H heads, K KV heads, d head width, v that of V.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from ridgeline.core.spec import NormScope
+from ridgeline.decoding import ancestors
+from ridgeline.executors.cuda.inputs import PassInput, RopeRows, Span
+from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Experts, Gain
+from ridgeline.executors.cuda.sampling import draw
+from ridgeline.executors.cuda.slots import Settings
+from ridgeline.kernels import reference
+from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix, move_slots
+from ridgeline.kernels.triton.kv_cache import QUANTIZED
+
+
+class TorchKernels:
+    """See `ridgeline.executors.cuda.kernels.Kernels`."""
+
+    name = "torch"
+
+    def linear(
+        self,
+        x_TI: torch.Tensor,
+        matrix: PackedMatrix,
+        *,
+        bias_O: torch.Tensor | None = None,
+        norm: Gain | None = None,
+        activation: AnyActivation | None = None,
+        residual_TO: torch.Tensor | None = None,
+        residual_scale: float = 1.0,
+    ) -> torch.Tensor:
+        if norm is not None:
+            x_TI = self.normalise(x_TI, norm)
+        out = functional.linear(x_TI, unpacked(matrix, x_TI.dtype), bias_O)
+        if activation is not None:
+            gate, up = out.chunk(2, dim=-1)
+            out = self.activate(up, activation, gate)
+        if residual_TO is None:
+            return out
+        return residual_TO + (out if residual_scale == 1.0 else out * residual_scale)
+
+    def normalise(self, x: torch.Tensor, gain: Gain) -> torch.Tensor:
+        return reference.normalise(x, gain.weight, gain.spec, bias=gain.bias)
+
+    def activate(
+        self, up: torch.Tensor, activation: AnyActivation, gate: torch.Tensor | None
+    ) -> torch.Tensor:
+        if gate is not None:
+            return reference.gated(gate, up, activation)
+        assert isinstance(activation, str), "what is clamped has a gate"
+        return reference.activate(up, activation)
+
+    def rotate_and_write(
+        self,
+        q_THd: torch.Tensor,
+        k_TKd: torch.Tensor,
+        v_TKv: torch.Tensor | None,
+        kv: KVTensors,
+        slots_T: torch.Tensor,
+        *,
+        rope: RopeRows | None,
+        starts: tuple[int, int] = (0, 0),
+        norms: tuple[Gain, Gain] | None = None,
+    ) -> torch.Tensor:
+        if norms is not None:
+            q_THd, k_TKd = (
+                reference.normalise_heads(x, _weight(norm), norm.spec, NormScope.EACH_HEAD)
+                for x, norm in zip((q_THd, k_TKd), norms, strict=True)
+            )
+        if rope is not None:
+            tables = rope.cos.index_select(0, rope.rows_T), rope.sin.index_select(0, rope.rows_T)
+            q_THd, k_TKd = (
+                reference.rotate(x, tables, start=start, interleaved=rope.interleaved)
+                for x, start in zip((q_THd, k_TKd), starts, strict=True)
+            )
+        _store(kv.k, kv.k_scales, slots_T, k_TKd)
+        if v_TKv is not None:
+            _store(kv.v, kv.v_scales, slots_T, v_TKv)
+        return q_THd
+
+    def attend(
+        self, q_THd: torch.Tensor, kv: KVTensors, at: PassInput, spec: AttendSpec
+    ) -> torch.Tensor:
+        table = at.tables[spec.group]
+        if at.spans is None:
+            return _attend_each(q_THd, kv, table, at.stops_S, spec)
+        parts = [
+            _attend_span(q_THd[span.first : span.last], kv, table[index], span, at, spec)
+            for index, span in enumerate(at.spans)
+        ]
+        return torch.cat(parts)
+
+    def experts(self, x_TD: torch.Tensor, logits_TE: torch.Tensor, moe: Experts) -> torch.Tensor:
+        """Every token through every expert, which waits for nothing; hosts' models are small."""
+        chosen_Tk, weights_Tk = reference.route(
+            logits_TE, moe.routing, correction_E=moe.correction_E
+        )
+        shares_TE = torch.zeros_like(logits_TE).scatter(1, chosen_Tk, weights_Tk)
+        both = torch.einsum("td,efd->tef", x_TD, unpacked(moe.gate_up, x_TD.dtype))
+        if moe.gate_up_bias is not None:
+            both = both + moe.gate_up_bias
+        gate, up = both.chunk(2, dim=-1)
+        inner = reference.gated(gate, up, moe.activation)
+        out = torch.einsum("tef,edf->ted", inner, unpacked(moe.down, x_TD.dtype))
+        if moe.down_bias is not None:
+            out = out + moe.down_bias
+        summed = (reference.wide(out) * shares_TE[..., None]).sum(dim=1)
+        return summed.to(x_TD.dtype)
+
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        settings: Settings,
+        positions_N: torch.Tensor,
+        *,
+        masks_NW: torch.Tensor | None = None,
+        truncate: bool = True,
+    ) -> torch.Tensor:
+        if masks_NW is not None:
+            bits = torch.arange(32, device=masks_NW.device)
+            allowed = (masks_NW.long()[..., None] >> bits & 1).flatten(1)[:, : logits_NV.shape[1]]
+            logits_NV = logits_NV.masked_fill(allowed == 0, float("-inf"))
+        return draw(logits_NV, settings, positions_N)
+
+    def move_slots(
+        self, kv: Sequence[KVTensors], sources: torch.Tensor, targets: torch.Tensor
+    ) -> None:
+        for layer in kv:
+            move_slots(layer, sources, targets)
+
+
+def unpacked(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
+    """The values ``[..., O, I]`` of a matrix, computed in at least float32 and rounded once."""
+    if matrix.format is Format.PLAIN:
+        return matrix.codes.to(dtype)
+    work = torch.float64 if dtype == torch.float64 else torch.float32
+    codes, columns = matrix.codes, matrix.shape[-1]
+    if matrix.format is Format.INT4:
+        halves = codes.view(*codes.shape[:-1], -1, 1, matrix.unit // 2)
+        codes = torch.cat([halves & 15, halves >> 4], dim=-2).flatten(-3)
+    values = codes.to(work).view(*codes.shape[:-1], -1, matrix.group or columns)
+    if matrix.zeros is not None:
+        values = values - matrix.zeros.mT[..., None].to(work)
+    elif matrix.format is Format.INT4:
+        values = values - 8
+    assert matrix.scales is not None
+    spread = values * matrix.scales.mT[..., None].to(work)
+    return spread.flatten(-2).to(dtype)
+
+
+def _weight(gain: Gain) -> torch.Tensor:
+    assert gain.weight is not None
+    return gain.weight
+
+
+def _store(
+    pool: torch.Tensor, scales: torch.Tensor | None, slots_T: torch.Tensor, x_TKd: torch.Tensor
+) -> None:
+    """Write tokens into flat slots of a pool ``[N, K, B, d]``, quantized if it is."""
+    block_tokens = pool.shape[2]
+    blocks, offsets = slots_T // block_tokens, slots_T % block_tokens
+    if scales is None:
+        pool[blocks, :, offsets] = x_TKd.to(pool.dtype)
+        return
+    wide, largest = x_TKd.float(), QUANTIZED[pool.dtype]
+    scales_TK = wide.abs().amax(dim=-1) / largest
+    codes = wide / torch.where(scales_TK > 0, scales_TK, 1.0)[..., None]
+    codes = codes.round() if pool.dtype == torch.int8 else codes
+    codes = codes.clamp(-largest, largest).to(pool.dtype)
+    pool.view(torch.uint8)[blocks, :, offsets] = codes.view(torch.uint8)
+    scales[blocks, :, offsets] = scales_TK
+
+
+def _load(pool: torch.Tensor, scales: torch.Tensor | None, tables_SM: torch.Tensor) -> torch.Tensor:
+    """What the blocks of some tables hold: ``[S, M·B, K, d]``, in at least float32."""
+    index = tables_SM.flatten()
+    raw = pool.view(torch.uint8) if scales is not None else pool
+    found = raw.index_select(0, index)
+    if scales is not None:
+        found = found.view(pool.dtype).float() * scales.index_select(0, index)[..., None]
+    rows, columns = tables_SM.shape
+    by_token = found.view(rows, columns, *found.shape[1:]).transpose(2, 3).flatten(1, 2)
+    return reference.wide(by_token)
+
+
+def _attend_each(
+    q_SHd: torch.Tensor,
+    kv: KVTensors,
+    tables_SM: torch.Tensor,
+    stops_S: torch.Tensor,
+    spec: AttendSpec,
+) -> torch.Tensor:
+    """One token of each segment over a context of its own: ``[S, H, v]``."""
+    k_SCKd = _load(kv.k, kv.k_scales, tables_SM)
+    v_SCKv = _load(kv.v, kv.v_scales, tables_SM)
+    slots = torch.arange(k_SCKd.shape[1], device=stops_S.device)[None]
+    seen_SC = slots < stops_S[:, None]
+    if spec.window is not None:
+        seen_SC = seen_SC & (slots >= stops_S[:, None] - spec.window)
+    num, heads, width = q_SHd.shape
+    kv_heads = k_SCKd.shape[2]
+    q = reference.wide(q_SHd).view(num, kv_heads, heads // kv_heads, width)
+    scores = reference.softcap(
+        torch.einsum("skgd,sckd->skgc", q, k_SCKd) * spec.scale, spec.softcap
+    )
+    scores = scores.masked_fill(~seen_SC[:, None, None], float("-inf"))
+    if spec.sinks_H is not None:
+        sinks = reference.wide(spec.sinks_H).view(1, kv_heads, -1, 1).expand(num, -1, -1, 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : k_SCKd.shape[1]]
+    # What lies in slots that nobody sees may be anything, and 0 · NaN is NaN.
+    v_SCKv = v_SCKv.masked_fill(~seen_SC[..., None, None], 0.0)
+    out = torch.einsum("skgc,sckd->skgd", weights, v_SCKv)
+    return out.reshape(num, heads, -1).to(q_SHd.dtype)
+
+
+def _attend_span(
+    q_SHd: torch.Tensor,
+    kv: KVTensors,
+    table_M: torch.Tensor,
+    span: Span,
+    at: PassInput,
+    spec: AttendSpec,
+) -> torch.Tensor:
+    """A segment's tokens over its KV: ``[S, H, v]``."""
+    block_tokens = kv.block_tokens
+    low = 0 if spec.window is None else max(0, span.start - spec.window + 1)
+    blocks = table_M[None, low // block_tokens : -(-span.stop // block_tokens)]
+    skipped = low - low // block_tokens * block_tokens
+    k_CKd, v_CKv = (
+        _load(pool, scales, blocks)[0, skipped : skipped + span.stop - low]
+        for pool, scales in ((kv.k, kv.k_scales), (kv.v, kv.v_scales))
+    )
+    positions = at.positions_T[span.first : span.last]
+    keys = torch.arange(low, span.stop, device=positions.device)
+    drafted = None
+    if span.parents:  # a tree's slots are not in the order of their positions
+        keys[span.start - low :] = positions
+        drafted = _drafted(span).to(positions.device)
+    seen = reference.visible(
+        query_positions_S=positions,
+        key_positions_C=keys,
+        drafted_SD=drafted,
+        window=spec.window,
+    )
+    return reference.attend(
+        q_SHd, k_CKd, v_CKv, seen, scale=spec.scale, cap=spec.softcap, sinks_H=spec.sinks_H
+    )
+
+
+def _drafted(span: Span) -> torch.Tensor:
+    """Which drafts each token of a segment with a tree sees, bool ``[S, D]``."""
+    drafts, tokens = len(span.parents), span.last - span.first
+    seen = torch.zeros(tokens, drafts, dtype=torch.bool)
+    for node in range(drafts):
+        seen[tokens - drafts + node, list(ancestors(span.parents, node))] = True
+    return seen

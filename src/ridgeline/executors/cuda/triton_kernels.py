@@ -1,0 +1,266 @@
+"""The ops by `ridgeline.kernels.triton`, and by cuBLAS where the batch is large."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ridgeline.executors.cuda.inputs import PassInput, RopeRows
+from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Experts, Gain
+from ridgeline.executors.cuda.slots import Settings
+from ridgeline.kernels import triton as kernels
+from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix
+
+_MAX_SAMPLED = 256  # rows at once
+_FP8_CAPABILITY = (8, 9)
+
+
+class TritonKernels:
+    """See `ridgeline.executors.cuda.kernels.Kernels`. One stream uses it at a time."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, vocab_size: int) -> None:
+        self._device = device
+        self._workspace = kernels.Workspace(device)
+        self._sampling = kernels.SampleWorkspace(_MAX_SAMPLED, vocab_size, device)
+        self._orders: dict[tuple[int, int], kernels.ExpertOrder] = {}
+        self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
+        self._multiplies_fp8 = (
+            device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+        )
+
+    def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
+        """Make room to expand the largest of some matrices, for products of large batches."""
+        elements = max(
+            (m.shape[-1] * m.shape[-2] for m in matrices if m.format is not Format.PLAIN), default=0
+        )
+        if elements * dtype.itemsize > len(self._scratch):
+            size = elements * dtype.itemsize
+            self._scratch = torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def linear(
+        self,
+        x_TI: torch.Tensor,
+        matrix: PackedMatrix,
+        *,
+        bias_O: torch.Tensor | None = None,
+        norm: Gain | None = None,
+        activation: AnyActivation | None = None,
+        residual_TO: torch.Tensor | None = None,
+        residual_scale: float = 1.0,
+    ) -> torch.Tensor:
+        folds = x_TI.dtype != torch.float16
+        if norm is not None and not (folds and len(x_TI) <= kernels.SMALL_BATCH):
+            x_TI, norm = self.normalise(x_TI, norm), None
+        if len(x_TI) > kernels.SMALL_BATCH:
+            out = self._large(x_TI, matrix, bias_O)
+            if activation is not None:
+                gate, up = out.chunk(2, dim=-1)
+                out = self.activate(up, activation, gate)
+            if residual_TO is None:
+                return out
+            return residual_TO.add_(out, alpha=residual_scale)
+        width = matrix.shape[-2] // (1 if activation is None else 2)
+        out = x_TI.new_empty(len(x_TI), width) if residual_TO is None else residual_TO
+        folded = None
+        if norm is not None:
+            assert norm.weight is not None
+            folded = kernels.FoldedNorm(
+                weight_I=norm.weight, eps=norm.spec.eps, unit_offset=norm.spec.unit_offset
+            )
+        kernels.linear(
+            x_TI,
+            matrix,
+            out,
+            workspace=self._workspace,
+            bias_O=bias_O,
+            residual_TO=residual_TO,
+            residual_scale=residual_scale,
+            norm=folded,
+            activation=activation,
+        )
+        return out
+
+    def normalise(self, x: torch.Tensor, gain: Gain) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernels.normalise(x, out, gain.spec, weight=gain.weight, bias=gain.bias)
+        return out
+
+    def activate(
+        self, up: torch.Tensor, activation: AnyActivation, gate: torch.Tensor | None
+    ) -> torch.Tensor:
+        out = up.new_empty(up.shape)
+        kernels.activate(up, out, activation, gate_TF=gate)
+        return out
+
+    def rotate_and_write(
+        self,
+        q_THd: torch.Tensor,
+        k_TKd: torch.Tensor,
+        v_TKv: torch.Tensor | None,
+        kv: KVTensors,
+        slots_T: torch.Tensor,
+        *,
+        rope: RopeRows | None,
+        starts: tuple[int, int] = (0, 0),
+        norms: tuple[Gain, Gain] | None = None,
+    ) -> torch.Tensor:
+        query, key = norms or (None, None)
+        kernels.rope_and_write(
+            q_THd,
+            k_TKd,
+            v_TKv,
+            cos=None if rope is None else rope.cos,
+            sin=None if rope is None else rope.sin,
+            rows_T=None if rope is None else rope.rows_T,
+            kv=kv,
+            slots_T=slots_T,
+            interleaved=rope is not None and rope.interleaved,
+            query_start=starts[0],
+            key_start=starts[1],
+            query_norm=None if query is None else query.weight,
+            key_norm=None if key is None else key.weight,
+            norm_spec=None if query is None else query.spec,
+        )
+        return q_THd
+
+    def attend(
+        self, q_THd: torch.Tensor, kv: KVTensors, at: PassInput, spec: AttendSpec
+    ) -> torch.Tensor:
+        kind = q_THd.dtype
+        if kv.k_scales is None and kv.k.dtype != kind:  # KV in another float type
+            q_THd = q_THd.to(kv.k.dtype)
+        out_THv = q_THd.new_empty(*q_THd.shape[:2], kv.v.shape[-1])
+        tree = None
+        if at.tree is not None:
+            tree = (at.tree.num_drafts_S, at.tree.ancestors_T, at.tree.positions_T)
+        segments, tokens, longest = at.short
+        total, rest = len(at.stops_S), len(q_THd) - tokens
+
+        def part(first: int, last: int, num_tokens: int) -> kernels.AttentionBatch:
+            mask = None
+            if tree is not None:
+                mask = kernels.TreeMask(
+                    num_drafts_S=tree[0][first:last], ancestors_T=tree[1], positions_T=tree[2]
+                )
+            return kernels.AttentionBatch(
+                query_starts_S1=at.query_starts_S1[first : last + 1],
+                kv_lengths_S=at.stops_S[first:last],
+                block_tables_SP=at.tables[spec.group][first:last],
+                num_query_tokens=num_tokens,
+                tree=mask,
+            )
+
+        if segments:
+            kernels.attend_decode(
+                q_THd,
+                kv,
+                out_THv,
+                part(0, segments, tokens),
+                max_query_tokens=longest,
+                workspace=self._workspace,
+                scale=spec.scale,
+                window=spec.window,
+                softcap=spec.softcap,
+                sinks_H=spec.sinks_H,
+            )
+        if segments < total:
+            kernels.attend_prefill(
+                q_THd,
+                kv,
+                out_THv,
+                part(segments, total, rest),
+                scale=spec.scale,
+                window=spec.window,
+                softcap=spec.softcap,
+                sinks_H=spec.sinks_H,
+            )
+        return out_THv.to(kind)
+
+    def experts(self, x_TD: torch.Tensor, logits_TE: torch.Tensor, moe: Experts) -> torch.Tensor:
+        tokens, count, top_k = len(x_TD), logits_TE.shape[1], moe.routing.top_k
+        pairs = tokens * top_k
+        chosen_Tk = torch.empty(tokens, top_k, dtype=torch.int32, device=x_TD.device)
+        weights_Tk = torch.empty(tokens, top_k, dtype=torch.float32, device=x_TD.device)
+        kernels.route(logits_TE, chosen_Tk, weights_Tk, moe.routing, correction_E=moe.correction_E)
+        if (pairs, count) not in self._orders:
+            self._orders[pairs, count] = kernels.ExpertOrder(pairs, count, x_TD.device)
+        order = self._orders[pairs, count]
+        kernels.sort_by_expert(chosen_Tk, order)
+        inner = x_TD.new_empty(pairs, moe.down.shape[-1])
+        kernels.grouped_linear(
+            x_TD,
+            moe.gate_up,
+            inner,
+            order,
+            pairs_per_row=top_k,
+            bias_EO=moe.gate_up_bias,
+            activation=moe.activation,
+        )
+        results = x_TD.new_empty(pairs, x_TD.shape[1])
+        kernels.grouped_linear(
+            inner,
+            moe.down,
+            results,
+            order,
+            pairs_per_row=1,
+            bias_EO=moe.down_bias,
+            weights_P=weights_Tk.flatten(),
+        )
+        out_TD = torch.empty_like(x_TD)
+        kernels.combine(results.view(tokens, top_k, -1), out_TD)
+        return out_TD
+
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        settings: Settings,
+        positions_N: torch.Tensor,
+        *,
+        masks_NW: torch.Tensor | None = None,
+        truncate: bool = True,
+    ) -> torch.Tensor:
+        tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
+        positions_N = positions_N.int()
+        for first in range(0, len(tokens_N), _MAX_SAMPLED):
+            part = slice(first, first + _MAX_SAMPLED)
+            rows = kernels.SamplingRows(
+                temperature_N=settings.fractions[0, part],
+                top_p_N=settings.fractions[1, part],
+                min_p_N=settings.fractions[2, part],
+                top_k_N=settings.counts[0, part],
+                sample_index_N=settings.counts[1, part],
+                seed_N=settings.seeds[part],
+                position_N=positions_N[part],
+            )
+            kernels.sample(
+                logits_NV[part],
+                rows,
+                tokens_N[part],
+                workspace=self._sampling,
+                masks_NW=None if masks_NW is None else masks_NW[part],
+                truncate=truncate,
+            )
+        return tokens_N
+
+    def move_slots(
+        self, kv: Sequence[KVTensors], sources: torch.Tensor, targets: torch.Tensor
+    ) -> None:
+        for layer in kv:
+            kernels.move_slots(layer, sources, targets)
+
+    def _large(
+        self, x_TI: torch.Tensor, matrix: PackedMatrix, bias_O: torch.Tensor | None
+    ) -> torch.Tensor:
+        out_TO = x_TI.new_empty(len(x_TI), matrix.shape[-2])
+        if matrix.format is Format.FP8 and matrix.group == 0 and self._multiplies_fp8:
+            codes = torch.empty_like(x_TI, dtype=torch.float8_e4m3fn)
+            scales_T = torch.empty(len(x_TI), dtype=torch.float32, device=x_TI.device)
+            kernels.quantize_rows(x_TI, codes, scales_T)
+            kernels.scaled_matmul(codes, scales_T, matrix, out_TO, bias_O=bias_O)
+            return out_TO
+        scratch = None
+        if matrix.format is not Format.PLAIN:
+            scratch = self._scratch.view(x_TI.dtype)
+        kernels.matmul(x_TI, matrix, out_TO, scratch=scratch, bias_O=bias_O)
+        return out_TO

@@ -1,0 +1,248 @@
+"""A model's weights on the device: read one after the other, stacked, quantized and packed."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.formats import NumberFormat, number_format
+from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.formats import Role, head_format, stacks, weight_roles, weights_bytes
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.triton import PackedMatrix, fp8_matrix, pack_matrix, quantize_matrix
+from ridgeline.quant import QuantizedTensor
+from ridgeline.weights import Weight, expanded
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWeights:
+    """By canonical name; a stack goes by the name of its first part.
+
+    ``tensors`` are what no product packs: tables, norms, biases, routers. ``formats`` are those of
+    quantized matrices, by the name of each part.
+    """
+
+    matrices: dict[str, PackedMatrix] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    formats: dict[str, NumberFormat] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device; a tied table that is not quantized counts once."""
+        parts = [*self.tensors.values()]
+        for matrix in self.matrices.values():
+            parts += [t for t in (matrix.codes, matrix.scales, matrix.zeros) if t is not None]
+        return sum({part.data_ptr(): part.nbytes for part in parts}.values())
+
+
+def load_weights(
+    device: Device,
+    model: ExecutorModel,
+    quantization: NumberFormat | None,
+    *,
+    memory_share: float,
+) -> DeviceWeights:
+    """Stream every weight to the device; there is never more than a stack beside what is kept.
+
+    Weights that are quantized already keep their codes and scales where the kernels have a layout
+    for them; the others are expanded to the model's type, which the log says once.
+
+    Raises:
+        InvalidRequestError: the model is to be quantized and is already.
+        OutOfMemoryError: they do not fit; says what helps.
+    """
+    _check_room(device, model, quantization, memory_share)
+    loader = _Loader(device, model, quantization)
+    try:
+        for name, weight in model.weights.items():
+            loader.add(name, weight)
+            del weight  # before the next one is read
+    except torch.OutOfMemoryError:
+        raise _too_large(device, model, quantization, memory_share) from None
+    assert not loader.parts, f"no more came of {sorted(loader.parts)}"
+    if loader.expanded:
+        counted = ", ".join(f"{n} of {name}" for name, n in sorted(loader.expanded.items()))
+        _log.warning(
+            "The cuda executor expands %d quantized weights to %s, having no kernel for their "
+            "layout (%s).",
+            loader.expanded.total(),
+            _name(model.dtype),
+            counted,
+        )
+    return loader.weights
+
+
+class _Loader:
+    """Keeps weights as they come; parts of a stack wait for the others."""
+
+    def __init__(
+        self, device: Device, model: ExecutorModel, quantization: NumberFormat | None
+    ) -> None:
+        self.weights = DeviceWeights()
+        self.parts: dict[str, dict[str, Weight]] = {}
+        self.expanded = Counter[str]()
+        self._at, self._dtype, self._quantization = device.torch_device, model.dtype, quantization
+        self._roles, self._stacks = weight_roles(model.ops), stacks(model.ops)
+
+    def add(self, name: str, weight: Weight) -> None:
+        if self._quantization is not None and not isinstance(weight, torch.Tensor):
+            raise InvalidRequestError(
+                f"The checkpoint is quantized already, to {weight.format.name}; leave out "
+                f"quantization, or load the unquantized checkpoint."
+            )
+        if isinstance(weight, torch.Tensor):
+            weight = weight.to(self._at, self._dtype)
+        names = self._stacks.get(name, (name,))
+        parts = self.parts.setdefault(names[0], {})
+        parts[name] = weight
+        if len(parts) == len(names):
+            del self.parts[names[0]]
+            self._keep(names, self._roles[name], [parts[each] for each in names])
+
+    def _keep(self, names: Sequence[str], roles: frozenset[Role], parts: list[Weight]) -> None:
+        name, multiplies = names[0], bool(roles & {Role.PRODUCT, Role.HEAD})
+        if not multiplies or Role.TABLE in roles:
+            self.weights.tensors[name] = self._values(parts, roles)
+        if not multiplies:
+            return
+        matrix = self._packed_codes(parts)
+        form = _format_of(parts)
+        if matrix is None:
+            values = self.weights.tensors.get(name)
+            if values is None:
+                values = self._values(parts, roles)
+            form = self._format(roles)
+            matrix = _packed(values, form)
+        self.weights.matrices[name] = matrix
+        if form is not None:
+            self.weights.formats.update(dict.fromkeys(names, form))
+
+    def _values(self, parts: list[Weight], roles: frozenset[Role]) -> torch.Tensor:
+        """The parts in the model's type, one above the other."""
+        for part in parts:
+            if not isinstance(part, torch.Tensor):
+                self.expanded[part.format.name] += 1
+        values = [expanded(part, self._dtype).to(self._at) for part in parts]
+        axis = -2 if Role.PRODUCT in roles else -1
+        return values[0] if len(values) == 1 else torch.cat(values, dim=axis)
+
+    def _packed_codes(self, parts: list[Weight]) -> PackedMatrix | None:
+        """A matrix of the parts' own codes; ``None`` if they are values, or lack a layout."""
+        quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
+        joined = _joined(quantized) if len(quantized) == len(parts) else None
+        matrix = None if joined is None else pack_matrix(joined)
+        return None if matrix is None else matrix.to(self._at)
+
+    def _format(self, roles: frozenset[Role]) -> NumberFormat | None:
+        form = self._quantization
+        return head_format(form) if form is not None and Role.HEAD in roles else form
+
+
+def _packed(values: torch.Tensor, form: NumberFormat | None) -> PackedMatrix:
+    if form is None:
+        matrix = pack_matrix(values)
+        assert matrix is not None, "values have a layout"
+        return matrix
+    if form.name == "fp8":
+        return fp8_matrix(values)
+    return quantize_matrix(values, bits=int(form.bits), group=form.group_size)
+
+
+def _format_of(parts: Sequence[Weight]) -> NumberFormat | None:
+    """That of weights which are quantized on disk."""
+    first = parts[0]
+    return first.format if isinstance(first, QuantizedTensor) else None
+
+
+def _joined(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+    """Quantized matrices one above the other; ``None`` where they are not quantized alike."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    by_row = [_scales_by_row(part) for part in parts]
+    alike = all(
+        part.format == by_row[0].format
+        and part.codes.dtype == first.codes.dtype
+        and part.scales.shape[-1] == by_row[0].scales.shape[-1]
+        and part.table is None
+        and part.group_of is None
+        and (part.zeros is None) == (first.zeros is None)
+        for part in by_row
+    )
+    if not alike:
+        return None
+    zeros = [part.zeros for part in by_row if part.zeros is not None]
+    return replace(
+        by_row[0],
+        codes=torch.cat([part.codes for part in by_row], dim=-2),
+        scales=torch.cat([part.scales for part in by_row], dim=-2),
+        zeros=torch.cat(zeros, dim=-2) if zeros else None,
+    )
+
+
+def _scales_by_row(weight: QuantizedTensor) -> QuantizedTensor:
+    """The same with scales and zero points for each row, where blocks have several."""
+    block_rows, rows = weight.block[0], weight.shape[-2]
+    if block_rows == 1:
+        return weight
+
+    def spread(blocks: torch.Tensor) -> torch.Tensor:
+        return blocks.repeat_interleave(block_rows, dim=-2)[..., :rows, :]
+
+    return replace(
+        weight,
+        format=replace(weight.format, group_rows=1),
+        scales=spread(weight.scales),
+        zeros=None if weight.zeros is None else spread(weight.zeros),
+    )
+
+
+def _check_room(
+    device: Device, model: ExecutorModel, quantization: NumberFormat | None, share: float
+) -> None:
+    memory = device.memory()
+    room = memory.total * share - (memory.total - memory.free)
+    if _quantized_on_disk(model) is None and _needed(model, quantization) > room:
+        raise _too_large(device, model, quantization, share)
+
+
+def _needed(model: ExecutorModel, quantization: NumberFormat | None) -> int:
+    return weights_bytes(model.ops, _name(model.dtype), quantization)
+
+
+def _quantized_on_disk(model: ExecutorModel) -> object | None:
+    """The scheme of a checkpoint that is quantized, whose size is known once it is read."""
+    return getattr(model.weights, "quantization", None)
+
+
+def _too_large(
+    device: Device, model: ExecutorModel, quantization: NumberFormat | None, share: float
+) -> OutOfMemoryError:
+    memory = device.memory()
+    form = quantization.name if quantization else _name(model.dtype)
+    smaller = ", ".join(
+        f"{_needed(model, other) / 1e9:.1f} GB with --quantization {other.name}"
+        for other in _smaller(quantization)
+    )
+    return OutOfMemoryError(
+        f"The weights take {_needed(model, quantization) / 1e9:.1f} GB in {form}, and "
+        f"{device.name} has {memory.free / 1e9:.1f} of {memory.total / 1e9:.1f} GB free, of which "
+        f"gpu_memory_utilization {share:g} leaves "
+        f"{max(0.0, memory.total * share - memory.total + memory.free) / 1e9:.1f} GB"
+        + (f"; they take {smaller}." if smaller else ".")
+    )
+
+
+def _smaller(quantization: NumberFormat | None) -> list[NumberFormat]:
+    """Formats that would take less."""
+    bits = 16.0 if quantization is None else quantization.bits
+    return [form for form in map(number_format, ("int8", "int4")) if form.bits < bits]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,12 @@
+"""The CUDA executor on the CPU: its own device protocol, and ops in PyTorch."""
+
+from ridgeline.executors.cuda import CUDAExecutor
+from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.torch_kernels import TorchKernels
+
+
+def host_executor(models, block_tokens, *, device=None, **settings):
+    settings = {"num_slots": 8} | settings
+    return CUDAExecutor(
+        models, block_tokens, device=device or HostDevice(), kernels=TorchKernels(), **settings
+    )
