@@ -1,11 +1,9 @@
 """The table of routes (those of the model are apart), and the ASGI application made of it."""
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.server.access import Access
 from ridgeline.server.context import Call, Server
@@ -171,27 +169,35 @@ def all_operations() -> list[Operation]:
 
 def build_app(server: Server) -> ASGIApp:
     """The application, behind its access control."""
-    routes = [
-        Route(operation.path, Endpoint(server, operation), methods=[operation.method])
-        for operation in all_operations()
-    ]
-    app = Starlette(
-        routes=routes, exception_handlers={404: _plain_error, 405: _plain_error, 500: _plain_error}
-    )
-    app.router.redirect_slashes = False
-    return Access(app, server)
+    return Access(_Routes(server), server)
 
 
-def _plain_error(request: Request, error: Exception) -> Response:
+class _Routes:
+    """The router alone: Starlette's own application wraps each piece of a stream twice more."""
+
+    def __init__(self, server: Server) -> None:
+        routes = [
+            Route(operation.path, Endpoint(server, operation), methods=[operation.method])
+            for operation in all_operations()
+        ]
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # then what has no route is raised, not answered in plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await _plain_error(scope, error)(scope, receive, send)
+
+
+def _plain_error(scope: Scope, error: HTTPException) -> Response:
     """What has no route, in the shape of its family."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
     texts = {404: "There is no such route.", 405: "The route has no such method."}
-    api_error = ApiError(status, texts.get(status, "The server failed."))
-    call: Call = request.scope["state"]["call"]
-    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    api_error = ApiError(error.status_code, texts[error.status_code])
+    call: Call = scope["state"]["call"]
     return Response(
-        encode(api_error.body(family_of(request.url.path), call.request_id)),
-        status_code=status,
-        headers=headers,
+        encode(api_error.body(family_of(scope["path"]), call.request_id)),
+        status_code=error.status_code,
+        headers=error.headers,
         media_type="application/json",
     )

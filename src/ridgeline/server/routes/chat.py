@@ -145,9 +145,8 @@ class _Run:
             choice = self._chunk_choice(index, chunk, delta, is_first=not begun[index])
             begun[index] = True
             yield event(self._chunk([choice], self._usage() if continuous else None))
-        if wants_usage:
-            yield event(self._chunk([], self._usage()))
-        yield DONE
+        usage = event(self._chunk([], self._usage())) if wants_usage else b""
+        yield usage + DONE
 
     async def response(self) -> ChatResponse:
         async for index, chunk in generate(self._answer.job):

@@ -106,9 +106,8 @@ class _Run:
             part = self._choice(choice, chunk)
             if part.text or part.finish_reason or chunk.token_ids:
                 yield event(self._chunk([part], usage_of(self._call) if continuous else None))
-        if wants_usage:
-            yield event(self._chunk([], self._usage()))
-        yield DONE
+        usage = event(self._chunk([], self._usage())) if wants_usage else b""
+        yield usage + DONE
 
     async def response(self) -> CompletionResponse:
         parts: list[list[CompletionChoice]] = [[] for _ in self._begun]
