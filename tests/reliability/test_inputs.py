@@ -84,7 +84,8 @@ def test_token_ids_out_of_range_leave_neighbours_alone(http, served, count):
     async def attack():
         import httpx
 
-        async with httpx.AsyncClient(base_url=served.url, timeout=30) as client:
+        timeout = httpx.Timeout(30, pool=None)
+        async with httpx.AsyncClient(base_url=served.url, timeout=timeout) as client:
             neighbour = asyncio.create_task(client.post("/v1/completions", json=body))
             answers = await asyncio.gather(
                 *(

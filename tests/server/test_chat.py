@@ -82,6 +82,7 @@ def test_a_message_may_run_into_the_end_of_the_context(http, events):
     length = used["input_tokens"] + used["cache_read_input_tokens"]
     assert message["stop_reason"] == "model_context_window_exceeded"
     assert length + used["output_tokens"] == 2048
+    assert used["cost"]["decode"] == pytest.approx(used["output_tokens"] * 2e-6)
     end = events("/v1/messages", {**body, "max_tokens": 4096})[-2]
     assert end["delta"]["stop_reason"] == "model_context_window_exceeded"
     fits = {**body, "max_tokens": 2048 - length}

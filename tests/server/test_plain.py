@@ -57,6 +57,26 @@ def test_tokenize_and_back(http):
     assert back == {"prompt": "the cat"}
 
 
+def test_token_ids_that_the_model_does_not_have(http):
+    response = http.post("/detokenize", json={"tokens": [1, 300]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tokens"
+
+
+def test_embeddings_are_counted_and_priced(http, served):
+    def counted():
+        name = 'ridgeline:tenant_tokens_total{kind="prompt",tenant="local"} '
+        lines = http.get("/metrics").text.splitlines()
+        (count,) = (line.removeprefix(name) for line in lines if line.startswith(name))
+        return float(count)
+
+    embed(http, input="the cat")
+    before = counted()
+    usage = embed(http, input=["the cat", "on the mat"])["usage"]
+    assert counted() == before + usage["prompt_tokens"]
+    assert usage["cost"]["total"] == pytest.approx(usage["prompt_tokens"] * 1e-6)
+
+
 def test_tokenizer_info(http):
     info = http.get("/tokenizer_info").json()
     assert info["eos_token"] == "<eos>"

@@ -58,12 +58,18 @@ class Server:
             ApiError: 404 if it is not served, or not to this caller.
         """
         name = self.model_name if name is None else name
-        allowed = caller.limits.models
-        if name not in self.model_names or (allowed is not None and name not in allowed):
+        names = self.models_of(caller)
+        if name not in names:
+            known = f"there are: {', '.join(names)}" if names else "the key may use none"
             raise ApiError(
-                404, f"There is no model {name!r}.", param="model", code="model_not_found"
+                404, f"There is no model {name!r}; {known}.", param="model", code="model_not_found"
             )
         return name
+
+    def models_of(self, caller: Caller) -> list[str]:
+        """What this caller may name."""
+        allowed = caller.limits.models
+        return [name for name in self.model_names if allowed is None or name in allowed]
 
     def adapter(self, model: str) -> str | None:
         """The adapter that stands behind a model's name."""

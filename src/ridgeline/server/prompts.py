@@ -56,12 +56,17 @@ async def tokenize(
         ids = prompt
     if not ids:
         raise bad_request("The prompt has no tokens.", "prompt")
-    vocab_size = server.engine.spec.vocab_size
-    if max(ids) >= vocab_size:
-        raise bad_request(
-            f"Token id {max(ids)} in prompt is not in the vocabulary of {vocab_size}.", "prompt"
-        )
+    check_in_vocabulary(server, ids, "prompt")
     return tuple(ids)
+
+
+def check_in_vocabulary(server: Server, token_ids: Sequence[int], param: str) -> None:
+    """ApiError 400 for a token id that the model does not have."""
+    vocab_size, largest = server.engine.spec.vocab_size, max(token_ids, default=0)
+    if largest >= vocab_size:
+        raise bad_request(
+            f"Token id {largest} in {param} is not in the vocabulary of {vocab_size}.", param
+        )
 
 
 def truncate(

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from ridgeline.server.answers import (
     Answer,
@@ -15,6 +16,7 @@ from ridgeline.server.answers import (
 )
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Choice, Conversation, ToolSpec, call_input
+from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import generate
 from ridgeline.server.prompts import tokenize
@@ -240,6 +242,7 @@ class _Run:
             input_tokens=call.prompt_tokens - call.cached_tokens,
             output_tokens=call.output_tokens,
             cache_read_input_tokens=call.cached_tokens,
+            cost=cost_of(call) or UNSET,
         )
 
     def _end(self) -> tuple[str, str | None]:

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call, Server, new_id
 from ridgeline.server.conversation import Conversation
+from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import MAX_SEQUENCES, priority_of
 from ridgeline.server.logprobs import token_text
-from ridgeline.server.prompts import split_prompts, tokenize, truncate
+from ridgeline.server.prompts import check_in_vocabulary, split_prompts, tokenize, truncate
 from ridgeline.server.replies import Reply
 from ridgeline.server.routes.chat import message_input, tool_specs
 from ridgeline.server.schemas.plain import (
@@ -66,6 +67,8 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
         ]
         found = await _together(embedding)
     call.prompt_tokens = sum(map(len, prompts))
+    cost = cost_of(call)
+    server.metrics.meter(call).close(None if cost is None else cost.total)
     vectors = [_shortened(each.vector, size) for each in found]
     as_base64 = request.encoding_format == "base64"
     return Reply(
@@ -78,7 +81,9 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
                 for index, vector in enumerate(vectors)
             ],
             model=model,
-            usage=EmbeddingUsage(prompt_tokens=call.prompt_tokens, total_tokens=call.prompt_tokens),
+            usage=EmbeddingUsage(
+                prompt_tokens=call.prompt_tokens, total_tokens=call.prompt_tokens, cost=cost
+            ),
         )
     )
 
@@ -109,8 +114,7 @@ def _base64(vector: Vector) -> str:
 async def list_models(call: Call) -> Reply:
     """Every model that a request can name."""
     server = call.server
-    allowed = call.caller.limits.models
-    names = [name for name in server.model_names if allowed is None or name in allowed]
+    names = server.models_of(call.caller)
     return Reply(body=ModelList(data=[_card(server, name) for name in names]))
 
 
@@ -173,6 +177,7 @@ async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
     """The text of token ids."""
     server = call.server
     server.check_model(request.model, call.caller)
+    check_in_vocabulary(server, request.tokens, "tokens")
     text = await server.in_thread(server.tokenizer.decode, request.tokens, False)
     return Reply(body=DetokenizeResponse(prompt=text))
 

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ridgeline.server.schemas.generation import (
+    Cost,
     Effort,
     Generation,
     Name,
@@ -121,6 +122,7 @@ class MessagesUsage(Struct, kw_only=True):
     output_tokens: int
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
+    cost: Cost | UnsetType = UNSET
 
 
 class AnswerBlock(Struct, kw_only=True, omit_defaults=True):

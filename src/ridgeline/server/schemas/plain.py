@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from ridgeline.server.schemas.chat import ChatMessage, Tool
-from ridgeline.server.schemas.generation import Name
+from ridgeline.server.schemas.generation import Cost, Name
 
 MAX_INPUTS = 2048
 
@@ -29,11 +29,12 @@ class EmbeddingItem(Struct, kw_only=True):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Struct, kw_only=True):
-    """Tokens of all inputs."""
+class EmbeddingUsage(Struct, kw_only=True, omit_defaults=True):
+    """Tokens of all inputs, and their cost where the server has a price."""
 
     prompt_tokens: int
     total_tokens: int
+    cost: Cost | None = None
 
 
 class EmbeddingResponse(Struct, kw_only=True):
