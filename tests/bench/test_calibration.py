@@ -19,17 +19,9 @@ STEPS = tuple(
 )
 
 
-@pytest.fixture
-def few_steps(monkeypatch):
-    measure = bench.measure_samples
-    monkeypatch.setattr(
-        bench, "measure_samples", lambda model, ceilings: measure(model, ceilings, STEPS)
-    )
-
-
 @pytest.mark.slow
-def test_calibrating_here(few_steps, tmp_path):
-    made = bench.calibrate_here("reference", shapes=SMALL, formats=("float32",))
+def test_calibrating_here(tmp_path):
+    made = bench.calibrate_here("reference", shapes=SMALL, formats=("float32",), steps=STEPS)
     assert made.measured
     assert made.shapes == ("one", "two")
     assert made.host_step_s + made.host_segment_s > 0
@@ -39,6 +31,20 @@ def test_calibrating_here(few_steps, tmp_path):
     predictor = StepPredictor({ModelRole.TARGET: model.priced}, made)
     assert 0 < predictor.batch_seconds(decode_batch(1, 16)) < 1.0
     model.executor.close()
+
+
+def test_steps_are_visited_in_turns_and_the_fastest_visit_counts():
+    models = [
+        (bench.build(name, SMALL[name], "float32", executor="reference"), STEPS) for name in SMALL
+    ]
+    rounds = []
+    measured = bench.measure_in_turns(models, rounds=2, between=lambda: rounds.append(0))
+    assert len(rounds) == 2
+    assert [[each.step for each in times] for times in measured] == [list(STEPS)] * 2
+    for each in (each for times in measured for each in times):
+        assert len(each.visits_s) == 2
+        assert all(len(visit) >= 2 for visit in each.visits_s)
+        assert each.seconds == min(one.seconds for one in each.halves())
 
 
 def test_a_quantized_model_is_priced_as_it_is_stored():

@@ -1,13 +1,33 @@
 """The honesty report's arithmetic, and that the test set is really held out."""
 
+import msgspec
 import pytest
-from tests.roofline.test_fitting import samples
+from tests.roofline.test_fitting import CEILINGS
 
 from ridgeline.bench.calibration import SHAPES, STEPS
-from ridgeline.bench.honesty import cases
+from ridgeline.bench.honesty import cases, report
+from ridgeline.bench.honesty.measured import (
+    SCHEMA,
+    Measurements,
+    ModelTimes,
+    TrafficTimes,
+    load,
+    save,
+)
 from ridgeline.bench.honesty.page import page
-from ridgeline.bench.honesty.scoring import Baselines, Claim, Outcome, speed_ups, summarise
-from ridgeline.bench.step_timing import StepShape
+from ridgeline.bench.honesty.scoring import (
+    Baselines,
+    Claim,
+    Outcome,
+    false_wins,
+    speed_ups,
+    summarise,
+)
+from ridgeline.bench.step_timing import StepShape, StepTimes
+from ridgeline.core.errors import CorruptFileError
+from ridgeline.planning import Arrival
+from ridgeline.roofline import make_batch
+from ridgeline.roofline.features import roof_seconds
 
 STEP = StepShape(batch_size=1, num_tokens=1, context=10)
 
@@ -64,11 +84,92 @@ def test_speed_ups_compare_formats_on_one_step():
     assert result["sign_right"] == 1.0
 
 
-def test_baselines_are_fitted_on_the_same_samples():
-    made = Baselines(samples(("gpt2",)))
-    one = samples(("gpt2",))[0]
-    found = made.predict(one.terms)
-    assert 0 < found["roofline"] < found["constant"]
+def test_baselines_are_fitted_on_the_same_steps():
+    made = Baselines([1.0, 2.0, 4.0], [3.0, 5.0, 9.0])
+    found = made.predict(8.0)
+    assert found["roofline"] == 8.0
+    assert found["constant"] == pytest.approx(20.0)
+    assert found["affine"] == pytest.approx(17.0)
+
+
+def test_what_differs_from_itself_is_a_false_win():
+    found = false_wins([(1.0, 1.04), (1.0, 1.06), (2.0, 2.0)])
+    assert (found["count"], found["false"], found["held"]) == (3, 1, False)
+
+
+def times(shape, form, step, seconds):
+    return StepTimes(shape=shape, format=form, step=step, visits_s=((seconds,) * 3, (seconds,) * 3))
+
+
+def made_up_run():
+    """A run in which every step took twice what the roof allows, and 1 ms."""
+    ceilings = CEILINGS
+
+    def model_times(shape, form, steps):
+        model = report.priced("cpu", shape, form)
+        measured = [
+            times(
+                shape,
+                form,
+                step,
+                1e-3 + 2 * roof_seconds(model, make_batch(step.ranges), ceilings),
+            )
+            for step in steps
+        ]
+        return ModelTimes(shape=shape, format=form, times=tuple(measured))
+
+    lie = tuple(times("wide", "bfloat16", step, 0.5) for step in cases.TEST_STEPS[:3])
+    return Measurements(
+        schema=SCHEMA,
+        created="2026-01-02T00:00:00+00:00",
+        executor="cpu",
+        ceilings=ceilings,
+        host_step_s=1e-4,
+        host_segment_s=1e-6,
+        calibration=tuple(
+            model_times(shape, form, STEPS) for form in ("float32", "int8") for shape in SHAPES
+        ),
+        tests=tuple(
+            model_times(shape, form, cases.TEST_STEPS[::3])
+            for shape, form in cases.tested_models("cpu")[:3]
+        ),
+        lies={"a slowed kernel": lie},
+        traffic=(
+            TrafficTimes(
+                load=0.5,
+                shape="tall",
+                format="bfloat16",
+                arrivals=(Arrival(arrival_s=0.0, prompt_tokens=20, output_tokens=3),),
+                ttfts_s=(0.1,),
+            ),
+        ),
+        memory_rates=(19e9, 20e9),
+        seconds=1.0,
+    )
+
+
+def test_a_report_is_made_from_measurements_alone(tmp_path):
+    run = made_up_run()
+    path = tmp_path / "m.json"
+    save(run, path)
+    assert load(path) == run
+    result = report.report(load(path))
+    assert result["steps"]["decode"]["median"] < 0.15
+    assert result["lies"]["a slowed kernel"]["flagged"]
+    assert result["a_a"] == {"count": 15, "false": 0, "held": True}
+    text = page(result | {"replayed": True})
+    assert "| tall bfloat16 | new shape and new format |" in text
+    assert "made again" in text
+
+
+def test_measurements_of_something_else_are_refused(tmp_path):
+    path = tmp_path / "m.json"
+    path.write_text('{"schema": 2}')
+    with pytest.raises(CorruptFileError):
+        load(path)
+    save(msgspec.structs.replace(made_up_run(), schema=99), path)
+    with pytest.raises(CorruptFileError, match="version 99"):
+        load(path)
 
 
 def test_the_page_keeps_failures():
@@ -79,18 +180,30 @@ def test_the_page_keeps_failures():
         "executor": "cpu",
         "seconds": 1.0,
         "contended": True,
-        "calibrated": {"shapes": ["a"], "formats": ["b"]},
+        "replayed": False,
+        "calibrated": {"shapes": ["a"], "formats": ["b"], "count": 9},
         "unseen": {"shapes": ["c"], "format": "d"},
         "count": 2,
         "steps": summarise([outcome(1.0, 2.0)]),
         "speed_ups": {},
-        "ttft": [{"load": 0.5, "predicted_s": 1.0, "measured_s": 2.0, "error": 0.5, "held": False}],
+        "by_model": {},
+        "outcomes": [],
+        "memory": {"claimed": 2.0, "rounds": [1.0, 2.0]},
+        "ttft": [
+            {
+                "load": 0.5,
+                "requests": 3,
+                "predicted_s": 1.0,
+                "measured_s": 2.0,
+                "error": 0.5,
+                "held": False,
+            }
+        ],
         "a_a": {"count": 20, "false": 5, "held": False},
         "lies": {"a slowed kernel": entry},
-        "ceiling_drift": 0.9,
     }
     text = page(result)
     assert "not median" in text
     assert "Other processes" in text
-    assert "| a slowed kernel | 1.00 | no |" in text
+    assert "| a slowed kernel | 1.00 | **no** |" in text
     assert "not held" in text

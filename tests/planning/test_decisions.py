@@ -4,19 +4,25 @@ import random
 
 import pytest
 import torch
-from tests.tiny import CONFIG, WINDOWED, tiny_model
+from tests.tiny import CONFIG, WINDOWED, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.formats import FLOAT32
+from ridgeline.core.formats import FLOAT64
 from ridgeline.core.plan import ModelRole
+from ridgeline.core.protocols import Draft, Drafter
 from ridgeline.executors import create_executor
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
 from ridgeline.planning.simulation import make_loop, run_arrivals
 from ridgeline.planning.workload import Arrival
 from ridgeline.roofline import PricedModel
+from ridgeline.scheduler import Speculation
 from ridgeline.scheduler.pricing import LinearPrice
 
 PRICE = LinearPrice(pass_s=2e-3, token_s=1e-4, pair_s=1e-7)
+PROMPTS = (3, 20, 60)
+MAX_LEN = 100
+ACCEPTANCE = 0.6
+POOL_TOKENS = 140
 
 
 class _Timed:
@@ -45,6 +51,53 @@ class _TimedHandle:
         return self._handle.result()
 
 
+class _Simulated(SimulatedExecutor):
+    """Accepts drafts by their position alone, as `_Oracle` knows to propose them."""
+
+    def _noise(self, admission, position, purpose):
+        return noise(position) if purpose == 1 else super()._noise(admission, position, purpose)
+
+
+class _Oracle(Drafter):
+    """Drafts that the target will accept where ``noise`` says so, and refuse elsewhere.
+
+    ``truth`` has what the target says after each prompt; without it any tokens do.
+    """
+
+    def __init__(self, truth=None):
+        self._truth, self._tokens = truth, {}
+
+    def start(self, slot, token_ids, namespace=None):
+        self._tokens[slot] = list(token_ids)
+
+    def extend(self, slot, token_ids):
+        self._tokens[slot] += token_ids
+
+    def finish(self, slot):
+        del self._tokens[slot]
+
+    def propose(self, slot, max_tokens):
+        known = self._tokens[slot]
+        positions = range(len(known), min(len(known) + max_tokens, MAX_LEN))
+        if self._truth is None:
+            return Draft(token_ids=(1,) * len(positions))
+        text = next(
+            text
+            for length, text in sorted(self._truth.items(), reverse=True)
+            if length <= len(known) and text[: len(known)] == known
+        )
+        return Draft(
+            token_ids=tuple(
+                text[p] if noise(p) < ACCEPTANCE else (text[p] + 1) % CONFIG["vocab_size"]
+                for p in positions
+            )
+        )
+
+
+def noise(position):
+    return random.Random(position).random()
+
+
 class _Recorded:
     """Notes what each plan decides: everything but the tokens' values."""
 
@@ -60,9 +113,21 @@ class _Recorded:
             for a_pass in plan.passes
             for s in a_pass.segments
         ]
+        repeats = [a_pass.num_steps for a_pass in plan.passes]
         admitted = [(a.slot, len(a.token_ids)) for a in plan.admissions]
-        self.decisions.append((plan.step_id, segments, admitted, plan.releases, plan.copies))
+        self.decisions.append(
+            (plan.step_id, segments, repeats, admitted, plan.releases, plan.copies)
+        )
         return self._executor.submit(plan)
+
+    @property
+    def chunks(self):
+        """Parts of prompts that were computed over several steps."""
+        return sum(s[1] > 0 and s[2] - s[1] - s[3] > 1 for d in self.decisions for s in d[1])
+
+    @property
+    def drafts(self):
+        return sum(s[3] for d in self.decisions for s in d[1])
 
 
 def trace(seed):
@@ -72,22 +137,67 @@ def trace(seed):
         arrivals.append(
             Arrival(
                 arrival_s=now,
-                prompt_tokens=rng.choice([3, 20, 60]),
+                prompt_tokens=rng.choice(PROMPTS),
                 output_tokens=rng.randint(1, 25),
             )
         )
     return arrivals
 
 
-def decisions(executor, clock, arrivals, **settings):
+def run(executor, clock, *, drafter=None, **settings):
+    """Decisions, timings and preemptions of one trace."""
     recorded = _Recorded(executor)
     config = EngineConfig(
-        max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100, block_tokens=4, **settings
+        max_num_seqs=6,
+        max_num_batched_tokens=32,
+        max_model_len=MAX_LEN,
+        block_tokens=4,
+        **settings,
     )
     per_token = sum(recorded.kv_layout().block_bytes) / 4
-    loop, scheduler = make_loop(recorded, config, clock, price=PRICE, kv_pool_bytes=140 * per_token)
-    answers = run_arrivals(loop, scheduler, arrivals, clock)
-    return recorded.decisions, [answer.timings for answer in answers], scheduler.num_preemptions
+    loop, scheduler = make_loop(
+        recorded,
+        config,
+        clock,
+        price=PRICE,
+        kv_pool_bytes=POOL_TOKENS * per_token,
+        speculation=None if drafter is None else Speculation(drafter=drafter, max_tokens=3),
+    )
+    answers = run_arrivals(loop, scheduler, trace(7), clock)
+    return recorded, [answer.timings for answer in answers], scheduler.num_preemptions
+
+
+def greedy_texts(config):
+    """What the model says after each prompt of the trace, as far as its context goes."""
+    texts = {}
+    for length in PROMPTS:
+        driver = Driver(tiny_executor(model=tiny_model(config)), blocks_per_slot=32)
+        prompt = [1] * length
+        texts[length] = prompt + driver.decode(0, prompt, MAX_LEN - length)
+    return texts
+
+
+def simulated(config, drafter=None, **settings):
+    model, clock = tiny_model(config), VirtualClock()
+    priced = PricedModel(spec=model.spec, ops=model.ops, activations=FLOAT64)
+    executor = _Simulated(
+        {ModelRole.TARGET: priced}, PRICE, clock, block_tokens=4, acceptance=ACCEPTANCE
+    )
+    return run(executor, clock, drafter=drafter, **settings)
+
+
+def real(config, drafter=None, **settings):
+    model, clock = tiny_model(config, dtype=torch.float64), VirtualClock()
+    executor = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=4)
+    result = run(_Timed(executor, clock), clock, drafter=drafter, **settings)
+    executor.close()
+    return result
+
+
+def check_same(found, expected):
+    for ours, theirs in zip(found[0].decisions, expected[0].decisions, strict=True):
+        assert ours == theirs
+    assert found[1:] == expected[1:]
 
 
 @pytest.mark.parametrize("config", [CONFIG, WINDOWED], ids=["full", "windowed"])
@@ -97,25 +207,23 @@ def decisions(executor, clock, arrivals, **settings):
     ids=["fcfs", "slo", "edf", "static"],
 )
 def test_same_decisions(config, settings):
-    arrivals = trace(7)
-    model = tiny_model(config, dtype=torch.float32)
-    clock = VirtualClock()
-    real = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=4)
-    expected = decisions(_Timed(real, clock), clock, arrivals, **settings)
-    real.close()
-    priced = PricedModel(spec=model.spec, ops=model.ops, activations=FLOAT32)
-    clock = VirtualClock()
-    simulated = SimulatedExecutor({ModelRole.TARGET: priced}, PRICE, clock, block_tokens=4)
-    found = decisions(simulated, clock, arrivals, **settings)
-    for ours, theirs in zip(found[0], expected[0], strict=True):
-        assert ours == theirs
-    assert found[1] == expected[1]
-    assert len(found[0]) > 60
+    found = simulated(config, **settings)
+    check_same(found, real(config, **settings))
+    assert len(found[0].decisions) > 60
 
 
-def test_the_trace_makes_the_scheduler_preempt():
-    priced_model = tiny_model(CONFIG, dtype=torch.float32)
-    priced = PricedModel(spec=priced_model.spec, ops=priced_model.ops, activations=FLOAT32)
-    clock = VirtualClock()
-    simulated = SimulatedExecutor({ModelRole.TARGET: priced}, PRICE, clock, block_tokens=4)
-    assert decisions(simulated, clock, trace(7))[2] > 0
+@pytest.mark.parametrize("settings", [{}, {"tpot_slo_s": 0.006}], ids=["fcfs", "slo"])
+@pytest.mark.parametrize("config", [CONFIG, WINDOWED], ids=["full", "windowed"])
+def test_same_decisions_with_drafts(config, settings):
+    """Drafts are verified, in part refused, and given up under memory pressure."""
+    found = simulated(config, _Oracle(), **settings)
+    check_same(found, real(config, _Oracle(greedy_texts(config)), **settings))
+    assert found[0].drafts > 100
+
+
+def test_the_trace_chunks_and_preempts():
+    recorded, _, num_preemptions = simulated(CONFIG)
+    assert num_preemptions > 0
+    assert recorded.chunks > 0
+    _, _, num_preemptions = simulated(CONFIG, _Oracle())
+    assert num_preemptions > 0

@@ -2,18 +2,20 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
 from ridgeline.core.errors import CorruptFileError
-from ridgeline.core.formats import BFLOAT16, FLOAT32
+from ridgeline.core.formats import BFLOAT16, FLOAT32, number_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
 from ridgeline.roofline.calibration import calibrate, load, save, typical
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
-from ridgeline.roofline.features import pass_terms
-from ridgeline.roofline.fitting import Sample, fit, predict
+from ridgeline.roofline.features import Overlap, pass_terms, roof_seconds
+from ridgeline.roofline.fitting import Sample, fit, overlap_seconds, predict
+from ridgeline.roofline.kernels import NativeKernels
 from ridgeline.roofline.predict import Bound, StepPredictor
 
 CEILINGS = Ceilings(
@@ -29,7 +31,25 @@ BATCHES = [
     *((decode_batch(b, c), "decode") for b in (1, 2, 4, 8, 16, 32) for c in (64, 700, 3000)),
     *((prefill_batch(n), "prefill") for n in (16, 64, 200, 500, 2000)),
 ]
-TRUTH = {"step": 1e-4, "op": 5e-6, "segment": 2e-6, "row": 1e-5, "other": 1.5}
+TRUTH = {
+    "step": 1e-4,
+    "op": 5e-6,
+    "segment": 2e-6,
+    "sequence": 1e-5,
+    "row": 1e-5,
+    "other": 1.5,
+    "stream": 1.3,
+    "unpack": 1.8,
+    "product": 1.4,
+    "fill": 40.0,
+    "attention/read": 2.0,
+    "attention/load": 1.1,
+    "attention/product": 1.6,
+    "overlap/float": 3.0,
+    "overlap/codes": 0.3,
+    "overlap/attention": 1.0,
+}
+KERNELS = NativeKernels(panel_tokens=4, attention_rows=6, in_16_bits=True)
 
 
 def priced(name, form=FLOAT32, **changes):
@@ -38,10 +58,7 @@ def priced(name, form=FLOAT32, **changes):
 
 
 def truth(terms):
-    def slowness(name):
-        return 1.3 if name.startswith("linear") else 2.0 if "decode" in name else 1.6
-
-    return sum(TRUTH.get(name, slowness(name)) * value for name, value in terms.items())
+    return predict(TRUTH, terms)
 
 
 def samples(names=("qwen2.5-0.5b", "gpt2", "qwen3-0.6b"), noise=0.0, forms=(FLOAT32, BFLOAT16)):
@@ -63,6 +80,72 @@ def test_an_unseen_shape_is_predicted():
     for batch, _ in BATCHES:
         terms = pass_terms(priced("llama-3.2-1b"), batch, CEILINGS)
         assert predict(coefficients, terms) == pytest.approx(truth(terms), rel=0.08)
+
+
+def test_what_generated_the_steps_is_found():
+    found = fit(samples())
+    for name in ("stream/float/bfloat16", "product/float/float32", "attention/read"):
+        expected = TRUTH.get(name, TRUTH.get(name.partition("/")[0]))
+        assert found[name] == pytest.approx(expected, rel=0.1)
+
+
+def test_steps_that_a_neighbour_disturbed_count_little():
+    rng = random.Random(3)
+    disturbed = [
+        replace(sample, seconds=sample.seconds * (2.5 if rng.random() < 0.2 else 1.0))
+        for sample in samples(noise=0.02)
+    ]
+    coefficients = fit(disturbed)
+    for batch, _ in BATCHES:
+        terms = pass_terms(priced("llama-3.2-1b"), batch, CEILINGS)
+        assert predict(coefficients, terms) == pytest.approx(truth(terms), rel=0.15)
+
+
+def test_a_format_never_measured_is_predicted_by_its_family():
+    """From int8's steps, int4's: other bytes, and other instructions for each of them."""
+
+    def model(name, form):
+        return priced(name, weights=number_format(form), kernels=KERNELS)
+
+    def measured(name, form):
+        found = []
+        for batch, phase in BATCHES:
+            terms = pass_terms(model(name, form), batch, CEILINGS)
+            found.append(
+                Sample(terms=terms, seconds=truth(terms), shape=name, format=form, phase=phase)
+            )
+        return found
+
+    coefficients = fit(measured("qwen2.5-0.5b", "int8") + measured("qwen3-0.6b", "int8"))
+    for sample in measured("llama-3.2-1b", "int4"):
+        assert predict(coefficients, sample.terms) == pytest.approx(sample.seconds, rel=0.15)
+
+
+def test_panels_cost_by_steps():
+    """A weight is unpacked once for four tokens; the first panel alone waits for memory."""
+    model = priced("llama-3.2-1b", weights=number_format("int4"), kernels=KERNELS)
+    cost = {**dict.fromkeys(TRUTH, 0.0), "unpack": 1.0}
+    seconds = {
+        tokens: predict(cost, pass_terms(model, decode_batch(tokens, 64), CEILINGS))
+        for tokens in (1, 4, 5, 8, 9)
+    }
+    assert seconds[4] == pytest.approx(seconds[1])
+    assert seconds[8] == pytest.approx(seconds[5]) == pytest.approx(2 * seconds[1])
+    assert seconds[9] == pytest.approx(3 * seconds[1])
+
+
+def test_an_overlap_is_between_the_longer_side_and_the_sum():
+    both = Overlap("k", {"read": 3.0}, {"compute": 4.0})
+    assert overlap_seconds({"overlap/k": 1e3}, both) == pytest.approx(4.0)
+    assert overlap_seconds({"overlap/k": 0.0}, both) == pytest.approx(7.0)
+    assert overlap_seconds({"overlap/k": 1.0}, both) == pytest.approx(5.0)
+
+
+def test_the_roof_is_below_what_is_predicted():
+    for batch, _ in BATCHES:
+        model = priced("llama-3.2-1b")
+        roof = roof_seconds(model, batch, CEILINGS)
+        assert 0 < roof < predict(TRUTH, pass_terms(model, batch, CEILINGS))
 
 
 def test_intervals_cover_what_they_say():

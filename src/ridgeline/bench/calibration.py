@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.bench.ceilings import CeilingMeter, measure_ceilings
+from ridgeline.bench.caches import cache_sizes
+from ridgeline.bench.ceilings import measure_ceilings
+from ridgeline.bench.conditions import usable_cores
 from ridgeline.bench.native_loops import load_native_loops
-from ridgeline.bench.step_timing import StepShape, StepTimer
+from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.bench.torch_ceilings import torch_ceilings
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import ON_LOAD
@@ -23,14 +25,14 @@ from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
 from ridgeline.models import describe, lower
 from ridgeline.planning.simulation import make_loop, run_arrivals
 from ridgeline.planning.workload import Arrival
-from ridgeline.roofline import PricedModel
+from ridgeline.roofline import PricedModel, pass_work
 from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.calibration import Calibration, calibrate
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.features import pass_terms
 from ridgeline.roofline.fitting import Sample
 from ridgeline.scheduler.pricing import LinearPrice
-from ridgeline.weights import dummy_weights
+from ridgeline.weights import DummyWeights
 
 Progress = Callable[[int, int, str], None]
 Config = Mapping[str, object]
@@ -71,15 +73,18 @@ FORMATS: Mapping[str, Sequence[str]] = {
 }
 STEPS = (
     *(StepShape(batch_size=b, num_tokens=1, context=c) for b, c in (
-        (1, 32), (1, 500), (1, 1500), (2, 200), (4, 32), (4, 800), (8, 100), (8, 500),
-        (16, 32), (16, 300),
+        (1, 32), (1, 500), (1, 1500), (2, 200), (3, 300), (4, 32), (4, 800), (5, 100),
+        (8, 100), (8, 500), (16, 32), (16, 300),
     )),
     *(StepShape(batch_size=b, num_tokens=n, context=c) for b, n, c in (
         (1, 16, 0), (1, 32, 64), (1, 64, 0), (1, 128, 0), (1, 128, 512), (1, 256, 0),
-        (2, 64, 100), (1, 512, 0), (4, 32, 0),
+        (2, 64, 100), (1, 400, 0), (4, 32, 0),
     )),
 )  # fmt: skip
-_LONG_S = 0.5  # steps that the roof says take longer are left out
+_CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)  # multiples of the last cache
+_BEYOND_CACHE = 8.0
+_LONG_S = 0.5
+_ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +97,8 @@ class BenchModel:
     priced: PricedModel
 
 
-def build(
-    name: str, config: Config, number_format: str, *, executor: str, block_tokens: int = 16
-) -> BenchModel:
-    """An executor with random weights of a config's shapes.
+def describe_model(config: Config, number_format: str) -> tuple[ExecutorModel, str | None]:
+    """Random weights of a config's shapes, not yet made, and how they are quantized on load.
 
     A format that weights are quantized to on load is made from bfloat16.
     """
@@ -103,44 +106,85 @@ def build(
     ops = lower(spec)
     quantization = number_format if number_format in ON_LOAD else None
     dtype: torch.dtype = torch.bfloat16 if quantization else getattr(torch, number_format)
-    weights = dummy_weights(ops, dtype=dtype, seed=0)
-    model = ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype)
+    weights = DummyWeights(ops=ops, dtype=dtype, seed=0)
+    return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype), quantization
+
+
+def price_of(config: Config, number_format: str, *, executor: str) -> PricedModel:
+    """A config's model as the roofline prices it on an executor; no weights are made."""
+    model, quantization = describe_model(config, number_format)
+    return priced_model(model, executor, quantization=quantization)
+
+
+def build(
+    name: str, config: Config, number_format: str, *, executor: str, block_tokens: int = 16
+) -> BenchModel:
+    """An executor with random weights of a config's shapes."""
+    model, quantization = describe_model(config, number_format)
     made = create_executor(
         executor,
         {ModelRole.TARGET: model},
         block_tokens=block_tokens,
         quantization=quantization,
     )
-    priced = priced_model(model, made.name, quantization=quantization)
+    priced = price_of(config, number_format, executor=made.name)
     return BenchModel(name=name, format=number_format, executor=made, priced=priced)
 
 
-def measure_samples(
-    model: BenchModel, ceilings: Ceilings, steps: Sequence[StepShape] = STEPS
-) -> list[Sample]:
-    """Each step's terms and measured seconds; the executor is closed at the end."""
-    timer = StepTimer(
-        model.executor,
-        max_batch=max(step.batch_size for step in steps),
-        max_context=max(step.context + step.num_tokens for step in steps),
-    )
-    try:
-        samples = []
-        for step in steps:
-            terms = pass_terms(model.priced, make_batch(step.ranges), ceilings)
-            if sum(value for name, value in terms.items() if "@" in name) < _LONG_S:
-                samples.append(
-                    Sample(
-                        terms=terms,
-                        seconds=timer.measure(step),
-                        shape=model.name,
-                        format=model.format,
-                        phase=step.phase,
-                    )
-                )
-        return samples
-    finally:
+def measure_in_turns(
+    models: Sequence[tuple[BenchModel, Sequence[StepShape]]],
+    *,
+    rounds: int = _ROUNDS,
+    between: Callable[[], None] = lambda: None,
+    progress: Progress | None = None,
+) -> list[list[StepTimes]]:
+    """The seconds of each model's steps, visited in turns so that a step's visits lie far apart.
+
+    ``between`` is called before each round. The executors are closed at the end.
+    """
+    timers = [StepTimer(model.executor, steps) for model, steps in models]
+    visits = [[list[tuple[float, ...]]() for _ in steps] for _, steps in models]
+    for number in range(rounds):
+        between()
+        for index, (model, steps) in enumerate(models):
+            if progress is not None:
+                done = number * len(models) + index
+                progress(done, rounds * len(models), f"measuring {model.name} in {model.format}")
+            for step, found in zip(steps, visits[index], strict=True):
+                found.append(timers[index].visit(step))
+    for model, _ in models:
         model.executor.close()
+    return [
+        [
+            StepTimes(
+                shape=model.name, format=model.format, step=step, visits_s=tuple(visits[i][j])
+            )
+            for j, step in enumerate(steps)
+        ]
+        for i, (model, steps) in enumerate(models)
+    ]
+
+
+def short_steps(
+    model: PricedModel, ceilings: Ceilings, steps: Sequence[StepShape]
+) -> list[StepShape]:
+    """Those of the steps whose arithmetic alone takes less than half a second."""
+    most = _LONG_S * ceilings.flops_per_s["float32"]
+    return [step for step in steps if pass_work(model, make_batch(step.ranges)).flops < most]
+
+
+def samples_of(times: Sequence[StepTimes], model: PricedModel, ceilings: Ceilings) -> list[Sample]:
+    """What the fit takes, of measured steps of one model."""
+    return [
+        Sample(
+            terms=pass_terms(model, make_batch(each.step.ranges), ceilings),
+            seconds=each.seconds,
+            shape=each.shape,
+            format=each.format,
+            phase=each.step.phase,
+        )
+        for each in times
+    ]
 
 
 def measure_roof(executor: str) -> Ceilings:
@@ -150,12 +194,26 @@ def measure_roof(executor: str) -> Ceilings:
     return torch_ceilings()
 
 
+def read_curve(sizes: Sequence[float] = _CURVE) -> tuple[tuple[float, float], ...]:
+    """(working set, bytes per second) of all threads reading it over and over, for working sets of
+    some multiples of the last cache."""
+    loops, threads = load_native_loops(), usable_cores()
+    l3_bytes = cache_sizes().l3_bytes
+    found = []
+    for size in sizes:
+        each = int(size * l3_bytes) // threads
+        rates = [
+            loops.read_bytes_per_s(pattern, bytes_per_thread=each, threads=threads, seconds=0.1)
+            for pattern in range(len(loops.read_patterns))
+        ]
+        found.append((float(each * threads), max(rates)))
+    return tuple(found)
+
+
 def memory_rate(executor: str) -> float:
     """Main memory's bytes per second alone: whether it is still what `measure_roof` found."""
     if executor == "cpu":
-        meter = CeilingMeter(load_native_loops())
-        meter.sample()
-        return meter.report().memory_bytes_per_s
+        return read_curve((_BEYOND_CACHE,))[0][1]
     return torch_ceilings((), rounds=1).memory.bytes_per_s
 
 
@@ -164,25 +222,26 @@ def calibrate_here(
     *,
     shapes: Mapping[str, Config] = SHAPES,
     formats: Sequence[str] | None = None,
+    steps: Sequence[StepShape] = STEPS,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Measure the ceilings and the steps, and fit; about a minute on two cores."""
+    """Measure the ceilings and the steps, and fit; about two minutes on two cores."""
     ceilings = measure_roof(executor)
-    samples: list[Sample] = []
-    cases = [(name, form) for form in formats or FORMATS[executor] for name in shapes]
-    dense = False
-    for index, (name, form) in enumerate(cases):
-        if progress is not None:
-            progress(index, len(cases), f"measuring {name} in {form}")
-        model = build(name, shapes[name], form, executor=executor)
-        dense = model.priced.dense_attention
-        samples += measure_samples(model, ceilings)
     host_step_s, host_segment_s = host_seconds()
+    models = [
+        build(name, shapes[name], form, executor=executor)
+        for form in formats or FORMATS[executor]
+        for name in shapes
+    ]
+    planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
+    samples: list[Sample] = []
+    for model, times in zip(models, measure_in_turns(planned, progress=progress), strict=True):
+        samples += samples_of(times, model.priced, ceilings)
     return calibrate(
         samples,
         ceilings,
         executor=executor,
-        dense_attention=dense,
+        dense_attention=models[0].priced.dense_attention,
         host_step_s=host_step_s,
         host_segment_s=host_segment_s,
     )

@@ -1,7 +1,9 @@
 """Seconds of single steps of an executor, by hand-written plans: no scheduler, no requests."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
 
 from ridgeline.core.plan import (
     Admission,
@@ -17,6 +19,8 @@ from ridgeline.core.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 _TOKEN = 5
+_VISIT_S = 0.08
+_MOST_REPEATS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +43,55 @@ class StepShape:
         return f"{self.batch_size}×{self.num_tokens}@{self.context}"
 
 
-class StepTimer:
-    """Owns an executor's KV pool; each sequence has blocks of its own, filled with real K and V."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """A step of a model, by the names of its shape and format.
 
-    def __init__(self, executor: Executor, *, max_batch: int, max_context: int) -> None:
+    ``visits_s`` are the seconds of a few repetitions, at several times that lie far apart.
+    """
+
+    shape: str
+    format: str
+    step: StepShape
+    visits_s: tuple[tuple[float, ...], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The median of the fastest visit.
+
+        Neighbours on the machine, and on its host, only ever add to a step, and for seconds at a
+        time; what is predicted is the machine without them.
+        """
+        return min(median_low(visit) for visit in self.visits_s)
+
+    def halves(self) -> tuple["StepTimes", "StepTimes"]:
+        """Every other visit, and the rest: the same thing measured twice, in turn."""
+        return (
+            replace(self, visits_s=self.visits_s[::2]),
+            replace(self, visits_s=self.visits_s[1::2]),
+        )
+
+
+class StepTimer:
+    """Owns an executor's KV pool; each sequence has blocks of its own, filled with real K and V.
+
+    A sequence has room for those of ``steps`` that need it.
+    """
+
+    def __init__(self, executor: Executor, steps: Sequence[StepShape]) -> None:
         self._executor = executor
         layout = executor.kv_layout()
-        self._columns = -(-max_context // layout.block_tokens)
-        self._num_groups = len(layout.groups)
-        executor.allocate_kv([max_batch * self._columns] * self._num_groups)
+        self._block_tokens, self._num_groups = layout.block_tokens, len(layout.groups)
+        rooms = [
+            max(each.context + each.num_tokens for each in steps if each.batch_size > slot)
+            for slot in range(max(each.batch_size for each in steps))
+        ]
+        columns = [-(-room // layout.block_tokens) for room in rooms]
+        self._num_blocks = sum(columns)
+        executor.allocate_kv([self._num_blocks] * self._num_groups)
         self._step_id = 0
-        self._admit(max_batch, max_context)
-        self._fill(max_batch, layout.block_tokens)
+        self._admit(rooms, columns)
+        self._fill()
 
     def plan(self, shape: StepShape) -> StepPlan:
         """The plan whose seconds `measure` gives."""
@@ -67,18 +108,15 @@ class StepTimer:
         self._step_id += 1
         return StepPlan(step_id=self._step_id, passes=(Pass(segments=segments),))
 
-    def measure(self, shape: StepShape, *, min_s: float = 0.25, max_repeats: int = 15) -> float:
-        """Lower quartile of the seconds from submission to result, after a step that warms up.
-
-        Neighbours on the machine only ever add to a step, so that the faster half is the truer one.
-        Five steps at least, or three where they are long.
-        """
-        self.run(self.plan(shape))
+    def visit(self, shape: StepShape) -> tuple[float, ...]:
+        """Seconds from submission to result of some repetitions: two at least, after one that warms
+        up unless it is long."""
         times = [self.run(self.plan(shape))]
-        least = 3 if times[0] > min_s / 2 else 5
-        while len(times) < least or (sum(times) < min_s and len(times) < max_repeats):
+        if times[0] < _VISIT_S / 2:
+            times.clear()
+        while len(times) < 2 or (sum(times) < _VISIT_S and len(times) < _MOST_REPEATS):
             times.append(self.run(self.plan(shape)))
-        return sorted(times)[(len(times) - 1) // 4]
+        return tuple(times)
 
     def run(self, plan: StepPlan) -> float:
         """Seconds of one step."""
@@ -86,11 +124,11 @@ class StepTimer:
         self._executor.submit(plan).result()
         return time.perf_counter() - start
 
-    def _admit(self, count: int, length: int) -> None:
+    def _admit(self, rooms: Sequence[int], columns: Sequence[int]) -> None:
         """Admit the sequences with their whole block tables, by computing one token of each."""
         self._step_id += 1
-        admissions, segments = [], []
-        for slot in range(count):
+        admissions, segments, first = [], [], 0
+        for slot, (length, count) in enumerate(zip(rooms, columns, strict=True)):
             admissions.append(
                 Admission(
                     slot=slot,
@@ -100,8 +138,8 @@ class StepTimer:
                     seed=0,
                 )
             )
-            first = slot * self._columns
-            blocks = tuple(range(first, first + self._columns))
+            blocks = tuple(range(first, first + count))
+            first += count
             segments.append(
                 Segment(
                     slot=slot,
@@ -121,14 +159,14 @@ class StepTimer:
         )
         self.run(plan)
 
-    def _fill(self, count: int, block_tokens: int) -> None:
+    def _fill(self) -> None:
         """Compute the first block of the first sequence and copy it over all others.
 
         Pages that were never written are one physical page of zeros, which caches hold.
         """
-        tokens = min(block_tokens, self._columns * block_tokens)
-        self.run(self.plan(StepShape(batch_size=1, num_tokens=tokens, context=0)))
+        whole = StepShape(batch_size=1, num_tokens=self._block_tokens, context=0)
+        self.run(self.plan(whole))
         for group in range(self._num_groups):
             block = self._executor.export_blocks(group, [0], ModelRole.TARGET)
-            for other in range(1, count * self._columns):
+            for other in range(1, self._num_blocks):
                 self._executor.import_blocks(group, [other], block, ModelRole.TARGET)

@@ -27,9 +27,11 @@ from ridgeline.core.ops import (
 )
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
-from ridgeline.executors.cpu import CPUExecutor
+from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.cpu import chosen_level, native_kernels_run
 from ridgeline.roofline import PricedModel
+from ridgeline.roofline.kernels import NativeKernels
 
 _PRODUCTS = (QKVProject, LatentProject, OutProject, MLP, MoE, SharedExpert)
 
@@ -46,7 +48,8 @@ def priced_model(
 
     The reference executor holds everything in the model's type, and computes masked scores. The cpu
     executor computes in float32, keeps vectors in it, and quantizes the matrices that tokens are
-    multiplied with.
+    multiplied with. The cuda executor computes in the model's type, and quantizes those matrices
+    and the head.
     """
     plain = PricedModel(
         spec=model.spec,
@@ -57,6 +60,8 @@ def priced_model(
         kv=None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
         dense_attention=executor == "reference",
     )
+    if executor == "cuda":
+        return priced_as_cuda(plain)
     return priced_as_cpu(plain) if executor == "cpu" else plain
 
 
@@ -68,18 +73,44 @@ def priced_as_cpu(model: PricedModel) -> PricedModel:
         activations=FLOAT32,
         weights=None,
         weight_formats=_cpu_formats(model, own, model.weights or own),
-        kv=_cpu_kv(model.kv or own),
+        kv=_with_scales(model.kv or own),
         products_by_weight=True,
+        kernels=native_kernels(),
+    )
+
+
+def native_kernels() -> NativeKernels:
+    """Those of the instruction-set level that runs here, or of AVX2 where none is built."""
+    level = chosen_level() if native_kernels_run() else "avx2"
+    has_wide_vectors = level.startswith("avx512")
+    return NativeKernels(
+        panel_tokens=4 if level in ("avx2", "avxvnni") else 8,
+        attention_rows=12 if has_wide_vectors else 2 if level == "generic" else 6,
+        in_16_bits=level == "avx2",
+        in_pairs=level == "avx512bf16",
+    )
+
+
+def priced_as_cuda(model: PricedModel) -> PricedModel:
+    """A model in the formats that the cuda executor makes of its own."""
+    from ridgeline.executors.cuda.formats import device_formats
+
+    own = device_formats(model.ops, model.activations.name, model.weights)
+    return replace(
+        model,
+        weights=None,
+        weight_formats={**own, **model.weight_formats},
+        kv=None if model.kv is None else _with_scales(model.kv),
     )
 
 
 def held_formats(executor: Executor, role: ModelRole) -> Mapping[str, NumberFormat]:
     """What an executor keeps quantized matrices in, by weight, those of the checkpoint included."""
-    return executor.weight_formats(role) if isinstance(executor, CPUExecutor) else {}
+    return executor.weight_formats(role) if isinstance(executor, PoolExecutor) else {}
 
 
-def _cpu_kv(form: NumberFormat) -> NumberFormat:
-    """The cpu executor's int8 KV has a float32 scale for each head of each token."""
+def _with_scales(form: NumberFormat) -> NumberFormat:
+    """Quantized KV has a float32 scale for each head of each token."""
     return replace(form, scale_bits=32) if form.is_quantized else form
 
 

@@ -14,7 +14,7 @@ from ridgeline.planning.workload import Arrival, Slo
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.predict import StepPredictor
-from ridgeline.scheduler import Scheduler, SchedulerConfig
+from ridgeline.scheduler import Scheduler, SchedulerConfig, Speculation
 
 _TOKEN = 1
 
@@ -118,6 +118,7 @@ def make_loop(
     *,
     price: StepPrice,
     kv_pool_bytes: float,
+    speculation: Speculation | None = None,
 ) -> tuple[EngineLoop, Scheduler]:
     """The engine's own scheduler and loop over an executor, on a virtual clock."""
     layout = executor.kv_layout()
@@ -134,7 +135,7 @@ def make_loop(
     settings = SchedulerConfig.of_engine(
         config, resolved, windows=tuple(group.window for group in layout.groups)
     )
-    scheduler = Scheduler(settings, price=price, clock=clock)
+    scheduler = Scheduler(settings, speculation, price=price, clock=clock)
     return EngineLoop(executor, scheduler, None, clock=clock), scheduler
 
 

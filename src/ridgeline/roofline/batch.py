@@ -46,6 +46,12 @@ class Batch:
         """Tokens whose K and V are read, once for each segment."""
         return int(self._rows_read(window).sum())
 
+    def loaded_rows(self, window: int | None, heads: int, rows: int) -> int:
+        """Tokens whose K and V a kernel loads for one KV head: once for every ``rows`` of the rows
+        of queries, ``heads`` for each token."""
+        loads = -(-(self.stops - self.starts) * heads // rows)
+        return int((loads * self._rows_read(window)).sum())
+
     def _rows_read(self, window: int | None) -> Integers:
         if window is None:
             return self.stops

@@ -13,11 +13,10 @@ import numpy as np
 
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.roofline.ceilings import Ceilings
-from ridgeline.roofline.features import CONTEXT_KNOTS, TOKEN_KNOTS
 from ridgeline.roofline.fitting import Sample, fit, held_out_errors
 from ridgeline.roofline.storage import cache_folder, write_json
 
-SCHEMA = 1
+SCHEMA = 2
 COVERAGE = 0.8
 
 
@@ -59,28 +58,36 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.ceilings.measured
 
 
-# Typical of tuned GPU engines: 85 % of bandwidth in decode, 60 % of peak in large products (at
-# most 45 % in attention), 2.3 µs for each op within a CUDA graph. They reproduce published
-# H100 figures: TPOT 6.44 ms + 4.37e-5 ms per token of context for 8B in 16 bits.
+# Typical of tuned GPU engines: 85 % of bandwidth in decode, 60 % of peak in large products (45 %
+# in attention), 2.3 µs for each op within a CUDA graph. They reproduce published H100 figures: TPOT
+# 6.44 ms + 4.37e-5 ms per token of context for 8B in 16 bits.
+_TYPICAL = {
+    "step": 2e-4,
+    "op": 2.3e-6,
+    "segment": 0.0,
+    "sequence": 0.0,
+    "row": 1e-6,
+    "link": 1.0,
+    "other": 1.0,
+    "stream": 1 / 0.85,
+    "unpack": 0.0,
+    "fill": 0.0,
+    "product": 1 / 0.6,
+    "attention/read": 1 / 0.85,
+    "attention/product": 1 / 0.45,
+    "overlap": 5.0,
+}
 _TYPICAL_SPREAD = Spread(low=0.7, high=1.5, median_error=0.2, p90_error=0.5, count=0)
 
 
 def typical(ceilings: Ceilings) -> Calibration:
     """A machine of the catalogue: its datasheet and typical efficiencies."""
-    coefficients = {"step": 2e-4, "op": 2.3e-6, "segment": 0.0, "row": 1e-6, "link": 1.0}
-    coefficients["other"] = 1.0
-    for knot in TOKEN_KNOTS:
-        slowness = 1 / 0.85 if knot <= 64 else 1 / 0.75 if knot <= 256 else 1 / 0.6
-        coefficients |= {f"linear/any@{knot}": slowness, f"experts/any@{knot}": slowness * 1.2}
-    for knot in CONTEXT_KNOTS:
-        coefficients[f"attention/decode@{knot}"] = 1 / 0.85
-        coefficients[f"attention/prefill@{knot}"] = 1 / 0.45
     return Calibration(
         schema=SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         executor="typical",
         ceilings=ceilings,
-        coefficients=coefficients,
+        coefficients=dict(_TYPICAL),
         spreads={"prefill": _TYPICAL_SPREAD, "decode": _TYPICAL_SPREAD},
         host_step_s=3e-4,
         host_segment_s=2e-6,
@@ -126,6 +133,20 @@ def spread(logs: Sequence[float]) -> Spread:
         median_error=float(np.median(relative)),
         p90_error=float(np.quantile(relative, 0.9)),
         count=count,
+    )
+
+
+def describe(calibration: Calibration | None) -> str:
+    """What the seconds of steps are predicted with, in a line."""
+    if calibration is None:
+        return "linear in tokens and context: not calibrated here (ridgeline roofline --calibrate)"
+    errors = ", ".join(
+        f"{spread.median_error:.0%} in {phase}"
+        for phase, spread in sorted(calibration.spreads.items())
+    )
+    return (
+        f"calibrated {calibration.created[:10]} on the {calibration.executor} executor; median "
+        f"error on what it had not seen {errors}"
     )
 
 

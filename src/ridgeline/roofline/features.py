@@ -1,88 +1,149 @@
-"""What a step's seconds are made of, as named terms: the linear model behind predictions.
+"""What a step's seconds are made of, in named amounts: the model behind predictions.
 
-``t = Σ coefficient · term``. A term is roof seconds, max(FLOPs / peak, bytes / bandwidth), of the
-ops of one kind in one shape bucket, or a count. The coefficient of roof seconds is a *slowness*,
-1 / η: how many times longer a kernel takes than the roof allows. Buckets overlap: a shape between
-two knots is shared between them by the logarithm, so that predictions are continuous.
+``t = Σ c·x + Σ_kernels ‖(Σ c·memory, Σ c·arithmetic)‖``: some things take their time whatever else
+happens; a kernel reads and computes at once, and takes as long as the slower of the two, or a bit
+longer. An amount is seconds at the roof (bytes / bandwidth, instructions / peak) or a count. The
+coefficient of roof seconds is a *slowness*, 1 / η: how many times longer a kernel takes than the
+roof allows.
 """
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from math import log2
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ridgeline.core.ops import Head, MoE, Op, Weight, op_weights
+from ridgeline.core.ops import Attend, Head, LatentAttend, MoE, Op, Weight, op_weights
 from ridgeline.roofline.batch import Batch
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import experts_touched, op_work
-from ridgeline.roofline.price import OpKind, kind_of, pass_work, remember
+from ridgeline.roofline.price import OpKind, kind_of, op_costs, pass_work, remember
 from ridgeline.roofline.work import Work
 
-TOKEN_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
-CONTEXT_KNOTS = (64, 512, 4096)
-STEP, OP, SEGMENT, ROW, LINK, OTHER = "step", "op", "segment", "row", "link", "other"
+STEP, OP, SEGMENT, SEQUENCE, ROW, LINK, OTHER = (
+    "step", "op", "segment", "sequence", "row", "link", "other",
+)  # fmt: skip
+STREAM, UNPACK, PRODUCT, FILL = "stream", "unpack", "product", "fill"
 _FEW_TOKENS = 8  # of a segment that attention treats as decode
 
-Terms = dict[str, float]
+Amounts = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What kernels of one kind read, and what they compute meanwhile."""
+
+    kind: str
+    memory: Amounts
+    arithmetic: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """``alone`` adds up; of each overlap the slower side counts."""
+
+    alone: Amounts
+    overlaps: tuple[Overlap, ...]
 
 
 def pass_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> Terms:
     """The terms of one forward pass and the sampling after it."""
-    memory = ceilings.memory.bytes_per_s
+    rate = ceilings.memory.bytes_per_s
     if len(ceilings.levels) > 1:
-        memory = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
-    terms = dict(_token_terms(model, batch, ceilings, memory))
-    peak = ceilings.peak_flops(model.compute_format)
-    for op, count in model.attention_ops:
-        terms[SEGMENT] += count * batch.num_segments
-        for name, part, rows in _attention_parts(batch):
-            work = op_work(op, part, model)
-            roof = max(work.flops / peak, work.num_bytes / memory) * count
-            _spread(terms, name, CONTEXT_KNOTS, rows, roof)
-            if work.link_messages:
-                terms[LINK] = terms.get(LINK, 0.0) + _link_seconds(work, ceilings) * count
-    return terms
+        rate = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
+    fixed = _token_terms(model, batch, ceilings)
+    alone, overlaps = dict(fixed.alone), []
+    for name, num_bytes, arithmetic in fixed.products:
+        family, _, form = name.partition("/")
+        own = min(rate, ceilings.kernel_bytes_per_s.get(form, rate))
+        overlaps.append(Overlap(family, {f"{STREAM}/{name}": num_bytes / own}, arithmetic))
+    alone[SEQUENCE] = float(batch.num_segments)
+    alone[SEGMENT] = float(batch.num_segments * sum(n for _, n in model.attention_ops))
+    for part in _attention_parts(batch):
+        overlaps.append(_attention(model, part, ceilings, rate, alone))
+    return Terms(alone, tuple(overlaps))
 
 
-def _token_terms(
-    model: PricedModel, batch: Batch, ceilings: Ceilings, memory: float
-) -> Mapping[str, float]:
-    """The terms of all ops but attention; computed once for each number of tokens and rows."""
-    key = ("terms", id(ceilings), memory, batch.num_tokens, batch.logit_rows)
+def roof_seconds(model: PricedModel, batch: Batch, ceilings: Ceilings) -> float:
+    """Seconds that the roof alone allows: of each op, those of its slower side."""
+    costs = op_costs(model, batch)
+    rate = ceilings.bytes_per_s(sum(cost.work.num_bytes * cost.count for cost in costs))
+    total = 0.0
+    for cost in costs:
+        peak = ceilings.peak_flops(model.product_format(main_weight(cost.op)))
+        total += max(cost.work.flops / peak, cost.work.num_bytes / rate) * cost.count
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenTerms:
+    """Of all ops but attention: (kernel, bytes, arithmetic of the first panels) of the products."""
+
+    alone: Amounts
+    products: tuple[tuple[str, float, Amounts], ...]
+
+
+def _token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> _TokenTerms:
+    """Computed once for each number of tokens and rows."""
+    key = ("terms", id(ceilings), batch.num_tokens, batch.logit_rows)
     found = model.memo.get(key)
     if found is None:
-        found = _compute_token_terms(model, batch, ceilings, memory)
+        found = _compute_token_terms(model, batch, ceilings)
         remember(model, key, found)
-    terms: Mapping[str, float] = found
+    terms: _TokenTerms = found
     return terms
 
 
-def _compute_token_terms(
-    model: PricedModel, batch: Batch, ceilings: Ceilings, memory: float
-) -> Terms:
+def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> _TokenTerms:
     num_ops = sum(count for _, count in model.grouped_ops)
-    terms: Terms = {STEP: 1.0, ROW: float(batch.logit_rows), OP: float(num_ops), SEGMENT: 0.0}
-    link = 0.0
+    alone: Amounts = {STEP: 1.0, ROW: float(batch.logit_rows), OP: float(num_ops)}
+    products: dict[tuple[str, float], tuple[float, Amounts]] = {}
     for op, count in model.token_ops:
-        kind, work = kind_of(op), op_work(op, batch, model)
-        link += _link_seconds(work, ceilings) * count
-        weight = main_weight(op)
-        form = model.format_of(weight).name if weight is not None else model.activations.name
-        bandwidth = min(memory, ceilings.kernel_bytes_per_s.get(form, memory))
-        peak = ceilings.peak_flops(model.product_format(weight))
-        roof = max(work.flops / peak, work.num_bytes / bandwidth) * count
-        if kind is OpKind.OTHER:
-            terms[OTHER] = terms.get(OTHER, 0.0) + roof
+        work = op_work(op, batch, model)
+        if work.link_messages:
+            _add(alone, LINK, _link_seconds(work, ceilings) * count)
+        memory_s = work.activation_bytes / ceilings.memory.bytes_per_s * count
+        if kind_of(op) is OpKind.OTHER:
+            memory_s += work.weight_bytes / ceilings.memory.bytes_per_s * count
+        _add(alone, OTHER, memory_s)
+        if kind_of(op) is OpKind.OTHER or not work.flops:
             continue
-        tokens = float(batch.logit_rows if isinstance(op, Head) else batch.num_tokens)
-        if isinstance(op, MoE):
-            routed = tokens * op.routing.top_k
-            tokens = routed / experts_touched(op.gate.shape[0], op.routing.top_k, tokens)
-        if roof:
-            _spread(terms, f"{kind}/{form}", TOKEN_KNOTS, tokens, roof)
-    if link:
-        terms[LINK] = link
-    return terms
+        tokens = _tokens(op, batch)
+        weight = main_weight(op)
+        assert weight is not None
+        form = model.format_of(weight)
+        kernel = model.kernels.of(form)
+        name = f"{kernel.family}/{form.name}"
+        num_bytes, first = products.setdefault((name, tokens), (0.0, {}))
+        products[name, tokens] = (num_bytes + work.weight_bytes * count, first)
+        # Of one token through all the op's weights, at one instruction each.
+        peak = ceilings.peak_flops(model.kernels.lanes or model.product_format(weight))
+        lane_s = work.flops / tokens / peak * count
+        _add(alone, f"{FILL}/{kernel.family}", _inputs(op) * tokens * count / (peak / 2))
+        panels = kernel.panels(tokens)
+        at_first = tokens if panels == 1 else kernel.panel_tokens or tokens
+        _add(first, f"{UNPACK}/{name}", lane_s * kernel.unpack)
+        _add(first, f"{PRODUCT}/{name}", lane_s * kernel.product * at_first)
+        if panels > 1:
+            _add(alone, f"{UNPACK}/{name}", lane_s * kernel.unpack * (panels - 1))
+            _add(alone, f"{PRODUCT}/{name}", lane_s * kernel.product * (tokens - at_first))
+    found = tuple((name, size, first) for (name, _), (size, first) in products.items())
+    return _TokenTerms(alone, found)
+
+
+def _inputs(op: Op) -> float:
+    """Activations of a token that an op's products read: they are rearranged, and perhaps
+    quantized, for the kernel."""
+    return float(sum({w.shape[-1] for w in op_weights(op) if len(w.shape) > 1}))
+
+
+def _tokens(op: Op, batch: Batch) -> float:
+    """Rows that each of an op's matrices is multiplied with."""
+    if isinstance(op, Head):
+        return float(batch.logit_rows)
+    tokens = float(batch.num_tokens)
+    if isinstance(op, MoE):
+        touched = experts_touched(op.gate.shape[0], op.routing.top_k, tokens)
+        return tokens * op.routing.top_k / touched
+    return tokens
 
 
 def main_weight(op: Op) -> Weight | None:
@@ -91,51 +152,64 @@ def main_weight(op: Op) -> Weight | None:
 
 
 def _link_seconds(work: Work, ceilings: Ceilings) -> float:
-    if not work.link_messages:
-        return 0.0
     if not ceilings.link_bytes_per_s:
         return float("inf")
     latency = work.link_messages * ceilings.link_latency_s
     return work.link_bytes / ceilings.link_bytes_per_s + latency
 
 
-def _attention_parts(batch: Batch) -> list[tuple[str, Batch, float]]:
-    """Decode-like and prefill-like segments apart, each with its mean context."""
+def _attention(
+    model: PricedModel, batch: Batch, ceilings: Ceilings, rate: float, alone: Amounts
+) -> Overlap:
+    """K and V are read once for each segment, and loaded once for a few rows of queries."""
+    peak = ceilings.peak_flops(model.compute_format)
+    read_s = product_s = load_s = 0.0
+    for op, count in model.attention_ops:
+        work = op_work(op, batch, model)
+        read_s += work.num_bytes / rate * count
+        product_s += work.flops / peak * count
+        if model.kernels.attention_rows:
+            load_s += _loaded_elements(op, batch, model) / (peak / 2) * count
+        if work.link_messages:
+            _add(alone, LINK, _link_seconds(work, ceilings) * count)
+    arithmetic = {f"attention/{PRODUCT}": product_s}
+    if load_s:
+        arithmetic["attention/load"] = load_s
+    return Overlap("attention", {"attention/read": read_s}, arithmetic)
+
+
+def _loaded_elements(op: Op, batch: Batch, model: PricedModel) -> float:
+    """Elements of K and V, each counted once for the rows of queries that share its load."""
+    rows = model.kernels.attention_rows
+    if isinstance(op, LatentAttend):
+        heads, kv_heads, width = op.num_heads, 1, 2 * op.latent_dim + op.rope_dim
+        window = None
+    else:
+        assert isinstance(op, Attend)
+        heads, kv_heads, width = op.num_heads, op.num_kv_heads, 2 * op.head_dim
+        window = op.window
+    return float(batch.loaded_rows(window, heads // kv_heads, rows) * kv_heads * width)
+
+
+def _attention_parts(batch: Batch) -> list[Batch]:
+    """Decode-like and prefill-like segments apart: one side may wait for memory, the other not."""
     few = (batch.stops - batch.starts) <= _FEW_TOKENS
-    if few.all():
-        return [("attention/decode", batch, _mean_context(batch))]
-    if not few.any():
-        return [("attention/prefill", batch, _mean_context(batch))]
-    parts = []
-    for name, chosen in (("attention/decode", few), ("attention/prefill", ~few)):
-        part = Batch(starts=batch.starts[chosen], stops=batch.stops[chosen], logit_rows=0)
-        parts.append((name, part, _mean_context(part)))
-    return parts
+    if few.all() or not few.any():
+        return [batch]
+    return [
+        Batch(starts=batch.starts[chosen], stops=batch.stops[chosen], logit_rows=0)
+        for chosen in (few, ~few)
+    ]
 
 
-def _mean_context(batch: Batch) -> float:
-    return int(batch.stops.sum()) / batch.num_segments
-
-
-def _spread(terms: Terms, name: str, knots: Sequence[int], at: float, value: float) -> None:
-    """Add ``value`` to the one or two buckets next to ``at``."""
-    index = bisect_right(knots, at)
-    if index in (0, len(knots)):
-        key = f"{name}@{knots[min(index, len(knots) - 1)]}"
-        terms[key] = terms.get(key, 0.0) + value
-        return
-    low, high = knots[index - 1], knots[index]
-    part = (log2(at) - log2(low)) / (log2(high) - log2(low))
-    for knot, share in ((low, 1 - part), (high, part)):
-        if share:
-            key = f"{name}@{knot}"
-            terms[key] = terms.get(key, 0.0) + share * value
+def _add(amounts: Amounts, name: str, value: float) -> None:
+    amounts[name] = amounts.get(name, 0.0) + value
 
 
 def add_terms(parts: Sequence[Terms]) -> Terms:
     """The sum."""
-    result: Terms = {}
+    alone: Amounts = {}
     for part in parts:
-        for name, value in part.items():
-            result[name] = result.get(name, 0.0) + value
-    return result
+        for name, value in part.alone.items():
+            _add(alone, name, value)
+    return Terms(alone, tuple(overlap for part in parts for overlap in part.overlaps))

@@ -1,26 +1,50 @@
 """Fitting the coefficients of `features` to measured steps, and how far off the fit is.
 
-Least squares on relative errors with coefficients bounded from below. Neighbouring buckets are
-drawn towards each other, and formats to their mean. Repeated with weights 1/|error|, so that it is
-the median that counts.
+A coefficient is positive and may be off by a factor, so logarithms are fitted, of coefficients and
+of seconds: each coefficient has a prior, a plausible value and how many times it may be more or
+less, and what was measured moves it from there. Formats of one family are tied to each other. Steps
+that agree with no coefficients (a neighbour took a core) count less.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import log
 
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.roofline.features import STEP, Terms
+from ridgeline.roofline.features import Overlap, Terms
 
-_SMOOTH = 0.05  # weight of the difference between neighbouring buckets
-_POOL = 0.02  # weight of the difference between a format's bucket and all formats'
-_PRIOR = 0.01  # weight of slowness 1 where nothing was measured
-_FASTEST = 0.7  # least slowness: no kernel beats the roof, but roofs are measured with some noise
-_ROUNDS = 6
-ANY = "any"  # stands for every format in the name of a coefficient
+OVERLAP = "overlap"
+_STEP_NOISE = 0.04  # of a measured step, relative
+_OUTLIER = 0.1  # relative error from which a step counts half as much or less
+_ROUNDS = 40
+
+# Plausible values, and the factor within which they lie two times of three.
+_PRIORS: Mapping[str, tuple[float, float]] = {
+    "step": (1e-4, 4.0),
+    "op": (3e-6, 3.0),
+    "segment": (2e-6, 4.0),
+    "sequence": (1e-5, 4.0),
+    "row": (1e-5, 4.0),
+    "other": (0.5, 3.0),
+    "link": (1.0, 1.01),
+    "stream": (1.2, 1.5),
+    "unpack/float": (1.0, 3.0),
+    "unpack/codes": (1.0, 3.0),
+    "product/float": (1.2, 3.0),
+    "product/codes": (1.0, 3.0),
+    "fill/float": (30.0, 2.0),
+    "fill/codes": (70.0, 2.0),
+    "attention/read": (1.3, 1.5),
+    "attention/load": (1.5, 2.0),
+    "attention/product": (2.0, 2.0),
+    "overlap/float": (2.0, 2.0),
+    "overlap/codes": (0.5, 2.0),
+    "overlap/attention": (1.0, 2.0),
+}
+_TIE = 1.25  # the factor within which the formats of a family agree
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,120 +61,175 @@ class Sample:
     phase: str
 
 
-def fit(samples: Sequence[Sample]) -> dict[str, float]:
-    """Coefficients by name; those of ``any`` format stand in for formats never measured."""
-    names = _names(samples)
-    index = {name: i for i, name in enumerate(names)}
-    design = np.zeros((len(samples), len(names)))
-    for row, sample in enumerate(samples):
-        for name, value in sample.terms.items():
-            design[row, index[name]] = value / sample.seconds
-    ties, tie_targets = _ties(names, index)
-    scale = np.array([1.0 if "@" in name or name == "other" else 1e-4 for name in names])
-    design = design * scale  # coefficients of counts are seconds, of the order of 1e-4
-    lower = np.array([_FASTEST if "@" in name else 0.0 for name in names])
-    weights = np.ones(len(samples))
-    solution = np.ones(len(names))
-    for _ in range(_ROUNDS):
-        root = np.sqrt(weights)[:, None]
-        matrix = np.vstack([design * root, ties])
-        target = np.concatenate([root[:, 0], tie_targets])
-        solution = bounded_least_squares(matrix, target, lower)
-        errors = np.abs(design @ solution - 1.0)
-        weights = 1.0 / np.maximum(errors, 0.02) * 0.05
-    return {name: float(value) for name, value in zip(names, solution * scale, strict=True)}
-
-
 def predict(coefficients: Mapping[str, float], terms: Terms) -> float:
-    """Seconds. A format that was never measured takes the coefficient of all formats."""
-    total = 0.0
-    for name, value in terms.items():
-        coefficient = coefficients.get(name)
-        if coefficient is None:
-            coefficient = coefficients.get(pooled_name(name), 1.0)
-        total += coefficient * value
-    return total
+    """Seconds. What was never measured takes the coefficient of its family, or of all families."""
+    total = weighted(coefficients, terms.alone)
+    return total + sum(overlap_seconds(coefficients, each) for each in terms.overlaps)
 
 
-def pooled_name(name: str) -> str:
-    """``linear/bfloat16@64`` → ``linear/any@64``."""
-    head, at, knot = name.partition("@")
-    kind, slash, _ = head.partition("/")
-    return f"{kind}/{ANY}{at}{knot}" if slash and kind != "attention" else name
+def overlap_seconds(coefficients: Mapping[str, float], overlap: Overlap) -> float:
+    """Seconds of two things at once: ‖(memory, arithmetic)‖ₚ, p = 1 + the kind's *overlap*.
+
+    The longer of the two where the overlap is perfect (∞), their sum where there is none (0).
+    """
+    sides = weighted(coefficients, overlap.memory), weighted(coefficients, overlap.arithmetic)
+    longer = max(sides)
+    if not longer:
+        return 0.0
+    power = 1.0 + coefficient(coefficients, f"{OVERLAP}/{overlap.kind}")
+    whole: float = longer * (1.0 + (min(sides) / longer) ** power) ** (1.0 / power)
+    return whole
+
+
+def coefficient(coefficients: Mapping[str, float], name: str) -> float:
+    """``product/codes/int4``, else ``product/codes``, else ``product``, else 1."""
+    while name:
+        found = coefficients.get(name)
+        if found is not None:
+            return found
+        name = name.rpartition("/")[0]
+    return 1.0
+
+
+def weighted(coefficients: Mapping[str, float], amounts: Mapping[str, float]) -> float:
+    """The seconds of some amounts, if they take them one after another."""
+    return sum(coefficient(coefficients, name) * value for name, value in amounts.items())
+
+
+def fit(samples: Sequence[Sample]) -> dict[str, float]:
+    """Coefficients by name, those of families included: the most probable ones, by Gauss-Newton
+    steps on the logarithms (damped as Levenberg and Marquardt do)."""
+    names = _names(samples)
+    design = _Design(samples, names)
+    priors, targets, start = _prior_rows(names)
+    seconds = np.log([sample.seconds for sample in samples])
+    logs, damping = start, 1e-3
+    loss, step = _loss(design, seconds, priors, targets, logs)
+    for _ in range(_ROUNDS):
+        gram, right = step
+        move = np.linalg.solve(gram + damping * np.diag(gram.diagonal()), right)
+        tried, tried_step = _loss(design, seconds, priors, targets, logs + np.clip(move, -1, 1))
+        if tried <= loss:
+            done = loss - tried < 1e-9 * loss
+            logs, loss, step = logs + np.clip(move, -1, 1), tried, tried_step
+            damping = max(damping / 5, 1e-9)
+            if done:
+                break
+        else:
+            damping *= 10
+    return {name: float(value) for name, value in zip(names, np.exp(logs), strict=True)}
+
+
+class _Design:
+    """The amounts of all samples as matrices [samples, names]."""
+
+    def __init__(self, samples: Sequence[Sample], names: Sequence[str]) -> None:
+        index = {name: i for i, name in enumerate(names)}
+        shape = (len(samples), len(names))
+        self.alone = np.zeros(shape)
+        # (index of the overlap's coefficient, memory, arithmetic), of the n-th overlap of a kind.
+        self.overlaps: dict[tuple[str, int], tuple[int, Floats, Floats]] = {}
+        for row, sample in enumerate(samples):
+            _fill(self.alone[row], sample.terms.alone, index)
+            seen: Counter[str] = Counter()
+            for each in sample.terms.overlaps:
+                key = (each.kind, seen[each.kind])
+                seen[each.kind] += 1
+                if key not in self.overlaps:
+                    power = index[f"{OVERLAP}/{each.kind}"]
+                    self.overlaps[key] = (power, np.zeros(shape), np.zeros(shape))
+                _, memory, arithmetic = self.overlaps[key]
+                _fill(memory[row], each.memory, index)
+                _fill(arithmetic[row], each.arithmetic, index)
+
+    def logs(self, coefficients: Floats) -> tuple[Floats, Floats]:
+        """log seconds of each sample, and their derivatives by the logarithms of coefficients."""
+        seconds, slopes = self.alone @ coefficients, self.alone * coefficients
+        for at, memory, arithmetic in self.overlaps.values():
+            power = 1.0 + coefficients[at]
+            first, second = memory @ coefficients, arithmetic @ coefficients
+            longer = np.maximum(np.maximum(first, second), 1e-30)
+            ratio = np.maximum(np.minimum(first, second) / longer, 1e-30)
+            powered = 1.0 + ratio**power
+            whole = longer * powered ** (1 / power) * (longer > 1e-30)
+            safe = np.maximum(whole, 1e-30)
+            for side, amounts in ((first, memory), (second, arithmetic)):
+                slopes += amounts * coefficients * ((side / safe) ** (power - 1))[:, None]
+            by_power = (powered - 1) * np.log(ratio) / powered - np.log(powered) / power
+            slopes[:, at] += whole * by_power / power * coefficients[at]
+            seconds = seconds + whole
+        return np.log(seconds), slopes / seconds[:, None]
+
+
+def _fill(row: Floats, amounts: Mapping[str, float], index: Mapping[str, int]) -> None:
+    for name, value in amounts.items():
+        row[index[name]] += value
+
+
+def _loss(
+    design: _Design, seconds: Floats, priors: Floats, targets: Floats, logs: Floats
+) -> tuple[float, tuple[Floats, Floats]]:
+    """Half the loss's doubles: its value, and the normal equations of the next step.
+
+    A step's error e counts log(1 + (e / outlier)²), as with a Cauchy distribution.
+    """
+    predicted, slopes = design.logs(np.exp(logs))
+    errors = seconds - predicted
+    scale = (_OUTLIER / _STEP_NOISE) ** 2
+    weights = 1 / (_STEP_NOISE**2 * (1 + (errors / _OUTLIER) ** 2))
+    off = targets - priors @ logs
+    value = float(scale * np.log1p((errors / _OUTLIER) ** 2).sum() + off @ off)
+    gram = slopes.T @ (slopes * weights[:, None]) + priors.T @ priors
+    return value, (gram, slopes.T @ (weights * errors) + priors.T @ off)
+
+
+def _names(samples: Sequence[Sample]) -> list[str]:
+    found: set[str] = set()
+    for sample in samples:
+        found.update(sample.terms.alone)
+        for overlap in sample.terms.overlaps:
+            found.update(overlap.memory, overlap.arithmetic, (f"{OVERLAP}/{overlap.kind}",))
+    for name in tuple(found):
+        while name not in _PRIORS and name:
+            name = name.rpartition("/")[0]
+            found.add(name)
+    return sorted(found - {""})
+
+
+def _prior_rows(names: Sequence[str]) -> tuple[Floats, Floats, Floats]:
+    """Rows and their targets, in units of their tolerance, and the logarithms to start from."""
+    index = {name: i for i, name in enumerate(names)}
+    rows, targets = np.zeros((len(names), len(names))), np.zeros(len(names))
+    start = np.zeros(len(names))
+    for name, i in sorted(index.items(), key=lambda item: item[0].count("/")):
+        if name in _PRIORS:
+            value, factor = _PRIORS[name]
+            rows[i, i] = 1 / log(factor)
+            targets[i] = log(value) / log(factor)
+            start[i] = log(value)
+        else:
+            parent = index[name.rpartition("/")[0]]
+            rows[i, i], rows[i, parent] = 1 / log(_TIE), -1 / log(_TIE)
+            start[i] = start[parent]
+    return rows, targets, start
 
 
 def held_out_errors(samples: Sequence[Sample]) -> dict[str, list[float]]:
     """log(measured ÷ predicted) by phase, each sample predicted by a fit without its shape, and by
-    one without its format where there are others."""
+    one without its format where another of its family is left."""
     errors: dict[str, list[float]] = {}
-    for attribute in ("shape", "format"):
-        values = {getattr(sample, attribute) for sample in samples}
-        if len(values) < 2:
-            continue
-        for value in sorted(values):
-            kept = [s for s in samples if getattr(s, attribute) != value]
-            coefficients = fit(kept)
-            for sample in samples:
-                if getattr(sample, attribute) == value:
-                    error = log(sample.seconds / predict(coefficients, sample.terms))
-                    errors.setdefault(sample.phase, []).append(error)
-    if not errors:
-        coefficients = fit(samples)
-        for sample in samples:
+
+    def note(kept: Sequence[Sample], left_out: Sequence[Sample]) -> None:
+        coefficients = fit(kept)
+        for sample in left_out:
             error = log(sample.seconds / predict(coefficients, sample.terms))
             errors.setdefault(sample.phase, []).append(error)
+
+    for attribute in ("shape", "format"):
+        values = {getattr(sample, attribute) for sample in samples}
+        for value in sorted(values) if len(values) > 1 else ():
+            kept = [s for s in samples if getattr(s, attribute) != value]
+            note(kept, [s for s in samples if getattr(s, attribute) == value])
+    if not errors:
+        note(samples, samples)
     return errors
-
-
-def bounded_least_squares(
-    matrix: Floats, target: Floats, lower: Floats, rounds: int = 400
-) -> Floats:
-    """argmin |matrix·x − target| over x ≥ lower, by coordinate descent on the normal equations."""
-    gram, right = matrix.T @ matrix, matrix.T @ target
-    x = np.maximum(lower, 1.0)
-    diagonal = np.maximum(gram.diagonal(), 1e-12)
-    for _ in range(rounds):
-        largest = 0.0
-        for i in range(len(x)):
-            new = max(float(lower[i]), float(x[i] + (right[i] - gram[i] @ x) / diagonal[i]))
-            largest = max(largest, abs(new - x[i]))
-            x[i] = new
-        if largest < 1e-7:
-            break
-    return x
-
-
-def _names(samples: Sequence[Sample]) -> list[str]:
-    found = {name for sample in samples for name in sample.terms}
-    return sorted({*found, *map(pooled_name, found), STEP})
-
-
-def _ties(names: Sequence[str], index: Mapping[str, int]) -> tuple[Floats, Floats]:
-    """Rows that draw buckets to their neighbours, formats to the pool, and all to slowness 1."""
-    rows, targets = [], []
-
-    def row(weights: Mapping[int, float], target: float) -> None:
-        line = np.zeros(len(names))
-        for i, weight in weights.items():
-            line[i] = weight
-        rows.append(line)
-        targets.append(target)
-
-    chains: dict[str, list[tuple[int, int]]] = {}
-    for name, i in index.items():
-        head, at, knot = name.partition("@")
-        if at:
-            chains.setdefault(head, []).append((int(knot), i))
-            pooled = index[pooled_name(name)]
-            if pooled != i:
-                row({i: _POOL, pooled: -_POOL}, 0.0)
-            row({i: _PRIOR}, _PRIOR)
-        elif name == "other":
-            row({i: _PRIOR}, _PRIOR)
-        else:
-            row({i: 1e-4}, 0.0)
-    for chain in chains.values():
-        ordered = [i for _, i in sorted(chain)]
-        for first, second in pairwise(ordered):
-            row({first: _SMOOTH, second: -_SMOOTH}, 0.0)
-    return np.array(rows), np.array(targets)

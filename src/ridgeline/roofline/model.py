@@ -9,6 +9,7 @@ from ridgeline.core.formats import BFLOAT16, NumberFormat
 from ridgeline.core.ops import Attend, Embed, Head, LatentAttend, MoE, Op, Weight, op_weights
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import KVGroup, ModelSpec, RoutingSpec, kv_groups
+from ridgeline.roofline.kernels import PLAIN, Kernels
 
 _ATTENTION = (Attend, LatentAttend)
 _WIDE = ("router", "router_bias", "correction_bias")
@@ -31,6 +32,7 @@ class PricedModel:
         layout: how the model is spread over ranks. Prices are those of one rank.
         compute: format of the matrix products, if not that of the activations (FP8 by FP8).
         products_by_weight: each product runs at the rate of its weight's format (the cpu executor).
+        kernels: how the executor's products grow with tokens.
         dense_attention: masked scores are computed too (the reference executor does).
     """
 
@@ -44,6 +46,7 @@ class PricedModel:
     dense_attention: bool = False
     compute: NumberFormat | None = None
     products_by_weight: bool = False
+    kernels: Kernels = PLAIN
 
     @property
     def compute_format(self) -> NumberFormat:

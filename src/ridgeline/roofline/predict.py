@@ -10,10 +10,21 @@ from math import exp, log
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.roofline.batch import Batch, batches_of, decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration
-from ridgeline.roofline.features import LINK, OP, ROW, SEGMENT, STEP, Terms, add_terms, pass_terms
-from ridgeline.roofline.fitting import predict
+from ridgeline.roofline.features import (
+    LINK,
+    OP,
+    OTHER,
+    ROW,
+    SEGMENT,
+    SEQUENCE,
+    STEP,
+    Terms,
+    add_terms,
+    pass_terms,
+)
+from ridgeline.roofline.fitting import coefficient, overlap_seconds, predict, weighted
 from ridgeline.roofline.model import PricedModel
-from ridgeline.roofline.price import Phase, op_costs, phase_of
+from ridgeline.roofline.price import Phase, phase_of
 
 _MARGINAL_KNOTS = (1, 8, 32, 128, 512, 2048)
 _ADAPTATION = 0.05  # weight of the newest step in the correction
@@ -26,6 +37,12 @@ class Bound(StrEnum):
     COMPUTE = "compute"
     OVERHEAD = "overhead"
     COMMUNICATION = "communication"
+
+
+_BOUNDS = dict.fromkeys((STEP, OP, SEGMENT, SEQUENCE, ROW), Bound.OVERHEAD) | {
+    OTHER: Bound.MEMORY,
+    LINK: Bound.COMMUNICATION,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,30 +138,16 @@ class StepPredictor:
 
     def parts(self, batch: Batch) -> dict[Bound, float]:
         """Predicted seconds of a forward pass by what bounds them."""
-        model, ceilings = self.models[ModelRole.TARGET], self.calibration.ceilings
         terms, coefficients = self.terms(batch), self.calibration.coefficients
-        fixed = {name: terms.get(name, 0.0) for name in (STEP, OP, SEGMENT, ROW)}
-        link = {LINK: terms[LINK]} if LINK in terms else {}
-        rest = {name: v for name, v in terms.items() if name not in fixed and name not in link}
-        working = predict(coefficients, rest)
-        memory_s = compute_s = 0.0
-        costs = op_costs(model, batch)
-        bandwidth = ceilings.bytes_per_s(sum(c.work.num_bytes * c.count for c in costs))
-        for cost in costs:
-            compute = cost.work.flops / ceilings.peak_flops(model.compute_format) * cost.count
-            moving = cost.work.num_bytes / bandwidth * cost.count
-            memory_s, compute_s = (
-                (memory_s + moving, compute_s)
-                if moving >= compute
-                else (memory_s, compute_s + compute)
-            )
-        both = memory_s + compute_s
-        return {
-            Bound.MEMORY: working * memory_s / both,
-            Bound.COMPUTE: working * compute_s / both,
-            Bound.OVERHEAD: predict(coefficients, fixed),
-            Bound.COMMUNICATION: predict(coefficients, link),
-        }
+        seconds = dict.fromkeys(Bound, 0.0)
+        for name, value in terms.alone.items():
+            seconds[_BOUNDS.get(name, Bound.COMPUTE)] += coefficient(coefficients, name) * value
+        for overlap in terms.overlaps:
+            memory_s = weighted(coefficients, overlap.memory)
+            arithmetic_s = weighted(coefficients, overlap.arithmetic)
+            bound = Bound.MEMORY if memory_s >= arithmetic_s else Bound.COMPUTE
+            seconds[bound] += overlap_seconds(coefficients, overlap)
+        return seconds
 
     def bound(self, batch: Batch) -> Bound:
         """What most of a forward pass's predicted seconds go to."""

@@ -1,25 +1,37 @@
-"""``make bench-honesty``: results go to ``benchmarks/results``, and the page to ``docs``."""
+"""``make bench-honesty``: measurements and results go to ``benchmarks/results``, the page to
+``docs``."""
 
 import argparse
 from pathlib import Path
 
+from ridgeline.bench.honesty.measured import load, save
 from ridgeline.bench.honesty.page import page
-from ridgeline.bench.honesty.run import run
+from ridgeline.bench.honesty.report import report
+from ridgeline.bench.honesty.run import HonestyRun
 from ridgeline.executors import default_executor
 from ridgeline.roofline.storage import write_json
 
 
 def main() -> None:
-    """Run everything, some eight minutes on two cores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, or take what was measured; fit, compare, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m ridgeline.bench.honesty", description=__doc__)
     parser.add_argument("--executor", default=default_executor())
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--page", type=Path, default=Path("docs/honesty.md"))
     parser.add_argument("--quick", action="store_true", help="few steps; writes no page")
+    parser.add_argument(
+        "--replay", type=Path, metavar="FILE", help="fit and report from these measurements"
+    )
     arguments = parser.parse_args()
-    result = run(arguments.executor, arguments.results, quick=arguments.quick)
-    name = f"honesty-{arguments.executor}-{result['created'][:10]}.json"
-    write_json(arguments.results / name, result)
+    name = f"honesty-{arguments.executor}"
+    if arguments.replay is not None:
+        measured = load(arguments.replay)
+    else:
+        predictions = arguments.results / f"{name}-predictions.json"
+        measured = HonestyRun(arguments.executor, predictions, quick=arguments.quick).measure()
+        save(measured, arguments.results / f"{name}-measurements.json")
+    result = report(measured) | {"replayed": arguments.replay is not None}
+    write_json(arguments.results / f"{name}.json", result)
     text = page(result)
     if not arguments.quick:
         arguments.page.write_text(text, encoding="utf-8")

@@ -1,81 +1,91 @@
-"""Checks of the checker: the same thing measured twice, and measurements that lie on purpose."""
+"""Measurements that lie on purpose: predictions must not agree with them."""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from ridgeline.bench.calibration import Config, build, shape
-from ridgeline.bench.step_timing import StepShape, StepTimer
+from ridgeline.bench.calibration import SHAPES, Config, build, price_of, shape
+from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.predict import StepPredictor
 from ridgeline.roofline.price import pass_work
 
+CACHED, HONEST = "cache-resident weights", "nothing planted"
 _STEPS = tuple(
     StepShape(batch_size=b, num_tokens=1, context=c) for b, c in ((1, 64), (2, 200), (4, 64))
 )
-_CACHED = shape(512, 1408, 2, 8, 8, 1024)  # 21 MB in float32
-_WINDOW = 0.05
+_SMALL = shape(512, 1408, 2, 8, 8, 1024)  # 21 MB in float32
+_SMALL_STEP = StepShape(batch_size=1, num_tokens=1, context=16)
+_VISITS = 5
+_LARGE, _FORMAT = "wide", "bfloat16"
+_CONFIGS: Mapping[str, Config] = {"small": _SMALL, _LARGE: SHAPES[_LARGE]}
 
 
-def false_wins(timer: StepTimer, steps: Sequence[StepShape], rounds: int = 3) -> list[bool]:
-    """Whether two measurements of one thing look like a win of 5 %, for each step and round."""
-    wins = []
-    for step in steps:
-        for _ in range(rounds):
-            one, other = timer.measure(step), timer.measure(step)
-            wins.append(abs(one / other - 1.0) > _WINDOW)
-    return wins
-
-
-def is_flagged(timer: StepTimer, predictor: StepPredictor) -> tuple[bool, float]:
-    """Whether steps lie outside the interval that holds 80 % of them; and measured ÷ predicted."""
-    ratios = []
-    for step in _STEPS:
-        predicted = predictor.batch_seconds(make_batch(step.ranges))
-        ratios.append(timer.measure(step) / predicted)
-    spread, ratio = predictor.calibration.spreads["decode"], median(ratios)
-    return not spread.low <= ratio <= spread.high, ratio
-
-
-def planted_lies(
-    calibration: Calibration, executor: str, model_shape: Config
-) -> dict[str, dict[str, Any]]:
-    """Weights that lie in cache, a core fewer, a kernel that sleeps: each must be flagged.
-
-    The first claims a share of main memory's bandwidth for a model that caches hold: that is over
-    100 %. The others leave the interval of the prediction.
-    """
-    found = {"cache-resident weights": _cached(calibration, executor)}
-    large = build("wide", model_shape, "bfloat16", executor=executor)
-    predictor = StepPredictor({ModelRole.TARGET: large.priced}, calibration)
-    timer = StepTimer(large.executor, max_batch=4, max_context=256)
+def measure_lies(executor: str) -> dict[str, tuple[StepTimes, ...]]:
+    """Weights that lie in cache, a core fewer, an executor that sleeps; and the honest steps."""
+    found = {CACHED: _cached(executor)}
+    large = build(_LARGE, SHAPES[_LARGE], _FORMAT, executor=executor)
+    timer = StepTimer(large.executor, _STEPS)
     with _one_core_less():
-        found["a core removed"] = _entry(*is_flagged(timer, predictor))
-    found["a slowed kernel"] = _entry(*is_flagged(_Sleeping(timer), predictor))
-    honest, ratio = is_flagged(timer, predictor)
-    found["nothing planted"] = {"flagged": honest, "ratio": ratio, "held": not honest}
+        found["a core removed"] = _times(timer)
+    found["a slowed kernel"] = _times(_Sleeping(timer))
+    found[HONEST] = _times(timer)
     large.executor.close()
     return found
 
 
-def _cached(calibration: Calibration, executor: str) -> dict[str, Any]:
-    """The share of main memory's bandwidth that weights in cache seem to reach."""
-    small = build("small", _CACHED, "float32", executor=executor)
-    timer = StepTimer(small.executor, max_batch=1, max_context=64)
-    step = StepShape(batch_size=1, num_tokens=1, context=16)
-    moved = pass_work(small.priced, make_batch(step.ranges)).num_bytes
-    share = moved / timer.measure(step) / calibration.ceilings.memory.bytes_per_s
+def judge_lies(
+    lies: Mapping[str, Sequence[StepTimes]], calibration: Calibration
+) -> dict[str, dict[str, Any]]:
+    """What was flagged: measured seconds outside the interval that holds 80 % of them.
+
+    Weights in cache claim a share of main memory's bandwidth that is over 100 %.
+    """
+    found = {}
+    for name, times in lies.items():
+        if name == CACHED:
+            share = _memory_share(times[0], calibration)
+            found[name] = {"flagged": share > 1.0, "ratio": share, "held": share > 1.0}
+            continue
+        ratio = median(each.seconds / _predicted(each, calibration) for each in times)
+        spread = calibration.spreads["decode"]
+        flagged = not spread.low <= ratio <= spread.high
+        found[name] = {"flagged": flagged, "ratio": ratio, "held": flagged != (name == HONEST)}
+    return found
+
+
+def _times(timer: StepTimer) -> tuple[StepTimes, ...]:
+    return tuple(_visited(timer, _LARGE, _FORMAT, step) for step in _STEPS)
+
+
+def _visited(timer: StepTimer, shape: str, form: str, step: StepShape) -> StepTimes:
+    visits = tuple(timer.visit(step) for _ in range(_VISITS))
+    return StepTimes(shape=shape, format=form, step=step, visits_s=visits)
+
+
+def _cached(executor: str) -> tuple[StepTimes, ...]:
+    small = build("small", _SMALL, "float32", executor=executor)
+    timer = StepTimer(small.executor, [_SMALL_STEP])
+    times = _visited(timer, "small", "float32", _SMALL_STEP)
     small.executor.close()
-    return _entry(share > 1.0, share)
+    return (times,)
 
 
-def _entry(flagged: bool, ratio: float) -> dict[str, Any]:
-    return {"flagged": flagged, "ratio": ratio, "held": flagged}
+def _predicted(each: StepTimes, calibration: Calibration) -> float:
+    model = price_of(_CONFIGS[each.shape], each.format, executor=calibration.executor)
+    predictor = StepPredictor({ModelRole.TARGET: model}, calibration)
+    return predictor.batch_seconds(make_batch(each.step.ranges))
+
+
+def _memory_share(each: StepTimes, calibration: Calibration) -> float:
+    model = price_of(_CONFIGS[each.shape], each.format, executor=calibration.executor)
+    moved = pass_work(model, make_batch(each.step.ranges)).num_bytes
+    return moved / each.seconds / calibration.ceilings.memory.bytes_per_s
 
 
 class _Sleeping(StepTimer):

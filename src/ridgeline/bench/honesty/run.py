@@ -1,4 +1,4 @@
-"""The run: calibrate, predict, write the predictions down, measure, compare."""
+"""The run: calibrate, predict, write the predictions down, measure."""
 
 import sys
 import time
@@ -8,162 +8,157 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ridgeline.bench.calibration import (
     SHAPES,
     STEPS,
+    BenchModel,
     build,
+    host_seconds,
+    measure_in_turns,
     measure_roof,
-    measure_samples,
     memory_rate,
+    read_curve,
+    short_steps,
 )
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.honesty import cases
-from ridgeline.bench.honesty.lies import false_wins, planted_lies
-from ridgeline.bench.honesty.scoring import Baselines, Claim, Outcome, speed_ups, summarise
-from ridgeline.bench.honesty.traffic import (
-    make_trace,
-    measured_ttft_s,
-    predicted_ttft_s,
-    ttft_entry,
+from ridgeline.bench.honesty.lies import measure_lies
+from ridgeline.bench.honesty.measured import SCHEMA, Measurements, ModelTimes, TrafficTimes
+from ridgeline.bench.honesty.report import (
+    baselines_of,
+    calibration_of,
+    calibration_samples,
+    make_claims,
+    predicted_ttft,
+    priced,
 )
-from ridgeline.bench.step_timing import StepShape, StepTimer
-from ridgeline.core.plan import ModelRole
-from ridgeline.roofline import PricedModel
-from ridgeline.roofline.batch import make_batch
-from ridgeline.roofline.calibration import Calibration, calibrate
+from ridgeline.bench.honesty.scoring import Baselines
+from ridgeline.bench.honesty.traffic import make_trace, measured_ttfts_s
+from ridgeline.bench.step_timing import StepShape
+from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.ceilings import Ceilings
-from ridgeline.roofline.fitting import Sample
-from ridgeline.roofline.predict import StepPredictor
 from ridgeline.roofline.storage import write_json
 
-_LONG_S = 0.5  # steps whose roof alone takes longer are left out
-_LOADS = (0.4, 0.7)
+_LOADS = (0.5, 0.8)
+_TRAFFIC_MODEL = ("tall", "bfloat16")
+_ROUNDS = 6
 
 
-def run(executor: str, folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """The whole run, as plain values. ``quick`` takes few steps, to try the script."""
-    started, watch = time.monotonic(), Watch()
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    ceilings = measure_roof(executor)
-    samples = _calibration_samples(executor, ceilings, quick=quick)
-    calibration = calibrate(
-        samples, ceilings, executor=executor, dense_attention=executor == "reference"
-    )
-    claims = _claims(executor, calibration, Baselines(samples), quick=quick)
-    path = folder / f"honesty-{executor}-{created[:10]}-predictions.json"
-    write_json(path, {"created": created, "claims": [asdict(claim) for claim in claims]})
-    outcomes, wins = _measure(executor, claims)
-    _say("planted lies")
-    lies = planted_lies(calibration, executor, SHAPES["wide"])
-    ttft = _ttft(executor, calibration, num_requests=6 if quick else 40)
-    drift = memory_rate(executor) / ceilings.memory.bytes_per_s
-    conditions = watch.conditions(threads=1)
-    return {
-        "created": created,
-        "executor": executor,
-        "machine": ceilings.name,
-        "seconds": time.monotonic() - started,
-        "conditions": dict(conditions),
-        "contended": bool(conditions["contended"]),
-        "calibrated": {
-            "shapes": sorted({sample.shape for sample in samples}),
-            "formats": sorted({sample.format for sample in samples}),
-        },
-        "unseen": {
-            "shapes": list(cases.UNSEEN_SHAPES),
-            "format": cases.UNSEEN_FORMAT[executor],
-        },
-        "count": len(outcomes),
-        "steps": summarise(outcomes),
-        "speed_ups": speed_ups(outcomes),
-        "ttft": ttft,
-        "a_a": {"count": len(wins), "false": sum(wins), "held": sum(wins) <= 0.05 * len(wins)},
-        "lies": lies,
-        "ceiling_drift": drift,
-        "outcomes": [asdict(outcome) for outcome in outcomes],
-    }
+class HonestyRun:
+    """Measures, and writes each prediction to ``predictions`` before what it is about.
+
+    ``quick`` takes few steps, to try the script.
+    """
+
+    def __init__(self, executor: str, predictions: Path, *, quick: bool = False) -> None:
+        self._executor, self._quick = executor, quick
+        self._path = predictions
+        self._memory_rates: list[float] = []
+        self._written: dict[str, Any] = {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "claims": [],
+            "ttft_s": [],
+        }
+
+    def measure(self) -> Measurements:
+        """Everything, some ten minutes on two cores."""
+        started, watch = time.monotonic(), Watch()
+        ceilings = measure_roof(self._executor)
+        host_step_s, host_segment_s = host_seconds()
+        measured = Measurements(
+            schema=SCHEMA,
+            created=self._written["created"],
+            executor=self._executor,
+            ceilings=ceilings,
+            host_step_s=host_step_s,
+            host_segment_s=host_segment_s,
+            read_curve=read_curve() if self._executor == "cpu" else (),
+            calibration=self._calibration(ceilings),
+        )
+        samples = calibration_samples(measured)
+        calibration, baselines = calibration_of(measured, samples), baselines_of(measured)
+        tests = self._tests(calibration, baselines)
+        _say("planted lies")
+        lies = measure_lies(self._executor)
+        traffic = self._traffic(calibration)
+        return msgspec.structs.replace(
+            measured,
+            tests=tests,
+            lies=lies,
+            traffic=traffic,
+            memory_rates=tuple(self._memory_rates),
+            seconds=time.monotonic() - started,
+            conditions=dict(watch.conditions(threads=1)),
+        )
+
+    def _calibration(self, ceilings: Ceilings) -> tuple[ModelTimes, ...]:
+        formats = cases.CALIBRATED_FORMATS[self._executor]
+        _say("calibrating")
+        return self._measure(
+            [(name, form) for form in formats[: self._most(1)] for name in SHAPES],
+            STEPS[:: self._every(3)],
+            ceilings,
+        )
+
+    def _tests(self, calibration: Calibration, baselines: Baselines) -> tuple[ModelTimes, ...]:
+        models = cases.tested_models(self._executor)[: self._most(2)]
+        steps = cases.TEST_STEPS[:: self._every(5)]
+        for shape, form in models:
+            few = short_steps(priced(self._executor, shape, form), calibration.ceilings, steps)
+            claims = make_claims(shape, form, few, calibration, baselines)
+            self._written["claims"] += [asdict(claim) for claim in claims]
+        write_json(self._path, self._written)
+        _say("measuring what was predicted")
+        return self._measure(models, steps, calibration.ceilings)
+
+    def _measure(
+        self, names: Sequence[tuple[str, str]], steps: Sequence[StepShape], ceilings: Ceilings
+    ) -> tuple[ModelTimes, ...]:
+        models = [self._build(shape, form) for shape, form in names]
+        planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
+        measured = measure_in_turns(planned, rounds=_ROUNDS, between=self._note_memory)
+        return tuple(
+            ModelTimes(shape=model.name, format=model.format, times=tuple(times))
+            for model, times in zip(models, measured, strict=True)
+        )
+
+    def _note_memory(self) -> None:
+        self._memory_rates.append(memory_rate(self._executor))
+
+    def _most(self, quick: int) -> int | None:
+        return quick if self._quick else None
+
+    def _every(self, quick: int) -> int:
+        return quick if self._quick else 1
+
+    def _traffic(self, calibration: Calibration) -> tuple[TrafficTimes, ...]:
+        shape, form = _TRAFFIC_MODEL
+        found = []
+        for load in _LOADS:
+            _say(f"traffic at {load:.0%} load")
+            trace = make_trace(
+                priced(self._executor, shape, form),
+                calibration,
+                load=load,
+                num_requests=6 if self._quick else 60,
+            )
+            asked = TrafficTimes(
+                load=load, shape=shape, format=form, arrivals=tuple(trace), ttfts_s=()
+            )
+            self._written["ttft_s"].append(predicted_ttft(asked, calibration))
+            write_json(self._path, self._written)
+            model = self._build(shape, form)
+            found.append(
+                msgspec.structs.replace(asked, ttfts_s=measured_ttfts_s(model, asked.arrivals))
+            )
+            model.executor.close()
+        return tuple(found)
+
+    def _build(self, shape: str, form: str) -> BenchModel:
+        return build(shape, cases.ALL_SHAPES[shape], form, executor=self._executor)
 
 
 def _say(text: str) -> None:
     print(f"honesty: {text}", file=sys.stderr, flush=True)
-
-
-def _calibration_samples(executor: str, ceilings: Ceilings, *, quick: bool) -> list[Sample]:
-    formats = cases.CALIBRATED_FORMATS[executor]
-    steps, samples = STEPS[::3] if quick else STEPS, []
-    for form in formats[:1] if quick else formats:
-        for name, config in SHAPES.items():
-            _say(f"calibrating on {name} in {form}")
-            model = build(name, config, form, executor=executor)
-            samples += measure_samples(model, ceilings, steps)
-    return samples
-
-
-def _claims(
-    executor: str, calibration: Calibration, baselines: Baselines, *, quick: bool
-) -> list[Claim]:
-    """Predictions of every test case that is not too long."""
-    models = cases.tested_models(executor)
-    steps = cases.TEST_STEPS[::5] if quick else cases.TEST_STEPS
-    found = []
-    for shape, form in models[:2] if quick else models:
-        priced = _priced(executor, shape, form)
-        predictor = StepPredictor({ModelRole.TARGET: priced}, calibration)
-        claims = (_claim(shape, form, step, predictor, baselines) for step in steps)
-        found += [claim for claim in claims if claim.baselines["roofline"] < _LONG_S]
-    return found
-
-
-def _priced(executor: str, shape: str, form: str) -> PricedModel:
-    """The model as it will be priced; its weights are made, and thrown away."""
-    model = build(shape, cases.ALL_SHAPES[shape], form, executor=executor)
-    model.executor.close()
-    return model.priced
-
-
-def _claim(
-    shape: str, form: str, step: StepShape, predictor: StepPredictor, baselines: Baselines
-) -> Claim:
-    batch = make_batch(step.ranges)
-    interval = predictor.interval(predictor.batch_seconds(batch), step.phase)
-    return Claim(
-        shape=shape,
-        format=form,
-        step=step,
-        predicted_s=interval.seconds,
-        low_s=interval.low_s,
-        high_s=interval.high_s,
-        baselines=baselines.predict(predictor.terms(batch)),
-    )
-
-
-def _measure(executor: str, claims: Sequence[Claim]) -> tuple[list[Outcome], list[bool]]:
-    """Each claim's outcome, model by model; and the A/A wins of each model's first steps."""
-    outcomes: list[Outcome] = []
-    wins: list[bool] = []
-    for shape, form in dict.fromkeys((claim.shape, claim.format) for claim in claims):
-        _say(f"measuring {shape} in {form}")
-        chosen = [claim for claim in claims if (claim.shape, claim.format) == (shape, form)]
-        model = build(shape, cases.ALL_SHAPES[shape], form, executor=executor)
-        timer = StepTimer(
-            model.executor,
-            max_batch=max(claim.step.batch_size for claim in chosen),
-            max_context=max(claim.step.context + claim.step.num_tokens for claim in chosen),
-        )
-        for claim in chosen:
-            outcomes.append(Outcome(claim=claim, measured_s=timer.measure(claim.step)))
-        wins += false_wins(timer, [claim.step for claim in chosen[:3]], rounds=1)
-        model.executor.close()
-    return outcomes, wins
-
-
-def _ttft(executor: str, calibration: Calibration, *, num_requests: int) -> list[dict[str, Any]]:
-    entries = []
-    for load in _LOADS:
-        _say(f"traffic at {load:.0%} load")
-        model = build("tall", cases.ALL_SHAPES["tall"], "bfloat16", executor=executor)
-        trace = make_trace(model, calibration, load=load, num_requests=num_requests)
-        predicted = predicted_ttft_s(model, calibration, trace)
-        entries.append(ttft_entry(load, predicted, measured_ttft_s(model, trace)))
-        model.executor.close()
-    return entries

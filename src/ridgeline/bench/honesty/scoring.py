@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from ridgeline.bench.step_timing import StepShape
-from ridgeline.roofline.fitting import Sample
 
 NOISE = 0.05
 
@@ -46,28 +45,21 @@ class Outcome:
 
 
 class Baselines:
-    """Simpler predictors, fitted on the same calibration samples."""
+    """Simpler predictors, fitted on the seconds of the same steps and what the roof allows them."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        roofs = np.array([roof_s(sample.terms) for sample in samples])
-        seconds = np.array([sample.seconds for sample in samples])
-        self._constant = float(np.median(seconds / roofs))
-        design = np.stack([np.ones_like(roofs), roofs], axis=1) / seconds[:, None]
+    def __init__(self, roofs_s: Sequence[float], seconds: Sequence[float]) -> None:
+        roofs, measured = np.array(roofs_s), np.array(seconds)
+        self._constant = float(np.median(measured / roofs))
+        design = np.stack([np.ones_like(roofs), roofs], axis=1) / measured[:, None]
         self._affine, *_ = np.linalg.lstsq(design, np.ones_like(roofs), rcond=None)
 
-    def predict(self, terms: Mapping[str, float]) -> dict[str, float]:
+    def predict(self, roof_s: float) -> dict[str, float]:
         """Seconds by the bare roofline, by one efficiency for all, and by an affine fit of it."""
-        roof = roof_s(terms)
         return {
-            "roofline": roof,
-            "constant": self._constant * roof,
-            "affine": float(self._affine[0] + self._affine[1] * roof),
+            "roofline": roof_s,
+            "constant": self._constant * roof_s,
+            "affine": float(self._affine[0] + self._affine[1] * roof_s),
         }
-
-
-def roof_s(terms: Mapping[str, float]) -> float:
-    """Seconds that the roof alone would allow."""
-    return sum(value for name, value in terms.items() if "@" in name or name == "other")
 
 
 def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -133,3 +125,9 @@ def speed_ups(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "sign": all(signs),
         },
     }
+
+
+def false_wins(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Of one thing measured twice: how often the two differ by more than 5 %."""
+    wins = sum(abs(one / other - 1.0) > NOISE for one, other in pairs)
+    return {"count": len(pairs), "false": wins, "held": wins <= 0.05 * len(pairs)}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.bench.calibration import BenchModel
+from ridgeline.bench.honesty.measured import TrafficTimes
 from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.request import Request
@@ -12,46 +13,46 @@ from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.planning.simulation import simulate
 from ridgeline.planning.workload import Arrival, poisson
-from ridgeline.roofline import decode_batch, prefill_batch
+from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.predict import StepPredictor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
 _POOL_BYTES = 512 << 20
-_CONFIG = EngineConfig(max_num_seqs=8, max_model_len=512)
+_CONFIG = EngineConfig(max_num_seqs=8, max_model_len=512, kv_cache_memory_bytes=_POOL_BYTES)
+_PROMPT, _OUTPUT = 96, 12
 
 
 def make_trace(
-    model: BenchModel, calibration: Calibration, *, load: float, num_requests: int
+    model: PricedModel, calibration: Calibration, *, load: float, num_requests: int
 ) -> list[Arrival]:
     """Poisson arrivals that keep the engine busy for a share ``load`` of the time, one by one."""
-    predictor = StepPredictor({ModelRole.TARGET: model.priced}, calibration)
-    prompt, output = 96, 12
-    alone = predictor.batch_seconds(prefill_batch(prompt))
-    alone += output * predictor.batch_seconds(decode_batch(1, prompt))
+    predictor = StepPredictor({ModelRole.TARGET: model}, calibration)
+    alone = predictor.batch_seconds(prefill_batch(_PROMPT))
+    alone += (_OUTPUT - 1) * predictor.batch_seconds(decode_batch(1, _PROMPT))
     return poisson(
         rate_rps=load / alone,
         num_requests=num_requests,
-        prompt_tokens=prompt,
-        output_tokens=output,
+        prompt_tokens=_PROMPT,
+        output_tokens=_OUTPUT,
         spread=0.5,
         seed=11,
     )
 
 
 def predicted_ttft_s(
-    model: BenchModel, calibration: Calibration, trace: Sequence[Arrival]
+    model: PricedModel, calibration: Calibration, trace: Sequence[Arrival]
 ) -> float:
     """Mean of the simulation."""
-    traffic = simulate(model.priced, calibration, trace, _CONFIG, kv_pool_bytes=_POOL_BYTES)
+    traffic = simulate(model, calibration, trace, _CONFIG, kv_pool_bytes=_POOL_BYTES)
     return traffic.mean_ttft_s
 
 
-def measured_ttft_s(model: BenchModel, trace: Sequence[Arrival]) -> float:
-    """Mean of the real engine in real time."""
+def measured_ttfts_s(model: BenchModel, trace: Sequence[Arrival]) -> tuple[float, ...]:
+    """Of the real engine, in real time; in the order in which requests finished."""
     layout = model.executor.kv_layout()
     resolved = resolve(
-        EngineConfig(max_num_seqs=8, max_model_len=512, kv_cache_memory_bytes=_POOL_BYTES),
+        _CONFIG,
         spec=model.executor.spec(),
         executor=model.executor.name,
         dtype="",
@@ -73,7 +74,7 @@ def measured_ttft_s(model: BenchModel, trace: Sequence[Arrival]) -> float:
         for chunk in loop.step():
             if chunk.timings is not None and chunk.timings.ttft_s is not None:
                 ttfts.append(chunk.timings.ttft_s)
-    return sum(ttfts) / len(ttfts)
+    return tuple(ttfts)
 
 
 def _request(request_id: int, arrival: Arrival, start_s: float) -> Request:
@@ -86,11 +87,13 @@ def _request(request_id: int, arrival: Arrival, start_s: float) -> Request:
     )
 
 
-def ttft_entry(load: float, predicted_s: float, measured_s: float) -> dict[str, Any]:
+def ttft_entry(times: TrafficTimes, predicted_s: float) -> dict[str, Any]:
     """A row of the report; the bar is 20 %."""
+    measured_s = sum(times.ttfts_s) / len(times.ttfts_s)
     error = abs(predicted_s / measured_s - 1.0)
     return {
-        "load": load,
+        "load": times.load,
+        "requests": len(times.ttfts_s),
         "predicted_s": predicted_s,
         "measured_s": measured_s,
         "error": error,

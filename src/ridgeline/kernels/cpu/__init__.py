@@ -4,6 +4,7 @@ from ridgeline.kernels.cpu.library import (
     ABI_VERSION,
     NativeLibraryError,
     available_levels,
+    chosen_level,
     load_library,
     native_kernels_run,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "Pool",
     "aligned_bytes",
     "available_levels",
+    "chosen_level",
     "load_library",
     "matrix_struct",
     "native_kernels_run",

@@ -32,6 +32,11 @@ def native_kernels_run() -> bool:
     return _find("detect") is not None and bool(available_levels())
 
 
+def chosen_level() -> str:
+    """The level that is used here: the best, unless the variable forces another."""
+    return os.environ.get(LEVEL_VARIABLE) or available_levels()[-1]
+
+
 @cache
 def load_library(level: str | None = None) -> ctypes.CDLL:
     """The kernels for ``level``, or for the best level that this machine runs.
@@ -39,7 +44,7 @@ def load_library(level: str | None = None) -> ctypes.CDLL:
     Raises:
         NativeLibraryError: they are not built, or the machine does not run that level.
     """
-    level = level or os.environ.get(LEVEL_VARIABLE) or available_levels()[-1]
+    level = level or chosen_level()
     if level not in available_levels():
         raise NativeLibraryError(
             f"The CPU kernels for {level!r} cannot run here; this machine and build have "

@@ -1,0 +1,165 @@
+"""From measurements to a report: the fit, its predictions, and how far off they are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ridgeline.bench.calibration import price_of, samples_of
+from ridgeline.bench.honesty import cases
+from ridgeline.bench.honesty.lies import judge_lies
+from ridgeline.bench.honesty.measured import Measurements, TrafficTimes
+from ridgeline.bench.honesty.scoring import (
+    Baselines,
+    Claim,
+    Outcome,
+    false_wins,
+    speed_ups,
+    summarise,
+)
+from ridgeline.bench.honesty.traffic import predicted_ttft_s, ttft_entry
+from ridgeline.bench.step_timing import StepShape, StepTimes
+from ridgeline.core.plan import ModelRole
+from ridgeline.roofline import PricedModel
+from ridgeline.roofline.batch import make_batch
+from ridgeline.roofline.calibration import Calibration, calibrate
+from ridgeline.roofline.features import roof_seconds
+from ridgeline.roofline.fitting import Sample
+from ridgeline.roofline.predict import StepPredictor
+
+
+def calibration_samples(measured: Measurements) -> list[Sample]:
+    """What the fit sees: the calibration's steps alone."""
+    samples: list[Sample] = []
+    for each in measured.calibration:
+        model = priced(measured.executor, each.shape, each.format)
+        samples += samples_of(each.times, model, measured.ceilings)
+    return samples
+
+
+def baselines_of(measured: Measurements) -> Baselines:
+    """The simpler predictors, fitted on the calibration's steps."""
+    roofs, seconds = [], []
+    for each in measured.calibration:
+        model = priced(measured.executor, each.shape, each.format)
+        for times in each.times:
+            roofs.append(roof_seconds(model, make_batch(times.step.ranges), measured.ceilings))
+            seconds.append(times.seconds)
+    return Baselines(roofs, seconds)
+
+
+def calibration_of(measured: Measurements, samples: Sequence[Sample]) -> Calibration:
+    """The fit."""
+    return calibrate(
+        samples,
+        measured.ceilings,
+        executor=measured.executor,
+        dense_attention=measured.executor == "reference",
+        host_step_s=measured.host_step_s,
+        host_segment_s=measured.host_segment_s,
+    )
+
+
+def priced(executor: str, shape: str, form: str) -> PricedModel:
+    """A tested or calibrated model as the roofline prices it."""
+    return price_of(cases.ALL_SHAPES[shape], form, executor=executor)
+
+
+def make_claims(
+    shape: str,
+    form: str,
+    steps: Sequence[StepShape],
+    calibration: Calibration,
+    baselines: Baselines,
+) -> list[Claim]:
+    """Predictions for some steps of a model."""
+    model = priced(calibration.executor, shape, form)
+    predictor = StepPredictor({ModelRole.TARGET: model}, calibration)
+    claims = []
+    for step in steps:
+        batch = make_batch(step.ranges)
+        interval = predictor.interval(predictor.batch_seconds(batch), step.phase)
+        claims.append(
+            Claim(
+                shape=shape,
+                format=form,
+                step=step,
+                predicted_s=interval.seconds,
+                low_s=interval.low_s,
+                high_s=interval.high_s,
+                baselines=baselines.predict(roof_seconds(model, batch, calibration.ceilings)),
+            )
+        )
+    return claims
+
+
+def predicted_ttft(times: TrafficTimes, calibration: Calibration) -> float:
+    """The simulation's mean time to first token on a trace that the real engine has answered."""
+    model = priced(calibration.executor, times.shape, times.format)
+    return predicted_ttft_s(model, calibration, times.arrivals)
+
+
+def report(measured: Measurements) -> dict[str, Any]:
+    """Everything that the page shows, as plain values."""
+    samples = calibration_samples(measured)
+    calibration, baselines = calibration_of(measured, samples), baselines_of(measured)
+    outcomes: list[Outcome] = []
+    pairs: list[tuple[float, float]] = []
+    for each in measured.tests:
+        steps = [times.step for times in each.times]
+        claims = make_claims(each.shape, each.format, steps, calibration, baselines)
+        outcomes += [
+            Outcome(claim=claim, measured_s=times.seconds)
+            for claim, times in zip(claims, each.times, strict=True)
+        ]
+        pairs += [(one.seconds, other.seconds) for one, other in map(StepTimes.halves, each.times)]
+    return {
+        "created": measured.created,
+        "executor": measured.executor,
+        "machine": measured.ceilings.name,
+        "seconds": measured.seconds,
+        "conditions": measured.conditions,
+        "contended": bool(measured.conditions.get("contended")),
+        "calibrated": {
+            "shapes": sorted({sample.shape for sample in samples}),
+            "formats": sorted({sample.format for sample in samples}),
+            "count": len(samples),
+            "coefficients": calibration.coefficients,
+        },
+        "unseen": {
+            "shapes": list(cases.UNSEEN_SHAPES),
+            "format": cases.UNSEEN_FORMAT[measured.executor],
+        },
+        "count": len(outcomes),
+        "steps": summarise(outcomes),
+        "by_model": _by_model(outcomes),
+        "speed_ups": speed_ups(outcomes),
+        "ttft": [ttft_entry(each, predicted_ttft(each, calibration)) for each in measured.traffic],
+        "a_a": false_wins(pairs),
+        "lies": judge_lies(measured.lies, calibration),
+        "memory": {
+            "claimed": measured.ceilings.memory.bytes_per_s,
+            "rounds": list(measured.memory_rates),
+        },
+        "outcomes": [_row(outcome) for outcome in outcomes],
+    }
+
+
+def _by_model(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The summary of each model by itself."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(f"{outcome.claim.shape} {outcome.claim.format}", []).append(outcome)
+    return {name: summarise(group) for name, group in groups.items()}
+
+
+def _row(outcome: Outcome) -> Mapping[str, Any]:
+    claim = outcome.claim
+    return {
+        "case": claim.name,
+        "phase": claim.step.phase,
+        "predicted_s": claim.predicted_s,
+        "low_s": claim.low_s,
+        "high_s": claim.high_s,
+        "measured_s": outcome.measured_s,
+        "error": outcome.error,
+        "baselines": dict(claim.baselines),
+    }
