@@ -74,7 +74,7 @@ _QUANTIZED = (
 )
 
 # What weights can be quantized to as they are loaded.
-ON_LOAD = ("int8", "int4", "int4-g64", "int4-g128")
+ON_LOAD = ("int8", "int4", "int4-g64", "int4-g128", "fp8")
 
 _BY_NAME = {fmt.name: fmt for fmt in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16)}
 _ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

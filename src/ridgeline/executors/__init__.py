@@ -1,6 +1,13 @@
 """What runs plans. `create_executor` chooses by name, once, at start."""
 
+from ridgeline.executors.base import device_kv_bytes
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.registry import create_executor, default_executor, executor_names
 
-__all__ = ["ExecutorModel", "create_executor", "default_executor", "executor_names"]
+__all__ = [
+    "ExecutorModel",
+    "create_executor",
+    "default_executor",
+    "device_kv_bytes",
+    "executor_names",
+]

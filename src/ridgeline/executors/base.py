@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import BlockCopy, ModelRole
-from ridgeline.core.protocols import KVLayout
+from ridgeline.core.protocols import Executor, KVLayout
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.runner import StepRunner
 
@@ -63,6 +64,15 @@ class PoolExecutor(StepRunner, Generic[Pool]):
         """Call on the thread that runs the steps, after those that were submitted."""
         return self.thread.submit(call).result()
 
+    def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
+        """What quantized matrices are held in, by weight."""
+        return {}
+
+    def kv_budget_bytes(self, max_num_batched_tokens: int) -> int | None:
+        """What a device has for KV beside weights and steps of that size; ``None``: it is the
+        host's memory that counts."""
+        return None
+
     def copy_block(self, copy: BlockCopy) -> None:
         self.pools[copy.role].copy_block(copy.group, copy.source, copy.target)
 
@@ -74,3 +84,10 @@ class PoolExecutor(StepRunner, Generic[Pool]):
 
     def free(self) -> None:
         """Give back what the subclass holds, once nothing runs any more."""
+
+
+def device_kv_bytes(executor: Executor, max_num_batched_tokens: int) -> int | None:
+    """See `PoolExecutor.kv_budget_bytes`; ``None`` for executors that have no pools."""
+    if not isinstance(executor, PoolExecutor):
+        return None
+    return executor.kv_budget_bytes(max_num_batched_tokens)

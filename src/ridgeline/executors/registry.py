@@ -1,26 +1,31 @@
-"""Executors by name."""
+"""Executors by name. What one of them needs is imported when it is chosen."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import on_load_format
+from ridgeline.core.errors import InvalidRequestError, MachineError
+from ridgeline.core.formats import NumberFormat, on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
-from ridgeline.executors.cpu import KV_SUB_BLOCK, CPUExecutor, PackedCache
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import ReferenceExecutor
-from ridgeline.kernels.cpu import native_kernels_run
+from ridgeline.kernels.gpu import missing_for_gpu
+
+if TYPE_CHECKING:
+    from ridgeline.executors.cpu import PackedCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
     block_tokens: int
-    quantization: str | None
+    quantization: NumberFormat | None
     kv_cache_dtype: str
-    packed_cache: PackedCache | None
+    packed_cache: "PackedCache | None"
+    max_num_seqs: int
+    gpu_memory_utilization: float
 
 
 Models = Mapping[ModelRole, ExecutorModel]
@@ -36,17 +41,43 @@ def _reference(models: Models, options: _Options) -> Executor:
 
 
 def _cpu(models: Models, options: _Options) -> Executor:
+    from ridgeline.executors.cpu import CPUExecutor
+
     quantization = options.quantization
+    if "fp8" in (options.kv_cache_dtype, quantization and quantization.name):
+        raise InvalidRequestError("The cpu executor has no fp8; use int8.")
     return CPUExecutor(
         models,
         options.block_tokens,
-        quantization=None if quantization is None else on_load_format(quantization),
+        quantization=quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         packed_cache=options.packed_cache,
     )
 
 
-_FACTORIES: dict[str, Factory] = {"reference": _reference, "cpu": _cpu}
+def _cuda(models: Models, options: _Options) -> Executor:
+    reason = missing_for_gpu()
+    if reason is not None:
+        raise MachineError(f"The cuda executor cannot run here: {reason}")
+    from ridgeline.executors.cuda import CUDAExecutor, open_gpu
+
+    target = models[ModelRole.TARGET]
+    if target.dtype == torch.float64:
+        raise InvalidRequestError("The cuda executor has no float64; use the reference executor.")
+    device, kernels = open_gpu(target.spec.vocab_size)
+    return CUDAExecutor(
+        models,
+        options.block_tokens,
+        device=device,
+        kernels=kernels,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        num_slots=options.max_num_seqs,
+        memory_share=options.gpu_memory_utilization,
+    )
+
+
+_FACTORIES: dict[str, Factory] = {"reference": _reference, "cpu": _cpu, "cuda": _cuda}
 
 
 def executor_names() -> tuple[str, ...]:
@@ -56,8 +87,14 @@ def executor_names() -> tuple[str, ...]:
 
 def default_executor(*, block_tokens: int = 16, dtype: torch.dtype = torch.float32) -> str:
     """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
-    fits = block_tokens % KV_SUB_BLOCK == 0 and dtype != torch.float64
-    return "cpu" if fits and native_kernels_run() else "reference"
+    from ridgeline.executors.cpu import KV_SUB_BLOCK
+    from ridgeline.kernels.cpu import native_kernels_run
+
+    if dtype == torch.float64:
+        return "reference"
+    if missing_for_gpu() is None:
+        return "cuda"
+    return "cpu" if block_tokens % KV_SUB_BLOCK == 0 and native_kernels_run() else "reference"
 
 
 def create_executor(
@@ -67,15 +104,19 @@ def create_executor(
     block_tokens: int,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
-    packed_cache: PackedCache | None = None,
+    packed_cache: "PackedCache | None" = None,
+    max_num_seqs: int = 64,
+    gpu_memory_utilization: float = 0.9,
 ) -> Executor:
     """Build the executor called ``name`` (or the best one here, for ``auto``).
 
     ``quantization`` is a format of `core.formats.ON_LOAD`; ``kv_cache_dtype`` is auto, or a format
-    that the executor can store KV in; ``packed_cache`` is where cpu keeps packed weights.
+    that the executor can store KV in; ``packed_cache`` is where cpu keeps packed weights; cuda
+    makes room for ``max_num_seqs`` sequences within ``gpu_memory_utilization`` of the memory.
 
     Raises:
         InvalidRequestError: there is none of that name, or it lacks an option.
+        MachineError: it cannot run on this machine.
     """
     if name == "auto":
         name = default_executor(block_tokens=block_tokens, dtype=models[ModelRole.TARGET].dtype)
@@ -86,8 +127,10 @@ def create_executor(
         )
     options = _Options(
         block_tokens=block_tokens,
-        quantization=quantization,
+        quantization=None if quantization is None else on_load_format(quantization),
         kv_cache_dtype=kv_cache_dtype,
         packed_cache=packed_cache,
+        max_num_seqs=max_num_seqs,
+        gpu_memory_utilization=gpu_memory_utilization,
     )
     return factory(models, options)

@@ -4,5 +4,6 @@ See docs/gpu.md.
 """
 
 from ridgeline.executors.cuda.executor import CUDAExecutor
+from ridgeline.executors.cuda.opening import open_gpu
 
-__all__ = ["CUDAExecutor"]
+__all__ = ["CUDAExecutor", "open_gpu"]

@@ -4,7 +4,7 @@ Shapes: T tokens, D hidden size, I and O a matrix's columns and rows, H heads, K
 width, v that of V, E experts, k experts of a token, N rows of logits, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,9 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
+        """Make room for what products with some matrices need, once they are loaded."""
 
     def linear(
         self,

@@ -46,6 +46,7 @@ class DeviceModel:
     ) -> None:
         self.role, self.spec, self.ops, self.dtype = role, model.spec, model.ops, model.dtype
         self.weights = load_weights(device, model, quantization, memory_share=memory_share)
+        kernels.reserve(self.weights.matrices.values(), model.dtype)
         self.cache = KVCache(device, model.spec, cache_dtype, block_tokens)
         self.rope = RopeTables(rope_specs(model.ops), model.spec.max_position, device.torch_device)
         self.has_adapters = bool(model.adapters)

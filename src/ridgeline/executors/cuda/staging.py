@@ -11,37 +11,44 @@ from ridgeline.executors.cuda.device import Device, Event
 _BUFFERS = 8  # copies that may be under way; more wait for the oldest
 
 
+_TYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.bool_): torch.bool,
+}
+
+
 class Staging:
     """A ring of pinned buffers that grow with what is sent."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._buffers: list[torch.Tensor | None] = [None] * _BUFFERS
+        self._buffers = [device.staging((0,), torch.uint8) for _ in range(_BUFFERS)]
         self._events: list[Event | None] = [None] * _BUFFERS
         self._next = 0
 
     def send(self, values: npt.NDArray[Any], out: torch.Tensor | None = None) -> torch.Tensor:
         """Copy an array into ``out``, or a new tensor; both keep its type and shape."""
-        source = torch.from_numpy(np.ascontiguousarray(values))
+        kind = _TYPES[values.dtype]
         if out is None:
-            out = torch.empty(source.shape, dtype=source.dtype, device=self._device.torch_device)
-        pinned = self._buffer(source.nbytes)[: source.nbytes].view(source.dtype)
-        pinned = pinned.view(source.shape)
-        pinned.copy_(source)
-        out.copy_(pinned, non_blocking=True)
+            out = torch.empty(values.shape, dtype=kind, device=self._device.torch_device)
+        buffer = self._buffer(values.nbytes)
+        buffer.numpy()[: values.nbytes] = np.ascontiguousarray(values).view(np.uint8).ravel()
+        out.copy_(buffer[: values.nbytes].view(kind).view(values.shape), non_blocking=True)
         self._events[self._next] = self._device.record()
         self._next = (self._next + 1) % _BUFFERS
         return out
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
-        event, buffer = self._events[self._next], self._buffers[self._next]
+        """The next buffer, once what it held has been copied."""
+        event = self._events[self._next]
         if event is not None:
-            event.wait()  # of _BUFFERS copies ago
-        if buffer is None or len(buffer) < num_bytes:
+            event.wait()
+        if len(self._buffers[self._next]) < num_bytes:
             size = max(4096, 1 << (num_bytes - 1).bit_length())
-            buffer = self._device.staging((size,), torch.uint8)
-            self._buffers[self._next] = buffer
-        return buffer
+            self._buffers[self._next] = self._device.staging((size,), torch.uint8)
+        return self._buffers[self._next]
 
 
 class Writes:

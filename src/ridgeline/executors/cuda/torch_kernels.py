@@ -4,7 +4,7 @@ Steps of one token for each segment wait for nothing, so that they can be record
 tokens, S segments of one token, C KV slots, H heads, K KV heads, d head width, v that of V.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.nn import functional
@@ -24,6 +24,9 @@ class TorchKernels:
     """See `ridgeline.executors.cuda.kernels.Kernels`."""
 
     name = "torch"
+
+    def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
+        pass
 
     def linear(
         self,
@@ -178,16 +181,18 @@ def _store(
     scales[blocks, :, offsets] = scales_TK
 
 
-def _load(pool: torch.Tensor, scales: torch.Tensor | None, tables_SM: torch.Tensor) -> torch.Tensor:
-    """What the blocks of some tables hold: ``[S, M·B, K, d]``, in at least float32."""
-    index = tables_SM.flatten()
+def _load(
+    pool: torch.Tensor, scales: torch.Tensor | None, tables_SM: torch.Tensor, like: torch.Tensor
+) -> torch.Tensor:
+    """What the blocks of some tables hold: ``[S, M·B, K, d]``, as wide as ``like`` is summed."""
+    index, kind = tables_SM.flatten(), reference.wide(like).dtype
     raw = pool.view(torch.uint8) if scales is not None else pool
     found = raw.index_select(0, index)
     if scales is not None:
-        found = found.view(pool.dtype).float() * scales.index_select(0, index)[..., None]
+        found = found.view(pool.dtype).to(kind) * scales.index_select(0, index)[..., None]
     rows, columns = tables_SM.shape
     by_token = found.view(rows, columns, *found.shape[1:]).transpose(2, 3).flatten(1, 2)
-    return reference.wide(by_token)
+    return by_token.to(kind)
 
 
 def _attend_each(
@@ -198,8 +203,8 @@ def _attend_each(
     spec: AttendSpec,
 ) -> torch.Tensor:
     """One token of each segment over a context of its own: ``[S, H, v]``."""
-    k_SCKd = _load(kv.k, kv.k_scales, tables_SM)
-    v_SCKv = _load(kv.v, kv.v_scales, tables_SM)
+    k_SCKd = _load(kv.k, kv.k_scales, tables_SM, q_SHd)
+    v_SCKv = _load(kv.v, kv.v_scales, tables_SM, q_SHd)
     slots = torch.arange(k_SCKd.shape[1], device=stops_S.device)[None]
     seen_SC = slots < stops_S[:, None]
     if spec.window is not None:
@@ -235,7 +240,7 @@ def _attend_span(
     blocks = table_M[None, low // block_tokens : -(-span.stop // block_tokens)]
     skipped = low - low // block_tokens * block_tokens
     k_CKd, v_CKv = (
-        _load(pool, scales, blocks)[0, skipped : skipped + span.stop - low]
+        _load(pool, scales, blocks, q_SHd)[0, skipped : skipped + span.stop - low]
         for pool, scales in ((kv.k, kv.k_scales), (kv.v, kv.v_scales))
     )
     positions = at.positions_T[span.first : span.last]

@@ -30,7 +30,7 @@ class TritonKernels:
         )
 
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
-        """Make room to expand the largest of some matrices, for products of large batches."""
+        """Room to expand the largest of them, for products of large batches."""
         elements = max(
             (m.shape[-1] * m.shape[-2] for m in matrices if m.format is not Format.PLAIN), default=0
         )

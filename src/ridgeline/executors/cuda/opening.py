@@ -1,0 +1,13 @@
+"""The GPU of this machine, and the kernels for it."""
+
+from ridgeline.executors.cuda.cuda_device import CUDADevice
+from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.kernels import Kernels
+from ridgeline.executors.cuda.triton_kernels import TritonKernels
+
+
+def open_gpu(vocab_size: int) -> tuple[Device, Kernels]:
+    """The first CUDA device, and Triton's kernels on it, for models of that vocabulary."""
+    device = CUDADevice()
+    with device.scope():
+        return device, TritonKernels(device.torch_device, vocab_size)

@@ -1,0 +1,289 @@
+"""The CUDA executor's own logic: graphs, buckets, steps ahead, transfers, what it refuses.
+
+Its device is the CPU, as strict about graphs and waiting as a GPU.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from tests.executors.host_cuda import host_executor
+from tests.tiny import CONFIG, EXPERTS, GREEDY, LATENT, WINDOWED, Driver, tiny_executor, tiny_model
+
+from ridgeline.core.plan import Outputs, Pass, step_in_flight
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.executors.cuda.decode import batch_bucket
+from ridgeline.executors.cuda.host_device import HostDevice, HostEvent, HostWaitError, NoWaits
+
+PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
+
+
+def driver_on(device=None, *, config=CONFIG, num_slots=8, num_blocks=160, **settings):
+    def make(models, block_tokens):
+        return host_executor(models, block_tokens, device=device, num_slots=num_slots, **settings)
+
+    return Driver(tiny_executor(model=tiny_model(config), make=make, num_blocks=num_blocks))
+
+
+def test_a_graph_is_what_was_issued_and_nothing_that_python_decides():
+    device = HostDevice()
+    x, out, calls = torch.tensor([1.0, 2.0]), torch.zeros(2), []
+
+    def body():
+        calls.append(1)
+        view = x.view(2, 1)[:, 0]
+        out.copy_((view * 2 + 1).relu())
+
+    graph = device.capture(body)
+    x.copy_(torch.tensor([-5.0, 10.0]))
+    graph.replay()
+    assert out.tolist() == [0.0, 21.0]
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x + torch.tensor([1.0, 2.0]),
+        lambda x: x.repeat_interleave(torch.full((2,), 2)),
+    ],
+    ids=["item", "if", "mask", "nonzero", "new tensor", "repeats"],
+)
+def test_what_a_cuda_graph_cannot_do_the_hosts_cannot_either(body):
+    x = torch.ones(2)
+    with pytest.raises(HostWaitError):
+        HostDevice().capture(lambda: body(x))
+
+
+def test_buckets():
+    assert [batch_bucket(n) for n in (1, 2, 3, 5, 9, 33, 65, 256, 257)] == [
+        1, 2, 4, 8, 16, 48, 96, 256, 320,
+    ]  # fmt: skip
+    assert all(batch_bucket(n) >= n for n in range(1, 600))
+
+
+def test_decode_steps_of_one_bucket_share_a_graph():
+    device = HostDevice()
+    driver = driver_on(device)
+    for slot in range(4):
+        driver.start(slot, PROMPT[slot:])
+    recorded = []
+    for slots in ([0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 2, 3], [2]):
+        segments = [driver.segment(s, len(PROMPT) - s, [7]) for s in slots]
+        driver.run(*segments)
+        recorded.append(driver.executor.num_recorded())
+    assert recorded == [1, 2, 3, 3, 3, 3]  # batches of 1, 2 and 4
+    assert device.num_replays == 6
+    driver.executor.close()
+
+
+def test_prompts_are_not_recorded():
+    device = HostDevice()
+    driver = driver_on(device)
+    driver.start(0, PROMPT)
+    assert device.num_replays == 0
+    driver.executor.close()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_replay_is_one_recorded_step_again_and_again(params):
+    device = HostDevice()
+    driver = driver_on(device)
+    expected = [driver.decode(slot, PROMPT[slot:], 10, params) for slot in range(3)]
+    before = device.num_replays
+    tokens = [driver.start(3 + slot, PROMPT[slot:], params).token_ids for slot in range(3)]
+    segments = [driver.segment(3 + slot, len(PROMPT) - slot, tokens[slot]) for slot in range(3)]
+    result = driver.run(passes=[Pass(segments=tuple(segments), num_steps=9)])
+    assert device.num_replays == before + 9
+    for slot, segment in enumerate(result.passes[0]):
+        assert [*tokens[slot], *segment.token_ids] == expected[slot]
+    driver.executor.close()
+
+
+class Gate(HostDevice):
+    """A device that does what it is given while the gate is closed only once it is opened."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = threading.Event()
+        self.open.set()
+
+    def record(self):
+        event = HostEvent()
+        if not self.open.is_set():
+            event.wait = self.open.wait
+        return event
+
+
+def test_the_next_step_is_issued_while_one_runs():
+    """Three steps of one sequence; each takes its token from the one before, on the device."""
+    device = Gate()
+    driver = driver_on(device)
+    expected = driver.decode(0, PROMPT, 6)
+    driver.start(1, PROMPT)
+    driver.run(driver.segment(1, len(PROMPT), expected[:1]))
+    device.open.clear()
+    before = device.num_replays
+    first = driver.submit(driver.segment(1, len(PROMPT) + 1, expected[1:2]))
+    segments = (driver.segment(1, len(PROMPT) + 2, [step_in_flight(0)]),)
+    second = driver.submit(passes=[Pass(segments=segments, num_steps=3)])
+    driver.executor.in_turn(lambda: None)  # both have been issued
+    assert device.num_replays == before + 4
+    assert not first.done()
+    assert not second.done()
+    device.open.set()
+    tokens = [*first.result().passes[0][0].token_ids, *second.result().passes[0][0].token_ids]
+    assert tokens == expected[2:6]
+    driver.executor.close()
+
+
+def test_a_step_may_follow_a_replay_in_flight():
+    driver = driver_on()
+    expected = [driver.decode(slot, PROMPT[slot:], 9) for slot in range(2)]
+    starts = [driver.start(2 + slot, PROMPT[slot:]).token_ids for slot in range(2)]
+    segments = [driver.segment(2 + s, len(PROMPT) - s, starts[s]) for s in range(2)]
+    handles = [driver.submit(passes=[Pass(segments=tuple(segments), num_steps=5)])]
+    follow = [
+        driver.segment(2 + s, len(PROMPT) - s + 5, [step_in_flight(5 * s + 4)]) for s in range(2)
+    ]
+    handles.append(driver.submit(passes=[Pass(segments=tuple(follow), num_steps=3)]))
+    parts = [handle.result().passes[0] for handle in handles]
+    for s in range(2):
+        found = [*starts[s], *parts[0][s].token_ids, *parts[1][s].token_ids]
+        assert found == expected[s]
+    driver.executor.close()
+
+
+def test_plain_steps_wait_for_nothing():
+    """Prompts, decode steps and replays are issued without an op that would wait for a GPU."""
+    device = HostDevice()
+    driver = driver_on(device)
+    expected = driver.decode(0, PROMPT, 6, SAMPLED)
+    device.scope = NoWaits
+    assert driver.decode(1, PROMPT, 3, SAMPLED) == expected[:3]
+    segment = driver.segment(1, len(PROMPT) + 2, expected[2:3])
+    result = driver.run(passes=[Pass(segments=(segment,), num_steps=3)])
+    assert list(result.passes[0][0].token_ids) == expected[3:]
+    driver.executor.close()
+
+
+def test_a_step_that_waits_is_noticed():
+    device = HostDevice()
+    driver = driver_on(device)
+    driver.start(0, PROMPT)
+    device.scope = NoWaits
+    told = driver.admit(1, PROMPT, SamplingParams(temperature=0.0, repetition_penalty=1.5))
+    with pytest.raises(Exception, match="HostWaitError"):
+        driver.run(driver.segment(1, 0, PROMPT, fresh=True), admissions=(told,))
+
+
+def test_void_rows_write_nothing_and_draw_nothing():
+    """A step that follows a token which could not be drawn leaves its sequence's KV alone."""
+    driver = driver_on()
+    expected = driver.decode(0, PROMPT, 3)
+    for slot in (1, 2):
+        driver.start(slot, PROMPT)
+    weights = driver.executor._models["target"].weights.tensors["embed"]
+    kept = weights[expected[0]].clone()
+    weights[expected[0]] = float("nan")  # the next token of slot 1 is not a number's
+    other = (expected[0] + 1) % 151
+    first = driver.submit(
+        driver.segment(1, len(PROMPT), expected[:1]), driver.segment(2, len(PROMPT), [other])
+    )
+    second = driver.submit(
+        driver.segment(1, len(PROMPT) + 1, [step_in_flight(0)]),
+        driver.segment(2, len(PROMPT) + 1, [step_in_flight(1)]),
+    )
+    void, live = first.result().passes[0]
+    assert void.token_ids == ()
+    assert len(live.token_ids) == 1
+    weights[expected[0]] = kept
+    void, live = second.result().passes[0]
+    assert void.token_ids == ()
+    assert len(live.token_ids) == 1
+    again = driver.run(driver.segment(1, len(PROMPT), expected[:1])).passes[0][0]
+    assert list(again.token_ids) == expected[1:2]
+    driver.executor.close()
+
+
+def test_a_mixed_step_orders_segments_by_length_and_results_by_plan():
+    reference, ours = Driver(tiny_executor(num_blocks=160)), driver_on()
+    long = [(7 * i) % 151 for i in range(40)]
+    for driver in (reference, ours):
+        driver.start(0, PROMPT)
+    results = []
+    for driver in (reference, ours):
+        segments = [
+            driver.segment(1, 0, long, fresh=True),
+            driver.segment(0, len(PROMPT), [9]),
+            driver.segment(2, 0, PROMPT[:3], fresh=True),
+        ]
+        admissions = (driver.admit(1, long), driver.admit(2, PROMPT[:3]))
+        results.append(driver.run(*segments, admissions=admissions).passes[0])
+    assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+    ours.executor.close()
+
+
+@pytest.mark.parametrize("execution", ["eager", "graphs"])
+@pytest.mark.parametrize(
+    "config", [CONFIG, WINDOWED, EXPERTS, LATENT], ids=["full", "windowed", "experts", "latent"]
+)
+def test_every_execution_draws_what_the_reference_draws(config, execution):
+    reference = Driver(tiny_executor(model=tiny_model(config)))
+    ours = driver_on(config=config, execution=execution)
+    for params in (GREEDY, SamplingParams(temperature=1.1, top_k=20, min_p=0.02)):
+        tokens = [
+            driver.decode(0, PROMPT, 8, params, seed=2**63 + 5) for driver in (reference, ours)
+        ]
+        assert tokens[0] == tokens[1]
+        for driver in (reference, ours):
+            driver.run(passes=[], releases=(0,))
+    ours.executor.close()
+
+
+def test_penalties_bias_and_minimum_length_are_the_references():
+    params = SamplingParams(
+        temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4,
+        logit_bias={5: 4.0, 9: -3.0}, min_tokens=6, stop_token_ids=(5,), top_p=0.9,
+    )  # fmt: skip
+    tokens = []
+    for driver in (Driver(tiny_executor()), driver_on()):
+        tokens.append(driver.decode(0, PROMPT, 8, params, eos_token_ids=(11,)))
+        driver.executor.close()
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_quantized_kv_is_close(kind):
+    outputs = Outputs(sample=True, logits=True)
+    exact, coarse = driver_on(), driver_on(kv_cache_dtype=kind)
+    logits = [driver.start(0, PROMPT, outputs=outputs).logits for driver in (exact, coarse)]
+    assert exact.executor.kv_layout().digest != coarse.executor.kv_layout().digest
+    scale = np.abs(logits[0]).max()
+    error = np.abs(logits[0] - logits[1]).max() / scale
+    assert 0 < error < (0.02 if kind == "int8" else 0.08)
+    for driver in (exact, coarse):
+        driver.executor.close()
+
+
+def test_more_sequences_than_a_bucket_and_tables_that_grow():
+    driver = driver_on(num_slots=11, num_blocks=300)
+    prompts = [PROMPT[slot % 5 :] for slot in range(11)]
+    expected = [driver.decode(slot, prompt, 6) for slot, prompt in enumerate(prompts)]
+    driver.run(passes=[], releases=tuple(range(11)))
+    segments = [driver.segment(s, 0, p, fresh=True) for s, p in enumerate(prompts)]
+    admissions = tuple(driver.admit(s, p) for s, p in enumerate(prompts))
+    results = driver.run(*segments, admissions=admissions).passes[0]
+    tokens = [[*result.token_ids] for result in results]
+    for step in range(5):
+        segments = [driver.segment(s, len(prompts[s]) + step, tokens[s][-1:]) for s in range(11)]
+        for s, result in enumerate(driver.run(*segments).passes[0]):
+            tokens[s] += result.token_ids
+    assert tokens == expected
+    driver.executor.close()
