@@ -16,6 +16,7 @@ from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.bench.torch_ceilings import torch_ceilings
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import ON_LOAD
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
@@ -225,7 +226,16 @@ def calibrate_here(
     steps: Sequence[StepShape] = STEPS,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Measure the ceilings and the steps, and fit; about two minutes on two cores."""
+    """Measure the ceilings and the steps, and fit; about two minutes on two cores.
+
+    Raises:
+        InvalidRequestError: the executor is none of those in `FORMATS`.
+    """
+    if executor not in FORMATS:
+        raise InvalidRequestError(
+            f"Steps of the {executor} executor are not calibrated yet; name a device of the "
+            "catalogue (--hardware), or another --executor."
+        )
     ceilings = measure_roof(executor)
     host_step_s, host_segment_s = host_seconds()
     models = [

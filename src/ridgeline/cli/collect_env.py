@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.options import Parser
+from ridgeline.core.errors import CorruptFileError
 
 PACKAGES = (
     "ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub",
@@ -69,8 +70,20 @@ def collect() -> dict[str, Any]:
         "available_bytes": memory.available,
         "gpus": _gpus(),
         "executors": list(executor_names()),
+        "step_price": _step_price(),
         "model_types": list(model_types()),
     }
+
+
+def _step_price() -> str:
+    """What the scheduler predicts the seconds of steps with."""
+    from ridgeline.executors import default_executor
+    from ridgeline.roofline.calibration import calibration_path, describe, load
+
+    try:
+        return describe(load(calibration_path(default_executor())))
+    except CorruptFileError as error:
+        return str(error)
 
 
 def _version(package: str) -> str:

@@ -10,7 +10,7 @@ from ridgeline.core.protocols import Executor
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.priced import held_formats, priced_model
 from ridgeline.roofline import history
-from ridgeline.roofline.calibration import calibration_path, load
+from ridgeline.roofline.calibration import calibration_path, describe, load
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.predict import StepPredictor
 
@@ -36,6 +36,7 @@ def make_observer(
     except CorruptFileError as error:
         _log.warning("%s", error)
         calibration = None
+    _log.info("Steps are priced by a model that is %s.", describe(calibration))
     return Observer(priced, StepPredictor(priced, calibration) if calibration else None)
 
 

@@ -139,14 +139,14 @@ def spread(logs: Sequence[float]) -> Spread:
 def describe(calibration: Calibration | None) -> str:
     """What the seconds of steps are predicted with, in a line."""
     if calibration is None:
-        return "linear in tokens and context: not calibrated here (ridgeline roofline --calibrate)"
+        return "linear in tokens and context (ridgeline roofline --calibrate measures this machine)"
     errors = ", ".join(
         f"{spread.median_error:.0%} in {phase}"
         for phase, spread in sorted(calibration.spreads.items())
     )
     return (
-        f"calibrated {calibration.created[:10]} on the {calibration.executor} executor; median "
-        f"error on what it had not seen {errors}"
+        f"calibrated for the {calibration.executor} executor, {calibration.created[:10]}; median "
+        f"error on what it had not seen: {errors}"
     )
 
 

@@ -1,0 +1,52 @@
+"""What the scheduler prices steps with: this machine's calibration where there is one."""
+
+import json
+import logging
+
+import pytest
+from tests.roofline.test_fitting import CEILINGS, samples
+
+from ridgeline import LLM
+from ridgeline.cli.main import main
+from ridgeline.roofline.calibration import calibrate, calibration_path, save
+from ridgeline.scheduler import DEFAULT_PRICE
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def price_of(model_folder):
+    with LLM(str(model_folder), executor="reference") as llm:
+        engine = llm._engine
+        return engine.scheduler._pricing._price, engine.observer.predictor
+
+
+def test_linear_without_a_calibration(model_folder, cache, caplog):
+    with caplog.at_level(logging.INFO):
+        price, predictor = price_of(model_folder)
+    assert price is DEFAULT_PRICE
+    assert predictor is None
+    assert "priced by a model that is linear" in caplog.text
+
+
+def test_the_calibration_of_this_machine(model_folder, cache, caplog):
+    made = calibrate(samples(("gpt2",)), CEILINGS, executor="reference", dense_attention=True)
+    save(made, calibration_path("reference"))
+    with caplog.at_level(logging.INFO):
+        price, predictor = price_of(model_folder)
+    assert price is predictor
+    assert predictor.calibration == made
+    assert "calibrated for the reference executor" in caplog.text
+
+
+def test_collect_env_says_which(cache, capsys, monkeypatch):
+    monkeypatch.setattr("ridgeline.executors.default_executor", lambda: "reference")
+    main(["collect-env", "--json"])
+    assert json.loads(capsys.readouterr().out)["step_price"].startswith("linear")
+    made = calibrate(samples(("gpt2",)), CEILINGS, executor="reference", dense_attention=True)
+    save(made, calibration_path("reference"))
+    main(["collect-env", "--json"])
+    assert "calibrated for the reference" in json.loads(capsys.readouterr().out)["step_price"]
