@@ -1,6 +1,7 @@
 """Plans: against arithmetic that can be done by hand, and against queueing theory."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -130,6 +131,19 @@ def test_one_at_a_time_waits_as_queueing_theory_says():
     waits = [item.timings.ttft_s - 0.01 for item in traffic.answers]
     expected = mg1_wait_s(rate, 0.1, 0.01)
     assert sum(waits) / len(waits) == pytest.approx(expected, rel=0.15)
+
+
+def test_a_simulated_step_takes_about_a_millisecond():
+    """A minute of 1,000 users is some 8,000 steps; benchmarks/observation_cost.py has the figure."""
+    arrivals = poisson(rate_rps=15.0, num_requests=60, prompt_tokens=500, output_tokens=100)
+    machine = catalogue_machine(CATALOGUE, "h100")
+    config = EngineConfig(max_num_seqs=256, max_model_len=1024)
+    start = time.process_time()
+    traffic = simulate(
+        model("llama-3.1-8b"), machine.calibration, arrivals, config, kv_pool_bytes=50e9
+    )
+    assert traffic.num_steps > 400
+    assert time.process_time() - start < 4e-3 * traffic.num_steps
 
 
 def test_traces_are_read_or_refused(tmp_path):
