@@ -194,6 +194,20 @@ def test_it_follows_a_text_that_changes():
     assert np.mean(drafted[1200:]) > 3
 
 
+def test_choices_are_reported():
+    price = Price(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=3, has_model=True)
+    drafter.start(0, [1])
+    for _ in range(300):
+        drafter.begin_step({0: 100})
+        drafter.verified(0, drafter.propose(0, 3).num_model_tokens, 0)  # always wrong
+    choices = drafter.choices()
+    assert sum(choices.steps_by_length.values()) == 300
+    assert choices.steps_by_length[0] > 100
+    assert choices.num_probes >= 1
+    assert choices.expected_tok_s == pytest.approx(1 / 1.02, rel=0.3)
+
+
 def test_the_length_does_not_flutter():
     price = Price(token_s=0.02, draft_s=0.1)
     _, lengths = simulate(price, [0.8] * 6, steps=600)

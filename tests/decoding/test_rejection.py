@@ -1,5 +1,5 @@
-"""Speculative outputs are distributed as direct ones: tested over 200,000 draws, and so that the
-same test catches wrong rules."""
+"""The rule of rejection sampling: outputs are distributed as direct ones, over 200,000 draws; the
+same test catches wrong rules. `tests/equivalence/test_rejection.py` does so with whole engines."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, process_logits
-from ridgeline.decoding.rejection import accept_or_redraw
+from ridgeline.decoding.rejection import accepts, residual
 
 DRAWS = 200_000
 VOCAB = 9
@@ -67,7 +67,8 @@ def speculate(p, q, rule, seed):
 
 def right(p, q, drafts, generator):
     uniform = torch.rand(DRAWS, dtype=torch.float64, generator=generator)
-    return accept_or_redraw(p, q, drafts, uniform, gumbel(p.shape, generator))
+    accepted = accepts(p, q, drafts, uniform)
+    return torch.where(accepted, drafts, draw(residual(p, q), generator)), accepted
 
 
 def redraws_from_the_target(p, q, drafts, generator):

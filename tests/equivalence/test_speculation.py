@@ -155,6 +155,18 @@ def test_counts_are_per_position(open_llm):
     assert list(accepted) == sorted(accepted, reverse=True)  # a position counts after those before
 
 
+def test_figures_are_the_sums_of_all_outputs(open_llm):
+    with open_llm("adaptive", num_speculative_tokens=3) as llm:
+        outputs = llm.generate(PROMPTS, params("greedy"))
+        figures = llm.speculation()
+    samples = [sample for output in outputs for sample in output.outputs]
+    assert figures.num_drafted == sum(sum(sample.num_drafted) for sample in samples) > 0
+    assert figures.num_accepted == sum(sum(sample.num_accepted) for sample in samples)
+    assert sum(figures.choices.steps_by_length.values()) >= figures.num_drafts / len(PROMPTS)
+    with open_llm("off") as llm:
+        assert llm.speculation() is None
+
+
 def test_the_outputs_of_other_tenants_are_not_drafts(open_llm):
     """What one tenant's output said shows in nobody else's drafts, not even in their number."""
     prompt = "a"

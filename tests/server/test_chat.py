@@ -187,7 +187,7 @@ def tools_of(family):
     if family == "/v1/messages":
         tool = {"name": "set_flag", "input_schema": TOOL}
         choice = {"type": "tool", "name": "set_flag"}
-        return {"tools": [tool], "tool_choice": choice, "messages": HI, "max_tokens": 64}
+        return {"tools": [tool], "tool_choice": choice, "messages": HI, "max_tokens": 128}
     tool = {"type": "function", "name": "set_flag", "parameters": TOOL}
     return {"tools": [tool], "tool_choice": "required", "input": "the cat"}
 

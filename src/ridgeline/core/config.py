@@ -11,10 +11,11 @@ from ridgeline.core.spec import ModelSpec, kv_groups
 
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
 LOAD_FORMATS = ("auto", "dummy")
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
 SCHEDULING_POLICIES = ("fcfs", "priority", "edf", "fair")
 BATCHING_MODES = ("continuous", "dynamic", "static")
 SPECULATION = ("off", "ngram", "suffix", "draft", "combined", "adaptive")
+VERIFICATION = ("exact", "rejection")
 MAX_SPECULATIVE_TOKENS = 64
 
 
@@ -27,14 +28,17 @@ class EngineConfig:
         executor: which executor runs it.
         dtype: float64, float32, bfloat16, float16, or auto for the checkpoint's own.
         quantization: what matrices are quantized to as they are loaded: int8, int4 (a scale for
-            each 32 columns), int4-g64 or int4-g128; the checkpoint's own format without it.
-        kv_cache_dtype: float32, float16, bfloat16, int8, or auto for the weights' own.
+            each 32 columns), int4-g64, int4-g128, or on a GPU fp8; the checkpoint's own format
+            without it.
+        kv_cache_dtype: float32, float16, bfloat16, int8, on a GPU fp8, or auto for the weights'
+            own.
         max_model_len: longest sequence, prompt and output together, in tokens.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step.
         block_tokens: tokens in one KV block.
         enable_prefix_caching: reuse the KV of prefixes that were computed before.
         kv_cache_memory_bytes: size of the KV pool.
+        gpu_memory_utilization: share of a GPU's memory that weights, KV and steps may take.
         seed: source of the seeds of requests that have none; the same commands give the same text.
         load_format: auto, or dummy for random weights of the config's shapes.
         revision: branch, tag or commit of a hub name.
@@ -45,6 +49,9 @@ class EngineConfig:
         speculation: how next tokens are guessed and verified together: off, ngram (looks in the
             prompt and output), suffix (and in earlier outputs), draft (a draft model), combined
             (ngram, else draft) or adaptive (what pays). It changes no output.
+        verification: how guesses are verified: exact, or rejection (Leviathan, Chen), which accepts
+            more of a draft model's. Outputs are then distributed as without speculation, but they
+            are not the same ones, and a request's own seed is refused.
         num_speculative_tokens: tokens that are guessed at once, at the most.
         draft_model: a smaller model with the same vocabulary; the embedded model has its own.
         scheduling_policy: who runs first: fcfs, priority, edf (earliest deadline), or fair (share
@@ -79,6 +86,7 @@ class EngineConfig:
     block_tokens: int = 16
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     seed: int = 0
     load_format: str = "auto"
     revision: str | None = None
@@ -87,6 +95,7 @@ class EngineConfig:
     strict: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
     speculation: str = "off"
+    verification: str = "exact"
     num_speculative_tokens: int = 4
     draft_model: str | None = None
     scheduling_policy: str = "fcfs"
@@ -116,9 +125,14 @@ class EngineConfig:
             ("scheduling_policy", SCHEDULING_POLICIES),
             ("batching", BATCHING_MODES),
             ("speculation", SPECULATION),
+            ("verification", VERIFICATION),
         ):
             if getattr(self, name) not in choices:
                 raise InvalidRequestError(f"{name} must be one of {', '.join(choices)}.")
+        if self.verification != "exact" and self.speculation == "off":
+            raise InvalidRequestError("verification is of guesses: set speculation as well.")
+        if _check_positive("gpu_memory_utilization", self.gpu_memory_utilization) > 1:
+            raise InvalidRequestError("gpu_memory_utilization must be at most 1.")
         _check_positive("batch_window_s", self.batch_window_s)
         if self.decode_replay_s != 0:
             _check_positive("decode_replay_s", self.decode_replay_s)
@@ -165,6 +179,7 @@ class ResolvedConfig:
     num_draft_blocks: tuple[int, ...] = ()
     kv_cache_bytes: int
     seed: int
+    verification: str = "exact"
 
 
 def resolve(
@@ -175,14 +190,16 @@ def resolve(
     dtype: str,
     block_bytes: tuple[int, ...],
     free_bytes: int,
+    kv_bytes: int | None = None,
     draft_spec: ModelSpec | None = None,
     draft_block_bytes: tuple[int, ...] = (),
 ) -> ResolvedConfig:
     """Complete a configuration for one model on one machine; a pure function.
 
     The context defaults to the checkpoint's own, clipped to what the KV pool holds. The pool
-    defaults to a share of ``free_bytes``, and never exceeds what ``max_num_seqs`` sequences of full
-    length can use. A draft model's KV comes out of the same budget.
+    defaults to ``kv_bytes``, where the executor says what its device has for it, else to a share of
+    ``free_bytes``, and never exceeds what ``max_num_seqs`` sequences of full length can use. A
+    draft model's KV comes out of the same budget.
 
     Raises:
         InvalidRequestError: ``max_model_len`` is beyond the checkpoint's positions.
@@ -194,7 +211,9 @@ def resolve(
             "positions."
         )
     length = config.max_model_len or spec.max_position
-    budget = config.kv_cache_memory_bytes or int(free_bytes * DEFAULT_KV_SHARE)
+    default = int(free_bytes * DEFAULT_KV_SHARE) if kv_bytes is None else kv_bytes
+    budget = config.kv_cache_memory_bytes or default
+    more = "kv_cache_memory_bytes" + ("" if kv_bytes is None else " or gpu_memory_utilization")
     groups = [*kv_groups(spec), *(kv_groups(draft_spec) if draft_spec else ())]
     windows = tuple(group.window for group in groups)
     block_bytes += draft_block_bytes
@@ -209,8 +228,7 @@ def resolve(
         if config.max_model_len is not None or num_bytes(needed(1)) > budget:
             raise OutOfMemoryError(
                 f"A sequence of {length} tokens needs {num_bytes(needed(length)):,} bytes of KV "
-                f"cache, and {budget:,} are given to it; lower max_model_len or raise "
-                "kv_cache_memory_bytes."
+                f"cache, and {budget:,} are given to it; lower max_model_len or raise {more}."
             )
         length = bisect_right(range(1, length), budget, key=lambda n: num_bytes(needed(n)))
     per_sequence = needed(length)
@@ -228,6 +246,7 @@ def resolve(
         num_draft_blocks=num_blocks[len(kv_groups(spec)) :],
         kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),
         seed=config.seed,
+        verification=config.verification,
     )
 
 

@@ -29,6 +29,7 @@ class Stream(IntEnum):
     SEED = 1
     ACCEPT = 2
     RESIDUAL = 3
+    DRAFT = 4
 
 
 def philox(
@@ -56,17 +57,34 @@ def random_words(
 ) -> npt.NDArray[np.uint32]:
     """``count`` random 32-bit words, word i belonging to token id i."""
     blocks = np.arange((count + 3) // 4, dtype=np.uint64)
+    return _blocks(blocks, seed, sample_index, position, stream).T.reshape(-1)[:count]
+
+
+def words_of(
+    token_ids: npt.NDArray[np.int64],
+    *,
+    seed: int,
+    sample_index: int,
+    position: int,
+    stream: Stream = Stream.SAMPLE,
+) -> npt.NDArray[np.uint32]:
+    """The random words of some token ids ``[N]``."""
+    blocks = _blocks((token_ids // 4).astype(np.uint64), seed, sample_index, position, stream)
+    return blocks[token_ids % 4, np.arange(len(token_ids))]
+
+
+def _blocks(
+    blocks: Words, seed: int, sample_index: int, position: int, stream: Stream
+) -> npt.NDArray[np.uint32]:
+    """The four words of each block, ``[4, N]``."""
     same = np.ones_like(blocks)
-    words = philox(
-        (
-            blocks,
-            same * np.uint64(position),
-            same * np.uint64(sample_index),
-            same * np.uint64(stream),
-        ),
-        (seed & _MASK, seed >> 32 & _MASK),
+    counter = (
+        blocks,
+        same * np.uint64(position),
+        same * np.uint64(sample_index),
+        same * np.uint64(stream),
     )
-    return np.stack(words, axis=1).reshape(-1)[:count].astype(np.uint32)
+    return np.stack(philox(counter, (seed & _MASK, seed >> 32 & _MASK))).astype(np.uint32)
 
 
 def to_uniform(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:

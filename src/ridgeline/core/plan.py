@@ -68,7 +68,8 @@ class Admission:
     ``token_ids`` are all tokens known so far: the prompt and, after a preemption, the output. The
     first ``num_prompt_tokens`` of them count as prompt in penalties. ``sample_index`` tells the n
     samples of one request apart in the noise. ``eos_token_ids`` end the output (they are barred
-    until ``params.min_tokens``). ``adapter`` is a LoRA adapter's slot, 0 for none.
+    until ``params.min_tokens``). ``adapter`` is a LoRA adapter's slot, 0 for none. ``rejection``:
+    its drafts, which are chains, are verified by rejection sampling (`decoding.rejection`).
     """
 
     slot: int
@@ -79,6 +80,7 @@ class Admission:
     sample_index: int = 0
     eos_token_ids: tuple[int, ...] = ()
     adapter: int = 0
+    rejection: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

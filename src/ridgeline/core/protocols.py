@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
 from ridgeline.core.spec import KVGroup, ModelSpec
+from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.core.structured_outputs import StructuredOutputs
 
 
@@ -143,6 +144,10 @@ class Drafter(Protocol):
     def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
         """So many tokens of the slot's last proposal were verified, and so many accepted."""
         return
+
+    def choices(self) -> DraftChoices | None:
+        """What a drafter has chosen that chooses how much is drafted."""
+        return None
 
 
 class Constraint(Protocol):

@@ -21,6 +21,7 @@ class GrammarKind(StrEnum):
     CHOICE = "choice"
     GRAMMAR = "grammar"
     FORMAT = "format"
+    PARTS = "parts"
 
 
 class TextFormat(StrEnum):
@@ -36,7 +37,11 @@ class TextFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """``source`` is JSON text for schemas and choices, the text itself for the other kinds.
+    """``source`` is JSON text for schemas, choices and parts, the text itself for the other kinds.
+
+    A grammar is Lark as llguidance writes it, or llama.cpp's GBNF. Parts are alternatives, each a
+    list of {"text": …}, {"marker": …} (a special token where the vocabulary has it, else its text)
+    and {"json": schema}, which follow one another.
 
     Two requests with equal values share one compiled grammar.
     """
@@ -120,12 +125,38 @@ def _format(value: object) -> str:
     return str(value)
 
 
+def _parts(value: object) -> str:
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_CHOICES:
+        raise InvalidRequestError(
+            f"structured_outputs.parts must be a list of 1 to {MAX_CHOICES} alternatives."
+        )
+    alternatives = []
+    for alternative in value:
+        if not isinstance(alternative, list | tuple) or not alternative:
+            raise InvalidRequestError("Each alternative of structured_outputs.parts is a list.")
+        alternatives.append([_part(part) for part in alternative])
+    return json.dumps(alternatives, ensure_ascii=False)
+
+
+def _part(part: object) -> dict[str, Any]:
+    if isinstance(part, Mapping) and len(part) == 1:
+        ((kind, value),) = part.items()
+        if kind == "json":
+            return {"json": json.loads(_schema(value))}
+        if kind in ("text", "marker") and isinstance(value, str) and value:
+            return {kind: value}
+    raise InvalidRequestError(
+        'Each of structured_outputs.parts is {"text": …}, {"marker": …} or {"json": schema}.'
+    )
+
+
 _SOURCES = {
     GrammarKind.JSON: _schema,
     GrammarKind.REGEX: _text,
     GrammarKind.CHOICE: _choice,
     GrammarKind.GRAMMAR: _text,
     GrammarKind.FORMAT: _format,
+    GrammarKind.PARTS: _parts,
 }
 
 

@@ -1,10 +1,13 @@
 """Philox noise in torch, bit-equal to `ridgeline.core.philox`."""
 
+import numpy as np
 import torch
 
-from ridgeline.core.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, Stream
+from ridgeline.core.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, Stream, words_of
 
 _MASK = 0xFFFFFFFF
+
+Word = int | torch.Tensor
 
 
 def random_words(
@@ -16,9 +19,21 @@ def random_words(
     stream: Stream = Stream.SAMPLE,
 ) -> torch.Tensor:
     """The 32-bit random word of each token id, in int64, shaped as ``token_ids``."""
-    c0 = token_ids // 4
-    c1, c2, c3 = (torch.full_like(c0, value) for value in (position, sample_index, int(stream)))
-    k0, k1 = seed & _MASK, seed >> 32 & _MASK
+    words = words_of(
+        token_ids.flatten().numpy(),
+        seed=seed,
+        sample_index=sample_index,
+        position=position,
+        stream=stream,
+    )
+    return torch.from_numpy(words.astype(np.int64)).view(token_ids.shape)
+
+
+def philox_rounds(
+    counter: tuple[torch.Tensor, ...], key: tuple[Word, Word]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ten rounds over four words of counters and two of keys, 32 bits each, held in int64."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(ROUNDS):
         # Products wrap modulo 2^64; masking after the arithmetic shift recovers the high word.
         p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
@@ -29,11 +44,14 @@ def random_words(
             p0 & _MASK,
         )
         k0, k1 = (k0 + KEY_STEPS[0]) & _MASK, (k1 + KEY_STEPS[1]) & _MASK
-    words = torch.stack((c0, c1, c2, c3), dim=-1)
-    return words.gather(-1, (token_ids % 4)[..., None])[..., 0]
+    return c0, c1, c2, c3
+
+
+def uniform(words: torch.Tensor) -> torch.Tensor:
+    """Words to numbers in (0, 1), in float64; those of `core.philox.to_uniform`."""
+    return ((words >> 9).double() + 0.5) * 2.0**-23
 
 
 def gumbel(words: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise −log(−log u) in float64, u the uniform of `core.philox.to_uniform`."""
-    uniform = ((words >> 9).double() + 0.5) * 2.0**-23
-    return -torch.log(-torch.log(uniform))
+    """Standard Gumbel noise −log(−log u) in float64."""
+    return -torch.log(-torch.log(uniform(words)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ridgeline.core.philox import Stream
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding.noise import gumbel, random_words
 
@@ -52,11 +53,23 @@ def sample(
         raise NothingToSampleError
     if params.is_greedy:
         return int(processed.argmax())
-    candidates = torch.nonzero(processed > _NEVER)[:, 0]
+    return draw(processed, seed=seed, sample_index=sample_index, position=len(history.token_ids))
+
+
+def draw(
+    processed_V: torch.Tensor,
+    *,
+    seed: int,
+    sample_index: int,
+    position: int,
+    stream: Stream = Stream.SAMPLE,
+) -> int:
+    """Draw from softmax(``processed_V``), of which at least one entry is finite."""
+    candidates = torch.nonzero(processed_V > _NEVER)[:, 0]
     words = random_words(
-        candidates, seed=seed, sample_index=sample_index, position=len(history.token_ids)
+        candidates, seed=seed, sample_index=sample_index, position=position, stream=stream
     )
-    return int(candidates[(processed[candidates] + gumbel(words)).argmax()])
+    return int(candidates[(processed_V[candidates] + gumbel(words)).argmax()])
 
 
 def process_logits(
@@ -67,13 +80,7 @@ def process_logits(
     mask_V: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Logits of the distribution that is sampled, float64; −inf for what cannot be drawn."""
-    logits = logits_V.double()
-    if mask_V is not None:
-        logits = logits.masked_fill(~mask_V, _NEVER)
-    logits = _bias(logits, params)
-    logits = _minimum_length(logits, params, history)
-    if params.has_penalties:
-        logits = _penalise(logits, params, history)
+    logits = constrain(logits_V, params, history, mask_V=mask_V)
     if params.is_greedy:
         return logits
     logits = (logits - logits.max()) / params.temperature  # no overflow, however cold
@@ -82,30 +89,46 @@ def process_logits(
     return _min_p(logits, params.min_p)
 
 
+def constrain(
+    logits_V: torch.Tensor,
+    params: SamplingParams,
+    history: History,
+    *,
+    mask_V: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The part of `process_logits` that looks at single tokens: mask, bias, length, penalties."""
+    logits = logits_V.double()
+    if mask_V is not None:
+        logits = logits.masked_fill(~mask_V, _NEVER)
+    logits = _bias(logits, params)
+    logits = _minimum_length(logits, params, history)
+    return _penalise(logits, params, history) if params.has_penalties else logits
+
+
 def _bias(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if not params.logit_bias:
         return logits
-    ids = torch.tensor(list(params.logit_bias))
-    values = torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
-    return logits.index_add(0, ids, values)
+    ids = torch.tensor(list(params.logit_bias), device=logits.device)
+    return logits.index_add(0, ids, logits.new_tensor(list(params.logit_bias.values())))
 
 
 def _minimum_length(logits: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
     barred = (*history.eos_token_ids, *params.stop_token_ids)
     if len(history.output) >= params.min_tokens or not barred:
         return logits
-    without = logits.index_fill(0, torch.tensor(barred), _NEVER)
+    without = logits.index_fill(0, torch.tensor(barred, device=logits.device), _NEVER)
     return without if without.max() > _NEVER else logits  # where only an end is possible, it ends
 
 
-def _penalise(logits: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
-    seen = torch.tensor(sorted(set(history.token_ids)), dtype=torch.long)
+def _penalise(logits_V: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
+    def ids(tokens: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(tokens, dtype=torch.long, device=logits_V.device)
+
+    seen = ids(sorted(set(history.token_ids)))
     factor = params.repetition_penalty
-    kept = logits[seen]
-    logits = logits.index_copy(0, seen, torch.where(kept > 0, kept / factor, kept * factor))
-    counts = torch.bincount(
-        torch.tensor(list(history.output), dtype=torch.long), minlength=len(logits)
-    )
+    kept = logits_V[seen]
+    logits = logits_V.index_copy(0, seen, torch.where(kept > 0, kept / factor, kept * factor))
+    counts = torch.bincount(ids(list(history.output)), minlength=len(logits))
     return logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
 
 

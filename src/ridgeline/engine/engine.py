@@ -13,7 +13,7 @@ from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.observing import keep_errors, make_observer
 from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.speculation import load_draft, make_grammars, make_speculation
-from ridgeline.executors import create_executor
+from ridgeline.executors import create_executor, device_kv_bytes
 from ridgeline.scheduler import DEFAULT_PRICE, Scheduler, SchedulerConfig
 
 _log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class Engine:
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
             packed_cache=packed_cache(config),
+            max_num_seqs=config.max_num_seqs,
+            gpu_memory_utilization=float(config.gpu_memory_utilization),
         )
         layout = self.executor.kv_layout()
         spec = loaded.model.spec
@@ -48,6 +50,7 @@ class Engine:
             dtype=str(loaded.model.dtype).removeprefix("torch."),
             block_bytes=layout.block_bytes,
             free_bytes=psutil.virtual_memory().available,
+            kv_bytes=device_kv_bytes(self.executor, config.max_num_batched_tokens),
             draft_spec=None if draft is None else draft.spec,
             draft_block_bytes=(
                 () if draft is None else self.executor.kv_layout(ModelRole.DRAFT).block_bytes
@@ -61,6 +64,8 @@ class Engine:
                 resolved.kv_cache_bytes / 1e9,
             )
         self.executor.allocate_kv(resolved.num_blocks)
+        if resolved.num_draft_blocks:
+            self.executor.allocate_kv(resolved.num_draft_blocks, ModelRole.DRAFT)
         self.observer = make_observer(config, models, self.executor)
         price = self.observer.predictor or DEFAULT_PRICE
         self.grammars = make_grammars(loaded)

@@ -14,6 +14,7 @@ from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
 from ridgeline.core.request import Request, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import ModelSpec
+from ridgeline.core.speculation_figures import SpeculationFigures
 from ridgeline.engine.beam_search import BeamParams, as_completion, beam_search
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.loading import Progress
@@ -199,6 +200,10 @@ class LLM:
         states = [self._loop.add(request) for request in requests]
         self._finish(states)
         return np.stack([state.embedding() for state in states])
+
+    def speculation(self) -> SpeculationFigures | None:
+        """What was drafted and accepted so far; ``None`` if this engine does not speculate."""
+        return self._engine.speculation.figures()
 
     def roofline(self) -> RooflineReport:
         """What the steps so far reached of this machine's ceilings, by phase."""

@@ -41,7 +41,7 @@ class RequestFactory:
         """A request with the next number.
 
         Raises:
-            InvalidRequestError: a token id or the adapter does not exist.
+            InvalidRequestError: a token id or the adapter does not exist, or seed cannot hold.
             ContextLengthError: the prompt leaves no room in the context.
             UnsupportedModelError: an embedding is wanted, and the model pools in another way.
         """
@@ -49,6 +49,11 @@ class RequestFactory:
         check_token_ids(token_ids, params, vocab_size=info.spec.vocab_size)
         if params.stop and info.tokenizer is None:
             raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
+        if params.seed is not None and info.config.verification != "exact":
+            raise InvalidRequestError(
+                "seed cannot hold with verification='rejection': outputs depend on what was "
+                "drafted. Leave it out, or use verification='exact'."
+            )
         if wants_pooled and info.pooling != "last":
             raise UnsupportedModelError(
                 f"{info.name} makes embeddings by {info.pooling} pooling; only the last token's "

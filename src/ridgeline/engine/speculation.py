@@ -66,8 +66,8 @@ def make_grammars(target: LoadedModel) -> GrammarCompiler | None:
     tokenizer = target.tokenizer
     if tokenizer is None:
         return None
-    texts = (tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size))
-    special = [t for i, t in enumerate(texts) if t is not None and tokenizer.is_special(i)]
+    texts = ((tokenizer.id_to_token(index), index) for index in range(tokenizer.vocab_size))
+    special = {text: i for text, i in texts if text is not None and tokenizer.is_special(i)}
     return GrammarCompiler(
         lambda: grammar_vocabulary(tokenizer, target.model.spec.vocab_size), special
     )
@@ -81,10 +81,9 @@ def make_speculation(
     price: StepPrice = DEFAULT_PRICE,
     constraints: ConstraintFactory | None = None,
 ) -> Speculation:
-    """What the scheduler asks about drafts; the draft model's KV pool is allocated."""
+    """What the scheduler asks about drafts."""
     draft_model = None
     if resolved.num_draft_blocks:
-        executor.allocate_kv(resolved.num_draft_blocks, ModelRole.DRAFT)
         layout = executor.kv_layout(ModelRole.DRAFT)
         draft_model = DraftModel(
             DraftModelConfig(

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ridgeline.core.speculation_figures import SpeculationFigures
 from ridgeline.roofline.live import RooflineReport
 
 
@@ -31,6 +32,7 @@ class EngineStats:
     are free), and ``kv_waste`` the share of the held room in which there is no token.
     ``prefix_queries`` and ``prefix_hits`` are tokens; ``num_loads`` counts returns from the tiers,
     of a sequence or a prefix, and ``tier_blocks`` the blocks saved to them and loaded.
+    ``speculation`` is what was drafted, if anything is.
     ``last_progress_s`` is when the last step ended, on the ``time.monotonic`` clock. ``steps`` are
     the latest steps, oldest first;
     ``roofline`` is what all steps reached of the machine's ceilings.
@@ -47,8 +49,7 @@ class EngineStats:
     tier_blocks: tuple[int, int] = (0, 0)
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    speculation: SpeculationFigures | None = None
     step_id: int = 0
     last_progress_s: float = field(default_factory=time.monotonic)
     num_restarts: int = 0

@@ -28,6 +28,7 @@ class SchedulerConfig:
     tpot_slo_s: float | None = None
     replay_s: float = 0.0
     kv_ttl_s: float | None = None
+    verification: str = "exact"
 
     @classmethod
     def of_engine(
@@ -49,4 +50,5 @@ class SchedulerConfig:
             tpot_slo_s=config.tpot_slo_s,
             replay_s=config.decode_replay_s,
             kv_ttl_s=config.kv_ttl_s,
+            verification=config.verification,
         )

@@ -326,6 +326,7 @@ class Scheduler:
             sample_index=sequence.sample_index,
             eos_token_ids=request.eos_token_ids,
             adapter=request.adapter,
+            rejection=self.config.verification == "rejection",
         )
 
     def _free_blocks_for(self, sequence: Sequence, step: Step) -> bool:

@@ -98,15 +98,22 @@ class Sequence:
 
     def count_drafts(self, num_drafted: int, num_accepted: int) -> None:
         """Note the outcome of one draft."""
-        for counts in (self.num_drafted, self.num_accepted):
-            counts.extend([0] * (num_drafted - len(counts)))
-        for position in range(num_drafted):
-            self.num_drafted[position] += 1
-            self.num_accepted[position] += position < num_accepted
+        count_draft(self.num_drafted, self.num_accepted, num_drafted, num_accepted)
 
     @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
+
+
+def count_draft(
+    drafted_at: list[int], accepted_at: list[int], num_drafted: int, num_accepted: int
+) -> None:
+    """Add one draft to counts by position."""
+    for counts in (drafted_at, accepted_at):
+        counts.extend([0] * (num_drafted - len(counts)))
+    for position in range(num_drafted):
+        drafted_at[position] += 1
+        accepted_at[position] += position < num_accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

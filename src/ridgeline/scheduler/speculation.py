@@ -12,8 +12,9 @@ from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_earlier_p
 from ridgeline.core.protocols import Constraint, ConstraintFactory, Draft, Drafter
 from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.core.speculation_figures import SpeculationFigures
 from ridgeline.scheduler.draft_model import DraftModel
-from ridgeline.scheduler.sequence import Sequence
+from ridgeline.scheduler.sequence import Sequence, count_draft
 
 MAX_FORCED_TOKENS = 32
 _TO_COME = -1  # stands for the draft model's proposals until its pass has a place in the plan
@@ -56,7 +57,9 @@ class Speculation:
         self._draft_model = draft_model
         self.constraints = constraints
         self._states: dict[Sequence, _State] = {}
-        self.num_drafted = self.num_accepted = 0  # tokens, since the start
+        self._num_drafts = 0
+        self._drafted_at: list[int] = []
+        self._accepted_at: list[int] = []
         self._alone: dict[int, Sequence] = {}  # by slot: in this step the draft model's only
 
     def prepare(self, request: Request) -> None:
@@ -201,8 +204,8 @@ class Speculation:
             self._draft_model.verified(sequence, state.from_model, num_accepted)
             state.from_model = None
         if state.is_guess:
-            self.num_drafted += segment.num_drafts
-            self.num_accepted += num_accepted
+            self._num_drafts += 1
+            count_draft(self._drafted_at, self._accepted_at, segment.num_drafts, num_accepted)
             sequence.count_drafts(segment.num_drafts, num_accepted)
 
     def is_void(self, sequence: Sequence, segment: Segment) -> bool:
@@ -219,6 +222,17 @@ class Speculation:
         self._draft_model.fail(sequence)
         state.from_model = None
         return True
+
+    def figures(self) -> SpeculationFigures | None:
+        """Counts since the start; ``None`` without a drafter."""
+        if self.drafter is None:
+            return None
+        return SpeculationFigures(
+            num_drafts=self._num_drafts,
+            drafted_at=tuple(self._drafted_at),
+            accepted_at=tuple(self._accepted_at),
+            choices=self.drafter.choices(),
+        )
 
     def check_integrity(self) -> None:
         """Assert that the draft model's blocks are accounted for."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.core.request import CompletionChunk, FinishReason
-from ridgeline.core.structured_outputs import StructuredOutputs
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, explain_tools
+from ridgeline.server.forced_calls import forced_call
 from ridgeline.server.generation import Job, priority_of
 from ridgeline.server.prompts import check_room, render, tokenize, truncate
 from ridgeline.server.sampling import deadline_s, sampling_params, structured_outputs
@@ -132,19 +132,25 @@ async def prepare_answer(
     server = call.server
     model = server.check_model(fields.model, call.caller)
     tools = conversation.offered_tools
-    schema = conversation.call_schema()
-    forced = None if schema is None else StructuredOutputs.of({"json": schema})
+    known_parser = server.tool_parser or _FALLBACK_PARSER
+    forced = forced_call(conversation, known_parser, server.template_source)
     tool_parser = reasoning_parser = None
     if forced is not None:
-        tool_parser = "json"
+        tool_parser = forced.parser
     elif structured_outputs(fields) is None:
         reasoning_parser = server.reasoning_parser
         if tools:
-            tool_parser = server.tool_parser or _FALLBACK_PARSER
+            tool_parser = known_parser
     prompt = await prompt_of(call, conversation)
-    if reads_special_tokens(tool_parser, reasoning_parser):
+    if forced is not None or reads_special_tokens(tool_parser, reasoning_parser):
         settings["skip_special_tokens"] = False
-    params = sampling_params(server, fields, max_tokens=max_tokens, structured=forced, **settings)
+    params = sampling_params(
+        server,
+        fields,
+        max_tokens=max_tokens,
+        structured=None if forced is None else forced.grammar,
+        **settings,
+    )
     context = server.engine.config.max_model_len
     ids = await tokenize(server, prompt, add_special_tokens=add_special_tokens)
     ids = truncate(ids, fields.truncate_prompt_tokens, context, max_tokens)

@@ -64,14 +64,18 @@ class Conversation:
         """The tools that the model is told of."""
         return () if self.choice == "none" else self.tools
 
+    @property
+    def callable(self) -> tuple[ToolSpec, ...]:
+        """The tools of which one must be called, if one must be."""
+        return tuple(tool for tool in self.tools if self.forced in (None, tool.name))
+
     def call_schema(self) -> dict[str, Any] | None:
         """JSON Schema of the call that must be made, ``None`` where the model may choose."""
         if self.choice != "required":
             return None
-        tools = [t for t in self.tools if self.forced in (None, t.name)]
         definitions: dict[str, Any] = {}
         calls = []
-        for tool in tools:
+        for tool in self.callable:
             parameters = dict(tool.parameters or {"type": "object"})
             for key in ("$defs", "definitions"):  # references start at the root
                 for name, schema in (parameters.pop(key, None) or {}).items():

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.core.request import CompletionChunk, RequestTimings
+from ridgeline.core.speculation_figures import DraftChoices, SpeculationFigures
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.stats import StepRecord
 from ridgeline.roofline.live import RooflineReport
@@ -32,6 +33,8 @@ ALIASED = frozenset({
     "inter_token_latency_seconds", "request_time_per_output_token_seconds",
     "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
     "request_decode_time_seconds", "request_inference_time_seconds", "iteration_tokens_total",
+    "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
+    "spec_decode_num_accepted_tokens_per_pos",
 })  # fmt: skip
 _PREFIX = "ridgeline:"
 
@@ -141,6 +144,11 @@ class Meter:
         self._first_s: float | None = None
         self._timings: RequestTimings | None = None
 
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to first token, ``None`` before there is one."""
+        return None if self._first_s is None else self._first_s - self._call.arrival_s
+
     def take(self, choice: int, chunk: CompletionChunk) -> None:
         """A chunk is here."""
         now = time.monotonic()
@@ -184,7 +192,7 @@ class Meter:
             metrics.recent.append(
                 FinishedRequest(
                     finished_s=time.monotonic(),
-                    ttft_s=self._first_s - call.arrival_s,
+                    ttft_s=self.ttft_s,
                     tpot_s=self._timings.tpot_s,
                 )
             )
@@ -220,8 +228,48 @@ class _EngineCollector(Collector):
             counter.add_metric([self._model], float(count))
             yield counter
         yield self._cache_config()
+        yield from self._speculation(stats.speculation or SpeculationFigures())
         if stats.roofline is not None:
             yield from self._roofline(stats.roofline)
+
+    def _speculation(self, figures: SpeculationFigures) -> Iterable[Metric]:
+        """Drafts, verified and accepted; and what an adaptive drafter chose."""
+        choices = figures.choices or DraftChoices()
+        labels = ["model_name"]
+        for name, text, count in (
+            ("spec_decode_num_drafts", "Drafts verified.", figures.num_drafts),
+            ("spec_decode_num_draft_tokens", "Tokens of drafts.", figures.num_drafted),
+            ("spec_decode_num_accepted_tokens", "Accepted of them.", figures.num_accepted),
+            ("speculation_probes", "Tries while drafting does not pay.", choices.num_probes),
+        ):
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=labels)
+            counter.add_metric([self._model], float(count))
+            yield counter
+        for name, text, label, counts in (
+            (
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Accepted tokens by their position in the draft.",
+                "position",
+                dict(enumerate(figures.accepted_at)) or {0: 0},
+            ),
+            (
+                "speculation_steps",
+                "Steps by the length of the longest draft chosen.",
+                "length",
+                choices.steps_by_length,
+            ),
+        ):
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=[*labels, label])
+            for key, number in counts.items():
+                counter.add_metric([self._model, str(key)], float(number))
+            yield counter
+        gauge = GaugeMetricFamily(
+            _PREFIX + "speculation_expected_tokens_per_second",
+            "What the latest choice of drafts is expected to give.",
+            labels=labels,
+        )
+        gauge.add_metric([self._model], choices.expected_tok_s)
+        yield gauge
 
     def _roofline(self, report: RooflineReport) -> Iterable[Metric]:
         """What each phase reached of the ceilings since the start; without ceilings only work."""

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.protocols import Draft, Drafter, StepPrice
+from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.decoding.drafters.acceptance import Acceptance
 from ridgeline.decoding.drafters.control import Choice, StepCosts, choose_lengths
 
@@ -22,17 +23,6 @@ class _Slot:
     model: Acceptance
     draft: Draft = field(default_factory=Draft)
     by: Acceptance | None = None
-
-
-@dataclass(slots=True)
-class AdaptiveFigures:
-    """Since the start: steps by the length that was chosen for the model's chains, and drafts."""
-
-    steps_by_chain: dict[int, int] = field(default_factory=dict)
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_probes: int = 0
-    expected_rate: float = 0.0
 
 
 class AdaptiveDrafter(Drafter):
@@ -56,7 +46,9 @@ class AdaptiveDrafter(Drafter):
         self._chain = 0
         self._step = self._turn = 0
         self._planned: set[int] = set()
-        self.figures = AdaptiveFigures()
+        self._steps_by_length: dict[int, int] = {}
+        self._num_probes = 0
+        self._expected_rate = 0.0
 
     def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None:
         self._lookup.start(slot, token_ids, namespace)
@@ -79,9 +71,10 @@ class AdaptiveDrafter(Drafter):
             return
         slots = [self._slots[slot] for slot in lengths]
         found = [self._lookup.propose(slot, self._max_tokens) for slot in lengths]
-        best, chain = self._choose(slots, found, sum(lengths.values()) / len(lengths))
-        self.figures.expected_rate = best.rate
-        self.figures.steps_by_chain[chain] = self.figures.steps_by_chain.get(chain, 0) + 1
+        best = self._choose(slots, found, sum(lengths.values()) / len(lengths))
+        self._expected_rate = best.rate
+        longest = max(best.lengths)
+        self._steps_by_length[longest] = self._steps_by_length.get(longest, 0) + 1
         drafted = self._probed(best.lengths)
         for state, lookup, length in zip(slots, found, drafted, strict=True):
             self._plan(state, lookup, length)
@@ -98,15 +91,18 @@ class AdaptiveDrafter(Drafter):
 
     def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
         state = self._slots[slot]
-        self.figures.num_drafted += num_drafted
-        self.figures.num_accepted += num_accepted
         if state.by is not None and num_drafted:
             state.by.observe(num_drafted, num_accepted)
 
-    def _choose(
-        self, slots: Sequence[_Slot], found: Sequence[Draft], mean_length: float
-    ) -> tuple[Choice, int]:
-        """The best lengths, and the length of the model's chains that they have at the most."""
+    def choices(self) -> DraftChoices:
+        return DraftChoices(
+            steps_by_length=dict(self._steps_by_length),
+            num_probes=self._num_probes,
+            expected_tok_s=self._expected_rate,
+        )
+
+    def _choose(self, slots: Sequence[_Slot], found: Sequence[Draft], mean_length: float) -> Choice:
+        """The best lengths; those of the model's chains change only if that is worth it."""
         seconds, draft_s = self._costs.of(len(slots), mean_length)
         lookup = np.array([state.lookup.gains() for state in slots])
         for row, draft in zip(lookup, found, strict=True):
@@ -122,7 +118,7 @@ class AdaptiveDrafter(Drafter):
         kept = choices.get(self._chain)
         if kept is None or choices[best].rate > HYSTERESIS * kept.rate:
             self._chain = best
-        return choices[self._chain], self._chain
+        return choices[self._chain]
 
     def _probed(self, lengths: Sequence[int]) -> list[int]:
         """The lengths, with one more token now and then where there was none."""
@@ -130,7 +126,7 @@ class AdaptiveDrafter(Drafter):
         self._step += 1
         if idle and self._step % PROBE_STEPS == 0:
             self._turn += 1
-            self.figures.num_probes += 1
+            self._num_probes += 1
             drafted[idle[self._turn % len(idle)]] = 1
         return drafted
 

@@ -19,11 +19,15 @@ TOO_MUCH = "it takes too much time or memory"
 class GrammarChecker:
     """Says whether grammars can be compiled within limits; safe to use from several threads.
 
-    ``special`` are the texts of special tokens, which grammars may name.
+    ``special`` are the texts of special tokens, which grammars may name; the processes have a small
+    vocabulary of their own, with other ids for them.
     """
 
     def __init__(self, special: Sequence[str], limits: Mapping[str, int]) -> None:
         self._fixed = {"special": list(special), "limits": dict(limits)}
+        self.special: Mapping[str, int] = {
+            text: check_worker.FIRST_SPECIAL + index for index, text in enumerate(special)
+        }
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         for _ in range(NUM_PROCESSES):
             self._idle.put(_Process())

@@ -3,7 +3,7 @@
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -30,13 +30,17 @@ LIMITS = {
 class GrammarCompiler(ConstraintFactory):
     """Compiles by llguidance what a process of `GrammarChecker` has compiled first.
 
-    ``vocabulary`` is made when the first grammar comes; ``special`` are the texts of its special
-    tokens. Equal grammars are compiled once; the `MAX_GRAMMARS` that were used last are kept.
+    ``vocabulary`` is made when the first grammar comes; ``special`` are the ids of its special
+    tokens by their text. Equal grammars are compiled once; the `MAX_GRAMMARS` that were used last
+    are kept.
     """
 
-    def __init__(self, vocabulary: Callable[[], LLTokenizer], special: Sequence[str] = ()) -> None:
+    def __init__(
+        self, vocabulary: Callable[[], LLTokenizer], special: Mapping[str, int] | None = None
+    ) -> None:
         self._make_vocabulary = vocabulary
-        self._checker = GrammarChecker(special, LIMITS)
+        self._special = dict(special or {})
+        self._checker = GrammarChecker(tuple(self._special), LIMITS)
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -71,10 +75,11 @@ class GrammarCompiler(ConstraintFactory):
                 self._vocabulary = self._make_vocabulary()
         _check_patterns(wanted)
         try:
-            source = grammar_source(wanted)
+            source = grammar_source(wanted, self._special)
+            tried = grammar_source(wanted, self._checker.special)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        if problem := self._checker.problem(source):
+        if problem := self._checker.problem(tried):
             raise _refusal(wanted, problem)
         limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
@@ -90,7 +95,7 @@ class GrammarCompiler(ConstraintFactory):
 def _check_patterns(wanted: StructuredOutputs) -> None:
     """The work on one pattern grows faster than its length."""
     pattern = wanted.source if wanted.kind is GrammarKind.REGEX else ""
-    if wanted.kind is GrammarKind.JSON:
+    if wanted.kind in (GrammarKind.JSON, GrammarKind.PARTS):
         found = re.findall(r'"pattern": "((?:[^"\\]|\\.)*)"', wanted.source)
         pattern = max(found, key=len, default="")
     if len(pattern) > MAX_PATTERN_CHARS:

@@ -1,6 +1,7 @@
 """From what a request asks for to llguidance's own description of a grammar."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs, TextFormat
+from ridgeline.decoding.grammars.gbnf import is_gbnf, lark_from_gbnf
 
 # As Python's json.dumps writes it. Without free whitespace a model cannot go on with blanks for
 # ever, and more of the text is forced.
@@ -40,8 +42,14 @@ _FORMATS = {
 }
 
 
-def grammar_source(wanted: StructuredOutputs) -> str:
-    """The grammar as text for `LLMatcher`, which says what is wrong with it."""
+def grammar_source(wanted: StructuredOutputs, special: Mapping[str, int]) -> str:
+    """The grammar as text for `LLMatcher`, which says what is wrong with it.
+
+    ``special`` are the ids of special tokens by their text.
+
+    Raises:
+        ValueError: it cannot be translated; the message is for the caller.
+    """
     match wanted.kind:
         case GrammarKind.JSON:
             schema = _with_exact_dates(json.loads(wanted.source))
@@ -55,7 +63,33 @@ def grammar_source(wanted: StructuredOutputs) -> str:
         case GrammarKind.FORMAT:
             return LLMatcher.grammar_from_regex(_FORMATS[TextFormat(wanted.source)])
         case GrammarKind.GRAMMAR:
-            return LLMatcher.grammar_from_lark(wanted.source)
+            is_lark = not is_gbnf(wanted.source)
+            lark = wanted.source if is_lark else lark_from_gbnf(wanted.source)
+            return LLMatcher.grammar_from_lark(lark)
+        case GrammarKind.PARTS:
+            return LLMatcher.grammar_from_lark(_lark_from_parts(json.loads(wanted.source), special))
+
+
+def _lark_from_parts(
+    alternatives: Sequence[Sequence[Mapping[str, Any]]], special: Mapping[str, int]
+) -> str:
+    """A rule for each alternative, and one for each schema in it."""
+    names, rules = [], []
+    for number, alternative in enumerate(alternatives):
+        symbols = []
+        for place, part in enumerate(alternative):
+            ((kind, value),) = part.items()
+            if kind == "json":
+                symbols.append(f"json_{number}_{place}")
+                schema = {**_with_exact_dates(value), "x-guidance": _JSON_OPTIONS}
+                rules.append(f"{symbols[-1]}: %json {json.dumps(schema)}")
+            elif kind == "marker" and value in special:
+                symbols.append(f"<[{special[value]}]>")
+            else:
+                symbols.append(json.dumps(value, ensure_ascii=False))
+        names.append(f"part_{number}")
+        rules.append(f"{names[-1]}: {' '.join(symbols)}")
+    return "\n".join([f"start: {' | '.join(names)}", *rules])
 
 
 def _with_exact_dates(schema: Any) -> Any:

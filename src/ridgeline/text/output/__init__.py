@@ -1,5 +1,6 @@
 """What a model's text means: reasoning, tool calls and content, told apart while it streams."""
 
+from ridgeline.text.output.call_grammars import call_parts
 from ridgeline.text.output.events import (
     Content,
     Event,
@@ -26,6 +27,7 @@ __all__ = [
     "Reasoning",
     "ToolArguments",
     "ToolCall",
+    "call_parts",
     "choose_reasoning_parser",
     "choose_tool_parser",
     "output_parser",
