@@ -1,0 +1,36 @@
+"""Whether this machine can run the GPU kernels; imports neither torch nor triton until asked."""
+
+from importlib.util import find_spec
+
+
+def missing_for_triton() -> str | None:
+    """One sentence on why the Triton kernels cannot be imported; ``None`` if they can."""
+    if find_spec("triton") is None:
+        return (
+            "The GPU kernels need the package triton, which is not installed; "
+            "`pip install 'ridgeline[gpu]'` brings it (Linux only)."
+        )
+    return None
+
+
+def missing_for_gpu() -> str | None:
+    """One sentence on why nothing can run on a GPU here; ``None`` if it can."""
+    import torch
+
+    reason = missing_for_triton()
+    if reason is not None:
+        return reason
+    if not torch.backends.cuda.is_built():
+        return (
+            f"PyTorch {torch.__version__} is built without CUDA; "
+            "install its CUDA build to use a GPU."
+        )
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA device on this machine."
+    major, minor = torch.cuda.get_device_capability()
+    if major < 8:
+        return (
+            f"The GPU kernels need compute capability 8.0 or later; "
+            f"{torch.cuda.get_device_name()} has {major}.{minor}."
+        )
+    return None

@@ -1,0 +1,104 @@
+"""The ops as Triton kernels, for NVIDIA GPUs; on CPU tensors in Triton's interpreter.
+
+Plain functions over torch tensors that write into outputs passed to them. They allocate nothing,
+wait for nothing, take lengths from device memory and their grids from shapes, and so can be
+captured into CUDA graphs. The last axis of a tensor is contiguous; the others may be strided.
+"""
+
+from ridgeline.core.errors import MissingDependencyError
+from ridgeline.kernels.gpu import missing_for_triton
+
+_reason = missing_for_triton()
+if _reason is not None:
+    raise MissingDependencyError(_reason)
+
+from ridgeline.kernels.triton.activation import activate  # noqa: E402
+from ridgeline.kernels.triton.adjustment import (  # noqa: E402
+    IN_PROMPT,
+    Penalties,
+    adjust_logits,
+    count_tokens,
+)
+from ridgeline.kernels.triton.attention import (  # noqa: E402
+    MAX_TREE_DRAFTS,
+    AttentionBatch,
+    TreeMask,
+    attend_decode,
+    attend_prefill,
+)
+from ridgeline.kernels.triton.grouped import combine, grouped_linear  # noqa: E402
+from ridgeline.kernels.triton.interpreted import correct_interpreter  # noqa: E402
+from ridgeline.kernels.triton.kv_cache import (  # noqa: E402
+    KVTensors,
+    layer_bytes,
+    layer_tensors,
+    move_slots,
+)
+from ridgeline.kernels.triton.library import dequantize, matmul, scaled_matmul  # noqa: E402
+from ridgeline.kernels.triton.linear import (  # noqa: E402
+    SMALL_BATCH,
+    FoldedNorm,
+    LinearConfig,
+    linear,
+    tune_linear,
+)
+from ridgeline.kernels.triton.norm import normalise, quantize_rows  # noqa: E402
+from ridgeline.kernels.triton.packing import (  # noqa: E402
+    Format,
+    PackedMatrix,
+    fp8_matrix,
+    pack_matrix,
+    quantize_matrix,
+)
+from ridgeline.kernels.triton.rope import rope_and_write  # noqa: E402
+from ridgeline.kernels.triton.routing import ExpertOrder, route, sort_by_expert  # noqa: E402
+from ridgeline.kernels.triton.sampling import (  # noqa: E402
+    SampleWorkspace,
+    SamplingRows,
+    sample,
+)
+from ridgeline.kernels.triton.workspace import Workspace  # noqa: E402
+
+correct_interpreter()
+
+__all__ = [
+    "IN_PROMPT",
+    "MAX_TREE_DRAFTS",
+    "SMALL_BATCH",
+    "AttentionBatch",
+    "ExpertOrder",
+    "FoldedNorm",
+    "Format",
+    "KVTensors",
+    "LinearConfig",
+    "PackedMatrix",
+    "Penalties",
+    "SampleWorkspace",
+    "SamplingRows",
+    "TreeMask",
+    "Workspace",
+    "activate",
+    "adjust_logits",
+    "attend_decode",
+    "attend_prefill",
+    "combine",
+    "count_tokens",
+    "dequantize",
+    "fp8_matrix",
+    "grouped_linear",
+    "layer_bytes",
+    "layer_tensors",
+    "linear",
+    "matmul",
+    "move_slots",
+    "normalise",
+    "pack_matrix",
+    "quantize_matrix",
+    "quantize_rows",
+    "rope_and_write",
+    "route",
+    "sample",
+    "scaled_matmul",
+    "sort_by_expert",
+    "tune_linear",
+]

@@ -1,0 +1,265 @@
+"""Attention over the paged KV cache: prompts with prefix context, and decode with split KV.
+
+Shapes: T rows of queries, S sequences, H heads, d and v widths of a head of K and of V, P entries
+of a block table.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.kernels.triton.attention_kernel import attention_kernel
+from ridgeline.kernels.triton.kv_cache import QUANTIZED, KVTensors
+from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors
+from ridgeline.kernels.triton.workspace import Workspace
+
+MAX_TREE_DRAFTS = 64
+_MOST_SPLITS = 64
+_PROGRAMS_EACH = 4  # that decode wants on each multiprocessor
+_SPLIT_TOKENS = 256
+_TILE_BYTES = 160 << 10  # of shared memory for tiles of K and V on their way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeMask:
+    """Draft trees: ``num_drafts_S`` int32 (0: none, or an ordinary chain), ``ancestors_T`` int64
+    (bit j: the row sees draft j; its own bit is set) and ``positions_T`` int32.
+
+    A tree has at most `MAX_TREE_DRAFTS` drafts.
+    """
+
+    num_drafts_S: torch.Tensor
+    ancestors_T: torch.Tensor
+    positions_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """Which rows of queries belong to which sequence, and where its KV lies.
+
+    Rows ``[query_starts[s], query_starts[s + 1])`` are the last of the ``kv_lengths[s]`` slots of
+    sequence s; a length of 0 skips it. ``block_tables_SP`` and the others are int32 on the device.
+    ``num_query_tokens`` is how many rows there are at most, known on the host.
+    """
+
+    query_starts_S1: torch.Tensor
+    kv_lengths_S: torch.Tensor
+    block_tables_SP: torch.Tensor
+    num_query_tokens: int
+    tree: TreeMask | None = None
+
+
+def attend_decode(
+    q_THd: torch.Tensor,
+    kv: KVTensors,
+    out_THv: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    max_query_tokens: int,
+    scale: float,
+    workspace: Workspace,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+) -> None:
+    """Attention of a few rows of each sequence, at most ``max_query_tokens``, one or with drafts.
+
+    Slots are split over programs so that the whole device reads; the last one merges. How they are
+    split depends on the shapes of the batch and on each sequence's length alone.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    shape = _Shape.of(q_THd, kv, out_THv, batch)
+    block_m = min(max(16, next_power_of_2(max_query_tokens * shape.group)), 64)
+    heads_each = min(shape.group, block_m)
+    block_q = min(max_query_tokens, block_m // heads_each)
+    work = shape.kv_heads * -(-shape.group // heads_each) * -(-max_query_tokens // block_q)
+    num_sequences = len(batch.kv_lengths_S)
+    programs = num_multiprocessors(q_THd.device) * _PROGRAMS_EACH
+    splits = workspace.most_splits(
+        min(_MOST_SPLITS, next_power_of_2(-(-programs // (num_sequences * work)))),
+        reductions=num_sequences * work,
+        floats_each=block_m * (next_power_of_2(shape.v_width) + 2),
+    )
+    block_n = 128 if shape.kv_bytes == 1 and not shape.wide else 64
+    block_n = block_n // 2 if shape.kv_bytes == 4 or shape.wide else block_n
+    _launch(
+        (num_sequences, work, splits),
+        (q_THd, kv, out_THv, batch, shape),
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks_H=sinks_H,
+        workspace=workspace,
+        HEADS_EACH=heads_each,
+        BLOCK_Q=block_q,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        SPLITS=splits,
+        SPLIT_TOKENS=max(_SPLIT_TOKENS, block_n),
+        RAGGED=False,
+        num_warps=8 if shape.wide and block_m > 32 else 4,
+        num_stages=_stages(shape, block_n, most=4),
+    )
+
+
+def attend_prefill(
+    q_THd: torch.Tensor,
+    kv: KVTensors,
+    out_THv: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+) -> None:
+    """Attention of prompts, or parts of them, after what is cached of their sequences.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    shape = _Shape.of(q_THd, kv, out_THv, batch)
+    precise = q_THd.dtype == torch.float32
+    block_m = 32 if precise else (64 if shape.wide else 128)
+    block_n = 32 if precise or shape.d_width > 128 else (64 if shape.d_width > 64 else 128)
+    heads_each = min(shape.group, block_m)
+    block_q = block_m // heads_each
+    blocks = batch.num_query_tokens // block_q + len(batch.kv_lengths_S)
+    _launch(
+        (blocks, shape.kv_heads * -(-shape.group // heads_each), 1),
+        (q_THd, kv, out_THv, batch, shape),
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks_H=sinks_H,
+        workspace=None,
+        HEADS_EACH=heads_each,
+        BLOCK_Q=block_q,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        SPLITS=1,
+        SPLIT_TOKENS=block_n,
+        RAGGED=True,
+        num_warps=4 if precise else 8,
+        num_stages=_stages(shape, block_n, most=3),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """Widths and counts that decide how a kernel is compiled."""
+
+    kv_heads: int
+    group: int
+    d_width: int  # of K without the rotary part of latents
+    rope_width: int
+    v_width: int
+    kv_bytes: int
+    is_latent: bool
+
+    @property
+    def wide(self) -> bool:
+        """Whether one row's output takes so many registers that a program has few rows."""
+        return self.v_width > 256
+
+    @classmethod
+    def of(
+        cls, q_THd: torch.Tensor, kv: KVTensors, out_THv: torch.Tensor, batch: AttentionBatch
+    ) -> "_Shape":
+        num_heads, width = q_THd.shape[1:]
+        kv_heads, v_width = kv.k.shape[1], kv.v.shape[-1]
+        if kv.k.shape[-1] != width or num_heads % kv_heads:
+            raise ValueError(f"q {list(q_THd.shape)} does not fit K {list(kv.k.shape)}")
+        if out_THv.shape[1:] != (num_heads, v_width):
+            raise ValueError(f"out {list(out_THv.shape)} does not fit {num_heads} heads of V")
+        if (kv.k.dtype in QUANTIZED) != (kv.k_scales is not None):
+            raise ValueError(
+                f"{kv.k.dtype} KV {'needs' if kv.k_scales is None else 'has no'} scales"
+            )
+        if kv.k.dtype not in QUANTIZED and kv.k.dtype != q_THd.dtype:
+            raise ValueError(f"q is {q_THd.dtype} and KV {kv.k.dtype}")
+        if len(batch.query_starts_S1) != len(batch.kv_lengths_S) + 1:
+            raise ValueError("query_starts has one more entry than kv_lengths")
+        return cls(
+            kv_heads=kv_heads,
+            group=num_heads // kv_heads,
+            d_width=v_width if kv.is_latent else width,
+            rope_width=width - v_width if kv.is_latent else 0,
+            v_width=v_width,
+            kv_bytes=kv.k.element_size(),
+            is_latent=kv.is_latent,
+        )
+
+
+def _stages(shape: _Shape, block_n: int, *, most: int) -> int:
+    """How many tiles of K and V are on their way at a time."""
+    widths = shape.d_width + shape.rope_width + (0 if shape.is_latent else shape.v_width)
+    return max(2, min(most, _TILE_BYTES // (widths * block_n * shape.kv_bytes)))
+
+
+def _launch(
+    grid: tuple[int, int, int],
+    tensors: tuple[torch.Tensor, KVTensors, torch.Tensor, AttentionBatch, _Shape],
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks_H: torch.Tensor | None,
+    workspace: Workspace | None,
+    **meta: int | bool,
+) -> None:
+    q, kv, out, batch, shape = tensors
+    unused = q  # stands for pointers that the compiled kernel does not read
+    tree = batch.tree
+    k_scales = kv.k_scales
+    attention_kernel[grid](
+        q,
+        out,
+        kv.k,
+        kv.v,
+        unused if k_scales is None else k_scales,
+        unused if kv.v_scales is None else kv.v_scales,
+        batch.block_tables_SP,
+        batch.query_starts_S1,
+        batch.kv_lengths_S,
+        batch.kv_lengths_S if tree is None else tree.num_drafts_S,
+        batch.kv_lengths_S if tree is None else tree.ancestors_T,
+        batch.kv_lengths_S if tree is None else tree.positions_T,
+        unused if sinks_H is None else sinks_H,
+        unused if workspace is None else workspace.floats,
+        unused if workspace is None else workspace.counters,
+        len(batch.kv_lengths_S),
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        kv.k.stride(0),
+        kv.k.stride(1),
+        kv.k.stride(2),
+        kv.v.stride(0),
+        kv.v.stride(1),
+        kv.v.stride(2),
+        0 if k_scales is None else k_scales.stride(0),
+        0 if k_scales is None else k_scales.stride(1),
+        batch.block_tables_SP.stride(0),
+        scale,
+        0.0 if softcap is None else softcap,
+        KV_HEADS=shape.kv_heads,
+        GROUP=shape.group,
+        HAS_SINKS=sinks_H is not None,
+        D=shape.d_width,
+        V=shape.v_width,
+        R=shape.rope_width,
+        PAGE=kv.block_tokens,
+        BLOCK_D=max(16, next_power_of_2(shape.d_width)),
+        BLOCK_V=max(16, next_power_of_2(shape.v_width)),
+        BLOCK_R=max(16, next_power_of_2(shape.rope_width)),
+        WINDOW=0 if window is None else window,
+        HAS_SOFTCAP=softcap is not None,
+        QUANTIZED=k_scales is not None,
+        LATENT=shape.is_latent,
+        TREE=tree is not None,
+        **meta,
+    )

@@ -1,0 +1,342 @@
+"""The attention kernel: rows of queries of one sequence against its paged KV.
+
+A program has up to BLOCK_M rows, (query token, head) pairs of one KV head. Prompts: one program per
+block of query tokens of any sequence. Decode: a sequence's slots are split over SPLITS programs
+(Flash-Decoding, Dao et al. 2023), and the one that ends last merges what they stored, in order.
+"""
+
+import triton
+import triton.language as tl
+
+from ridgeline.kernels.triton.attention_tiles import LOG2E, attend_slots
+
+MERGED_AT_ONCE = tl.constexpr(16)
+
+
+@triton.jit
+def attention_kernel(
+    q,
+    out,
+    k,
+    v,
+    k_scales,
+    v_scales,
+    tables,
+    query_starts,
+    kv_lengths,
+    num_drafts,
+    ancestors,
+    positions,
+    sinks,
+    partials,
+    counters,
+    num_sequences,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    k_block_stride,
+    k_head_stride,
+    k_token_stride,
+    v_block_stride,
+    v_head_stride,
+    v_token_stride,
+    scale_block_stride,
+    scale_head_stride,
+    table_stride,
+    scale,
+    softcap,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS_EACH: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    D: tl.constexpr,
+    V: tl.constexpr,
+    R: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    LATENT: tl.constexpr,
+    TREE: tl.constexpr,
+):
+    """Heads of a group are taken HEADS_EACH at a time, query tokens BLOCK_Q at a time.
+
+    RAGGED: program axis 0 counts blocks of query tokens over all sequences. Otherwise it counts
+    sequences, and axis 1 goes over their blocks of query tokens as well as over heads. Axis 2 is
+    the split, of a multiple of SPLIT_TOKENS slots.
+    """
+    HEAD_BLOCKS: tl.constexpr = (GROUP + HEADS_EACH - 1) // HEADS_EACH
+    work = tl.program_id(1)
+    split = tl.program_id(2)
+    kv_head = work // HEAD_BLOCKS % KV_HEADS
+    if RAGGED:
+        block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most context come first
+        sequence = _sequence_of(query_starts, block, num_sequences, BLOCK_Q)
+        query_start = tl.load(query_starts + sequence)
+        query_block = block - sequence - (query_start - tl.load(query_starts)) // BLOCK_Q
+    else:
+        sequence = tl.program_id(0)
+        query_start = tl.load(query_starts + sequence)
+        query_block = work // (HEAD_BLOCKS * KV_HEADS)
+    num_queries = tl.load(query_starts + sequence + 1) - query_start
+    kv_length = tl.load(kv_lengths + sequence)
+    first_token = query_block * BLOCK_Q
+    if first_token >= num_queries or kv_length == 0:
+        return
+
+    rows = tl.arange(0, BLOCK_M)
+    tokens = first_token + rows // HEADS_EACH
+    group_heads = work % HEAD_BLOCKS * HEADS_EACH + rows % HEADS_EACH
+    real = (rows < BLOCK_Q * HEADS_EACH) & (tokens < num_queries) & (group_heads < GROUP)
+    heads = kv_head * GROUP + group_heads
+    token_rows = (query_start + tokens).to(tl.int64)
+    slots = kv_length - num_queries + tokens
+    row_slots = tl.where(real, slots, -1)
+
+    first_slot = kv_length - num_queries + first_token
+    last_slot = tl.minimum(first_slot + BLOCK_Q, kv_length) - 1
+    lowest_position = first_slot
+    row_positions = row_slots
+    row_bits = rows.to(tl.int64)
+    first_draft = kv_length
+    if TREE:
+        first_draft = kv_length - tl.load(num_drafts + sequence)
+        row_bits = tl.load(ancestors + token_rows, mask=real, other=0)
+        row_positions = tl.load(positions + token_rows, mask=real, other=-1)
+        lowest_position = tl.min(tl.where(real, row_positions, 2147483647), 0)
+
+    # What some row sees is [low, high), what all rows see [all_low, all_high).
+    high = last_slot + 1
+    low = 0
+    all_low = 0
+    if WINDOW > 0:
+        low = tl.maximum(lowest_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        all_low = tl.cdiv(tl.maximum(last_slot - WINDOW + 1, 0), BLOCK_N) * BLOCK_N
+    all_high = tl.minimum(first_slot + 1, first_draft) // BLOCK_N * BLOCK_N
+    num_splits = 1
+    if SPLITS > 1:
+        tokens_each = tl.cdiv(tl.cdiv(high - low, SPLITS), SPLIT_TOKENS) * SPLIT_TOKENS
+        num_splits = tl.cdiv(high - low, tokens_each)
+        if split >= num_splits:
+            return
+        low = low + split * tokens_each
+        high = tl.minimum(high, low + tokens_each)
+
+    d = tl.arange(0, BLOCK_D)
+    r = tl.arange(0, BLOCK_R)
+    dv = tl.arange(0, BLOCK_V)
+    q_rows = q + token_rows * q_token_stride + heads * q_head_stride
+    q_MD = tl.load(q_rows[:, None] + d[None, :], mask=real[:, None] & (d[None, :] < D), other=0.0)
+    q_MR = q_MD
+    if R > 0:
+        q_MR = tl.load(
+            q_rows[:, None] + D + r[None, :], mask=real[:, None] & (r[None, :] < R), other=0.0
+        )
+    acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    table = tables + sequence * table_stride
+    k += kv_head * k_head_stride
+    v += kv_head * v_head_stride
+    k_scales += kv_head * scale_head_stride
+    v_scales += kv_head * scale_head_stride
+    draft_positions = positions + query_start + num_queries - (kv_length - first_draft)
+
+    # Prompts: masks only where they differ between rows. Decode reads few slots and waits for them.
+    PHASES: tl.constexpr = 3 if RAGGED else 1
+    for phase in tl.static_range(PHASES):
+        begin = low
+        end = high
+        if PHASES == 3:
+            if phase == 0:
+                end = tl.minimum(all_low, high)
+            elif phase == 1:
+                begin = tl.maximum(all_low, low)
+                end = all_high
+            else:
+                begin = tl.maximum(tl.maximum(all_low, all_high), low)
+        if (phase != 0 or PHASES == 1) or WINDOW > 0:
+            acc, top, total = attend_slots(
+                acc,
+                top,
+                total,
+                q_MD,
+                q_MR,
+                begin,
+                end,
+                kv_length,
+                row_slots,
+                row_positions,
+                row_bits,
+                first_draft,
+                draft_positions,
+                table,
+                k,
+                v,
+                k_scales,
+                v_scales,
+                k_block_stride,
+                k_token_stride,
+                v_block_stride,
+                v_token_stride,
+                scale_block_stride,
+                scale,
+                softcap,
+                D,
+                V,
+                R,
+                PAGE,
+                BLOCK_N,
+                BLOCK_D,
+                BLOCK_V,
+                BLOCK_R,
+                WINDOW,
+                HAS_SOFTCAP,
+                QUANTIZED,
+                LATENT,
+                TREE,
+                phase != 1,
+            )
+
+    sink_rows = sinks + heads
+    out_rows = out + token_rows * out_token_stride + heads * out_head_stride
+    in_out = real[:, None] & (dv[None, :] < V)
+    if SPLITS == 1:
+        acc = _finish(acc, top, total, sink_rows, real, HAS_SINKS)
+        tl.store(out_rows[:, None] + dv[None, :], acc.to(out.dtype.element_ty), mask=in_out)
+    else:
+        reduction = sequence * tl.num_programs(1) + work
+        FLOATS: tl.constexpr = BLOCK_M * (BLOCK_V + 2)
+        part = partials + (reduction * SPLITS + split).to(tl.int64) * FLOATS
+        tl.store(part + rows[:, None] * BLOCK_V + dv[None, :], acc, mask=real[:, None])
+        tl.store(part + BLOCK_M * BLOCK_V + rows, top, mask=real)
+        tl.store(part + BLOCK_M * (BLOCK_V + 1) + rows, total, mask=real)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        arrived = tl.atomic_add(counters + reduction, 1, sem="acq_rel")
+        if arrived == num_splits - 1:
+            tl.store(counters + reduction, 0)
+            _merge(
+                partials + (reduction * SPLITS).to(tl.int64) * FLOATS,
+                num_splits,
+                out,
+                out_token_stride,
+                out_head_stride,
+                query_start + first_token,
+                tl.minimum(num_queries - first_token, BLOCK_Q),
+                kv_head * GROUP + work % HEAD_BLOCKS * HEADS_EACH,
+                tl.minimum(GROUP - work % HEAD_BLOCKS * HEADS_EACH, HEADS_EACH),
+                sinks,
+                HEADS_EACH,
+                SPLITS,
+                HAS_SINKS,
+                V,
+                BLOCK_M,
+                BLOCK_V,
+            )
+
+
+@triton.jit
+def _merge(
+    parts,
+    num_splits,
+    out,
+    out_token_stride,
+    out_head_stride,
+    first_row,
+    num_tokens,
+    first_head,
+    num_heads,
+    sinks,
+    HEADS_EACH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """Combine the splits of each row, in order, and write the row."""
+    FLOATS: tl.constexpr = BLOCK_M * (BLOCK_V + 2)
+    AT_ONCE: tl.constexpr = SPLITS if SPLITS < MERGED_AT_ONCE else MERGED_AT_ONCE
+    dv = tl.arange(0, BLOCK_V)
+    every = tl.arange(0, SPLITS)
+    some = tl.arange(0, AT_ONCE)
+    for index in range(num_tokens * num_heads):
+        token = index // num_heads
+        head = index % num_heads
+        row = token * HEADS_EACH + head
+        tops = tl.load(
+            parts + every * FLOATS + BLOCK_M * BLOCK_V + row,
+            mask=every < num_splits,
+            other=float("-inf"),
+            cache_modifier=".cg",
+        )
+        totals = tl.load(
+            parts + every * FLOATS + BLOCK_M * (BLOCK_V + 1) + row,
+            mask=every < num_splits,
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        top = tl.max(tops, 0)
+        total = tl.sum(totals * tl.exp2(tops - top), 0)
+        acc = tl.zeros((BLOCK_V,), tl.float32)
+        for first in tl.static_range(0, SPLITS, AT_ONCE):
+            split = first + some
+            shares = tl.load(
+                parts + split * FLOATS + BLOCK_M * BLOCK_V + row,
+                mask=split < num_splits,
+                other=float("-inf"),
+                cache_modifier=".cg",
+            )
+            tile = tl.load(
+                parts + split[:, None] * FLOATS + row * BLOCK_V + dv[None, :],
+                mask=split[:, None] < num_splits,
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            acc += tl.sum(tile * tl.exp2(shares - top)[:, None], 0)
+        if HAS_SINKS:
+            sink = tl.load(sinks + first_head + head).to(tl.float32) * LOG2E
+            base = tl.maximum(top, sink)
+            acc *= tl.exp2(top - base)
+            total = total * tl.exp2(top - base) + tl.exp2(sink - base)
+        target = out + (first_row + token).to(tl.int64) * out_token_stride
+        target += (first_head + head) * out_head_stride
+        tl.store(target + dv, (acc / total).to(out.dtype.element_ty), mask=dv < V)
+
+
+@triton.jit
+def _finish(acc_MV, top_M, total_M, sinks_M, real_M, HAS_SINKS: tl.constexpr):
+    """The softmax's division, with the sinks' share in it."""
+    if HAS_SINKS:
+        sink_M = tl.load(sinks_M, mask=real_M, other=0.0).to(tl.float32) * LOG2E
+        base_M = tl.maximum(top_M, sink_M)
+        decay_M = tl.exp2(top_M - base_M)
+        acc_MV = acc_MV * decay_M[:, None]
+        total_M = total_M * decay_M + tl.exp2(sink_M - base_M)
+    return acc_MV / tl.where(real_M, total_M, 1.0)[:, None]
+
+
+@triton.jit
+def _sequence_of(query_starts, block, num_sequences, BLOCK_Q: tl.constexpr):
+    """The sequence of a block of query tokens; that of s begin at block ⌊start_s / BLOCK_Q⌋ + s."""
+    origin = tl.load(query_starts)
+    low = tl.full((), 0, tl.int32)
+    high = tl.full((), 0, tl.int32) + num_sequences
+    while low < high:
+        middle = (low + high) // 2
+        first = (tl.load(query_starts + middle) - origin) // BLOCK_Q + middle
+        if first <= block:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1

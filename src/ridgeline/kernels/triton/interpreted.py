@@ -1,0 +1,89 @@
+"""Triton's interpreter, with what is wrong in it corrected (seen in Triton 3.6).
+
+* Conversions to float8 lose the carry where a mantissa rounds up to the next power of two, those to
+  bfloat16 cut: PyTorch's are used instead.
+* bfloat16 numbers are held as integers of their bits, which `tl.dot`, arithmetic and conversions
+  from integers take for the numbers.
+* Loop bounds that are tensors go through a conversion that NumPy has refused since 2.4.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from ridgeline.kernels.triton.launch import is_interpreted
+
+_TORCH = {
+    tl.float64: torch.float64,
+    tl.float32: torch.float32,
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+_BITS = {8: torch.uint8, 16: torch.uint16, 32: torch.int32, 64: torch.int64}
+
+
+def correct_interpreter() -> None:
+    """Replace the functions that are wrong; does nothing where kernels are compiled."""
+    if not is_interpreted():
+        return
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+    interpreter._convert_float = _convert
+    builder = interpreter.InterpreterBuilder
+    builder.create_dot = _dot
+    cast, binary = builder.cast_impl, builder.binary_op
+
+    def cast_through_float32(self: Any, source: Any, to: Any) -> Any:
+        if to.scalar != tl.bfloat16 or source.dtype.scalar in _TORCH:
+            return cast(self, source, to)
+        values = source.data.astype(np.float32)
+        return interpreter.TensorHandle(_convert(values, tl.float32, tl.bfloat16), tl.bfloat16)
+
+    def binary_in_float32(self: Any, left: Any, right: Any, op: Any) -> Any:
+        if left.dtype.scalar != tl.bfloat16:
+            return binary(self, left, right, op)
+        found = op(*(_wide(operand) for operand in (left, right)))
+        if found.dtype != np.float32:  # a comparison
+            return interpreter.TensorHandle(found, tl.int1)
+        return interpreter.TensorHandle(_convert(found, tl.float32, tl.bfloat16), tl.bfloat16)
+
+    def bfloat16_constant(_self: Any, value: float) -> Any:
+        bits = _convert(np.array([value], dtype=np.float32), tl.float32, tl.bfloat16)
+        return interpreter.TensorHandle(bits, tl.bfloat16)
+
+    builder.cast_impl, builder.binary_op = cast_through_float32, binary_in_float32
+    builder.get_bf16 = bfloat16_constant
+
+
+def _convert(
+    values: npt.NDArray[Any], kind: Any, to: Any, _rounding: Any = None
+) -> npt.NDArray[Any]:
+    """The bits of ``values``, of Triton's type ``kind``, in its type ``to``."""
+    source = torch.from_numpy(np.ascontiguousarray(values).view(f"u{values.itemsize}"))
+    found = source.view(_TORCH[kind]).to(_TORCH[to])
+    bits = found.view(_BITS[to.primitive_bitwidth]).numpy()
+    return bits.view(f"u{bits.itemsize}").reshape(values.shape)
+
+
+def _wide(operand: Any) -> npt.NDArray[Any]:
+    """An operand's values; those of floats in float32."""
+    if operand.dtype.scalar not in _TORCH:
+        return operand.data  # type: ignore[no-any-return]
+    return _convert(operand.data, operand.dtype.scalar, tl.float32).view(np.float32)
+
+
+def _dot(_self: Any, a: Any, b: Any, d: Any, *_precision: Any) -> Any:
+    """a · b + d in d's type."""
+    product = np.matmul(_wide(a), _wide(b), dtype=d.data.dtype)
+    return interpreter.TensorHandle(product + d.data, d.dtype.scalar)

@@ -1,0 +1,32 @@
+"""What launches need to know of the device."""
+
+import os
+from functools import cache
+
+import torch
+
+_INTERPRETED_MULTIPROCESSORS = 4  # few, so that tests split reductions in few parts
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def next_power_of_2(count: int) -> int:
+    """The least power of two that is not less than ``count``, at least 1."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a CUDA device; a few where kernels are interpreted."""
+    return (
+        _multiprocessors(device.index or 0)
+        if device.type == "cuda"
+        else (_INTERPRETED_MULTIPROCESSORS)
+    )
+
+
+@cache
+def _multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)

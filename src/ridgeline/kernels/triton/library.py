@@ -1,0 +1,137 @@
+"""Products by the vendor's libraries, for large batches.
+
+Shapes: T tokens, I inputs, O outputs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ridgeline.kernels.triton.packing import Format, PackedMatrix
+from ridgeline.kernels.triton.weight_tiles import INT4, expand_codes, load_codes
+
+
+def matmul(
+    x_TI: torch.Tensor,
+    matrix: PackedMatrix,
+    out_TO: torch.Tensor,
+    *,
+    scratch: torch.Tensor | None = None,
+    bias_O: torch.Tensor | None = None,
+) -> None:
+    """out = x · Wᵀ + bias by cuBLAS; a quantized matrix is first expanded into ``scratch``.
+
+    ``scratch`` has x's type and room for the matrix.
+
+    Raises:
+        ValueError: the matrix is quantized and there is no room for it.
+    """
+    weight_OI = matrix.codes
+    if matrix.format is not Format.PLAIN:
+        rows, columns = matrix.shape
+        if scratch is None or scratch.numel() < rows * columns or scratch.dtype != x_TI.dtype:
+            raise ValueError(f"a matrix {list(matrix.shape)} does not fit the scratch memory")
+        weight_OI = scratch.view(-1)[: rows * columns].view(rows, columns)
+        dequantize(matrix, weight_OI)
+    if bias_O is None:
+        torch.mm(x_TI, weight_OI.t(), out=out_TO)
+    else:
+        torch.addmm(bias_O, x_TI, weight_OI.t(), out=out_TO)
+
+
+def scaled_matmul(
+    x_TI: torch.Tensor,
+    x_scales_T: torch.Tensor,
+    matrix: PackedMatrix,
+    out_TO: torch.Tensor,
+    *,
+    bias_O: torch.Tensor | None = None,
+) -> None:
+    """out = (x · scale) · (W · scale)ᵀ + bias of float8_e4m3fn operands, by cuBLASLt.
+
+    x has a scale for each token and W for each row; ``out`` is bfloat16.
+
+    Raises:
+        ValueError: an operand is not float8_e4m3fn by rows.
+    """
+    scales = matrix.scales
+    if matrix.format is not Format.FP8 or matrix.group or scales is None:
+        raise ValueError("scaled_matmul takes float8_e4m3fn, with one scale for each row")
+    if x_TI.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"scaled_matmul takes float8_e4m3fn, not {x_TI.dtype}")
+    torch._scaled_mm(
+        x_TI,
+        matrix.codes.t(),
+        scale_a=x_scales_T[:, None],
+        scale_b=scales,
+        bias=bias_O,
+        out_dtype=out_TO.dtype,
+        out=out_TO,
+    )
+
+
+def dequantize(matrix: PackedMatrix, out_OI: torch.Tensor) -> None:
+    """Expand a quantized matrix; products in float32, rounded once."""
+    rows, columns = matrix.shape
+    scales, zeros = matrix.scales, matrix.zeros
+    assert scales is not None
+    step = min(128, matrix.unit or matrix.group or 128)
+    _dequantize[(-(-rows // 32), -(-columns // step))](
+        matrix.codes,
+        scales,
+        scales if zeros is None else zeros,
+        out_OI,
+        rows,
+        columns,
+        matrix.codes.stride(0),
+        scales.stride(0),
+        out_OI.stride(0),
+        FORMAT=int(matrix.format),
+        GROUP=matrix.group,
+        HAS_ZEROS=zeros is not None,
+        STEP=step,
+        BLOCK_O=32,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _dequantize(
+    codes,
+    scales,
+    zeros,
+    out,
+    num_outputs,
+    num_columns,
+    code_stride,
+    scale_stride,
+    out_stride,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
+    HALVES: tl.constexpr = 2 if FORMAT == INT4 else 1
+    WIDTH: tl.constexpr = STEP // HALVES
+    rows = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    valid = rows < num_outputs
+    column = tl.program_id(1) * STEP
+    inner = tl.arange(0, WIDTH)
+    tile = load_codes(
+        codes + rows.to(tl.int64) * code_stride, valid, column // HALVES + inner,
+        num_columns // HALVES, FORMAT, False,
+    )  # fmt: skip
+    group = rows
+    if GROUP > 0:
+        group = column // GROUP * scale_stride + rows
+    zeros_O = rows
+    if HAS_ZEROS:
+        zeros_O = tl.load(zeros + group, mask=valid, other=0)
+    scale = tl.load(scales + group, mask=valid, other=0.0).to(tl.float32)
+    for half in tl.static_range(HALVES):
+        at = column + half * WIDTH + inner
+        values = expand_codes(tile, zeros_O, half, FORMAT, HAS_ZEROS, tl.float32)
+        target = out + rows.to(tl.int64)[:, None] * out_stride + at[None, :]
+        inside = valid[:, None] & (at < num_columns)[None, :]
+        tl.store(target, (values * scale[:, None]).to(out.dtype.element_ty), mask=inside)

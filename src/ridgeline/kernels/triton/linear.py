@@ -1,0 +1,280 @@
+"""Products of tokens and matrices.
+
+`linear` reads the weights once and is for small batches; `matmul` and `scaled_matmul` are the
+vendor's libraries, which are the best known for large ones.
+
+Shapes: T tokens, I inputs, O outputs (of a gated pair of matrices, 2 O rows), F = O.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from ridgeline.core.spec import Activation, ClampedSwiGLU
+from ridgeline.kernels.triton.activation import kind_of
+from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors
+from ridgeline.kernels.triton.linear_kernel import linear_kernel
+from ridgeline.kernels.triton.packing import Format, PackedMatrix
+from ridgeline.kernels.triton.workspace import Workspace
+
+SMALL_BATCH = 64  # up to which `linear` is faster than expanding weights, or than a library
+_MOST_SPLITS = 8
+_PROGRAMS_EACH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedNorm:
+    """RMSNorm of the inputs: its gain multiplies them, its factor the outputs.
+
+    So it needs no pass of its own. Not for float16, in which inputs times gains may overflow.
+    """
+
+    weight_I: torch.Tensor
+    eps: float
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinearConfig:
+    """Tile of outputs, columns a step, splits of the columns, and how the compiler lays it out."""
+
+    block_o: int
+    block_k: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+def linear(
+    x_TI: torch.Tensor,
+    matrix: PackedMatrix,
+    out_TO: torch.Tensor,
+    *,
+    workspace: Workspace,
+    bias_O: torch.Tensor | None = None,
+    residual_TO: torch.Tensor | None = None,
+    residual_scale: float = 1.0,
+    norm: FoldedNorm | None = None,
+    activation: Activation | ClampedSwiGLU | None = None,
+    is_gated: bool = True,
+    config: LinearConfig | None = None,
+) -> None:
+    """out = residual + residual_scale · act(norm(x) · Wᵀ + bias), all in one kernel.
+
+    With a gated activation W has the gate's rows and then the other branch's, and ``out`` half as
+    many columns. ``out`` may be ``residual_TO``. ``config`` is otherwise what `tune_linear` found,
+    or a guess.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+    rows, columns = matrix.shape
+    gated_pair = activation is not None and is_gated
+    _check(x_TI, matrix, out_TO, rows // 2 if gated_pair else rows, norm)
+    num_tokens = len(x_TI)
+    chosen = (
+        config
+        or _tuned.get(_key(matrix, num_tokens, gated_pair))
+        or guess(matrix, num_tokens, x_TI)
+    )
+    block_t = min(64, max(16, next_power_of_2(num_tokens)))
+    blocks = (-(-out_TO.shape[1] // chosen.block_o), -(-num_tokens // block_t))
+    floats_each = 2 * chosen.block_o * block_t + block_t
+    splits = workspace.most_splits(
+        chosen.splits, reductions=blocks[0] * blocks[1], floats_each=floats_each
+    )
+    each = -(-columns // (splits * chosen.block_k)) * chosen.block_k
+    splits = min(splits, -(-columns // each))
+    launch(
+        (*blocks, splits),
+        (x_TI, matrix, out_TO),
+        chosen,
+        block_t=block_t,
+        num_tokens=num_tokens,
+        columns_each=each,
+        bias=bias_O,
+        activation=activation,
+        gated_pair=gated_pair,
+        residual=residual_TO,
+        residual_scale=residual_scale,
+        norm=norm,
+        workspace=workspace,
+    )
+
+
+def guess(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> LinearConfig:
+    """What suits most shapes: tiles of 64 rows, and splits until every multiprocessor is busy."""
+    rows, columns = matrix.shape[-2:]
+    precise = x.dtype == torch.float32
+    block_k = 64 if precise else (128 if matrix.format is Format.PLAIN else 256)
+    block_k = min(block_k, next_power_of_2(columns))
+    unit = matrix.unit or matrix.group
+    if unit:
+        block_k = max(unit, block_k)
+    tiles = -(-rows // 64) * -(-num_tokens // 64)
+    wanted = num_multiprocessors(x.device) * _PROGRAMS_EACH // tiles
+    most = max(1, columns // (4 * block_k))
+    splits = max(1, min(wanted, most, _MOST_SPLITS))
+    return LinearConfig(
+        block_o=64,
+        block_k=block_k,
+        splits=1 << (splits.bit_length() - 1),
+        num_warps=4,
+        num_stages=2 if precise else 4,
+    )
+
+
+def candidates(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> list[LinearConfig]:
+    """The few configurations worth timing for a shape."""
+    base = guess(matrix, num_tokens, x)
+    found = [base]
+    least = max(matrix.unit or matrix.group, 64)
+    for block_o, num_warps in ((32, 4), (64, 4), (128, 4), (128, 8)):
+        for block_k in (least, 2 * least):
+            for splits in sorted({1, base.splits, min(2 * base.splits, _MOST_SPLITS)}):
+                for num_stages in (3, 5):
+                    found.append(LinearConfig(block_o, block_k, splits, num_warps, num_stages))
+    return list(dict.fromkeys(found))
+
+
+def tune_linear(
+    x_TI: torch.Tensor,
+    matrix: PackedMatrix,
+    out_TO: torch.Tensor,
+    *,
+    workspace: Workspace,
+    norm: FoldedNorm | None = None,
+    activation: Activation | ClampedSwiGLU | None = None,
+    is_gated: bool = True,
+) -> LinearConfig:
+    """Time the candidates on the device, outside of any capture, and use the best from now on for
+    matrices of this format and shape and for such numbers of tokens."""
+    timed = []
+    for config in candidates(matrix, len(x_TI), x_TI):
+
+        def run(config: LinearConfig = config) -> None:
+            linear(
+                x_TI,
+                matrix,
+                out_TO,
+                workspace=workspace,
+                norm=norm,
+                activation=activation,
+                is_gated=is_gated,
+                config=config,
+            )
+
+        try:
+            timed.append((triton.testing.do_bench(run, return_mode="median"), config))
+        except triton.runtime.errors.OutOfResources:
+            continue
+    best = min(timed, key=lambda entry: entry[0])[1]
+    _tuned[_key(matrix, len(x_TI), activation is not None and is_gated)] = best
+    return best
+
+
+_tuned: dict[tuple[object, ...], LinearConfig] = {}
+
+
+def _key(matrix: PackedMatrix, num_tokens: int, gated_pair: bool) -> tuple[object, ...]:
+    bucket = min(64, max(16, next_power_of_2(num_tokens)))
+    return (matrix.format, matrix.group, matrix.shape, bucket, gated_pair)
+
+
+def launch(
+    grid: tuple[int, int, int],
+    tensors: tuple[torch.Tensor, PackedMatrix, torch.Tensor],
+    config: LinearConfig,
+    *,
+    block_t: int,
+    num_tokens: int,
+    columns_each: int,
+    bias: torch.Tensor | None,
+    activation: Activation | ClampedSwiGLU | None,
+    gated_pair: bool,
+    residual: torch.Tensor | None = None,
+    residual_scale: float = 1.0,
+    norm: FoldedNorm | None = None,
+    workspace: Workspace | None = None,
+    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    pairs_per_row: int = 1,
+    pair_weights: torch.Tensor | None = None,
+) -> None:
+    """Start `linear_kernel`. ``pairs`` are an `ExpertOrder`'s sorted pairs, experts and count."""
+    x, matrix, out = tensors
+    unused = x  # stands for pointers that the compiled kernel does not read
+    codes, scales, zeros = matrix.codes, matrix.scales, matrix.zeros
+    kind, alpha, limit = (-1, 0.0, 0.0) if activation is None else kind_of(activation)
+    columns = matrix.shape[-1]
+    sorted_pairs, experts, count = pairs or (unused, unused, unused)
+    linear_kernel[grid](
+        x,
+        codes,
+        unused if scales is None else scales,
+        unused if zeros is None else zeros,
+        out,
+        unused if bias is None else bias,
+        unused if residual is None else residual,
+        unused if norm is None else norm.weight_I,
+        sorted_pairs,
+        unused if pair_weights is None else pair_weights,
+        experts,
+        count,
+        unused if workspace is None else workspace.floats,
+        unused if workspace is None else workspace.counters,
+        num_tokens,
+        out.shape[1],
+        columns,
+        columns_each,
+        x.stride(0),
+        codes.stride(-2),
+        0 if scales is None else scales.stride(-2),
+        out.stride(0),
+        0 if residual is None else residual.stride(0),
+        out.shape[1] * codes.stride(-2),
+        codes.stride(0) if codes.ndim == 3 else 0,
+        scales.stride(0) if scales is not None and scales.ndim == 3 else 0,
+        bias.stride(0) if bias is not None and bias.ndim == 2 else 0,
+        residual_scale,
+        0.0 if norm is None else norm.eps,
+        alpha,
+        limit,
+        FORMAT=int(matrix.format),
+        GROUP=matrix.group,
+        HAS_ZEROS=zeros is not None,
+        STEP=min(config.block_k, matrix.unit or matrix.group or config.block_k),
+        BLOCK_K=config.block_k,
+        BLOCK_O=config.block_o,
+        BLOCK_T=block_t,
+        SPLITS=grid[2],
+        EVEN=columns % config.block_k == 0,
+        NORM=norm is not None,
+        GAIN_OFFSET=1.0 if norm is not None and norm.unit_offset else 0.0,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        ACTIVATION=kind,
+        GATED=gated_pair,
+        GROUPED=pairs is not None,
+        PAIRS_PER_ROW=pairs_per_row,
+        WEIGHTED=pair_weights is not None,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _check(
+    x_TI: torch.Tensor,
+    matrix: PackedMatrix,
+    out_TO: torch.Tensor,
+    num_outputs: int,
+    norm: FoldedNorm | None,
+) -> None:
+    if len(matrix.shape) != 2 or x_TI.shape[1] != matrix.shape[1]:
+        raise ValueError(f"x {list(x_TI.shape)} does not fit a matrix {list(matrix.shape)}")
+    if out_TO.shape != (len(x_TI), num_outputs):
+        raise ValueError(f"out {list(out_TO.shape)} is not [{len(x_TI)}, {num_outputs}]")
+    if matrix.format is Format.PLAIN and matrix.codes.dtype != x_TI.dtype:
+        raise ValueError(f"x is {x_TI.dtype} and the matrix {matrix.codes.dtype}")
+    if norm is not None and x_TI.dtype == torch.float16:
+        raise ValueError("a norm is not folded into float16 products, where it may overflow")

@@ -1,0 +1,184 @@
+"""Matrices as the GPU kernels read them.
+
+Shapes: O rows (outputs), I columns (inputs), G columns that share a scale. Experts are a leading
+axis. Scales and zero points are stored ``[I / G, O]``, so that a program reads those of its rows as
+one line.
+
+=========  ==========================  ============================================
+format     codes                       value
+=========  ==========================  ============================================
+plain      ``[O, I]`` float            itself
+int8       ``[O, I]`` int8             code · scale
+uint8      ``[O, I]`` uint8            (code − zero) · scale
+int4       ``[O, I / 2]`` uint8        (code − zero) · scale, zero 8 where there are none
+fp8        ``[O, I]`` float8_e4m3fn    code · scale
+=========  ==========================  ============================================
+
+A byte of int4 holds columns j and j + U/2 of a unit of U columns, in its low and its high half: a
+tile of bytes is then two tiles of columns, and nothing moves between threads.
+"""
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from math import prod
+
+import torch
+
+from ridgeline.kernels.triton.kv_cache import QUANTIZED
+from ridgeline.quant import QuantizedTensor
+
+_GROUPS = (128, 64, 32)
+_ROW_UNIT = 128  # columns of int4 that are packed together where a whole row has one scale
+
+
+class Format(IntEnum):
+    """How a matrix is stored."""
+
+    PLAIN = 0
+    INT8 = 1
+    UINT8 = 2
+    INT4 = 3
+    FP8 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedMatrix:
+    """A matrix, or a stack of experts' matrices; the module's docstring says what its tensors are.
+
+    ``group`` is how many columns share a scale, 0 for whole rows (``scales`` is then ``[1, O]``);
+    ``unit`` the columns of int4 that are packed together.
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    codes: torch.Tensor
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    group: int = 0
+    unit: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        parts = (self.codes, self.scales, self.zeros)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.num_bytes / prod(self.shape)
+
+    def to(self, device: torch.device | str) -> "PackedMatrix":
+        def moved(part: torch.Tensor | None) -> torch.Tensor | None:
+            return None if part is None else part.to(device, non_blocking=True)
+
+        codes = self.codes.to(device, non_blocking=True)
+        return replace(self, codes=codes, scales=moved(self.scales), zeros=moved(self.zeros))
+
+
+def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> PackedMatrix | None:
+    """A float matrix as it is, or a quantized one with its own codes.
+
+    ``None`` where the kernels have no layout: codes into a table, columns that are not in the order
+    of their groups, groups of other sizes, codes of other widths.
+    """
+    if isinstance(weight, torch.Tensor):
+        return PackedMatrix(
+            format=Format.PLAIN, shape=tuple(weight.shape), codes=weight.contiguous()
+        )
+    rows, columns = weight.shape[-2:]
+    block_rows, size = weight.block
+    if weight.table is not None or weight.group_of is not None:
+        return None
+    group = 0 if size >= columns else next((g for g in _GROUPS if size % g == 0), -1)
+    if group < 0 or (group and columns % group):
+        return None
+
+    def spread(blocks: torch.Tensor | None) -> torch.Tensor | None:
+        if blocks is None:
+            return None
+        if blocks.shape[-2] != rows:
+            blocks = blocks.repeat_interleave(block_rows, dim=-2)[..., :rows, :]
+        if group and size != group:
+            blocks = blocks.repeat_interleave(size // group, dim=-1)
+        count = columns // group if group else 1
+        return blocks[..., :count].mT.contiguous()
+
+    scales, zeros = spread(weight.scales), spread(weight.zeros)
+    kind = _kind_of(weight)
+    if kind is None:
+        return None
+    codes, unit = weight.codes.contiguous(), 0
+    if kind is Format.INT4:
+        unit = group or _ROW_UNIT
+        if columns % unit:
+            return None
+        if codes.dtype == torch.int8:
+            codes = (codes + 8).to(torch.uint8)
+        codes = pack_nibbles(codes, unit)
+    return PackedMatrix(
+        format=kind,
+        shape=weight.shape,
+        codes=codes,
+        scales=scales,
+        zeros=zeros,
+        group=group,
+        unit=unit,
+    )
+
+
+def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -> PackedMatrix:
+    """A float matrix rounded to 4 or 8 bits, one float16 scale for ``group`` columns or for a row.
+
+    Symmetric; the scale of int4 has the largest magnitude at code −8, as GGUF's Q4_0 has it.
+
+    Raises:
+        ValueError: other bits, or columns that are not whole groups (of 128 where there are none).
+    """
+    columns = weight.shape[-1]
+    if bits not in (4, 8) or columns % (group or (_ROW_UNIT if bits == 4 else 1)):
+        raise ValueError(f"{list(weight.shape)} cannot be quantized to {bits} bits by {group}")
+    parts = weight.float().unflatten(-1, (-1, group or columns))
+    largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
+    scales = (largest / -8 if bits == 4 else largest.abs() / 127).half()
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+    limits = (-8, 7) if bits == 4 else (-127, 127)
+    codes = (parts / scales.float()).round().clamp(*limits).flatten(-2)
+    unit = (group or _ROW_UNIT) if bits == 4 else 0
+    return PackedMatrix(
+        format=Format.INT4 if bits == 4 else Format.INT8,
+        shape=tuple(weight.shape),
+        codes=pack_nibbles((codes + 8).to(torch.uint8), unit) if unit else codes.to(torch.int8),
+        scales=scales[..., 0].mT.contiguous(),
+        group=group or 0,
+        unit=unit,
+    )
+
+
+def fp8_matrix(weight: torch.Tensor) -> PackedMatrix:
+    """A float matrix in float8_e4m3fn, one float32 scale for each row."""
+    values = weight.float()
+    largest = QUANTIZED[torch.float8_e4m3fn]
+    scales = values.abs().amax(-1, keepdim=True).clamp_min(1e-12) / largest
+    codes = (values / scales).clamp(-largest, largest).to(torch.float8_e4m3fn)
+    return PackedMatrix(
+        format=Format.FP8,
+        shape=tuple(weight.shape),
+        codes=codes,
+        scales=scales.mT.contiguous(),
+    )
+
+
+def pack_nibbles(codes: torch.Tensor, unit: int) -> torch.Tensor:
+    """uint8 codes below 16 ``[..., I]`` as bytes ``[..., I / 2]``, ``unit`` columns at a time."""
+    halves = codes.unflatten(-1, (-1, 2, unit // 2))
+    packed: torch.Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
+    return packed.flatten(-2)
+
+
+def _kind_of(weight: QuantizedTensor) -> Format | None:
+    if weight.codes.is_floating_point():
+        return Format.FP8 if weight.codes.dtype == torch.float8_e4m3fn else None
+    if weight.format.bits <= 4:
+        return Format.INT4 if (weight.codes.dtype == torch.int8) == (weight.zeros is None) else None
+    if weight.format.bits > 8:
+        return None
+    return Format.INT8 if weight.codes.dtype == torch.int8 else Format.UINT8

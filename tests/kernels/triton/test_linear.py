@@ -1,0 +1,182 @@
+"""Products with plain and packed matrices against float64."""
+
+import pytest
+import torch
+from tests.kernels.triton.device import DEVICE, assert_near, random
+from torch.nn import functional
+
+from ridgeline.core.formats import number_format
+from ridgeline.core.spec import Activation, ClampedSwiGLU, NormKind, NormSpec
+from ridgeline.kernels import reference
+from ridgeline.kernels.triton import (
+    FoldedNorm,
+    Format,
+    LinearConfig,
+    PackedMatrix,
+    Workspace,
+    dequantize,
+    fp8_matrix,
+    linear,
+    matmul,
+    pack_matrix,
+    quantize_matrix,
+)
+from ridgeline.quant import QuantizedTensor
+
+COLUMNS = 384
+
+
+def asymmetric(rows, columns, bits, group):
+    """A quantized tensor with zero points, as AWQ and GPTQ have them."""
+    generator = torch.Generator().manual_seed(bits + group)
+    blocks = (rows, columns // group)
+    return QuantizedTensor(
+        format=number_format("int4-g128"),
+        codes=torch.randint(0, 1 << bits, (rows, columns), generator=generator, dtype=torch.uint8),
+        scales=torch.rand(blocks, generator=generator).half() * 0.02 + 0.01,
+        zeros=torch.randint(0, 1 << bits, blocks, generator=generator, dtype=torch.uint8),
+    )
+
+
+def matrices(rows, dtype):
+    weight = random(rows, COLUMNS, seed=3).cpu()
+    zeros4 = asymmetric(rows, COLUMNS, 4, 128)
+    found = {
+        "plain": (pack_matrix(weight.to(dtype)), weight.to(dtype)),
+        "int8": (quantize_matrix(weight, 8), None),
+        "int8-g64": (quantize_matrix(weight, 8, 64), None),
+        "int4": (quantize_matrix(weight, 4), None),
+        "int4-g32": (quantize_matrix(weight, 4, 32), None),
+        "int4-g128": (quantize_matrix(weight, 4, 128), None),
+        "int4-zeros": (pack_matrix(zeros4), zeros4.dequantize(torch.float64)),
+        "fp8": (fp8_matrix(weight), None),
+    }
+    return {name: (packed.to(DEVICE), exact) for name, (packed, exact) in found.items()}
+
+
+def exact_values(packed, exact):
+    """What a packed matrix stands for, in float64."""
+    if exact is not None:
+        return exact.double()
+    columns = packed.shape[1]
+    codes = packed.codes.cpu()
+    if packed.format is Format.INT4:
+        halves = codes.unflatten(-1, (-1, packed.unit // 2))
+        codes = torch.stack((halves & 15, halves >> 4), dim=2).flatten(1).double() - 8
+    scales = packed.scales.cpu().double().mT
+    return codes.double() * scales.repeat_interleave(columns // scales.shape[1], dim=1)
+
+
+NAMES = list(matrices(8, torch.float32))
+
+
+def run(x, packed, outputs, **options):
+    out = torch.full((len(x), outputs), float("nan"), dtype=x.dtype, device=DEVICE)
+    workspace = Workspace(DEVICE, num_floats=1 << 20)
+    linear(x, packed, out, workspace=workspace, **options)
+    assert not workspace.counters.any()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("dtype", "splits"), [(torch.float32, 4), (torch.float16, 1), (torch.bfloat16, 2)], ids=str
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_small_batches(name, dtype, splits):
+    packed, exact = matrices(70, dtype)[name]
+    x, bias = random(3, COLUMNS, dtype=dtype), random(70, seed=8, dtype=dtype)
+    config = LinearConfig(64, 128, splits, 4, 3)
+    found = run(x, packed, 70, bias_O=bias, config=config)
+    expected = x.double().cpu() @ exact_values(packed, exact).T + bias.double().cpu()
+    assert_near(found, expected, dtype)
+
+
+def test_quantization_on_load_is_near():
+    weight = random(64, COLUMNS).cpu()
+    for bits, group, most in ((4, 32, 0.1), (4, 128, 0.13), (8, None, 0.012)):
+        packed = quantize_matrix(weight, bits, group)
+        error = (exact_values(packed, None) - weight).norm() / weight.norm()
+        assert 0 < error < most
+        assert packed.bits_per_weight < bits * 1.13
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 70])
+def test_batches_of_all_sizes_and_columns_that_end_within_a_step(tokens):
+    x, weight = random(tokens, 200), random(45, 200, seed=1)
+    config = LinearConfig(16, 64, 2, 4, 2)
+    found = run(x, pack_matrix(weight), 45, config=config)
+    assert_near(found, x.double() @ weight.double().T, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["plain", "int4-g32", "int8"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_norm_gate_and_residual_in_one_kernel(name, splits):
+    packed, exact = matrices(80, torch.float32)[name]
+    x, gain = random(2, COLUMNS) * 3, random(COLUMNS, seed=2)
+    residual, bias = random(2, 40, seed=4), random(80, seed=5)
+    spec = NormSpec(kind=NormKind.RMS, eps=1e-5, unit_offset=True)
+    normed = reference.normalise(x.double(), gain.double(), spec).cpu()
+    both = functional.linear(normed, exact_values(packed, exact), bias.double().cpu())
+    act = reference.gated(both[:, :40], both[:, 40:], Activation.SILU)
+    expected = residual.double().cpu() + 0.25 * act
+    workspace = Workspace(DEVICE)
+    linear(
+        x, packed, residual, workspace=workspace, bias_O=bias, residual_TO=residual,
+        residual_scale=0.25, norm=FoldedNorm(weight_I=gain, eps=1e-5, unit_offset=True),
+        activation=Activation.SILU, config=LinearConfig(32, 128, splits, 4, 2),
+    )  # fmt: skip
+    assert_near(residual, expected, torch.float32)
+
+
+@pytest.mark.parametrize("kind", [Activation.GELU, Activation.RELU], ids=str)
+def test_an_ungated_activation(kind):
+    x, weight = random(2, 64), random(40, 64, seed=1)
+    found = run(x, pack_matrix(weight), 40, activation=kind, is_gated=False)
+    expected = reference.activate(x.double() @ weight.double().T, kind)
+    assert_near(found, expected, torch.float32)
+
+
+def test_the_clamped_gate():
+    x, weight = random(2, 64), random(40, 64, seed=1)
+    kind = ClampedSwiGLU(alpha=1.702, limit=3.0)
+    found = run(x, pack_matrix(weight), 20, activation=kind)
+    both = x.double() @ weight.double().T
+    assert_near(found, reference.gated(both[:, :20], both[:, 20:], kind), torch.float32)
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_expanded_matrices(name):
+    packed, exact = matrices(40, torch.float32)[name]
+    out = torch.full((40, COLUMNS), float("nan"), device=DEVICE)
+    dequantize(packed, out)
+    assert_near(out, exact_values(packed, exact), torch.float32)
+
+
+def test_large_batches_go_through_the_library():
+    x, weight, bias = random(90, 256), random(30, 256, seed=1), random(30, seed=2)
+    out = torch.empty(90, 30, device=DEVICE)
+    matmul(x, pack_matrix(weight), out, bias_O=bias)
+    assert_near(out, x.double() @ weight.double().T + bias.double(), torch.float32)
+    packed = quantize_matrix(weight, 4, 64)
+    matmul(x, packed, out, scratch=torch.empty(30 * 256 + 7, device=DEVICE))
+    assert_near(out, x.double().cpu() @ exact_values(packed.to("cpu"), None).T, torch.float32)
+    with pytest.raises(ValueError, match="scratch"):
+        matmul(x, packed, out)
+
+
+def test_what_does_not_fit_is_refused():
+    packed = PackedMatrix(format=Format.PLAIN, shape=(4, 16), codes=random(4, 16))
+    for x, out in ((random(2, 15), random(2, 4)), (random(2, 16), random(2, 3)),
+                   (random(2, 16, dtype=torch.float16), random(2, 4))):  # fmt: skip
+        with pytest.raises(ValueError, match=r"matrix|is not"):
+            linear(x, packed, out, workspace=Workspace(DEVICE))
+
+
+def test_layouts_that_the_kernels_lack_are_told():
+    weight = asymmetric(16, COLUMNS, 4, 128)
+    assert pack_matrix(weight) is not None
+    act_order = QuantizedTensor(
+        format=weight.format, codes=weight.codes, scales=weight.scales, zeros=weight.zeros,
+        group_of=torch.zeros(COLUMNS, dtype=torch.int64),
+    )  # fmt: skip
+    assert pack_matrix(act_order) is None

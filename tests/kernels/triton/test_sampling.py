@@ -1,0 +1,191 @@
+"""Draws against the sampling functions in PyTorch, token for token."""
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.triton.device import DEVICE
+
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.decoding import History, NothingToSampleError
+from ridgeline.decoding import sample as reference_sample
+from ridgeline.kernels.triton import (
+    IN_PROMPT,
+    Penalties,
+    SampleWorkspace,
+    SamplingRows,
+    adjust_logits,
+    count_tokens,
+    sample,
+)
+
+VOCAB = 2503
+SETTINGS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.01},
+    {"temperature": 50.0},
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.5, "top_k": 1},
+    {"temperature": 1.0, "top_k": 5000},
+    {"temperature": 0.9, "top_p": 0.9},
+    {"temperature": 3.0, "top_p": 0.999},
+    {"temperature": 1.0, "top_p": 1e-6},
+    {"temperature": 0.9, "min_p": 0.1},
+    {"temperature": 1.2, "top_k": 50, "top_p": 0.8, "min_p": 0.01},
+]
+
+
+def rows_of(params, seeds, positions):
+    def column(values, dtype):
+        return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+    signed = [seed - (1 << 64) if seed >> 63 else seed for seed in seeds]
+    return SamplingRows(
+        temperature_N=column([each.temperature for each in params], torch.float64),
+        seed_N=column(signed, torch.int64),
+        sample_index_N=column(list(range(len(params))), torch.int32),
+        position_N=column(positions, torch.int32),
+        top_k_N=column([each.top_k for each in params], torch.int32),
+        top_p_N=column([each.top_p for each in params], torch.float64),
+        min_p_N=column([each.min_p for each in params], torch.float64),
+    )
+
+
+def draw(logits, rows, *, truncate=True, masks=None, workspace=None):
+    tokens = torch.full((len(logits),), -7, dtype=torch.int32, device=DEVICE)
+    workspace = workspace or SampleWorkspace(len(logits), DEVICE)
+    sample(logits, rows, tokens, workspace=workspace, truncate=truncate, masks_NW=masks)
+    assert not workspace.counters.any()
+    return tokens.tolist()
+
+
+def expected_draw(logits_V, params, *, seed, index, position, allowed=None, known=None):
+    history = History(token_ids=known or [0] * position, num_prompt_tokens=10)
+    try:
+        return reference_sample(
+            logits_V, params, history, seed=seed, sample_index=index, mask_V=allowed
+        )
+    except NothingToSampleError:
+        return -1
+
+
+@pytest.mark.parametrize(("spread", "rounded"), [(0.5, False), (3.0, True), (12.0, False)])
+def test_draws_are_those_of_the_sampling_functions(spread, rounded):
+    """``rounded``: logits from few values, so that many are equal."""
+    rng = np.random.default_rng(7)
+    params = [SamplingParams(**settings) for settings in SETTINGS]
+    count = len(params)
+    seeds = [int(seed) for seed in rng.integers(0, 2**64, size=count, dtype=np.uint64)]
+    positions = [int(each) for each in rng.integers(1, 50, size=count)]
+    logits = torch.from_numpy((rng.normal(size=(count, VOCAB)) * spread).astype(np.float32))
+    if rounded:
+        logits = (logits * 2).round() / 2
+    words = rng.integers(0, 2**32, size=(count, -(-VOCAB // 32)), dtype=np.uint32)
+    words[::2] = 2**32 - 1  # every other row may draw anything
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
+    rows = rows_of(params, seeds, positions)
+    masks = torch.from_numpy(words.view(np.int32)).to(DEVICE)
+    assert draw(logits.to(DEVICE), rows, masks=masks) == [
+        expected_draw(
+            logits[row], params[row], seed=seeds[row], index=row, position=positions[row],
+            allowed=torch.from_numpy(bits[row].astype(bool)),
+        )
+        for row in range(count)
+    ]  # fmt: skip
+    plain = draw(logits[:4].to(DEVICE), rows_of(params[:4], seeds[:4], positions), truncate=False)
+    assert plain == [
+        expected_draw(logits[row], params[row], seed=seeds[row], index=row, position=positions[row])
+        for row in range(4)
+    ]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[1], SETTINGS[7]], ids=str)
+def test_what_cannot_be_drawn_is_not(settings):
+    params = [SamplingParams(**settings)] * 4
+    logits = torch.zeros(4, VOCAB)
+    logits[1, 2000] = float("nan")
+    logits[2] = float("-inf")
+    logits[3] = float("-inf")
+    logits[3, 1234] = -1e30
+    rows = rows_of(params, [1, 2, 3, 4], [5, 5, 5, 5])
+    workspace = SampleWorkspace(4, DEVICE)
+    for truncate in (True, False):
+        found = draw(logits.to(DEVICE), rows, truncate=truncate, workspace=workspace)
+        assert found[1:] == [-1, -1, 1234]
+        assert found[0] >= 0
+    masks = torch.zeros(4, -(-VOCAB // 32), dtype=torch.int32, device=DEVICE)
+    masks[1:, 3] = 1 << 4
+    found = draw(torch.zeros(4, VOCAB, device=DEVICE), rows, masks=masks)
+    assert found == [-1, 100, 100, 100]
+    with pytest.raises(ValueError, match="rows"):
+        draw(logits.to(DEVICE), rows, workspace=SampleWorkspace(3, DEVICE))
+
+
+def test_equal_logits_are_told_apart_by_noise_and_greedy_takes_the_first():
+    logits = torch.zeros(2, VOCAB, dtype=torch.bfloat16, device=DEVICE)
+    logits[:, 500:] = 1
+    params = [SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)]
+    found = draw(logits, rows_of(params, [3, 3], [8, 8]))
+    assert found[0] == 500
+    assert found[1] == expected_draw(logits[1].cpu(), params[1], seed=3, index=1, position=8)
+
+
+def test_biases_bars_and_penalties():
+    rng = np.random.default_rng(3)
+    vocab = 1300
+    settings = [
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
+        {"presence_penalty": 1.5, "logit_bias": {3: 4.0, 7: -100.0}},
+        {"logit_bias": {1200: 9.0}, "min_tokens": 99, "stop_token_ids": [11, 12]},
+        {"min_tokens": 3, "stop_token_ids": [500]},
+        {},
+    ]
+    params = [SamplingParams(temperature=1.0, **each) for each in settings]
+    logits = torch.from_numpy(rng.normal(size=(5, vocab)).astype(np.float32)) * 3
+    logits[2, 11] = 60
+    logits[3, 500] = 60
+    known = [rng.integers(0, vocab, size=40).tolist() for _ in params]
+    history = torch.zeros(3, vocab, dtype=torch.int32, device=DEVICE)
+    slots = torch.tensor([2, 0, -1, -1, -1], dtype=torch.int32, device=DEVICE)
+    for row in (0, 1):
+        history[slots[row], sorted(set(known[row][:10]))] += IN_PROMPT
+        for token in known[row][10:]:
+            tokens = [token if each == row else -1 for each in range(5)]
+            count_tokens(history, slots, torch.tensor(tokens, device=DEVICE))
+    assert int((history % IN_PROMPT).sum()) == 60
+
+    def padded(lists, fill, dtype):
+        width = max(map(len, lists))
+        rows = [list(each) + [fill] * (width - len(each)) for each in lists]
+        return torch.tensor(rows, dtype=dtype, device=DEVICE)
+
+    positions = [40] * 5
+    until = torch.tensor(
+        [10 + each.min_tokens for each in params], dtype=torch.int32, device=DEVICE
+    )
+    changed = logits.to(DEVICE)
+    adjust_logits(
+        changed,
+        position_N=torch.tensor(positions, dtype=torch.int32, device=DEVICE),
+        bias=(
+            padded([each.logit_bias.keys() for each in params], -1, torch.int32),
+            padded([each.logit_bias.values() for each in params], 0.0, torch.float32),
+        ),
+        barred=(padded([each.stop_token_ids for each in params], -1, torch.int32), until),
+        penalties=Penalties(
+            slots_N=slots,
+            history=history,
+            repetition_N=torch.tensor([each.repetition_penalty for each in params], device=DEVICE),
+            frequency_N=torch.tensor([each.frequency_penalty for each in params], device=DEVICE),
+            presence_N=torch.tensor([each.presence_penalty for each in params], device=DEVICE),
+        ),
+    )
+    found = draw(changed, rows_of(params, [6] * 5, positions))
+    expected = [
+        expected_draw(logits[row], params[row], seed=6, index=row, position=40, known=known[row])
+        for row in range(5)
+    ]
+    assert found == expected
+    assert found[3] == 500
+    with pytest.raises(ValueError, match="float32"):
+        adjust_logits(changed.half(), position_N=until)
