@@ -37,6 +37,19 @@ def test_one_object_with_what_was_promised(capsys):
     assert result["fits"] is True
 
 
+def test_goodput_is_named_with_its_limits_or_not_at_all(capsys):
+    base = ("--shape", "llama-3.1-8b", "--hardware", "l4", *SHORT)
+    _, out, _ = run(capsys, *base)
+    assert "requests/s are answered, with all of them sent at once; how many are good needs" in out
+    _, out, _ = run(capsys, *base, "--rate", "1", "--slo", "ttft=1,tpot=0.1")
+    assert "of 1.00 that arrive in a second; goodput" in out
+    assert "100% have TTFT up to 1 s and TPOT up to 0.1 s" in out
+    result = json.loads(run(capsys, *base, "--rate", "1", "--slo", "ttft=0.001", "--json")[1])
+    assert (result["goodput_rps"], result["slo_attainment"]) == (0.0, 0.0)
+    assert result["completed_rps"] > 0.5
+    assert result["slo"] == {"ttft_s": 0.001, "tpot_s": None}
+
+
 def test_any_config(capsys, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(

@@ -134,7 +134,7 @@ def test_one_at_a_time_waits_as_queueing_theory_says():
 
 
 def test_a_simulated_step_takes_about_a_millisecond():
-    """A minute of 1,000 users is some 8,000 steps; benchmarks/observation_cost.py has the figure."""
+    """A minute of 1,000 users is 8,000 steps; benchmarks/observation_cost.py has the figure."""
     arrivals = poisson(rate_rps=15.0, num_requests=60, prompt_tokens=500, output_tokens=100)
     machine = catalogue_machine(CATALOGUE, "h100")
     config = EngineConfig(max_num_seqs=256, max_model_len=1024)

@@ -5,7 +5,7 @@ Two shapes, both too large for the caches, in each number format, at several bat
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -82,8 +82,7 @@ STEPS = (
         (2, 64, 100), (1, 400, 0), (4, 32, 0),
     )),
 )  # fmt: skip
-_CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)  # multiples of the last cache
-_BEYOND_CACHE = 8.0
+_CACHES = 8  # as many times the last cache are beyond it
 _LONG_S = 0.5
 _ROUNDS = 5
 
@@ -195,27 +194,23 @@ def measure_roof(executor: str) -> Ceilings:
     return torch_ceilings()
 
 
-def read_curve(sizes: Sequence[float] = _CURVE) -> tuple[tuple[float, float], ...]:
-    """(working set, bytes per second) of all threads reading it over and over, for working sets of
-    some multiples of the last cache."""
-    loops, threads = load_native_loops(), usable_cores()
-    l3_bytes = cache_sizes().l3_bytes
-    found = []
-    for size in sizes:
-        each = int(size * l3_bytes) // threads
-        rates = [
-            loops.read_bytes_per_s(pattern, bytes_per_thread=each, threads=threads, seconds=0.1)
-            for pattern in range(len(loops.read_patterns))
-        ]
-        found.append((float(each * threads), max(rates)))
-    return tuple(found)
-
-
 def memory_rate(executor: str) -> float:
     """Main memory's bytes per second alone: whether it is still what `measure_roof` found."""
-    if executor == "cpu":
-        return read_curve((_BEYOND_CACHE,))[0][1]
-    return torch_ceilings((), rounds=1).memory.bytes_per_s
+    if executor != "cpu":
+        return torch_ceilings((), rounds=1).memory.bytes_per_s
+    loops, threads = load_native_loops(), usable_cores()
+    each = _CACHES * cache_sizes().l3_bytes // threads
+    return max(
+        loops.read_bytes_per_s(pattern, bytes_per_thread=each, threads=threads, seconds=0.1)
+        for pattern in range(len(loops.read_patterns))
+    )
+
+
+def with_memory_rate(ceilings: Ceilings, rates: Sequence[float]) -> Ceilings:
+    """With the best rate of main memory that was found at any time."""
+    *near, memory = ceilings.levels
+    best = replace(memory, bytes_per_s=max(memory.bytes_per_s, *rates))
+    return replace(ceilings, levels=(*near, best))
 
 
 def calibrate_here(
@@ -236,7 +231,7 @@ def calibrate_here(
             f"Steps of the {executor} executor are not calibrated yet; name a device of the "
             "catalogue (--hardware), or another --executor."
         )
-    ceilings = measure_roof(executor)
+    ceilings, rates = measure_roof(executor), list[float]()
     host_step_s, host_segment_s = host_seconds()
     models = [
         build(name, shapes[name], form, executor=executor)
@@ -244,8 +239,12 @@ def calibrate_here(
         for name in shapes
     ]
     planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
+    measured = measure_in_turns(
+        planned, between=lambda: rates.append(memory_rate(executor)), progress=progress
+    )
+    ceilings = with_memory_rate(ceilings, rates)
     samples: list[Sample] = []
-    for model, times in zip(models, measure_in_turns(planned, progress=progress), strict=True):
+    for model, times in zip(models, measured, strict=True):
         samples += samples_of(times, model.priced, ceilings)
     return calibrate(
         samples,

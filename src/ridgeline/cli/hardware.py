@@ -41,7 +41,7 @@ def add_machine_options(parser: Parser, *, default: str) -> None:
     parser.add_argument("--catalogue", type=Path, metavar="FILE", help="devices of your own")
     parser.add_argument("--executor", default="auto", metavar="NAME", help="for --hardware this")
     parser.add_argument(
-        "--calibrate", action="store_true", help="measure this machine again (a minute)"
+        "--calibrate", action="store_true", help="measure this machine again (minutes)"
     )
 
 
@@ -111,14 +111,20 @@ def this_calibration(arguments: argparse.Namespace) -> Calibration:
     Raises:
         CorruptFileError, DiskError: the file is damaged, or cannot be written.
     """
-    from ridgeline.bench.calibration import calibrate_here
     from ridgeline.executors import default_executor
 
     executor = default_executor() if arguments.executor == "auto" else arguments.executor
+    return calibration_of(executor, anew=arguments.calibrate)
+
+
+def calibration_of(executor: str, *, anew: bool) -> Calibration:
+    """An executor's calibration on this machine, measured if there is none, or ``anew``."""
+    from ridgeline.bench.calibration import calibrate_here
+
     path = calibration_path(executor)
-    found = None if arguments.calibrate else load(path)
+    found = None if anew else load(path)
     if found is None:
-        print(f"Calibrating the {executor} executor on this machine: a minute.", file=sys.stderr)
+        print(f"Calibrating the {executor} executor here: some minutes.", file=sys.stderr)
         with loading_bar(enabled=sys.stderr.isatty()) as progress:
             found = calibrate_here(executor, progress=progress)
         save(found, path)

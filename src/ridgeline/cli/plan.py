@@ -270,12 +270,7 @@ def _print(result: dict[str, Any]) -> None:
         f"TPOT {result['alone_tpot_s'] * 1e3:.2f} ms"
     )
     console.print(f"  bound   prefill: {bound['prefill']}, decode: {bound['decode']}")
-    rate = result["rate_rps"]
-    load = "at saturation" if rate is None else f"at {rate:.2f} requests/s"
-    console.print(
-        f"  goodput {result['goodput_rps']:.2f} requests/s {load}, "
-        f"{result['slo_attainment']:.0%} meet every SLO"
-    )
+    console.print(f"  load    {_goodput(result)}", soft_wrap=True)
     if result["usd_per_1m_output"] is not None:
         thousand = result["usd_per_1k_requests"]
         per_thousand = "–" if thousand is None else f"${thousand:.3f}"
@@ -292,3 +287,24 @@ def _print(result: dict[str, Any]) -> None:
         )
     else:
         console.print("  not measured: datasheet and typical efficiencies", style="dim")
+
+
+def _goodput(result: dict[str, Any]) -> str:
+    """Requests that are answered in a second, and of them those that meet the limits, if any."""
+    load = {
+        "saturation": "with all of them sent at once",
+        "trace": "of the trace",
+        "poisson": f"of {result['rate_rps'] or 0.0:.2f} that arrive in a second",
+    }[result["load"]]
+    answered = f"{result['completed_rps']:.2f} requests/s are answered, {load}"
+    limits = [
+        f"{name.upper()} up to {limit:g} s"
+        for name, limit in (("ttft", result["slo"]["ttft_s"]), ("tpot", result["slo"]["tpot_s"]))
+        if limit is not None
+    ]
+    if not limits:
+        return f"{answered}; how many are good needs limits (--slo)"
+    return (
+        f"{answered}; goodput {result['goodput_rps']:.2f}/s: {result['slo_attainment']:.0%} have "
+        f"{' and '.join(limits)}"
+    )

@@ -47,6 +47,11 @@ class Question:
         return self.rate_rps is None and not self.trace
 
     @property
+    def load(self) -> str:
+        """Where requests come from: a trace, poisson arrivals, or all at once: saturation."""
+        return "trace" if self.trace else "saturation" if self.rate_rps is None else "poisson"
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence, prompt and output."""
         lengths = [each.prompt_tokens + each.output_tokens for each in self.trace]
@@ -106,6 +111,7 @@ class CapacityPlan:
             "count": machine.count,
             "tensor_parallel": self.replica.model.layout.tensor,
             "replicas": self.replica.count,
+            "load": question.load,
             "measured": machine.measured,
             "fits": self.fits,
             "weights_bytes": int(weights_bytes(question.model)),
@@ -120,7 +126,9 @@ class CapacityPlan:
             **self._latencies(traffic, self.low, self.high),
             "output_tok_s": tokens,
             "input_tok_s": traffic.input_tok_s * self.replica.count,
+            "completed_rps": len(traffic.answers) / traffic.seconds * self.replica.count,
             "goodput_rps": goodput,
+            "slo": {"ttft_s": question.slo.ttft_s, "tpot_s": question.slo.tpot_s},
             "slo_attainment": traffic.attainment(question.slo),
             "usd_per_hour": usd,
             "usd_per_1m_output": None if usd is None else usd_per_million_tokens(usd, tokens),
@@ -185,8 +193,9 @@ class CapacityPlan:
 
 _UNKNOWN = (
     "ttft_s", "tpot_s", "alone_ttft_s", "alone_tpot_s", "loaded_tpot_s", "output_tok_s",
-    "input_tok_s", "goodput_rps", "slo_attainment", "usd_per_hour", "usd_per_1m_output",
-    "usd_per_1k_requests", "usd_per_1m_by_phase", "bound", "interval_80", "past_error",
+    "input_tok_s", "completed_rps", "goodput_rps", "slo", "slo_attainment", "usd_per_hour",
+    "usd_per_1m_output", "usd_per_1k_requests", "usd_per_1m_by_phase", "bound", "interval_80",
+    "past_error",
 )  # fmt: skip
 
 

@@ -228,8 +228,15 @@ def held_out_errors(samples: Sequence[Sample]) -> dict[str, list[float]]:
     for attribute in ("shape", "format"):
         values = {getattr(sample, attribute) for sample in samples}
         for value in sorted(values) if len(values) > 1 else ():
+            left_out = [s for s in samples if getattr(s, attribute) == value]
             kept = [s for s in samples if getattr(s, attribute) != value]
-            note(kept, [s for s in samples if getattr(s, attribute) == value])
+            if _families(left_out) <= _families(kept):
+                note(kept, left_out)
     if not errors:
         note(samples, samples)
     return errors
+
+
+def _families(samples: Sequence[Sample]) -> set[str]:
+    """Kinds of kernels that the samples ran."""
+    return {overlap.kind for sample in samples for overlap in sample.terms.overlaps}

@@ -1,9 +1,9 @@
 """The roofline of a running engine: every executed step, what it reached of the ceilings, and how
 far the prediction was off.
 
-`Observer.observe` only notes a step, in a few microseconds. Pricing it takes some 0.1 ms, so that is
-done in passing while all of this stays below 0.5 % of the steps' own time, and else when a report is
-asked for.
+`Observer.observe` only notes a step, in a few microseconds. Pricing it takes some 0.1 ms, so that
+is done in passing while all of this stays below 0.5 % of the steps' own time, and else when a
+report is asked for.
 """
 
 import time

@@ -44,7 +44,6 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     ceilings: Ceilings
     host_step_s: float
     host_segment_s: float
-    read_curve: tuple[tuple[float, float], ...] = ()
     calibration: tuple[ModelTimes, ...]
     tests: tuple[ModelTimes, ...] = ()
     lies: dict[str, tuple[StepTimes, ...]] = {}

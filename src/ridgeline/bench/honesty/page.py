@@ -148,7 +148,7 @@ def _checks(result: Mapping[str, Any]) -> list[str]:
         *lines,
         "",
         f"Main memory's rate, measured again before each round, was {min(shares):.0%} to "
-        f"{max(shares):.0%} of that at the start.",
+        f"{max(shares):.0%} of the best one of the calibration.",
         "",
     ]
 

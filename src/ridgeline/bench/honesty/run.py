@@ -19,8 +19,8 @@ from ridgeline.bench.calibration import (
     measure_in_turns,
     measure_roof,
     memory_rate,
-    read_curve,
     short_steps,
+    with_memory_rate,
 )
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.honesty import cases
@@ -67,15 +67,15 @@ class HonestyRun:
         started, watch = time.monotonic(), Watch()
         ceilings = measure_roof(self._executor)
         host_step_s, host_segment_s = host_seconds()
+        calibration_times = self._calibration(ceilings)
         measured = Measurements(
             schema=SCHEMA,
             created=self._written["created"],
             executor=self._executor,
-            ceilings=ceilings,
+            ceilings=with_memory_rate(ceilings, self._memory_rates),
             host_step_s=host_step_s,
             host_segment_s=host_segment_s,
-            read_curve=read_curve() if self._executor == "cpu" else (),
-            calibration=self._calibration(ceilings),
+            calibration=calibration_times,
         )
         samples = calibration_samples(measured)
         calibration, baselines = calibration_of(measured, samples), baselines_of(measured)
