@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: bench-honesty demo test test-all lint embedded-model clean
+.PHONY: bench-gpu bench-honesty demo test test-all lint embedded-model clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ridgeline generate --prompt "def fibonacci(n):" --max-tokens 64 --temperature 0
@@ -17,11 +18,26 @@ test-all: $(VENV)/.installed-dev lint
 test-clients: $(VENV)/.installed-dev
 	$(BIN)/python tests/clients/run.py
 
+# The levels of the CPU kernels that this processor lacks, on emulated ones (docs/cpu.md).
+test-emulated: $(VENV)/.installed-dev
+	$(BIN)/python tests/emulated/run.py $(EMULATED)
+
+# The CPU kernels with the address and undefined-behaviour sanitizers, through their C API.
+test-sanitized:
+	cmake -S . -B build/sanitized -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="$(SANITIZERS)"
+	cmake --build build/sanitized
+	$(CXX) -std=c++17 $(SANITIZERS) -o build/sanitized/levels csrc/tests/*.cpp -ldl -pthread
+	build/sanitized/levels build/sanitized/csrc/cpu
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# On a machine with a GPU; needs nothing but PYTHON with torch, triton and numpy.
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m ridgeline.bench.gpu
 
 bench-honesty: $(VENV)/.installed-dev
 	$(BIN)/python -m ridgeline.bench.honesty

@@ -64,7 +64,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
     target = models[ModelRole.TARGET]
     if target.dtype == torch.float64:
         raise InvalidRequestError("The cuda executor has no float64; use the reference executor.")
-    device, kernels = open_gpu(target.spec.vocab_size)
+    device, kernels = open_gpu()
     return CUDAExecutor(
         models,
         options.block_tokens,

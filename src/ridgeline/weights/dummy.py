@@ -19,7 +19,7 @@ def dummy_weights(ops: Sequence[Op], *, dtype: torch.dtype, seed: int) -> dict[s
 
 
 def stream_dummy_weights(
-    ops: Sequence[Op], *, dtype: torch.dtype, seed: int
+    ops: Sequence[Op], *, dtype: torch.dtype, seed: int, device: torch.device | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (canonical name, random weight) for all of ``ops``.
 
@@ -30,7 +30,8 @@ def stream_dummy_weights(
 
     Values come from one block of about a million normal numbers, repeated, from another place on
     for each tensor: they are distributed as they should be, but beyond a million elements they are
-    not independent. Good for measuring speed and memory, and nothing else.
+    not independent. Good for measuring speed and memory, and nothing else. They are made on
+    ``device``, the CPU without one.
     """
     constants, embeddings = _constants(ops), _embeddings(ops)
     generator = torch.Generator().manual_seed(_hash("", seed))
@@ -38,12 +39,12 @@ def stream_dummy_weights(
     scaled: dict[float, torch.Tensor] = {}
     for name, shape in weight_shapes(ops).items():
         if name in constants:
-            yield name, torch.full(shape, constants[name], dtype=dtype)
+            yield name, torch.full(shape, constants[name], dtype=dtype, device=device)
             continue
         std = _EMBEDDING_STD if name in embeddings else max(shape[-1], 1) ** -0.5
         if std not in scaled:
             # Twice in a row, so that from any place on a whole block is one slice.
-            scaled[std] = (block * std).to(dtype).repeat(2)
+            scaled[std] = (block * std).to(device, dtype).repeat(2)
         yield name, _tiled(scaled[std], shape, _hash(name, seed))
 
 
@@ -70,7 +71,7 @@ def _embeddings(ops: Sequence[Op]) -> set[str]:
 
 def _tiled(twice_block: torch.Tensor, shape: tuple[int, ...], start: int) -> torch.Tensor:
     """A tensor filled with repetitions of the block, from its element ``start`` on."""
-    weight = torch.empty(shape, dtype=twice_block.dtype)
+    weight = torch.empty(shape, dtype=twice_block.dtype, device=twice_block.device)
     flat, offset = weight.view(-1), start % _BLOCK_ELEMENTS
     for first in range(0, flat.numel(), _BLOCK_ELEMENTS):
         target = flat[first : first + _BLOCK_ELEMENTS]

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -75,14 +75,15 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyWeights:
-    """Random weights; see `dummy_weights`."""
+    """Random weights, made on ``device``; see `dummy_weights`."""
 
     ops: Sequence[Op]
     dtype: torch.dtype
     seed: int
+    device: torch.device | None = field(default=None, repr=False)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return stream_dummy_weights(self.ops, dtype=self.dtype, seed=self.seed)
+        return stream_dummy_weights(self.ops, dtype=self.dtype, seed=self.seed, device=self.device)
 
     def digest(self) -> str:
         """Names all that decides what ``items`` yields."""

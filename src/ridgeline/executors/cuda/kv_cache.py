@@ -72,6 +72,16 @@ class KVCache:
             ) from None
         self.num_blocks = tuple(num_blocks)
 
+    def fill_random(self) -> None:
+        """Let the pools hold what K and V might be, for measuring."""
+        for kv in self._layers.values():
+            for codes, scales in ((kv.k, kv.k_scales), (kv.v, kv.v_scales)):
+                if scales is None:
+                    codes.normal_()
+                else:
+                    codes.copy_(torch.randn(codes.shape, device=codes.device))
+                    scales.fill_(1.0)
+
     def free(self) -> None:
         """Give the pools back; `allocate` may be called again."""
         self._pools.clear()

@@ -6,8 +6,8 @@ from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.triton_kernels import TritonKernels
 
 
-def open_gpu(vocab_size: int) -> tuple[Device, Kernels]:
-    """The first CUDA device, and Triton's kernels on it, for models of that vocabulary."""
+def open_gpu() -> tuple[Device, Kernels]:
+    """The first CUDA device, and Triton's kernels on it."""
     device = CUDADevice()
     with device.scope():
-        return device, TritonKernels(device.torch_device, vocab_size)
+        return device, TritonKernels(device.torch_device)

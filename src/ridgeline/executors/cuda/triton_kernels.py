@@ -19,11 +19,10 @@ class TritonKernels:
 
     name = "triton"
 
-    def __init__(self, device: torch.device, vocab_size: int) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._workspace = kernels.Workspace(device)
-        self._sampling = kernels.SampleWorkspace(_MAX_SAMPLED, vocab_size, device)
-        self._orders: dict[tuple[int, int], kernels.ExpertOrder] = {}
+        self._sampling = kernels.SampleWorkspace(_MAX_SAMPLED, device)
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
         self._multiplies_fp8 = (
             device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
@@ -183,9 +182,7 @@ class TritonKernels:
         chosen_Tk = torch.empty(tokens, top_k, dtype=torch.int32, device=x_TD.device)
         weights_Tk = torch.empty(tokens, top_k, dtype=torch.float32, device=x_TD.device)
         kernels.route(logits_TE, chosen_Tk, weights_Tk, moe.routing, correction_E=moe.correction_E)
-        if (pairs, count) not in self._orders:
-            self._orders[pairs, count] = kernels.ExpertOrder(pairs, count, x_TD.device)
-        order = self._orders[pairs, count]
+        order = kernels.ExpertOrder(pairs, count, x_TD.device)
         kernels.sort_by_expert(chosen_Tk, order)
         inner = x_TD.new_empty(pairs, moe.down.shape[-1])
         kernels.grouped_linear(

@@ -117,7 +117,7 @@ class _Loader:
             if values is None:
                 values = self._values(parts, roles)
             form = self._format(roles)
-            matrix = _packed(values, form)
+            matrix = packed(values, form)
         self.weights.matrices[name] = matrix
         if form is not None:
             self.weights.formats.update(dict.fromkeys(names, form))
@@ -143,7 +143,8 @@ class _Loader:
         return head_format(form) if form is not None and Role.HEAD in roles else form
 
 
-def _packed(values: torch.Tensor, form: NumberFormat | None) -> PackedMatrix:
+def packed(values: torch.Tensor, form: NumberFormat | None) -> PackedMatrix:
+    """A matrix, or a stack of experts', as it is or quantized to a format of `core.formats`."""
     if form is None:
         matrix = pack_matrix(values)
         assert matrix is not None, "values have a layout"

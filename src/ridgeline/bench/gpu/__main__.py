@@ -1,0 +1,59 @@
+"""``python -m ridgeline.bench.gpu``: measure, print a table, write a file."""
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ridgeline.bench.gpu.run import run
+from ridgeline.bench.gpu.settings import FULL, MINIATURE
+from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.torch_kernels import TorchKernels
+from ridgeline.kernels.gpu import missing_for_gpu
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 1 where there is no GPU, or something failed."""
+    parser = argparse.ArgumentParser(prog="python -m ridgeline.bench.gpu", description=__doc__)
+    parser.add_argument("--minutes", type=float, help="no other case is begun after these")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder")
+    parser.add_argument("--shapes", nargs="+", choices=tuple(FULL.shapes), help="only these")
+    parser.add_argument("--formats", nargs="+", choices=FULL.formats, help="only these")
+    parser.add_argument(
+        "--host", action="store_true", help="a miniature on the CPU, to see that all of it runs"
+    )
+    options = parser.parse_args(arguments)
+    settings = MINIATURE if options.host else FULL
+    if options.minutes is not None:
+        settings = replace(settings, minutes=options.minutes)
+    if options.formats:
+        settings = replace(settings, formats=tuple(options.formats))
+    if options.shapes:
+        shapes = {name: FULL.shapes[name] for name in options.shapes}
+        settings = replace(settings, shapes=shapes)
+    began = time.monotonic()
+
+    def tell(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+    if options.host:
+        report = run(HostDevice(), TorchKernels, settings, tell)
+    else:
+        reason = missing_for_gpu()
+        if reason is not None:
+            print(f"No GPU can be measured here: {reason}", file=sys.stderr)
+            return 1
+        from ridgeline.executors.cuda.cuda_device import CUDADevice
+        from ridgeline.executors.cuda.triton_kernels import TritonKernels
+
+        device = CUDADevice()
+        at = device.torch_device
+        report = run(device, lambda: TritonKernels(at), settings, tell)
+    print(report.text())
+    print(f"\nwritten to {report.write(options.out)}")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Single kernels at the shapes of a model: bytes and operations per second."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, prod
+
+import numpy as np
+import torch
+
+from ridgeline.bench.gpu.settings import Deadline, Settings
+from ridgeline.bench.gpu.timing import measure
+from ridgeline.core import ops
+from ridgeline.core.formats import number_format
+from ridgeline.core.spec import Activation, kv_groups
+from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.inputs import PassInput, Short, Span
+from ridgeline.executors.cuda.kernels import AttendSpec, Gain, Kernels
+from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.weights import packed
+from ridgeline.executors.model import ExecutorModel
+
+_BEYOND_CACHES = 192 << 20  # bytes of data that calls in turn go through
+_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """Of one call: seconds, bytes that must move and operations of products."""
+
+    name: str
+    seconds: float
+    num_bytes: float
+    flops: float = 0.0
+
+
+def bench_kernels(
+    device: Device,
+    kernels: Kernels,
+    model: ExecutorModel,
+    settings: Settings,
+    deadline: Deadline,
+) -> Iterator[KernelTime]:
+    """Products by format and batch, attention by batch and context, norms and sampling."""
+    timer = _Timer(device, kernels, model, settings)
+    for form in settings.formats:
+        for batch in (1, 8, 64):
+            if deadline.allows(f"kernel: products, {form}, batch {batch}"):
+                yield timer.product(form, batch)
+    for batch, context in settings.decode:
+        if not timer.fits(batch, context):
+            deadline.left_out.append(f"kernel: attention {batch} at {context}: no memory for KV")
+        elif deadline.allows(f"kernel: attention {batch} at {context}"):
+            yield timer.attention(batch, context)
+    for prompt in settings.prompts:
+        if deadline.allows(f"kernel: attention of a prompt of {prompt}"):
+            yield timer.prompt(prompt)
+    if deadline.allows("kernel: norm and large products"):
+        yield timer.norm(max(settings.prompts))
+        yield timer.product("bfloat16", max(settings.prompts))
+
+
+class _Timer:
+    def __init__(
+        self, device: Device, kernels: Kernels, model: ExecutorModel, settings: Settings
+    ) -> None:
+        self._device, self._kernels, self._model = device, kernels, model
+        self._repeats, self._at = settings.repeats, device.torch_device
+        self._mlp = next(op for op in model.ops if isinstance(op, ops.MLP))
+        self._attend = next(op for op in model.ops if isinstance(op, ops.Attend))
+        self._norm = next(op for op in model.ops if isinstance(op, ops.Norm))
+
+    def product(self, form: str, batch: int) -> KernelTime:
+        """Gate and up, with the activation: the largest matrix of a layer."""
+        width, inner = self._mlp.up.shape
+        shape = (2 * width, inner)
+        number = None if form == "bfloat16" else number_format(form)
+        values = self._random(*shape)
+        x = self._random(batch, inner)
+        num_bytes = float((number or number_format("bfloat16")).num_bytes(shape))
+        count = max(1, min(8, ceil(_BEYOND_CACHES / num_bytes)))
+        matrices = [packed(values, number) for _ in range(count)]
+        self._kernels.reserve(matrices, x.dtype)
+        calls = [
+            partial(self._kernels.linear, x, matrix, activation=Activation.SILU)
+            for matrix in matrices
+        ]
+        return self._time(
+            f"gate·up {form}, {batch} tokens",
+            calls,
+            num_bytes + 2.0 * batch * (inner + width),
+            2.0 * batch * prod(shape),
+        )
+
+    def attention(self, batch: int, context: int) -> KernelTime:
+        """One token of each sequence over its context, in blocks scattered over the pool."""
+        op, cache = self._attend, self._cache(batch, context)
+        q = self._random(batch, op.num_heads, op.head_dim)
+        at = self._input(batch, [context] * batch, 1, cache)
+        spec = AttendSpec(group=0, scale=op.scale)
+        row = 2.0 * 2 * op.num_kv_heads * op.head_dim
+        needed = ceil(_BEYOND_CACHES / (batch * context * row))
+        kvs = [cache.layer(layer) for layer in cache.groups[0].layers[:needed]]
+        calls = [partial(self._kernels.attend, q, kv, at, spec) for kv in kvs]
+        flops = 4.0 * batch * context * op.num_heads * op.head_dim
+        found = self._time(f"attention, {batch} at {context}", calls, batch * context * row, flops)
+        cache.free()
+        return found
+
+    def prompt(self, tokens: int) -> KernelTime:
+        """A prompt over itself."""
+        op, cache = self._attend, self._cache(1, tokens)
+        q = self._random(tokens, op.num_heads, op.head_dim)
+        at = self._input(1, [tokens], tokens, cache)
+        spec = AttendSpec(group=0, scale=op.scale)
+        kv = cache.layer(cache.groups[0].layers[0])
+        flops = 2.0 * tokens * (tokens + 1) * op.num_heads * op.head_dim
+        moved = 2.0 * 2 * tokens * (op.num_heads + op.num_kv_heads) * op.head_dim
+        found = self._time(
+            f"attention of a prompt of {tokens}",
+            [lambda: self._kernels.attend(q, kv, at, spec)],
+            moved,
+            flops,
+        )
+        cache.free()
+        return found
+
+    def norm(self, tokens: int) -> KernelTime:
+        hidden = self._model.spec.hidden_size
+        gain = Gain(spec=self._norm.spec, weight=torch.ones(hidden, device=self._at).bfloat16())
+        inputs = [self._random(tokens, hidden) for _ in range(2)]
+        calls = [partial(self._kernels.normalise, x, gain) for x in inputs]
+        return self._time(f"norm, {tokens} tokens", calls, 4.0 * tokens * hidden)
+
+    def fits(self, batch: int, context: int) -> bool:
+        """Whether the KV of all layers of such a batch has room."""
+        cache = KVCache(self._device, self._model.spec, torch.bfloat16, _BLOCK)
+        blocks = batch * ceil((context + 1) / _BLOCK)
+        return blocks * cache.layout.block_bytes[0] < 0.8 * self._device.memory().free
+
+    def _time(
+        self, name: str, calls: Sequence[Callable[[], object]], num_bytes: float, flops: float = 0.0
+    ) -> KernelTime:
+        seconds = measure(self._device, calls, repeats=self._repeats)
+        return KernelTime(name=name, seconds=seconds, num_bytes=num_bytes, flops=flops)
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        with self._device.scope():
+            return torch.randn(*shape, device=self._at, dtype=torch.bfloat16)
+
+    def _cache(self, batch: int, context: int) -> KVCache:
+        cache = KVCache(self._device, self._model.spec, torch.bfloat16, _BLOCK)
+        with self._device.scope():
+            blocks = batch * ceil((context + 1) / _BLOCK)
+            cache.allocate([blocks] * len(cache.groups))
+            cache.fill_random()
+        return cache
+
+    def _input(self, batch: int, stops: list[int], longest: int, cache: KVCache) -> PassInput:
+        """Sequences whose blocks are scattered over the pool; their last tokens are queries."""
+        each = ceil((max(stops) + 1) / _BLOCK)
+        scattered = np.random.default_rng(0).permutation(batch * each).reshape(batch, each)
+        tokens = batch * longest
+        is_decode = longest == 1
+        positions = [stop - 1 for stop in stops] if is_decode else range(tokens)
+
+        def tensor(values: object, kind: torch.dtype) -> torch.Tensor:
+            return torch.as_tensor(values, dtype=kind, device=self._at)
+
+        groups = kv_groups(self._model.spec)
+        return PassInput(
+            token_ids_T=torch.zeros(tokens, dtype=torch.int64, device=self._at),
+            positions_T=tensor(positions, torch.int64),
+            query_starts_S1=tensor(range(0, tokens + 1, longest), torch.int32),
+            stops_S=tensor(stops, torch.int32),
+            tables=[tensor(scattered, torch.int32) for _ in groups],
+            slots=[],
+            rope={},
+            short=Short(batch, tokens, 1) if is_decode else Short(0, 0, 0),
+            spans=None if is_decode else (Span(first=0, last=tokens, start=0, stop=tokens),),
+        )

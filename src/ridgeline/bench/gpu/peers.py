@@ -1,0 +1,41 @@
+"""The same shape in transformers with torch.compile, where transformers is installed."""
+
+import importlib.util
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+_PROMPT, _OUTPUT = 512, 64
+
+
+def transformers_tokens_per_s(config: Mapping[str, object], at: torch.device) -> float | str:
+    """Output tokens per second at batch 1 in bfloat16, with a static cache and torch.compile; a
+    sentence where that cannot be measured."""
+    if importlib.util.find_spec("transformers") is None:
+        return "transformers is not installed."
+    import transformers
+
+    settings: dict[str, Any] = {k: v for k, v in config.items() if k != "torch_dtype"}
+    known = transformers.AutoConfig.for_model(**settings)
+    torch.manual_seed(0)
+    with torch.device(at):
+        make: Any = transformers.AutoModelForCausalLM.from_config
+        model = make(known, dtype=torch.bfloat16).eval()
+        prompt = torch.randint(0, known.vocab_size, (1, _PROMPT))
+    arguments = {"cache_implementation": "static", "do_sample": False, "eos_token_id": None}
+
+    def seconds(tokens: int) -> float:
+        began = time.perf_counter()
+        model.generate(prompt, min_new_tokens=tokens, max_new_tokens=tokens, **arguments)
+        if at.type == "cuda":
+            torch.cuda.synchronize(at)
+        return time.perf_counter() - began
+
+    try:
+        for tokens in (4, _OUTPUT):  # compiles
+            seconds(tokens)
+        return (_OUTPUT - 1) / (seconds(_OUTPUT) - seconds(1))
+    except (RuntimeError, ValueError) as error:
+        return f"transformers could not: {type(error).__name__}: {error}"

@@ -1,0 +1,96 @@
+"""What is measured, and in how long."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ridgeline.models import PRESETS
+
+_TINY: dict[str, object] = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Cases in the order of their weight: what the time does not suffice for is left out, and the
+    report says so.
+
+    Attributes:
+        shapes: models by name, as the config.json that each was published with; the first is the
+            ladder's.
+        formats: of the weights; bfloat16 is that of the model.
+        decode: (batch, tokens of context) of decode steps.
+        prompts: tokens of prompts.
+        compiles: the ladder has PyTorch's compiler beside it, which takes minutes.
+        minutes: after which no other case is begun.
+        matrix: side of the square matrices of the measured peaks.
+        stream_bytes: of the arrays that are read and copied for the measured bandwidth.
+        repeats: measurements of one thing, of which the median counts.
+    """
+
+    shapes: Mapping[str, Mapping[str, object]]
+    formats: tuple[str, ...]
+    decode: tuple[tuple[int, int], ...]
+    prompts: tuple[int, ...]
+    compiles: bool
+    minutes: float
+    matrix: int
+    stream_bytes: int
+    repeats: int
+
+
+FULL = Settings(
+    shapes={name: PRESETS[name] for name in ("llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b")},
+    formats=("bfloat16", "int4", "fp8", "int8"),
+    decode=tuple((batch, at) for at in (512, 4096, 32_000) for batch in (1, 8, 64, 256)),
+    prompts=(4096, 512, 16_384),
+    compiles=True,
+    minutes=8.0,
+    matrix=8192,
+    stream_bytes=4 << 30,
+    repeats=5,
+)
+
+MINIATURE = Settings(
+    shapes={"tiny": _TINY, "tiny-2": _TINY | {"num_hidden_layers": 1}},
+    formats=("bfloat16", "int4", "fp8"),
+    decode=((1, 32), (3, 40)),
+    prompts=(24,),
+    compiles=False,
+    minutes=10.0,
+    matrix=256,
+    stream_bytes=1 << 16,
+    repeats=1,
+)
+
+
+@dataclass(slots=True)
+class Deadline:
+    """How long there is yet. ``left_out`` collects what was not begun, and why."""
+
+    minutes: float
+    left_out: list[str] = field(default_factory=list)
+    _start: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def allows(self, what: str, needed_s: float = 0.0) -> bool:
+        """Whether something that takes ``needed_s`` may begin."""
+        if self.elapsed_s + needed_s < 60 * self.minutes:
+            return True
+        self.left_out.append(f"{what}: no time left")
+        return False

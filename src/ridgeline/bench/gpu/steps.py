@@ -1,0 +1,302 @@
+"""Whole steps of a model on the executor: decode at some contexts, and prompts."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import ceil
+
+import torch
+
+from ridgeline.bench.gpu.settings import Deadline, Settings
+from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.core.formats import number_format
+from ridgeline.core.plan import (
+    Admission,
+    BlockTableUpdate,
+    ModelRole,
+    Outputs,
+    Pass,
+    Segment,
+    StepPlan,
+    step_in_flight,
+)
+from ridgeline.core.result import StepResult
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.executors.cuda import CUDAExecutor
+from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.kernels import Kernels
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.priced import priced_model
+from ridgeline.models import describe, lower
+from ridgeline.roofline import Batch, PricedModel, Work, decode_batch, pass_work, prefill_batch
+from ridgeline.weights.source import DummyWeights
+
+_BLOCK = 16
+_REPLAY = 8  # steps of a plan
+_PLANS = 2  # that follow each other in one measurement
+_GREEDY = SamplingParams(temperature=0.0)
+_SAMPLE = Outputs(sample=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A decode step or a whole prompt: seconds by the device's clock, and those that pass while one
+    step follows the other; ``work`` is what has to move and be computed for ``rows``."""
+
+    shape: str
+    format: str
+    phase: str
+    batch: int
+    tokens: int
+    seconds: float
+    wall_seconds: float
+    model: PricedModel
+    rows: Batch
+    work: Work
+
+    @property
+    def name(self) -> str:
+        what = f"{self.batch} at {self.tokens}" if self.phase == "decode" else f"{self.tokens}"
+        return f"{self.shape} {self.format}, {self.phase} {what}"
+
+    @property
+    def tokens_per_s(self) -> float:
+        done = self.batch if self.phase == "decode" else self.tokens
+        return done / self.wall_seconds
+
+
+def random_model(device: Device, config: object, *, seed: int = 0) -> ExecutorModel:
+    """A model of a shape, with random weights that are made on the device."""
+    spec = describe(config).spec  # type: ignore[arg-type]
+    model_ops = lower(spec)
+    weights = DummyWeights(
+        ops=model_ops, dtype=torch.bfloat16, seed=seed, device=device.torch_device
+    )
+    return ExecutorModel(spec=spec, ops=model_ops, weights=weights, dtype=torch.bfloat16)
+
+
+class StepBench:
+    """An executor with a model, and plans made by hand. `close` it.
+
+    Raises:
+        OutOfMemoryError: the weights do not fit.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: Kernels,
+        name: str,
+        model: ExecutorModel,
+        form: str,
+        *,
+        max_batch: int,
+        repeats: int,
+        execution: str = "graphs",
+    ) -> None:
+        self._name, self._format, self._repeats = name, form, repeats
+        quantization = None if form == "bfloat16" else number_format(form)
+        self.executor = CUDAExecutor(
+            {ModelRole.TARGET: model},
+            _BLOCK,
+            device=device,
+            kernels=kernels,
+            quantization=quantization,
+            num_slots=max_batch,
+            execution=execution,
+        )
+        self._priced = priced_model(
+            model,
+            "cuda",
+            quantization=None if quantization is None else form,
+            held=self.executor.weight_formats(),
+        )
+        self._ids = count(1)
+        self._live: tuple[int, ...] = ()
+        layout = self.executor.kv_layout()
+        self._block_bytes = sum(layout.block_bytes)
+        self._groups = range(len(layout.groups))
+        room = self.executor.kv_budget_bytes(8192)
+        self.num_blocks = room // self._block_bytes
+        if self.num_blocks < 1:
+            raise OutOfMemoryError("There is no memory left for KV.")
+
+    def open(self, num_blocks: int) -> None:
+        """Allocate KV for the cases, of random values."""
+        self.executor.allocate_kv([num_blocks] * len(self._groups))
+        self.executor.in_turn(self.executor.pools[ModelRole.TARGET].fill_random)
+
+    def blocks_of(self, batch: int, tokens: int) -> int:
+        """KV blocks that a case needs."""
+        return batch * ceil((tokens + _REPLAY * _PLANS + 1) / _BLOCK)
+
+    def decode(
+        self, batch: int, context: int, *, replay: int = _REPLAY, ahead: bool = True
+    ) -> StepTime:
+        """Steps of one token of each sequence, after ``context`` tokens.
+
+        ``replay`` steps are one plan; with ``ahead`` the next is submitted while one runs.
+        """
+        runner = _Decode(self, batch, context, replay=replay, ahead=ahead)
+        runner.run()
+        found = [runner.run() for _ in range(self._repeats)]
+        return self._time("decode", batch, context, found, decode_batch(batch, context + 1))
+
+    def prefill(self, tokens: int) -> StepTime:
+        """A prompt from the start to its first output."""
+        prompt = tuple(index % self._priced.spec.vocab_size for index in range(tokens))
+        found = []
+        for _ in range(2 + self._repeats // 2):
+            segment = self.segment(0, 0, prompt, blocks=range(self.blocks_of(1, tokens)))
+            began = time.perf_counter()
+            result = self.submit([segment], admissions=[(0, prompt)])()
+            found.append((result.timings.forward_s, time.perf_counter() - began))
+        return self._time("prefill", 1, tokens, found[1:], prefill_batch(tokens))
+
+    def segment(
+        self, slot: int, start: int, tokens: Sequence[int], *, blocks: range | None = None
+    ) -> Segment:
+        updates: tuple[BlockTableUpdate, ...] = ()
+        if blocks is not None:
+            updates = tuple(
+                BlockTableUpdate(group=group, first=0, blocks=tuple(blocks))
+                for group in self._groups
+            )
+        return Segment(
+            slot=slot,
+            start=start,
+            stop=start + len(tokens),
+            token_ids=tuple(tokens),
+            outputs=_SAMPLE,
+            block_updates=updates,
+        )
+
+    def submit(
+        self,
+        segments: Sequence[Segment],
+        *,
+        admissions: Sequence[tuple[int, tuple[int, ...]]] = (),
+        num_steps: int = 1,
+    ) -> Callable[[], StepResult]:
+        """Submit a plan; those who are admitted take the places of all that ran before."""
+        releases = self._live if admissions else ()
+        if admissions:
+            self._live = tuple(slot for slot, _ in admissions)
+        plan = StepPlan(
+            step_id=next(self._ids),
+            passes=(Pass(segments=tuple(segments), num_steps=num_steps),),
+            admissions=tuple(
+                Admission(
+                    slot=slot, token_ids=tokens, num_prompt_tokens=len(tokens), params=_GREEDY,
+                    seed=0,
+                )
+                for slot, tokens in admissions
+            ),
+            releases=releases,
+        )  # fmt: skip
+        return self.executor.submit(plan).result
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def _time(
+        self,
+        phase: str,
+        batch: int,
+        tokens: int,
+        found: Sequence[tuple[float, float]],
+        rows: Batch,
+    ) -> StepTime:
+        return StepTime(
+            shape=self._name,
+            format=self._format,
+            phase=phase,
+            batch=batch,
+            tokens=tokens,
+            seconds=statistics.median(seconds for seconds, _ in found),
+            wall_seconds=statistics.median(wall for _, wall in found),
+            model=self._priced,
+            rows=rows,
+            work=pass_work(self._priced, rows),
+        )
+
+
+class _Decode:
+    """A batch whose every measurement starts from its context."""
+
+    def __init__(
+        self, bench: StepBench, batch: int, context: int, *, replay: int, ahead: bool
+    ) -> None:
+        self._bench, self._batch, self._context = bench, batch, context
+        self._replay, self._ahead = replay, ahead
+        self._tokens = (7,) * (context + 1)
+        self._each = bench.blocks_of(batch, context) // batch
+
+    def run(self) -> tuple[float, float]:
+        """Seconds of a step: by the device's clock, and of those that passed."""
+        handles = [self._start()]
+        handles[0]()  # tables and settings are on their way, and the graph is recorded
+        segments = [
+            self._bench.segment(slot, self._context, self._tokens[-1:])
+            for slot in range(self._batch)
+        ]
+        seconds: float = 0.0
+        waiting: list[Callable[[], StepResult]] = []
+        began = time.perf_counter()
+        for number in range(_PLANS):
+            waiting.append(self._bench.submit(segments, num_steps=self._replay))
+            stop = self._context + (number + 1) * self._replay
+            if not self._ahead:
+                result = waiting.pop()()
+                seconds += result.timings.forward_s
+                tokens = [part.token_ids[-1:] for part in result.passes[0]]
+            else:
+                if len(waiting) == 2:
+                    seconds += waiting.pop(0)().timings.forward_s
+                last = range(self._replay - 1, self._batch * self._replay, self._replay)
+                tokens = [(step_in_flight(output),) for output in last]
+            segments = [self._bench.segment(slot, stop, token) for slot, token in enumerate(tokens)]
+        seconds += sum(wait().timings.forward_s for wait in waiting)
+        steps = _PLANS * self._replay
+        return seconds / steps, (time.perf_counter() - began) / steps
+
+    def _start(self) -> Callable[[], StepResult]:
+        """Admit the batch with its context, whose KV is random, and run one plan of it."""
+        segments = [
+            self._bench.segment(
+                slot,
+                self._context,
+                self._tokens[-1:],
+                blocks=range(slot * self._each, (slot + 1) * self._each),
+            )
+            for slot in range(self._batch)
+        ]
+        return self._bench.submit(
+            segments,
+            admissions=[(slot, self._tokens) for slot in range(self._batch)],
+            num_steps=self._replay,
+        )
+
+
+def bench_steps(
+    bench: StepBench, settings: Settings, deadline: Deadline, *, most: int | None = None
+) -> Iterator[StepTime]:
+    """Decode steps and prompts of one model, those whose KV has room."""
+    decodes = settings.decode[:most]
+    fitting = []
+    for batch, context in decodes:
+        if bench.blocks_of(batch, context) <= bench.num_blocks:
+            fitting.append((batch, context))
+        else:
+            deadline.left_out.append(f"decode {batch} at {context}: no memory for KV")
+    wanted = [bench.blocks_of(1, prompt) for prompt in settings.prompts]
+    wanted += [bench.blocks_of(batch, context) for batch, context in fitting]
+    bench.open(min(bench.num_blocks, max(wanted)))
+    for batch, context in fitting:
+        if deadline.allows(f"decode {batch} at {context}"):
+            yield bench.decode(batch, context)
+    for prompt in settings.prompts:
+        if deadline.allows(f"prompt of {prompt}"):
+            yield bench.prefill(prompt)
