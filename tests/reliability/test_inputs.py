@@ -310,7 +310,9 @@ def test_control_characters_stay_within_a_log_line(roomy_folder, tmp_path, caplo
     assert len(lines) == 4 * len(nasty)
     for line in lines:
         assert len(line.splitlines()) == 1
-        assert json.loads(line)["status"] in (200, 400, 404)
+        entry = json.loads(line)
+        assert entry["status"] in (200, 400, 404)
+        assert (entry["ttft_s"] is not None) == (entry["output_tokens"] > 0)
         assert "SECRET" not in line
 
 

@@ -162,6 +162,7 @@ class Call:
     is_batch: bool = False
     family: Family = Family.OPENAI
     outcome: str = "ok"
+    ttft_s: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -72,6 +72,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
         finally:
             cost = cost_of(call)
             meter.close(None if cost is None else cost.total)
+            call.ttft_s = meter.ttft_s
             await source.aclose()
 
 

@@ -33,6 +33,7 @@ def log_request(
     }
     if call is not None:
         entry |= {
+            "ttft_s": None if call.ttft_s is None else round(call.ttft_s, 4),
             "tenant": call.caller.tenant,
             "prompt_tokens": call.prompt_tokens,
             "cached_tokens": call.cached_tokens,
