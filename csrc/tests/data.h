@@ -19,12 +19,12 @@ class Random {
     return z ^ z >> 31;
   }
   int below(int count) { return static_cast<int>(word() % static_cast<uint64_t>(count)); }
-  float uniform() { return static_cast<float>(word() >> 40) * 0x1p-24f; }
-  // About normal, of variance 1: the sum of twelve uniforms less their mean.
+  // About normal, of variance 1: the sum of four uniforms less their mean.
   float normal() {
-    float sum = -6;
-    for (int i = 0; i < 12; ++i) sum += uniform();
-    return sum;
+    uint64_t four = word();
+    int64_t sum = 0;
+    for (int i = 0; i < 4; ++i) sum += static_cast<int64_t>(four >> 16 * i & 0xffff);
+    return static_cast<float>(sum - 2 * 0xffff) * (1 / 37837.0f);
   }
 
  private:

@@ -11,20 +11,21 @@
 
 namespace rl_test {
 
-#define RL_TEST_FUNCTIONS(X)                                                                    \
-  X(rl_abi_version)                                                                             \
-  X(rl_isa_name) X(rl_pool_new) X(rl_pool_free) X(rl_matrix_bytes) X(rl_pack) X(rl_pack_codes)  \
-      X(rl_unpack_rows) X(rl_matmul) X(rl_matmul_scratch_bytes) X(rl_kv_group_sizes)            \
-          X(rl_kv_write) X(rl_kv_move) X(rl_kv_read) X(rl_attend) X(rl_attend_scratch_bytes)    \
-              X(rl_program_new) X(rl_program_free) X(rl_add_embed) X(rl_add_norm) X(rl_add_qkv) \
-                  X(rl_add_head_norm) X(rl_add_rope) X(rl_add_kv_write) X(rl_add_attend)        \
-                      X(rl_add_out_project) X(rl_add_mlp) X(rl_add_moe) X(rl_add_add_shared)    \
-                          X(rl_add_residual) X(rl_add_latent_project) X(rl_add_latent_attend)   \
-                              X(rl_set_head) X(rl_add_rope_table) X(rl_reserve) X(rl_buffer)    \
-                                  X(rl_run) X(rl_head) X(rl_sample) X(rl_decode)                \
-                                      X(ridgeline_read_pattern) X(ridgeline_read_rate)          \
-                                          X(ridgeline_arithmetic_loop)                          \
-                                              X(ridgeline_arithmetic_rate)
+#define RL_TEST_FUNCTIONS(X)                                                                       \
+  X(rl_abi_version)                                                                                \
+  X(rl_isa_name)                                                                                   \
+  X(rl_pool_new)                                                                                   \
+  X(rl_pool_free) X(rl_matrix_bytes) X(rl_pack) X(rl_pack_codes) X(rl_unpack_rows) X(rl_matmul)    \
+      X(rl_matmul_scratch_bytes) X(rl_kv_group_sizes) X(rl_kv_write) X(rl_kv_move) X(rl_kv_read)   \
+          X(rl_attend) X(rl_attend_scratch_bytes) X(rl_program_new) X(rl_program_free)             \
+              X(rl_add_embed) X(rl_add_norm) X(rl_add_qkv) X(rl_add_head_norm) X(rl_add_rope)      \
+                  X(rl_add_kv_write) X(rl_add_attend) X(rl_add_out_project) X(rl_add_mlp)          \
+                      X(rl_add_moe) X(rl_add_add_shared) X(rl_add_residual)                        \
+                          X(rl_add_latent_project) X(rl_add_latent_attend) X(rl_set_head)          \
+                              X(rl_add_rope_table) X(rl_reserve) X(rl_buffer) X(rl_run) X(rl_head) \
+                                  X(rl_sample) X(rl_decode) X(ridgeline_read_pattern)              \
+                                      X(ridgeline_read_rate) X(ridgeline_arithmetic_loop)          \
+                                          X(ridgeline_arithmetic_rate)
 
 inline void* open_library(const std::string& folder, const std::string& name) {
   std::string path = folder + "/libridgeline_cpu_" + name + ".so";

@@ -16,7 +16,7 @@ constexpr int kMostInPanel = 8;
 
 // Sums in another order, or with other roundings, as a share of the sum of magnitudes.
 constexpr double kRounding = 4e-7;
-constexpr double kHalfOfBfloat = 0x1p-9;
+constexpr double kHalfOfBfloat = 0x1p-8;  // half a unit of the last of 8 bits
 
 std::string named(const Format& format, const Shape& shape) {
   return name_of(format) + ", " + std::to_string(shape.rows) + " x " +
@@ -139,6 +139,39 @@ void check_product(const Pair& pair, const Format& format, const Shape& shape, c
   }
 }
 
+// Codes and bytes of activations that are as large as can be, so that no sum may be held in too few
+// bits: row r repeats one of some patterns of the largest and the smallest code, and token t one of
+// the same patterns of signs.
+void check_extremes(const Pair& pair, const Format& format, Report& report) {
+  constexpr Shape kShape = {16, 256};
+  auto pattern = [](int which, int k) {
+    const bool up[] = {true, false, k % 2 == 0, k % 4 < 2, k % 32 < 16, k % 8 < 4};
+    return up[which % 6];
+  };
+  Codes codes = random_codes(format, kShape.rows, kShape.columns, 8);
+  std::fill(codes.scales.begin(), codes.scales.end(), 1.0f);
+  for (int r = 0; r < kShape.rows; ++r)
+    for (int k = 0; k < kShape.columns; ++k)
+      codes.codes[static_cast<size_t>(r * kShape.columns + k)] =
+          static_cast<uint8_t>(pattern(r, k) ? (1 << format.bits()) - 1 : 0);
+  Matrix matrix = packed_codes(pair.reference, format, kShape.rows, kShape.columns, codes);
+  Product product(matrix, nullptr);
+  Floats x(static_cast<size_t>(kTokens * product.x_stride()));
+  for (int t = 0; t < kTokens; ++t)
+    for (int k = 0; k < kShape.columns; ++k)
+      x[static_cast<size_t>(t * product.x_stride() + k)] = pattern(t, k) ? 1.0f : -1.0f;
+  double bound = kRounding * kShape.columns * ((1 << format.bits()) + 10);
+  for (int count : {1, 2, 3, 4, kTokens}) {  // kernels differ by the number of tokens
+    for (int first = 0; first + count <= kTokens; first += count) {
+      Floats want = product.run(pair.reference, pair.reference.alone, x, first, first + count);
+      Floats got = product.run(pair.tested, pair.tested.alone, x, first, first + count);
+      report.close(
+          "extreme codes and bytes", named(format, kShape), got.data(), want.data(), want.size(),
+          [=](size_t) { return bound; }, pair.same_rounding());
+    }
+  }
+}
+
 double squared_distance(const Floats& a, const Floats& b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -201,6 +234,7 @@ void check_packing(const Pair& pair, Report& report) {
 
 void check_products(const Pair& pair, Report& report) {
   for (const Format& format : all_formats()) {
+    if (format.quantized()) check_extremes(pair, format, report);
     for (const Shape& shape : kShapes) {
       Matrix matrix = format.quantized()
                           ? packed_codes(pair.reference, format, shape.rows, shape.columns,
