@@ -1,12 +1,14 @@
 """Time of grammar masks on a vocabulary of 128,000 tokens, over the schemas of the tests.
 
-    python -m benchmarks.mask_time
+    python -m benchmarks.mask_time           # of each mask alone
+    python -m benchmarks.mask_time overlap   # what masks add to steps of the 1B shape, in int4
 
 The vocabulary is made of the words, runs of marks, and pairs of them that are most frequent in the
 Python sources of this installation, which gives a trie like that of a trained tokenizer.
 """
 
 import argparse
+import itertools
 import json
 import random
 import re
@@ -20,11 +22,20 @@ import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 from tests.decoding.grammars.schemas import BY_HAND, generated
 
+from ridgeline.bench.ladder.measuring import open_executor
+from ridgeline.bench.ladder.rungs import Rung
+from ridgeline.bench.ladder.subjects import SUBJECTS
+from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.request import Request
+from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.structured_outputs import StructuredOutputs
 from ridgeline.decoding.grammars import GrammarCompiler
+from ridgeline.engine.loop import EngineLoop
+from ridgeline.scheduler import Scheduler, SchedulerConfig, Speculation
 
 VOCAB_SIZE = 128_000
+INT4 = Rung(name="int4", executor="cpu", dtype="bfloat16", quantization="int4")
 _PIECES = re.compile(rb" ?[A-Za-z]+|[0-9]{1,3}|\s+|[^\sA-Za-z0-9]{1,4}")
 
 
@@ -99,11 +110,80 @@ def measure(num_schemas: int) -> dict[str, float]:
     }
 
 
+def overlap(rounds: int) -> dict[str, object]:
+    """Decode steps with a grammar in turns with steps without, at batch 1.
+
+    The grammar forces nothing, so that both take the same steps; masked steps wait for their mask
+    before they sample, and cannot be planned ahead.
+    """
+    executor = open_executor(SUBJECTS["1b"], INT4, ())
+    vocab_size = executor.spec().vocab_size
+    words = Words(10_000_000)
+    words.tokens += [b""] * (vocab_size - len(words.tokens))
+    vocabulary = LLTokenizer(TokenizerWrapper(words), n_vocab=vocab_size)
+    compiler = GrammarCompiler(lambda: vocabulary)
+    config = EngineConfig(
+        max_num_seqs=1,
+        max_model_len=256,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=1 << 40,
+    )
+    layout = executor.kv_layout()
+    resolved = resolve(
+        config,
+        spec=executor.spec(),
+        executor=executor.name,
+        dtype="",
+        block_bytes=layout.block_bytes,
+        free_bytes=0,
+    )
+    executor.allocate_kv(resolved.num_blocks)
+    windows = tuple(group.window for group in layout.groups)
+    scheduler = Scheduler(
+        SchedulerConfig.of_engine(config, resolved, windows=windows),
+        Speculation(constraints=compiler),
+    )
+    loop = EngineLoop(executor, scheduler, None)
+    numbers, rng = itertools.count(), random.Random(0)
+
+    def seconds(wanted: StructuredOutputs | None) -> float:
+        """Of one step, the first of an output left out."""
+        params = SamplingParams(max_tokens=49, structured_outputs=wanted, ignore_eos=True)
+        prompt = tuple(rng.choices(range(1000, 2000), k=64))
+        loop.add(Request(request_id=next(numbers), prompt_token_ids=prompt, params=params, seed=1))
+        while not any(chunk.token_ids for chunk in loop.step()):
+            pass
+        started = time.perf_counter()
+        steps = sum(bool(loop.step()) for _ in iter(lambda: loop.has_work, False))
+        return (time.perf_counter() - started) / steps
+
+    grammar = StructuredOutputs.of({"regex": "([A-Za-z]+[ ,.;]|[0-9]{1,6} )*"})
+    seconds(grammar), seconds(None)
+    added, plain = [], []
+    for _ in range(rounds):
+        times = {each: seconds(each) for each in rng.sample([grammar, None], 2)}
+        plain.append(times[None])
+        added.append(times[grammar] / times[None] - 1)
+    compiler.close()
+    executor.close()
+    return {
+        "step_ms": round(1e3 * float(np.median(plain)), 2),
+        "added": round(float(np.mean(added)), 4),
+        "interval": round(2.1 * float(np.std(added, ddof=1)) / rounds**0.5, 4),
+    }
+
+
 def main() -> None:
     """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=("alone", "overlap"), default="alone")
     parser.add_argument("--schemas", type=int, default=200)
-    print(json.dumps(measure(parser.parse_args().schemas)))
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    is_alone = options.what == "alone"
+    print(json.dumps(measure(options.schemas) if is_alone else overlap(options.rounds)))
 
 
 if __name__ == "__main__":

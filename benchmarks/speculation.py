@@ -1,49 +1,164 @@
-"""Speculation against none, in turns, on the embedded pair or any other: speed-ups and acceptance.
+"""Speed-ups of speculation, measured in turns with decoding without it.
 
-    python -m benchmarks.speculation --batches 1,4 --pairs 20
-    python -m benchmarks.speculation MODEL --draft-model DRAFT
+    python -m benchmarks.speculation replay    # 1B shape: recorded acceptance, every pass runs
+    python -m benchmarks.speculation adaptive  # embedded pair: against off, and fixed lengths
+    python -m benchmarks.speculation pair      # any pair of models, real acceptance
+    python -m benchmarks.speculation record    # writes src/ridgeline/bench/ladder/texts.jsonl
 
-Each pair of runs generates the same texts without and with speculation, in random order; a ratio
-comes with the 95 % interval of its mean. The outputs of a pair must be equal. Two workloads: the
-held-out texts go on freely (``continue``), and a text is written again with its first line changed
-(``edit``), which repeats what the prompt says.
+Ratios come with the 95 % interval of their mean over rounds, in each of which every contender runs
+once, in random order. ``replay`` prints its predictions before it measures. Where outputs must be
+equal they are compared.
 """
 
 import argparse
 import json
 import random
 import statistics
+import sys
 import time
-from importlib import resources
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.bench.conditions import Watch, usable_cores
+from ridgeline.bench.ladder.measuring import open_executor
+from ridgeline.bench.ladder.rungs import LENGTHS, Rung, forecast, priced_models
+from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
+from ridgeline.bench.ladder.subjects import SUBJECTS
+from ridgeline.bench.ladder.texts import (
+    WORKLOADS,
+    RecordedText,
+    heldout_code,
+    read_texts,
+    record,
+    write_texts,
+)
+from ridgeline.cli.hardware import calibration_of
 from ridgeline.core.request import RequestOutput
 
 DRAFTERS = ("ngram", "suffix", "draft", "combined", "adaptive")
-_T95 = 2.0  # Student's t at 95 %, for 20 pairs and more
+_T95 = {5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 20: 2.09}  # Student's t, by freedom
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95 % interval."""
+    if len(values) < 2:
+        return values[0], float("nan")
+    freedom = max((known for known in _T95 if known <= len(values) - 1), default=0)
+    factor = _T95.get(freedom, 4.3)
+    return statistics.mean(values), factor * statistics.stdev(values) / len(values) ** 0.5
+
+
+def say(**figures: object) -> None:
+    """One JSON line; floats to four digits."""
+    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def replay(options: argparse.Namespace) -> None:
+    """Off, a draft model of 100M and prompt lookup, at the 1B shape and batch 1."""
+    subject, tokens = SUBJECTS["1b"], options.tokens
+    rung = Rung(
+        name="replay",
+        executor="cpu",
+        dtype="bfloat16",
+        quantization=None if options.quantization == "none" else options.quantization,
+        speculates=True,
+    )
+    texts = {workload: read_texts(workload)[: options.texts] for workload in WORKLOADS}
+    for workload, each in texts.items():
+        shares = [text.agreement for text in each]
+        say(workload=workload, texts=len(each), draft_agrees=statistics.mean(shares))
+    drafters = {"continue": "draft", "edit": "ngram"}
+    contenders = _predicted(rung, texts, drafters, options)
+    everything = [text for each in texts.values() for text in each]
+    watch = Watch()
+    executor = open_executor(subject, rung, everything)
+    decoder = TextDecoder(executor, max_model_len=longest(everything, tokens), has_draft=True)
+    for workload, draftings in contenders.items():
+        _race(decoder, workload, texts[workload], draftings, options)
+    executor.close()
+    say(**watch.conditions(threads=usable_cores()))
+
+
+def _predicted(
+    rung: Rung,
+    texts: Mapping[str, Sequence[RecordedText]],
+    drafters: Mapping[str, str],
+    options: argparse.Namespace,
+) -> dict[str, dict[Drafting, float]]:
+    """Predicted tokens per second of off and the best lengths, by workload."""
+    calibration = calibration_of("cpu", anew=options.calibrate)
+    models = priced_models(SUBJECTS["1b"], rung)
+    found = {}
+    for workload, drafter in drafters.items():
+        draftings = [Drafting(), *(Drafting(speculation=drafter, length=n) for n in LENGTHS)]
+        rates = {
+            each: forecast(models, calibration, texts[workload], options.tokens, each).tokens_per_s
+            for each in draftings
+        }
+        for each, rate in rates.items():
+            speed_up = rate / rates[Drafting()]
+            say(workload=workload, drafting=str(each), predicted_tok_s=rate, predicted=speed_up)
+        best = sorted(draftings[1:], key=lambda each: -rates[each])[: options.lengths]
+        found[workload] = {each: rates[each] for each in (Drafting(), *best)}
+    return found
+
+
+def _race(
+    decoder: TextDecoder,
+    workload: str,
+    texts: Sequence[RecordedText],
+    draftings: Mapping[Drafting, float],
+    options: argparse.Namespace,
+) -> None:
+    """Rounds of all contenders in random order."""
+    order, rng = list(draftings), random.Random(0)
+    decoder.run(texts[:1], order[-1], 8)
+    rates: dict[Drafting, list[float]] = {each: [] for each in order}
+    per_step = {}
+    for _ in range(options.rounds):
+        for each in rng.sample(order, len(order)):
+            run = decoder.run(texts, each, options.tokens)
+            rates[each].append(run.tokens_per_s)
+            per_step[each] = run.tokens_per_step
+    off = Drafting()
+    for each in order:
+        ratios = [a / b for a, b in zip(rates[each], rates[off], strict=True)]
+        speed_up, interval = mean_interval(ratios)
+        predicted = draftings[each] / draftings[off]
+        say(
+            workload=workload,
+            drafting=str(each),
+            tok_s=statistics.median(rates[each]),
+            predicted_tok_s=draftings[each],
+            tokens_per_step=per_step[each],
+            speed_up=speed_up,
+            interval=interval,
+            predicted=predicted,
+            error=abs(predicted / speed_up - 1),
+        )
 
 
 def prompts(workload: str, count: int) -> list[str]:
-    """Starts of held-out texts."""
-    path = resources.files("ridgeline") / "assets/heldout/heldout.jsonl"
-    texts = [json.loads(line).get("text", "") for line in path.read_text().splitlines()]
-    texts = [text for text in texts if len(text) > 400][:count]
+    """Starts of held-out texts; for ``edit``, with the text before them."""
+    texts = heldout_code(count)
+    texts = [text[200 * lap :] for lap in range(count // len(texts) + 1) for text in texts][:count]
     if workload == "continue":
         return [text[:300] for text in texts]
     return [f"{text[:360]}\n# The same again:\n{text[:40]}" for text in texts]
 
 
 def run(
-    llm: LLM, texts: list[str], max_tokens: int, salt: str
+    llm: LLM, texts: Sequence[object], params: SamplingParams | list[SamplingParams], salt: str
 ) -> tuple[float, list[RequestOutput]]:
-    """Seconds and outputs of one batch, greedy. Outputs of another ``salt`` are not remembered."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    """Seconds and outputs of one batch. Outputs of another ``salt`` are not remembered."""
     started = time.perf_counter()
-    outputs = llm.generate(texts, params, cache_salt=salt)
+    outputs = llm.generate(texts, params, cache_salt=salt)  # type: ignore[arg-type]
     return time.perf_counter() - started, outputs
 
 
-def acceptance(outputs: list[RequestOutput]) -> list[float]:
+def acceptance(outputs: Sequence[RequestOutput]) -> list[float]:
     """Accepted share of the drafted tokens, by position."""
     samples = [output.outputs[0] for output in outputs]
     width = max((len(sample.num_drafted) for sample in samples), default=0)
@@ -58,56 +173,146 @@ def acceptance(outputs: list[RequestOutput]) -> list[float]:
     return rates
 
 
-def compare(
-    off: LLM, on: LLM, texts: list[str], *, pairs: int, max_tokens: int
-) -> dict[str, object]:
-    """The speed-up of ``on`` over ``off``."""
-    rng, ratios, outputs = random.Random(0), [], []
-    for turn in range(pairs + 1):
-        runs = {}
-        for llm in rng.sample([off, on], 2):
-            runs[llm] = run(llm, texts, max_tokens, f"{len(texts)}/{turn}")
-        tokens = [[o.outputs[0].token_ids for o in runs[llm][1]] for llm in (off, on)]
-        same = sum(a == b for a, b in zip(*tokens, strict=True))
-        if turn:  # the first pair warms caches
-            ratios.append(runs[off][0] / runs[on][0])
-            outputs = runs[on][1]
-    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-    return {
-        "speed_up": round(statistics.mean(ratios), 3),
-        "interval": round(_T95 * spread, 3),
-        "equal_outputs": f"{same}/{len(texts)}",
-        "acceptance": acceptance(outputs),
+def pair(options: argparse.Namespace) -> None:
+    """Each drafter against none."""
+    settings = {"max_model_len": 512, "enable_prefix_caching": False}
+    greedy = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
+    with LLM(options.model, **settings) as off:
+        for drafter in options.drafters.split(","):
+            speculation = {
+                "speculation": drafter,
+                "num_speculative_tokens": options.length,
+                "draft_model": options.draft_model,
+            }
+            with LLM(options.model, **settings, **speculation) as on:
+                for workload in WORKLOADS:
+                    for batch in map(int, options.batches.split(",")):
+                        times = _rounds(
+                            {"off": off, "on": on}, prompts(workload, batch), greedy, options.rounds
+                        )
+                        ratios = [a / b for a, b in zip(times["off"], times["on"], strict=True)]
+                        speed_up, interval = mean_interval(ratios)
+                        case = {"drafter": drafter, "workload": workload, "batch": batch}
+                        say(**case, speed_up=speed_up, interval=interval)
+
+
+def adaptive(options: argparse.Namespace) -> None:
+    """What adaptive speculation costs where nothing pays, and what it misses of the best length.
+
+    ``random``: prompts of random tokens, gone on with at a high temperature, where no drafter is
+    right often.
+    """
+    settings = {"max_model_len": 512, "enable_prefix_caching": False}
+    contenders: dict[str, dict[str, object]] = {
+        "off": {},
+        "adaptive": {"speculation": "adaptive", "num_speculative_tokens": 6},
     }
+    for length in (1, 2, 4):
+        for drafter in ("draft", "suffix"):
+            fixed = {"speculation": drafter, "num_speculative_tokens": length}
+            contenders[f"{drafter} {length}"] = fixed
+    watch = Watch()
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(LLM(**settings, **each)) for name, each in contenders.items()
+        }
+        for batch in map(int, options.batches.split(",")):
+            _compare_adaptive(engines, "continue", batch, options)
+            _compare_adaptive(engines, "random", batch, options)
+    say(**watch.conditions(threads=usable_cores()))
+
+
+def _compare_adaptive(
+    engines: Mapping[str, LLM], workload: str, batch: int, options: argparse.Namespace
+) -> None:
+    texts: Sequence[object] = prompts("continue", batch)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
+        for _ in range(batch)
+    ]
+    if workload == "random":
+        rng = random.Random(batch)
+        texts = [rng.sample(range(300, 4000), 64) for _ in range(batch)]
+        params = [
+            SamplingParams(temperature=1.5, seed=number, max_tokens=options.tokens, ignore_eos=True)
+            for number in range(batch)
+        ]
+    times = _rounds(engines, texts, params, options.rounds)
+    slow_down, interval = mean_interval(
+        [a / b - 1 for a, b in zip(times["adaptive"], times["off"], strict=True)]
+    )
+    fixed = [name for name in times if name != "adaptive"]
+    best = min(fixed, key=lambda name: statistics.mean(times[name]))
+    behind, behind_interval = mean_interval(
+        [a / b - 1 for a, b in zip(times["adaptive"], times[best], strict=True)]
+    )
+    figures = engines["adaptive"].speculation()
+    say(
+        workload=workload,
+        batch=batch,
+        slow_down=slow_down,
+        interval=interval,
+        best_fixed=best,
+        behind_best=behind,
+        behind_interval=behind_interval,
+        steps_by_length=figures.steps_by_length,
+        accepted=f"{figures.num_accepted}/{figures.num_drafted}",
+    )
+
+
+def _rounds(
+    engines: Mapping[str, LLM],
+    texts: Sequence[object],
+    params: SamplingParams | list[SamplingParams],
+    rounds: int,
+) -> dict[str, list[float]]:
+    """Seconds of each engine in each round; the first round warms up, and compares outputs."""
+    rng = random.Random(0)
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for turn in range(rounds + 1):
+        tokens = {}
+        for name in rng.sample(list(engines), len(engines)):
+            seconds, outputs = run(engines[name], texts, params, f"{len(texts)}/{turn}")
+            tokens[name] = [output.outputs[0].token_ids for output in outputs]
+            if turn:
+                times[name].append(seconds)
+        if len({json.dumps(each) for each in tokens.values()}) > 1:
+            sys.exit("Outputs differ between drafters.")
+    return times
 
 
 def main() -> None:
-    """Print one JSON line for each case."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--draft-model")
-    parser.add_argument("--drafters", default=",".join(DRAFTERS))
-    parser.add_argument("--lengths", default="4")
-    parser.add_argument("--batches", default="1,4,16")
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--max-tokens", type=int, default=96)
+    """Print JSON lines."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    modes = parser.add_subparsers(required=True)
+    one = modes.add_parser("replay")
+    one.add_argument("--quantization", default="int4", help="or none")
+    one.add_argument("--texts", type=int, default=4)
+    one.add_argument("--tokens", type=int, default=64)
+    one.add_argument("--lengths", type=int, default=2, help="the best predicted ones are measured")
+    one.add_argument("--rounds", type=int, default=6)
+    one.add_argument("--calibrate", action="store_true")
+    one.set_defaults(run=replay)
+    one = modes.add_parser("adaptive")
+    one.add_argument("--batches", default="1,4,16,64")
+    one.add_argument("--rounds", type=int, default=20)
+    one.add_argument("--tokens", type=int, default=64)
+    one.set_defaults(run=adaptive)
+    one = modes.add_parser("pair")
+    one.add_argument("model", nargs="?")
+    one.add_argument("--draft-model")
+    one.add_argument("--drafters", default=",".join(DRAFTERS))
+    one.add_argument("--length", type=int, default=4)
+    one.add_argument("--batches", default="1,4,16")
+    one.add_argument("--rounds", type=int, default=20)
+    one.add_argument("--tokens", type=int, default=96)
+    one.set_defaults(run=pair)
+    one = modes.add_parser("record")
+    one.set_defaults(run=lambda _: write_texts(record()))
     options = parser.parse_args()
-    settings = {"max_model_len": 512, "enable_prefix_caching": False}
-    with LLM(options.model, **settings) as off:
-        for drafter in options.drafters.split(","):
-            for length in map(int, options.lengths.split(",")):
-                speculation = {"speculation": drafter, "num_speculative_tokens": length}
-                if options.draft_model is not None:
-                    speculation["draft_model"] = options.draft_model
-                with LLM(options.model, **settings, **speculation) as on:
-                    for workload in ("continue", "edit"):
-                        for batch in map(int, options.batches.split(",")):
-                            texts = prompts(workload, batch)
-                            figures = compare(
-                                off, on, texts, pairs=options.pairs, max_tokens=options.max_tokens
-                            )
-                            case = {"drafter": drafter, "length": length, "workload": workload}
-                            print(json.dumps(case | {"batch": batch} | figures), flush=True)
+    options.run(options)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import ridgeline
 from ridgeline.cli import (
     batch,
     bench,
+    bench_ladder,
     bench_serve,
     chat,
     collect_env,
@@ -22,7 +23,11 @@ from ridgeline.cli import (
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 
-COMMANDS = (serve, generate, chat, batch, probe, bench, bench_serve, plan, roofline, collect_env)
+COMMANDS = (
+    serve, generate, chat, batch, probe, bench, bench_serve, bench_ladder, plan, roofline,
+    collect_env,
+)  # fmt: skip
+_BENCHES = ("serve", "ladder")
 _INTERRUPTED = 130
 
 
@@ -30,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 (model, machine), 2 (the caller's mistake)."""
     parser = build_parser()
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:2] == ["bench", "serve"]:
-        words[:2] = ["bench-serve"]
+    if words[:1] == ["bench"] and words[1:2] and words[1] in _BENCHES:
+        words[:2] = [f"bench-{words[1]}"]
     arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:

@@ -1,0 +1,1 @@
+"""The ladder: what each optimization gives, predicted and measured, from eager to speculation."""

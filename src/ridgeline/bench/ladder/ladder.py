@@ -1,0 +1,162 @@
+"""``ridgeline bench ladder``: predict every rung, then measure them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ridgeline.bench.conditions import Watch, usable_cores
+from ridgeline.bench.ladder.measuring import (
+    Measured,
+    Quality,
+    log_probabilities,
+    measure,
+    quality,
+)
+from ridgeline.bench.ladder.rungs import (
+    RUNGS,
+    Forecast,
+    Rung,
+    best_forecast,
+    forecast,
+    priced_models,
+)
+from ridgeline.bench.ladder.runs import Drafting
+from ridgeline.bench.ladder.subjects import SUBJECTS
+from ridgeline.bench.ladder.texts import RecordedText, read_texts
+from ridgeline.core.plan import ModelRole
+from ridgeline.roofline.calibration import Calibration
+from ridgeline.roofline.model import PricedModel, weights_of
+
+_EAGER_TEXTS, _EAGER_TOKENS = 1, 24  # of a rung without our kernels, which is slow
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One rung: what it weighs, what was predicted and what was measured.
+
+    ``quality`` is the embedded model's; random weights have none.
+    """
+
+    rung: Rung
+    drafting: Drafting
+    weights_bytes: float
+    predicted: Forecast | None
+    measured: Measured
+    quality: Quality | None
+
+
+def climb(
+    subject: str,
+    calibrations: Mapping[str, Calibration],
+    *,
+    num_tokens: int = 64,
+    num_texts: int = 4,
+    rounds: int = 3,
+    rungs: Sequence[Rung] = RUNGS,
+    progress: Progress | None = None,
+) -> list[Step]:
+    """All rungs of a subject; those of executors without a calibration have no prediction."""
+    texts = read_texts("continue")[:num_texts]
+    models = [priced_models(SUBJECTS[subject], rung) for rung in rungs]
+    work = [_work(rung, texts, num_tokens) for rung in rungs]
+    forecasts = [
+        _forecast(rung, priced, calibrations, *each)
+        for rung, priced, each in zip(rungs, models, work, strict=True)
+    ]
+    exact = None
+    steps = []
+    for number, (rung, priced, predicted) in enumerate(zip(rungs, models, forecasts, strict=True)):
+        if progress is not None:
+            progress(number, len(rungs), f"{subject}: {rung.name}")
+        drafting = predicted.drafting if predicted else _usual_drafting(rung)
+        measured = measure(
+            subject,
+            rung,
+            drafting,
+            work[number][0],
+            num_tokens=work[number][1],
+            rounds=rounds,
+        )
+        found = steps[-1].quality if steps else None
+        if not (SUBJECTS[subject].is_random or rung.speculates):  # speculation changes no output
+            documents = log_probabilities(rung)
+            exact = documents if exact is None else exact
+            found = quality(documents, exact)
+        steps.append(
+            Step(
+                rung=rung,
+                drafting=drafting,
+                weights_bytes=sum(map(_weights_bytes, priced.values())),
+                predicted=predicted,
+                measured=measured,
+                quality=found,
+            )
+        )
+    return steps
+
+
+def report(steps_of: Mapping[str, Sequence[Step]], watch: Watch) -> dict[str, Any]:
+    """One object of plain values."""
+    return {
+        "conditions": dict(watch.conditions(threads=usable_cores())),
+        "subjects": {
+            name: [_plain(step, steps[0]) for step in steps] for name, steps in steps_of.items()
+        },
+    }
+
+
+def _plain(step: Step, first: Step) -> dict[str, Any]:
+    measured, predicted = step.measured.tokens_per_s, None
+    speed_up, predicted_speed_up = measured / first.measured.tokens_per_s, None
+    if step.predicted is not None:
+        predicted = step.predicted.tokens_per_s
+        if first.predicted is not None:
+            predicted_speed_up = predicted / first.predicted.tokens_per_s
+    return {
+        **asdict(step.rung),
+        "drafting": str(step.drafting),
+        "tokens_per_step": step.measured.tokens_per_step,
+        "weights_bytes": step.weights_bytes,
+        "resident_bytes": step.measured.resident_bytes,
+        "predicted_tok_s": predicted,
+        "measured_tok_s": measured,
+        "rounds_tok_s": list(step.measured.rates),
+        "speed_up": speed_up,
+        "predicted_speed_up": predicted_speed_up,
+        "perplexity": step.quality.perplexity if step.quality else None,
+        "kl": step.quality.kl if step.quality else None,
+    }
+
+
+def _work(
+    rung: Rung, texts: Sequence[RecordedText], num_tokens: int
+) -> tuple[Sequence[RecordedText], int]:
+    """What a rung decodes: texts, and tokens of each."""
+    if rung.executor == "cpu":
+        return texts, num_tokens
+    return texts[:_EAGER_TEXTS], min(num_tokens, _EAGER_TOKENS)
+
+
+def _forecast(
+    rung: Rung,
+    models: Mapping[ModelRole, PricedModel],
+    calibrations: Mapping[str, Calibration],
+    texts: Sequence[RecordedText],
+    num_tokens: int,
+) -> Forecast | None:
+    calibration = calibrations.get(rung.executor)
+    if calibration is None:
+        return None
+    if rung.speculates:
+        return best_forecast(models, calibration, texts, num_tokens, "draft")
+    return forecast(models, calibration, texts, num_tokens, Drafting())
+
+
+def _usual_drafting(rung: Rung) -> Drafting:
+    return Drafting(speculation="draft", length=3) if rung.speculates else Drafting()
+
+
+def _weights_bytes(model: PricedModel) -> float:
+    return sum(map(model.bytes_of, weights_of(model)))

@@ -1,0 +1,127 @@
+"""Measuring a rung, each in a process of its own, so that its memory is its own."""
+
+import multiprocessing
+import os
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from ridgeline.bench.ladder.replay import ReplayExecutor
+from ridgeline.bench.ladder.rungs import Rung
+from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
+from ridgeline.bench.ladder.subjects import SUBJECTS, Subject
+from ridgeline.bench.ladder.texts import RecordedText, heldout_code
+from ridgeline.core.formats import on_load_format
+from ridgeline.core.protocols import Executor
+from ridgeline.engine.llm import LLM
+from ridgeline.executors import create_executor
+
+_DOCUMENTS, _DOCUMENT_TOKENS = 8, 400
+
+LogProbabilities = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """``rates`` are tokens per second of each round; ``resident_bytes`` the process at its end."""
+
+    rates: tuple[float, ...]
+    tokens_per_step: float
+    resident_bytes: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return statistics.median(self.rates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """Of held-out text: perplexity per token, and mean KL divergence from the first rung."""
+
+    perplexity: float
+    kl: float
+
+
+def measure(
+    subject: str,
+    rung: Rung,
+    drafting: Drafting,
+    texts: Sequence[RecordedText],
+    *,
+    num_tokens: int,
+    rounds: int,
+) -> Measured:
+    """Decode the texts ``rounds`` times, after one that warms up."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as process:
+        work = partial(_measure_here, subject, rung, drafting, texts, num_tokens, rounds)
+        return process.submit(work).result()
+
+
+def _measure_here(
+    subject: str,
+    rung: Rung,
+    drafting: Drafting,
+    texts: Sequence[RecordedText],
+    num_tokens: int,
+    rounds: int,
+) -> Measured:
+    executor = open_executor(SUBJECTS[subject], rung, texts)
+    try:
+        decoder = TextDecoder(
+            executor, max_model_len=longest(texts, num_tokens), has_draft=rung.speculates
+        )
+        decoder.run(texts[:1], drafting, min(num_tokens, 8))
+        runs = [decoder.run(texts, drafting, num_tokens) for _ in range(rounds)]
+        return Measured(
+            rates=tuple(run.tokens_per_s for run in runs),
+            tokens_per_step=runs[0].tokens_per_step,
+            resident_bytes=psutil.Process(os.getpid()).memory_info().rss,
+        )
+    finally:
+        executor.close()
+
+
+def open_executor(subject: Subject, rung: Rung, texts: Sequence[RecordedText]) -> Executor:
+    """A rung's executor; with a draft model, one that replays the texts."""
+    models = subject.models(rung.dtype, with_draft=rung.speculates)
+    if rung.speculates:
+        form = None if rung.quantization is None else on_load_format(rung.quantization)
+        return ReplayExecutor(models, 16, texts=texts, quantization=form)
+    return create_executor(rung.executor, models, block_tokens=16, quantization=rung.quantization)
+
+
+def log_probabilities(rung: Rung) -> list[tuple[tuple[int, ...], LogProbabilities]]:
+    """Held-out documents' tokens, and float32 ``[tokens, vocabulary]`` after each of them."""
+    with LLM(executor=rung.executor, dtype=rung.dtype, quantization=rung.quantization) as llm:
+        assert llm.tokenizer is not None
+        found = []
+        for text in heldout_code(_DOCUMENTS):
+            tokens = tuple(llm.tokenizer.encode(text)[:_DOCUMENT_TOKENS])
+            logits = llm.logits(tokens).astype(np.float64)
+            logits -= logits.max(-1, keepdims=True)
+            logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+            found.append((tokens, logits.astype(np.float32)))
+        return found
+
+
+def quality(
+    documents: Sequence[tuple[tuple[int, ...], LogProbabilities]],
+    exact: Sequence[tuple[tuple[int, ...], LogProbabilities]],
+) -> Quality:
+    """Of some log-probabilities beside the first rung's of the same documents."""
+    losses, divergences = [], []
+    for (tokens, found), (_, wanted) in zip(documents, exact, strict=True):
+        losses.append(-found[np.arange(len(tokens) - 1), tokens[1:]])
+        p = np.exp(wanted.astype(np.float64))
+        divergences.append((p * (wanted.astype(np.float64) - found)).sum(-1))
+    return Quality(
+        perplexity=float(np.exp(np.concatenate(losses).mean())),
+        kl=float(np.concatenate(divergences).mean()),
+    )

@@ -1,0 +1,119 @@
+"""Recorded texts, and where in them the embedded pair's draft model is right.
+
+A draft token depends on the tokens before it alone, so one record says for drafts of any length
+which of them are accepted.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.engine.llm import LLM
+from ridgeline.weights import embedded_draft_folder
+
+PATH = Path(__file__).with_name("texts.jsonl")
+WORKLOADS = ("continue", "edit")
+_TEXTS_EACH = 8
+_PROMPT_TOKENS, _OUTPUT_TOKENS = 96, 128
+_EDIT_CHARS = 700
+_NAME = re.compile(r"\b[a-z_]{5,}\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedText:
+    """Token ids; ``draft[i]`` is ``output[i]`` where the draft model guesses as the target does."""
+
+    workload: str
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    draft: tuple[int, ...]
+
+    @property
+    def agreement(self) -> float:
+        """Share of the output that the draft model guesses."""
+        pairs = zip(self.draft, self.output, strict=True)
+        return sum(a == b for a, b in pairs) / len(self.output)
+
+
+def read_texts(workload: str, path: Path = PATH) -> tuple[RecordedText, ...]:
+    """The recorded texts of a workload."""
+    texts = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        fields = json.loads(line)
+        if fields["workload"] == workload:
+            texts.append(
+                RecordedText(
+                    workload=workload,
+                    **{name: tuple(fields[name]) for name in ("prompt", "output", "draft")},
+                )
+            )
+    return tuple(texts)
+
+
+def write_texts(texts: Iterable[RecordedText], path: Path = PATH) -> None:
+    """One JSON object a line."""
+    lines = (json.dumps(asdict(text), separators=(",", ":")) for text in texts)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def record() -> list[RecordedText]:
+    """Run the embedded pair over held-out code.
+
+    ``continue``: the start of a text is the prompt, what follows is the output. ``edit``: a text is
+    written again with one name changed. Both models read the texts, rather than write them: what
+    the small target writes greedily soon repeats itself. Where their most likely tokens agree, the
+    draft's guess counts as right.
+    """
+    with LLM() as target, LLM(str(embedded_draft_folder())) as draft:
+        pairs = []
+        for text in heldout_code(_TEXTS_EACH):
+            tokens = _encode(target, text)[: _PROMPT_TOKENS + _OUTPUT_TOKENS]
+            pairs.append(("continue", tokens[:_PROMPT_TOKENS], tokens[_PROMPT_TOKENS:]))
+        for text in heldout_code(_TEXTS_EACH):
+            part = text[:_EDIT_CHARS]
+            prompt = _encode(target, f"{part}\n# The same with another name:\n")
+            output = _encode(target, renamed(part))[:_OUTPUT_TOKENS]
+            pairs.append(("edit", prompt, output))
+        found = []
+        for workload, prompt, output in pairs:
+            agrees = guesses(target, prompt, output) == guesses(draft, prompt, output)
+            other = [(token + 1) % target.spec.vocab_size for token in output]
+            guessed = np.where(agrees, output, other)
+            found.append(
+                RecordedText(
+                    workload=workload, prompt=prompt, output=output, draft=tuple(guessed.tolist())
+                )
+            )
+        return found
+
+
+def guesses(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The most likely token at each place of the output."""
+    logits = llm.logits([*prompt, *output])
+    return np.asarray(logits[len(prompt) - 1 : -1].argmax(-1), dtype=np.int64)
+
+
+def heldout_code(count: int) -> list[str]:
+    """The first long texts of code that the embedded model has not seen."""
+    path = resources.files("ridgeline") / "assets/heldout/heldout.jsonl"
+    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = [entry["text"] for entry in entries if entry["kind"] == "code"]
+    return [text for text in texts if len(text) > 2 * _EDIT_CHARS][:count]
+
+
+def renamed(text: str) -> str:
+    """The text with its most frequent long name changed."""
+    name = Counter(_NAME.findall(text)).most_common(1)[0][0]
+    return re.sub(rf"\b{name}\b", f"{name}_2", text)
+
+
+def _encode(llm: LLM, text: str) -> tuple[int, ...]:
+    assert llm.tokenizer is not None
+    return tuple(llm.tokenizer.encode(text))

@@ -1,0 +1,171 @@
+"""The ladder: recorded texts, executors that replay them, predicted steps, the report."""
+
+import json
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import CONFIG
+
+from ridgeline import LLM
+from ridgeline.bench.conditions import Watch
+from ridgeline.bench.ladder.drawing import draw
+from ridgeline.bench.ladder.ladder import Step, report
+from ridgeline.bench.ladder.measuring import Measured, Quality, quality
+from ridgeline.bench.ladder.replay import ReplayExecutor, ReplaySimulation
+from ridgeline.bench.ladder.rungs import RUNGS, Forecast
+from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
+from ridgeline.bench.ladder.subjects import DRAFT_100M, SUBJECTS
+from ridgeline.bench.ladder.texts import WORKLOADS, guesses, read_texts
+from ridgeline.cli import main
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.plan import ModelRole
+from ridgeline.executors import ExecutorModel
+from ridgeline.executors.priced import priced_model
+from ridgeline.executors.simulated import VirtualClock
+from ridgeline.models import describe, lower
+from ridgeline.roofline.calibration import typical
+from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.weights import dummy_weights, embedded_draft_folder
+
+SHAPE = CONFIG | {"vocab_size": 4096, "max_position_embeddings": 1024, "hidden_size": 64,
+                  "intermediate_size": 128, "num_attention_heads": 4}  # fmt: skip
+TOKENS = 40
+DRAFTINGS = [
+    Drafting(),
+    Drafting(speculation="draft", length=1),
+    Drafting(speculation="draft", length=4),
+    Drafting(speculation="ngram", length=5),
+    Drafting(speculation="combined", length=3),
+]
+
+
+def tiny(seed):
+    spec = describe(SHAPE).spec
+    ops = lower(spec)
+    weights = dummy_weights(ops, dtype=torch.float32, seed=seed)
+    return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {ModelRole.TARGET: tiny(1), ModelRole.DRAFT: tiny(2)}
+
+
+def expected_steps(text, length):
+    """Steps that drafts of a fixed length by the draft model need, after the prompt's."""
+    position, steps = 0, 0
+    while position < TOKENS:
+        # The last token of an output is never drafted: one always follows.
+        room = min(length, TOKENS - position - 1)
+        accepted = 0
+        while (
+            accepted < room and text.draft[position + accepted] == text.output[position + accepted]
+        ):
+            accepted += 1
+        position, steps = position + accepted + 1, steps + 1
+    return steps - 1
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("drafting", DRAFTINGS, ids=str)
+def test_what_was_recorded_is_said_and_simulated(models, workload, drafting):
+    """The texts come out token for token, in as many steps as the simulation takes."""
+    texts = read_texts(workload)[:2]
+    length = longest(texts, TOKENS)
+    clock = VirtualClock()
+    priced = {role: priced_model(model, "cpu") for role, model in models.items()}
+    calibration = typical(load_catalogue(None).device("l4").ceilings())
+    simulation = ReplaySimulation(priced, calibration, clock, texts=texts)
+    real = ReplayExecutor(models, 16, texts=texts)
+    runs = []
+    for executor, virtual in ((real, None), (simulation, clock)):
+        decoder = TextDecoder(executor, max_model_len=length, has_draft=True, clock=virtual)
+        said = {}
+        runs.append(decoder.run(texts, drafting, TOKENS, said))
+        assert said == {number: text.output[:TOKENS] for number, text in enumerate(texts)}
+    executed, predicted = runs
+    real.close()
+    assert executed.num_tokens == predicted.num_tokens
+    assert predicted.seconds > 0
+    if drafting.speculation != "off":  # without drafts the real one may repeat steps in one plan
+        assert executed.num_steps == predicted.num_steps
+    if drafting.speculation == "draft":
+        assert executed.num_steps == sum(expected_steps(text, drafting.length) for text in texts)
+
+
+def test_the_record_is_of_the_embedded_pair():
+    """Both models, in another number format, agree where the record says so."""
+    text = read_texts("continue")[0]
+    found = []
+    for folder in (None, str(embedded_draft_folder())):
+        with LLM(folder, executor="reference", dtype="float32") as llm:
+            found.append(guesses(llm, text.prompt, text.output))
+    recorded = np.array(text.draft) == np.array(text.output)
+    assert np.mean((found[0] == found[1]) == recorded) > 0.97
+    assert len({text.prompt for each in WORKLOADS for text in read_texts(each)}) == 16
+
+
+def test_the_draft_shape_has_about_100m_parameters():
+    ops = lower(describe(DRAFT_100M).spec)
+    weights = dummy_weights(ops, dtype=torch.bfloat16, seed=0)
+    assert 80e6 < sum(weight.numel() for weight in weights.values()) < 120e6
+    assert DRAFT_100M["vocab_size"] == SUBJECTS["1b"].config["vocab_size"]
+
+
+def test_quality_of_the_same_is_perfect_and_of_noise_is_not():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(50, 20))
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    noisy = logits + rng.normal(size=logits.shape)
+    noisy -= np.log(np.exp(noisy).sum(-1, keepdims=True))
+    tokens = tuple(rng.integers(0, 20, 50))
+    same = quality([(tokens, logits)], [(tokens, logits)])
+    assert same.kl == pytest.approx(0, abs=1e-12)
+    losses = [-logits[i, tokens[i + 1]] for i in range(49)]
+    assert same.perplexity == pytest.approx(np.exp(np.mean(losses)))
+    assert quality([(tokens, noisy)], [(tokens, logits)]).kl > 0.1
+
+
+def test_the_report_and_the_drawing(tmp_path):
+    steps = [
+        Step(
+            rung=rung,
+            drafting=Drafting(speculation="draft", length=2) if rung.speculates else Drafting(),
+            weights_bytes=1e9,
+            predicted=Forecast(tokens_per_s=9.0 * number) if number > 1 else None,
+            measured=Measured(
+                rates=(9.0 * number, 10.0 * number, 90.0), tokens_per_step=1.0, resident_bytes=2
+            ),
+            quality=Quality(perplexity=20.0, kl=0.0) if number < 3 else None,
+        )
+        for number, rung in enumerate(RUNGS, start=1)
+    ]
+    result = report({"1b": steps}, Watch())
+    rungs = result["subjects"]["1b"]
+    assert [rung["speed_up"] for rung in rungs] == pytest.approx([1, 2, 3, 4, 5, 6])
+    assert rungs[1]["predicted_speed_up"] is None
+    assert json.loads(json.dumps(result)) == result
+    path = tmp_path / "ladder.svg"
+    draw(result["subjects"], path)
+    text = "".join(ElementTree.parse(path).getroot().itertext())
+    assert path.stat().st_size > 1000, text
+
+
+@pytest.mark.parametrize("words", [["--subjects", "2b"], ["--tokens", "0"], ["--texts", "9"]])
+def test_wrong_words_are_refused(words, capsys):
+    assert main(["bench", "ladder", *words]) == InvalidRequestError("").exit_code
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_embedded_model_climbs(capsys, tmp_path):
+    words = ["--subjects", "embedded", "--tokens", "16", "--texts", "1", "--rounds", "1"]
+    words += ["--measure-only"]
+    assert main(["bench", "ladder", *words, "--json", "--svg", str(tmp_path / "a.svg")]) == 0
+    result = json.loads(capsys.readouterr().out)
+    rungs = result["subjects"]["embedded"]
+    assert [rung["name"] for rung in rungs] == [rung.name for rung in RUNGS]
+    assert rungs[2]["speed_up"] > 2
+    assert all(rung["kl"] < 0.05 for rung in rungs)
