@@ -20,7 +20,7 @@ def missing_for_gpu() -> str | None:
     reason = missing_for_triton()
     if reason is not None:
         return reason
-    if not torch.backends.cuda.is_built():
+    if torch.version.cuda is None:
         return (
             f"PyTorch {torch.__version__} is built without CUDA; "
             "install its CUDA build to use a GPU."

@@ -17,8 +17,6 @@ from ridgeline.kernels.triton import (
     layer_tensors,
 )
 
-PAGE = 16
-
 
 def int32(values):
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
@@ -28,15 +26,24 @@ class Case:
     """Sequences of (query tokens, KV length), with KV in shuffled blocks."""
 
     def __init__(
-        self, sequences, *, dtype, kv_dtype=None, heads=4, kv_heads=2, width=16, latent=None
+        self,
+        sequences,
+        *,
+        dtype,
+        kv_dtype=None,
+        heads=4,
+        kv_heads=2,
+        width=16,
+        latent=None,
+        page=16,
     ):
-        self.sequences, self.dtype = sequences, dtype
+        self.sequences, self.dtype, self.page = sequences, dtype, page
         self.heads, self.kv_heads, self.latent = heads, kv_heads, latent
         kv_dtype = kv_dtype or dtype
-        blocks = [-(-length // PAGE) for _, length in sequences]
+        blocks = [-(-length // page) for _, length in sequences]
         shape = {
             "num_kv_heads": kv_heads,
-            "block_tokens": PAGE,
+            "block_tokens": page,
             "k_width": width,
             "v_width": 0 if latent else width,
         }
@@ -60,9 +67,9 @@ class Case:
         self.q = random(self.starts[-1], heads, width, seed=1).to(dtype)
 
     def _fill(self, table, length, seed):
-        kv = self.kv
+        kv, page = self.kv, self.page
         slots = torch.arange(length)
-        blocks, offsets = table[slots // PAGE].long().to(DEVICE), (slots % PAGE).to(DEVICE)
+        blocks, offsets = table[slots // page].long().to(DEVICE), (slots % page).to(DEVICE)
         parts = [("k", kv.k, kv.k_scales)]
         if not self.latent:
             parts.append(("v", kv.v, kv.v_scales))
@@ -157,7 +164,7 @@ DECODES = [(1, 1), (1, 300), (1, 33)]
 PREFILLS = [(20, 20), (1, 60), (40, 101), (3, 3)]
 OPTIONS = [
     (torch.float32, {}),
-    (torch.float16, {"window": 5}),
+    pytest.param(torch.float16, {"window": 5}, marks=pytest.mark.slow),
     (torch.float16, {"window": 40, "softcap": 4.0}),
     (torch.bfloat16, {"sinks": True}),
     (torch.float32, {"window": 32, "sinks": True}),
@@ -194,11 +201,17 @@ def test_codes_are_expanded(kv_dtype, form):
     check(Case([(1, 40), (2, 290)], dtype=torch.float16, kv_dtype=kv_dtype), form, sinks=True)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "tokens"), [(14, 2, 5), (3, 3, 2), (70, 1, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads", "tokens"), [(14, 2, 3), (70, 1, 1)])
 @pytest.mark.parametrize("form", BOTH)
 def test_groups_of_any_number_of_heads(heads, kv_heads, tokens, form):
     case = Case([(tokens, 40)], dtype=torch.float32, heads=heads, kv_heads=kv_heads)
     check(case, form)
+
+
+@pytest.mark.parametrize("page", [1, 128])
+@pytest.mark.parametrize("form", BOTH)
+def test_blocks_of_any_size(page, form):
+    check(Case([(2, 140), (1, 3)], dtype=torch.float32, heads=2, page=page), form, window=100)
 
 
 @pytest.mark.parametrize("form", BOTH)
@@ -246,6 +259,7 @@ def test_draft_trees(window, form):
     check(case, form, trees=trees, tree=tree_mask(case, trees), window=window)
 
 
+@pytest.mark.slow
 def test_the_largest_tree():
     trees = {0: tuple(max(-1, node - 3) for node in range(MAX_TREE_DRAFTS))}
     case = Case([(MAX_TREE_DRAFTS + 1, 70)], dtype=torch.float32, heads=1, kv_heads=1)

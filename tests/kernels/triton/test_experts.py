@@ -51,7 +51,7 @@ def test_routing(spec):
     assert_near(weights, expected_weights, torch.float32)
 
 
-@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (50, 5, 3), (5, 12, 4)])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (24, 3, 2), (5, 12, 4)])
 def test_pairs_are_sorted_by_expert(tokens, experts, top_k):
     spec = RoutingSpec(top_k=top_k, scoring=Scoring.SOFTMAX, normalised=True)
     _, _, chosen, _ = routed(tokens, experts, spec)
@@ -106,9 +106,9 @@ def stacks(dtype, experts, width, hidden):
 @pytest.mark.parametrize(
     ("name", "dtype", "tokens"),
     [
-        ("plain", torch.float32, 33),
+        ("plain", torch.float32, 17),
         ("plain", torch.float16, 1),
-        ("int8", torch.float16, 1),
+        pytest.param("int8", torch.float16, 1, marks=pytest.mark.slow),
         ("int4-g32", torch.float16, 9),
         ("fp8", torch.bfloat16, 1),
     ],

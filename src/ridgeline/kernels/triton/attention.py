@@ -16,7 +16,7 @@ from ridgeline.kernels.triton.workspace import Workspace
 MAX_TREE_DRAFTS = 64
 _MOST_SPLITS = 64
 _PROGRAMS_EACH = 4  # that decode wants on each multiprocessor
-_SPLIT_TOKENS = 256
+_SPLIT_TOKENS = 128
 _TILE_BYTES = 160 << 10  # of shared memory for tiles of K and V on their way
 
 

@@ -81,7 +81,8 @@ def layer_tensors(
         shape = (
             (num_kv_heads, block_tokens) if width is None else (num_kv_heads, block_tokens, width)
         )
-        return part.unflatten(1, shape)
+        heads: torch.Tensor = part.unflatten(1, shape)
+        return heads
 
     k = take(dtype, k_width)
     v = take(dtype, v_width) if v_width else k[..., :latent_dim]

@@ -104,9 +104,14 @@ def linear(
 
 
 def guess(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> LinearConfig:
-    """What suits most shapes: tiles of 64 rows, and splits until every multiprocessor is busy."""
+    """What suits most shapes: tiles of 64 rows, and splits until every multiprocessor is busy.
+
+    Blocks of more tokens are bound by arithmetic, and their tiles are those of a matrix product.
+    """
     rows, columns = matrix.shape[-2:]
     precise = x.dtype == torch.float32
+    if num_tokens > SMALL_BATCH and not precise:
+        return LinearConfig(128, max(64, matrix.unit or matrix.group), 1, 8, 3)
     block_k = 64 if precise else (128 if matrix.format is Format.PLAIN else 256)
     block_k = min(block_k, next_power_of_2(columns))
     unit = matrix.unit or matrix.group

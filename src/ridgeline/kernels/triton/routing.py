@@ -25,7 +25,7 @@ class ExpertOrder:
     """
 
     def __init__(
-        self, num_pairs: int, num_experts: int, device: torch.device | str, block_pairs: int = 64
+        self, num_pairs: int, num_experts: int, device: torch.device | str, block_pairs: int = 128
     ) -> None:
         self.num_pairs, self.num_experts = num_pairs, num_experts
         self.block_pairs = min(block_pairs, max(16, next_power_of_2(num_pairs // num_experts)))
