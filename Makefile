@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: bench-gpu bench-honesty demo test test-all lint embedded-model clean
+.PHONY: bench-gpu bench-honesty test-gpu demo test test-all lint embedded-model clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ridgeline generate --prompt "def fibonacci(n):" --max-tokens 64 --temperature 0
@@ -34,6 +34,13 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# On a machine with a GPU: the checks need nothing but PYTHON with torch, triton and numpy, the tests
+# need the development tools as well, and are left out where those are missing.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m ridgeline.bench.gpu --check
+	if $(PYTHON) -c "import pytest, safetensors, tokenizers"; then \
+	  PYTHONPATH=src:. $(PYTHON) -m pytest tests/kernels/triton tests/executors/test_gpu.py -m "not slow"; fi
 
 # On a machine with a GPU; needs nothing but PYTHON with torch, triton and numpy.
 bench-gpu:

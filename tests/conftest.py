@@ -10,10 +10,24 @@ from tests.tiny import CONFIG, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ridgeline import LLM
+from ridgeline.kernels.gpu import missing_for_gpu
 
 # Tiny matrices: more threads only wait for each other. Inherited by subprocesses of tests, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+NO_GPU = missing_for_gpu()
+if NO_GPU is not None:  # before the first import of a Triton kernel
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that are marked ``gpu`` say why they are skipped."""
+    if NO_GPU is not None:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

@@ -3,13 +3,20 @@
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from ridgeline.bench.gpu.checks import check_all
 from ridgeline.bench.gpu.run import run
 from ridgeline.bench.gpu.settings import FULL, MINIATURE
+from ridgeline.executors.cuda import open_gpu
+from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
+from ridgeline.executors.cuda.triton_kernels import TritonKernels
 from ridgeline.kernels.gpu import missing_for_gpu
 
 
@@ -22,6 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--formats", nargs="+", choices=FULL.formats, help="only these")
     parser.add_argument(
         "--host", action="store_true", help="a miniature on the CPU, to see that all of it runs"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the reference executor, measure nothing"
     )
     options = parser.parse_args(arguments)
     settings = MINIATURE if options.host else FULL
@@ -37,22 +47,31 @@ def main(arguments: list[str] | None = None) -> int:
     def tell(what: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
+    device: Device
+    kernels: Callable[[], Kernels]
     if options.host:
-        report = run(HostDevice(), TorchKernels, settings, tell)
+        device, kernels = HostDevice(), TorchKernels
     else:
         reason = missing_for_gpu()
         if reason is not None:
             print(f"No GPU can be measured here: {reason}", file=sys.stderr)
             return 1
-        from ridgeline.executors.cuda.cuda_device import CUDADevice
-        from ridgeline.executors.cuda.triton_kernels import TritonKernels
-
-        device = CUDADevice()
-        at = device.torch_device
-        report = run(device, lambda: TritonKernels(at), settings, tell)
+        device, _ = open_gpu()
+        kernels = partial(TritonKernels, device.torch_device)
+    if options.check:
+        return _check(device, kernels)
+    report = run(device, kernels, settings, tell)
     print(report.text())
     print(f"\nwritten to {report.write(options.out)}")
     return 1 if report.failed else 0
+
+
+def _check(device: Device, kernels: Callable[[], Kernels]) -> int:
+    failed = 0
+    for check in check_all(device, kernels):
+        print(check.text(), flush=True)
+        failed += not check.passed
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
