@@ -1,11 +1,13 @@
 """The honesty report's arithmetic, and that the test set is really held out."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from tests.roofline.test_fitting import CEILINGS
 
 from ridgeline.bench.calibration import SHAPES, STEPS
-from ridgeline.bench.honesty import cases, report
+from ridgeline.bench.honesty import cases, lies, report
 from ridgeline.bench.honesty.measured import (
     SCHEMA,
     Measurements,
@@ -146,6 +148,27 @@ def made_up_run():
         memory_rates=(19e9, 20e9),
         seconds=1.0,
     )
+
+
+def test_lies_are_flagged_and_the_truth_is_not():
+    run = made_up_run()
+    calibration = report.calibration_of(run, report.calibration_samples(run))
+    small = judged(calibration, lies.CACHED, "cached", "float32", scale=0.4)
+    assert (small["flagged"], small["held"]) == (True, True)
+    slow = judged(calibration, lies.CACHED, "cached", "float32", scale=3.0)
+    assert (slow["flagged"], slow["held"]) == (False, False)  # not faster than memory allows
+    assert judged(calibration, "a slowed kernel", "wide", "int8", scale=2.0)["held"]
+    assert judged(calibration, lies.HONEST, "wide", "int8", scale=1.0)["held"]
+    assert not judged(calibration, lies.HONEST, "wide", "int8", scale=2.0)["held"]
+
+
+def judged(calibration, name, shape, form, *, scale):
+    """One step that took ``scale`` times what is predicted, of weights in main memory."""
+    step = cases.TEST_STEPS[0]
+    ceilings = replace(calibration.ceilings, levels=calibration.ceilings.levels[-1:])
+    honest = msgspec.structs.replace(calibration, ceilings=ceilings)
+    seconds = scale * lies.predicted_s(times(shape, form, step, 1.0), honest)
+    return lies.judge_lies({name: (times(shape, form, step, seconds),)}, calibration)[name]
 
 
 def test_a_report_is_made_from_measurements_alone(tmp_path):

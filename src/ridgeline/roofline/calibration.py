@@ -4,7 +4,7 @@ Without one, machines of the catalogue are predicted with the efficiencies below
 and the words "not measured".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -102,9 +102,13 @@ def calibrate(
     dense_attention: bool,
     host_step_s: float = 0.0,
     host_segment_s: float = 0.0,
+    needed: Collection[str] = (),
 ) -> Calibration:
-    """Fit measured steps, and estimate the error on shapes and formats that were not measured."""
-    errors = held_out_errors(samples)
+    """Fit measured steps, and estimate the error on shapes and formats that were not measured.
+
+    Shapes that are ``needed`` are in every fit.
+    """
+    errors = held_out_errors(samples, needed)
     return Calibration(
         schema=SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -21,8 +21,9 @@ from ridgeline.roofline.work import Work
 STEP, OP, SEGMENT, SEQUENCE, ROW, LINK, OTHER = (
     "step", "op", "segment", "sequence", "row", "link", "other",
 )  # fmt: skip
-STREAM, UNPACK, PRODUCT, FILL = "stream", "unpack", "product", "fill"
+STREAM, NEAR, UNPACK, PRODUCT, FILL = "stream", "near", "unpack", "product", "fill"
 _FEW_TOKENS = 8  # of a segment that attention treats as decode
+_IN_CACHE = 1.5  # times the main memory's rate: most of a working set is read from a cache
 
 Amounts = dict[str, float]
 
@@ -46,15 +47,16 @@ class Terms:
 
 def pass_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> Terms:
     """The terms of one forward pass and the sampling after it."""
-    rate = ceilings.memory.bytes_per_s
+    rate = memory = ceilings.memory.bytes_per_s
     if len(ceilings.levels) > 1:
         rate = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
+    reading = NEAR if rate > _IN_CACHE * memory else STREAM
     fixed = _token_terms(model, batch, ceilings)
     alone, overlaps = dict(fixed.alone), []
     for name, num_bytes, arithmetic in fixed.products:
         family, _, form = name.partition("/")
         own = min(rate, ceilings.kernel_bytes_per_s.get(form, rate))
-        overlaps.append(Overlap(family, {f"{STREAM}/{name}": num_bytes / own}, arithmetic))
+        overlaps.append(Overlap(family, {f"{reading}/{name}": num_bytes / own}, arithmetic))
     alone[SEQUENCE] = float(batch.num_segments)
     alone[SEGMENT] = float(batch.num_segments * sum(n for _, n in model.attention_ops))
     for part in _attention_parts(batch):

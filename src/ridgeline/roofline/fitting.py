@@ -7,7 +7,7 @@ that agree with no coefficients (a neighbour took a core) count less.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -31,6 +31,7 @@ _PRIORS: Mapping[str, tuple[float, float]] = {
     "other": (0.5, 3.0),
     "link": (1.0, 1.01),
     "stream": (1.2, 1.5),
+    "near": (1.3, 1.5),
     "unpack/float": (1.0, 3.0),
     "unpack/codes": (1.0, 3.0),
     "product/float": (1.2, 3.0),
@@ -214,9 +215,14 @@ def _prior_rows(names: Sequence[str]) -> tuple[Floats, Floats, Floats]:
     return rows, targets, start
 
 
-def held_out_errors(samples: Sequence[Sample]) -> dict[str, list[float]]:
+def held_out_errors(
+    samples: Sequence[Sample], needed: Collection[str] = ()
+) -> dict[str, list[float]]:
     """log(measured ÷ predicted) by phase, each sample predicted by a fit without its shape, and by
-    one without its format where another of its family is left."""
+    one without its format where another of its family is left.
+
+    Shapes that are ``needed``, as the only ones to tell something, are never left out.
+    """
     errors: dict[str, list[float]] = {}
 
     def note(kept: Sequence[Sample], left_out: Sequence[Sample]) -> None:
@@ -230,8 +236,8 @@ def held_out_errors(samples: Sequence[Sample]) -> dict[str, list[float]]:
         for value in sorted(values) if len(values) > 1 else ():
             left_out = [s for s in samples if getattr(s, attribute) == value]
             kept = [s for s in samples if getattr(s, attribute) != value]
-            if _families(left_out) <= _families(kept):
-                note(kept, left_out)
+            if value not in needed and _families(left_out) <= _families(kept):
+                note(kept, [s for s in left_out if s.shape not in needed])
     if not errors:
         note(samples, samples)
     return errors

@@ -24,8 +24,8 @@ def _head(result: Mapping[str, Any]) -> list[str]:
         "",
         f"Made by `make bench-honesty` on {result['created'][:10]}: {result['machine']}, "
         f"{result['executor']} executor, {result['seconds']:.0f} s. A measurement is the median "
-        "of the fastest of six visits, minutes apart, since neighbours on the machine and its host "
-        "only ever add. Failures are kept.",
+        "of the fastest of several visits, since neighbours on the machine and its host only ever "
+        "add. Failures are kept.",
         "",
         f"Calibrated on {calibrated['count']} steps of the shapes "
         f"{' and '.join(calibrated['shapes'])} in {', '.join(calibrated['formats'])}; never on the "

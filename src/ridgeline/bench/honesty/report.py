@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.bench.calibration import price_of, samples_of
+from ridgeline.bench.calibration import SMALL, price_of, samples_of
 from ridgeline.bench.honesty import cases
 from ridgeline.bench.honesty.lies import judge_lies
 from ridgeline.bench.honesty.measured import Measurements, TrafficTimes
@@ -55,6 +55,7 @@ def calibration_of(measured: Measurements, samples: Sequence[Sample]) -> Calibra
         dense_attention=measured.executor == "reference",
         host_step_s=measured.host_step_s,
         host_segment_s=measured.host_segment_s,
+        needed=(SMALL,),
     )
 
 
