@@ -44,6 +44,10 @@ int32_t num_steps(const rl_matrix& m) {
   return is_quantized(m.format) ? padded_columns(m) / step_columns(m) : 0;
 }
 
+int32_t num_units(const rl_matrix& m) {
+  return is_quantized(m.format) ? padded_columns(m) / unit_columns(m) : 0;
+}
+
 struct Quantized {
   float scale, inverse;
 };
@@ -68,14 +72,15 @@ Quantized scale_of(const float* x, int valid) {
 
 // Quantizes columns [first, first + group) of one row into slot m of a panel of M tokens.
 void quantize_group(const rl_matrix& matrix, const float* x, int32_t first, int group, int m, int M,
-                    int8_t* bytes, float* scales, float* sums) {
+                    int8_t* bytes, float* scales, float* sums, int32_t* minus_sums) {
   int valid = matrix.columns - first;
   valid = valid < 0 ? 0 : valid > group ? group : valid;
   Quantized q = scale_of(x + first, valid);
-  int step = step_columns(matrix);
-  for (int start = 0; start < group; start += step) {
+  int step = step_columns(matrix), unit = unit_columns(matrix);
+  int32_t step_sum = 0;
+  for (int start = 0; start < group; start += unit) {
     vi total{};
-    for (int i = start; i < start + step; i += W) {
+    for (int i = start; i < start + unit; i += W) {
       vf values{};
       if (i + W <= valid) {
         values = load(x + first + i);
@@ -91,9 +96,14 @@ void quantize_group(const rl_matrix& matrix, const float* x, int32_t first, int 
     }
     int32_t sum = 0;
     for (int lane = 0; lane < W; ++lane) sum += total[lane];
-    int index = (first + start) / step * M + m;
-    scales[index] = q.scale;
-    sums[index] = q.scale * static_cast<float>(sum);
+    minus_sums[(first + start) / unit * M + m] = minus_sum(sum);
+    step_sum += sum;
+    if ((start + unit) % step == 0) {
+      int index = (first + start) / step * M + m;
+      scales[index] = q.scale;
+      sums[index] = q.scale * static_cast<float>(step_sum);
+      step_sum = 0;
+    }
   }
 }
 
@@ -102,21 +112,28 @@ void quantize_group(const rl_matrix& matrix, const float* x, int32_t first, int 
 int64_t panel_bytes(const rl_matrix& m, int32_t num_tokens) {
   int64_t elements = static_cast<int64_t>(num_tokens) * padded_columns(m);
   if (!is_quantized(m.format)) return round_up(elements * 4, 64);
-  int64_t numbers = round_up(static_cast<int64_t>(num_tokens) * num_steps(m) * 4, 64);
-  return round_up(elements, 64) + 2 * numbers;
+  int64_t of_steps = round_up(static_cast<int64_t>(num_tokens) * num_steps(m) * 4, 64);
+  int64_t of_units = round_up(static_cast<int64_t>(num_tokens) * num_units(m) * 4, 64);
+  return round_up(elements, 64) + 2 * of_steps + of_units;
 }
 
 Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
-  Panels panels{num_tokens, padded_columns(m), num_steps(m), nullptr, nullptr, nullptr, nullptr};
+  Panels panels{};
+  panels.num_tokens = num_tokens;
+  panels.padded_columns = padded_columns(m);
+  panels.num_steps = num_steps(m);
+  panels.num_units = num_units(m);
   auto* bytes = static_cast<uint8_t*>(scratch);
   if (!is_quantized(m.format)) {
     panels.floats = reinterpret_cast<float*>(bytes);
     return panels;
   }
-  int64_t numbers = round_up(static_cast<int64_t>(num_tokens) * panels.num_steps * 4, 64);
+  int64_t of_steps = round_up(static_cast<int64_t>(num_tokens) * panels.num_steps * 4, 64);
+  int64_t of_units = round_up(static_cast<int64_t>(num_tokens) * panels.num_units * 4, 64);
   panels.scales = reinterpret_cast<float*>(bytes);
-  panels.sums = reinterpret_cast<float*>(bytes + numbers);
-  panels.bytes = reinterpret_cast<int8_t*>(bytes + 2 * numbers);
+  panels.sums = reinterpret_cast<float*>(bytes + of_steps);
+  panels.minus_sums = reinterpret_cast<int32_t*>(bytes + 2 * of_steps);
+  panels.bytes = reinterpret_cast<int8_t*>(bytes + 2 * of_steps + of_units);
   return panels;
 }
 
@@ -146,7 +163,8 @@ void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Pa
       for (int32_t k = first; k < last; k += group)
         quantize_group(matrix, x, k, group, m, M, panels.bytes + offset * padded,
                        panels.scales + offset * panels.num_steps,
-                       panels.sums + offset * panels.num_steps);
+                       panels.sums + offset * panels.num_steps,
+                       panels.minus_sums + offset * panels.num_units);
     }
   };
   pool.run(panels.num_panels() * chunks, fill);

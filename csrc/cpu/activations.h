@@ -12,6 +12,16 @@ namespace rl {
 // As many tokens as have their sums in registers together.
 constexpr int kPanelTokens = W == 8 ? 4 : 8;
 
+// What integer sums start from: minus the sum of some bytes, where sums are of 16 bits as two halves.
+inline int32_t minus_sum(int32_t sum) {
+#if defined(RL_SUMS_OF_16_BITS)
+  int32_t low = -sum / 2, high = -sum - low;
+  return static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (low & 0xffff));
+#else
+  return -sum;
+#endif
+}
+
 // Rows of floats: row t begins at data + t * stride.
 struct Rows {
   const float* data;
@@ -23,16 +33,19 @@ struct Rows {
 // Panel p holds tokens [p * kPanelTokens, p * kPanelTokens + M). For float matrices it is float
 // [columns][M], or, where bfloats are multiplied in pairs, bfloat [columns / 2][M][2], a pair taking
 // the place of a float. For quantized ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step
-// of columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M].
+// of columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M];
+// for each unit of columns what `minus_sum` makes of the sum of its bytes, [units][M].
 // Panels of fewer tokens are not padded.
 struct Panels {
   int32_t num_tokens;
   int32_t padded_columns;
   int32_t num_steps;
+  int32_t num_units;
   float* floats;
   int8_t* bytes;
   float* scales;
   float* sums;
+  int32_t* minus_sums;
 
   int32_t num_panels() const { return (num_tokens + kPanelTokens - 1) / kPanelTokens; }
   int32_t panel_tokens(int64_t panel) const {
@@ -43,6 +56,9 @@ struct Panels {
   const int8_t* panel_bytes(int64_t p) const { return bytes + p * kPanelTokens * padded_columns; }
   const float* panel_scales(int64_t p) const { return scales + p * kPanelTokens * num_steps; }
   const float* panel_sums(int64_t p) const { return sums + p * kPanelTokens * num_steps; }
+  const int32_t* panel_minus_sums(int64_t p) const {
+    return minus_sums + p * kPanelTokens * num_units;
+  }
 };
 
 // Scratch for the panels that a matrix needs, and the panels laid out in it.

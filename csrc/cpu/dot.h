@@ -8,8 +8,11 @@
 namespace rl {
 
 // Codes<F> is a quad of W rows, Quad the same quad of one token's activations in every lane, and
-// Sums<F> the running sums of W rows. The few instructions that decide the speed are written out:
-// compilers reorder the additions until the sums no longer fit the registers.
+// Sums<F> the running sums of W rows. The few instructions that decide the
+// speed are written out: compilers reorder the additions until the sums no longer fit the registers.
+//
+// Sums start from the middle code times `minus_sum` (activations.h), so that codes need no offset.
+// `bits` moves bytes right (left if negative) within 16-bit lanes and masks them.
 #if defined(__AVX512VNNI__)
 
 template <int F>
@@ -23,7 +26,9 @@ inline Quad quad_at(const int8_t* p) { return {reinterpret_cast<const int32_t*>(
 
 template <int F>
 struct Sums {
-  __m512i v = _mm512_setzero_si512();
+  __m512i v;
+  Sums() = default;
+  explicit Sums(vi minus_sum) : v((__m512i)(minus_sum << (code_bits(F) - 1))) {}
   void add(Codes<F> codes, Quad quad) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(v) : "v"(codes.v), "m"(*quad.p));
   }
@@ -31,10 +36,11 @@ struct Sums {
 };
 
 inline __m512i line(const uint8_t* p) { return _mm512_loadu_si512(p); }
-inline __m512i low_bits(__m512i x, int shift, int mask) {
-  return _mm512_and_si512(_mm512_srli_epi16(x, shift), _mm512_set1_epi8(static_cast<char>(mask)));
+inline void store_line(uint8_t* p, __m512i x) { _mm512_storeu_si512(p, x); }
+inline __m512i bits(__m512i x, int shift, int mask) {
+  __m512i moved = shift >= 0 ? _mm512_srli_epi16(x, shift) : _mm512_slli_epi16(x, -shift);
+  return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
 }
-inline __m512i raised(__m512i x) { return _mm512_slli_epi16(x, 4); }
 inline __m512i both(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 
 #elif defined(__AVX2__)
@@ -49,63 +55,88 @@ inline Quad quad_at(const int8_t* p) {
 inline __m256i line(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
-inline __m256i low_bits(__m256i x, int shift, int mask) {
-  return _mm256_and_si256(_mm256_srli_epi16(x, shift), _mm256_set1_epi8(static_cast<char>(mask)));
+inline void store_line(uint8_t* p, __m256i x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
 }
-
-#if defined(__AVXVNNI__)
+inline __m256i bits(__m256i x, int shift, int mask) {
+  __m256i moved = shift >= 0 ? _mm256_srli_epi16(x, shift) : _mm256_slli_epi16(x, -shift);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
+}
+inline __m256i both(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 
 template <int F>
 struct Codes {
   __m256i v;
 };
+
+#if !defined(RL_SUMS_OF_16_BITS)
+
 template <int F>
 struct Sums {
-  __m256i v = _mm256_setzero_si256();
+  __m256i v;
+  Sums() = default;
+  explicit Sums(vi minus_sum) : v((__m256i)(minus_sum << (code_bits(F) - 1))) {}
   void add(Codes<F> codes, Quad quad) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(v) : "x"(codes.v), "x"(quad));
   }
   vi total() const { return (vi)v; }
 };
-inline __m256i raised(__m256i x) { return _mm256_slli_epi16(x, 4); }
-inline __m256i both(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 
 #else
 
-// Without VNNI products are summed in 16 bits. A nibble times a byte, in pairs, is at most
-// 2 * 15 * 127 = 3,810, so the eight quads of a block fit; longer codes are taken as two nibbles.
-template <int F>
-struct Codes {
-  __m256i low, high;
-};
-template <>
-struct Codes<RL_Q4> {
-  __m256i low;
-};
-
-inline __m256i wide(__m256i sums16) { return _mm256_madd_epi16(sums16, _mm256_set1_epi16(1)); }
-
-inline void add_products(__m256i& sums16, __m256i codes, Quad quad) {
-  __m256i products;
-  asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
-      : "+x"(sums16), "=&x"(products)
-      : "x"(codes), "x"(quad));
-}
-
+// Without VNNI the products of two pairs are summed in 16 bits. Of codes up to 6 bits and bytes
+// they are at most 4 * 63 * 127 = 32,004; then they are widened.
 template <int F>
 struct Sums {
-  __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
+  __m256i v;
+  Sums() = default;
+  explicit Sums(vi minus_sum)
+      : v(_mm256_madd_epi16((__m256i)minus_sum, _mm256_set1_epi16(1 << (code_bits(F) - 1)))) {}
   void add(Codes<F> codes, Quad quad) {
-    add_products(low, codes.low, quad);
-    add_products(high, codes.high, quad);
+    __m256i products = _mm256_maddubs_epi16(codes.v, quad);
+    v = _mm256_add_epi32(v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
   }
-  vi total() const { return (vi)wide(low) + ((vi)wide(high) << 4); }
+  void add_both(Codes<F> first, Quad x, Codes<F> second, Quad y) {
+    __m256i products, others;
+    asm("vpmaddubsw %4, %3, %1\n\tvpmaddubsw %6, %5, %2\n\tvpaddw %2, %1, %1\n\t"
+        "vpmaddwd %7, %1, %1\n\tvpaddd %1, %0, %0"
+        : "+x"(v), "=&x"(products), "=&x"(others)
+        : "x"(first.v), "x"(x), "x"(second.v), "x"(y), "x"(_mm256_set1_epi16(1)));
+  }
+  vi total() const { return (vi)v; }
 };
+
+// Nibbles: all eight quads of a block fit. A lane holds the products of 16 bytes a, and starts from
+// -4 times the sum of all 32: it stays within 16 * 127 * (15 - 4) + 16 * 127 * 4 = 30,480.
 template <>
 struct Sums<RL_Q4> {
-  __m256i low = _mm256_setzero_si256();
-  void add(Codes<RL_Q4> codes, Quad quad) { add_products(low, codes.low, quad); }
-  vi total() const { return (vi)wide(low); }
+  __m256i v;
+  Sums() = default;
+  explicit Sums(vi minus_sum) : v(_mm256_slli_epi16((__m256i)minus_sum, 3)) {}
+  void add(Codes<RL_Q4> codes, Quad quad) {
+    __m256i products;
+    asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
+        : "+x"(v), "=&x"(products)
+        : "x"(codes.v), "x"(quad));
+  }
+  vi total() const { return (vi)_mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
+};
+
+// Bytes are two nibbles; the middle code is that of the high ones.
+template <>
+struct Codes<RL_Q8> {
+  Codes<RL_Q4> low, high;
+};
+template <>
+struct Sums<RL_Q8> {
+  Sums<RL_Q4> low, high;
+  Sums() = default;
+  explicit Sums(vi minus_sum) : low(vi{}), high(minus_sum) {}
+  void add(const Codes<RL_Q8>& codes, Quad quad) {
+    low.add(codes.low, quad);
+    high.add(codes.high, quad);
+  }
+  vi total() const { return low.total() + (high.total() << 4); }
 };
 
 #endif
@@ -123,7 +154,9 @@ struct Codes {
 };
 template <int F>
 struct Sums {
-  vi v{};
+  vi v;
+  Sums() = default;
+  explicit Sums(vi minus_sum) : v(minus_sum << (code_bits(F) - 1)) {}
   void add(const Codes<F>& codes, Quad x) {
     for (int row = 0; row < W; ++row)
       for (int i = 0; i < 4; ++i) v[row] += codes.v.b[4 * row + i] * x[i];
@@ -135,12 +168,9 @@ inline Bytes line(const uint8_t* p) {
   std::memcpy(out.b, p, sizeof out.b);
   return out;
 }
-inline Bytes low_bits(Bytes x, int shift, int mask) {
-  for (auto& b : x.b) b = static_cast<uint8_t>(b >> shift & mask);
-  return x;
-}
-inline Bytes raised(Bytes x) {
-  for (auto& b : x.b) b = static_cast<uint8_t>(b << 4);
+inline void store_line(uint8_t* p, const Bytes& x) { std::memcpy(p, x.b, sizeof x.b); }
+inline Bytes bits(Bytes x, int shift, int mask) {
+  for (auto& b : x.b) b = static_cast<uint8_t>((shift >= 0 ? b >> shift : b << -shift) & mask);
   return x;
 }
 inline Bytes both(Bytes a, Bytes b) {
@@ -150,42 +180,46 @@ inline Bytes both(Bytes a, Bytes b) {
 
 #endif
 
-// Joins a nibble and the bits above it; `Part` is a vector of bytes.
-template <int F, class Part>
-inline Codes<F> join(Part low, Part high) {
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-  return {low, high};
-#else
-  return {both(low, raised(high))};
-#endif
-}
-
-// Quads t and t + 4 of a block, for W rows from byte 4 * `row` of each line.
+// Whether quads are best added two at a time.
 template <int F>
-inline void read_quads(const uint8_t* block, int row, int t, Codes<F>& first, Codes<F>& second) {
+#if defined(RL_SUMS_OF_16_BITS)
+constexpr bool kInPairs = F == RL_Q5 || F == RL_Q6;
+#else
+constexpr bool kInPairs = false;
+#endif
+
+using Line = decltype(line(nullptr));
+
+// Bytes of W rows as codes.
+template <int F>
+inline Codes<F> codes_of(const Line& bytes) {
+  return {bytes};
+}
+#if defined(RL_SUMS_OF_16_BITS)
+template <>
+inline Codes<RL_Q8> codes_of<RL_Q8>(const Line& bytes) {
+  return {{bits(bytes, 0, 15)}, {bits(bytes, 4, 15)}};
+}
+#endif
+
+// Quads t and t + 4 of a block as bytes, for W rows from byte 4 * `row` of each line.
+template <int F>
+inline void read_quads(const uint8_t* block, int row, int t, Line& first, Line& second) {
   const uint8_t* p = block + 4 * row;
   if constexpr (F == RL_Q8) {
-    auto a = line(p + 64 * t), b = line(p + 64 * (t + 4));
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-    first = {low_bits(a, 0, 15), low_bits(a, 4, 15)};
-    second = {low_bits(b, 0, 15), low_bits(b, 4, 15)};
-#else
-    first = {a};
-    second = {b};
-#endif
+    first = line(p + 64 * t);
+    second = line(p + 64 * (t + 4));
   } else {
-    auto nibbles = line(p + 64 * t);
-    auto low = low_bits(nibbles, 0, 15), high = low_bits(nibbles, 4, 15);
-    if constexpr (F == RL_Q4) {
-      first = {low};
-      second = {high};
-    } else if constexpr (F == RL_Q5) {
-      auto fifth = line(p + 64 * 4);
-      first = join<F>(low, low_bits(fifth, t, 1));
-      second = join<F>(high, low_bits(fifth, t + 4, 1));
-    } else {
-      first = join<F>(low, low_bits(line(p + 64 * 4), 2 * t, 3));
-      second = join<F>(high, low_bits(line(p + 64 * 5), 2 * t, 3));
+    Line nibbles = line(p + 64 * t);
+    first = bits(nibbles, 0, 15);
+    second = bits(nibbles, 4, 15);
+    if constexpr (F == RL_Q5) {
+      Line fifth = line(p + 64 * 4);
+      first = both(first, bits(fifth, t - 4, 16));
+      second = both(second, bits(fifth, t, 16));
+    } else if constexpr (F == RL_Q6) {
+      first = both(first, bits(line(p + 64 * 4), 2 * t - 4, 48));
+      second = both(second, bits(line(p + 64 * 5), 2 * t - 4, 48));
     }
   }
 }

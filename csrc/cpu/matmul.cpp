@@ -9,17 +9,45 @@ namespace {
 constexpr int64_t kItemBytes = 48 * 1024;  // of weights that one thread takes at a time
 constexpr int kTilesAtOnce = 4;            // whose results are kept before they are stored
 
-// Tiles [tile, tile + count) of a matrix times a panel: out[count][M][16].
-void multiply_tiles(const rl_matrix& matrix, int64_t tile, int count, const Panels& panels,
-                    int64_t panel, float* out) {
-  int M = panels.panel_tokens(panel);
-  TileKernel kernel = is_quantized(matrix.format) ? quantized_kernel(matrix.format, M)
-                                                  : float_kernel(matrix.format, M);
-  kernel(matrix, tile_at(matrix, tile), count, panels, panel, out);
-}
+constexpr int64_t kExpandedBytes = 128 * 1024;  // of codes that stay in a near cache meanwhile
 
-int tiles_at_once(int64_t tile, int64_t last) {
-  return last - tile < kTilesAtOnce ? static_cast<int>(last - tile) : kTilesAtOnce;
+// Consecutive tiles that are multiplied with one panel after another.
+class Chunk {
+ public:
+  // Tiles [first, first + count); their codes are expanded into `codes` if that is not null.
+  Chunk(const rl_matrix& matrix, int64_t first, int count, uint8_t* codes)
+      : matrix_(matrix), tiles_(tile_at(matrix, first)), codes_(codes), count_(count) {
+    if (codes) expand(matrix, tiles_, count, codes);
+  }
+
+  // out[count][M][16]
+  void multiply(const Panels& panels, int64_t panel, float* out) const {
+    int M = panels.panel_tokens(panel);
+    TileKernel kernel = is_quantized(matrix_.format)
+                            ? quantized_kernel(matrix_.format, M, codes_ != nullptr)
+                            : float_kernel(matrix_.format, M);
+    kernel(matrix_, tiles_, codes_, count_, panels, panel, out);
+  }
+
+ private:
+  const rl_matrix& matrix_;
+  const uint8_t* tiles_;
+  const uint8_t* codes_;
+  int count_;
+};
+
+// How many tiles of a matrix are a chunk, and the bytes of their expanded codes, if any.
+struct ChunkSize {
+  int tiles;
+  int64_t bytes;
+};
+
+ChunkSize chunk_size(const rl_matrix& matrix, const Panels& panels) {
+  int64_t bytes = panels.num_panels() > 1 ? expanded_bytes(matrix) : 0;
+  if (!bytes) return {kTilesAtOnce, 0};
+  int64_t tiles = kExpandedBytes / bytes;
+  tiles = tiles < 1 ? 1 : tiles > kTilesAtOnce ? kTilesAtOnce : tiles;
+  return {static_cast<int>(tiles), tiles * bytes};
 }
 
 int64_t tiles_per_item(const rl_matrix& m, int64_t tiles_in_all, int num_threads) {
@@ -60,7 +88,9 @@ void multiply(Pool& pool, const Product* products, int num_products, const Panel
   };
   for (int i = 0; i < num_products; ++i)
     num_items += ceil_div(num_tiles(*products[i].matrix), item_tiles(i));
-  pool.run(num_items, [&](int64_t item, int) {
+  for (int i = 0; i < num_products; ++i)
+    pool.reserve(static_cast<size_t>(chunk_size(*products[i].matrix, panels).bytes));
+  pool.run(num_items, [&](int64_t item, int thread) {
     int i = 0;
     while (item >= ceil_div(num_tiles(*products[i].matrix), item_tiles(i))) {
       item -= ceil_div(num_tiles(*products[i].matrix), item_tiles(i));
@@ -70,11 +100,13 @@ void multiply(Pool& pool, const Product* products, int num_products, const Panel
     int64_t first = item * item_tiles(i), last = first + item_tiles(i);
     if (last > num_tiles(*product.matrix)) last = num_tiles(*product.matrix);
     float result[kTilesAtOnce * kPanelTokens * kTileRows];
-    for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
-      int M = panels.panel_tokens(panel);
-      for (int64_t tile = first; tile < last; tile += kTilesAtOnce) {
-        int count = tiles_at_once(tile, last);
-        multiply_tiles(*product.matrix, tile, count, panels, panel, result);
+    ChunkSize size = chunk_size(*product.matrix, panels);
+    for (int64_t tile = first; tile < last; tile += size.tiles) {
+      int count = last - tile < size.tiles ? static_cast<int>(last - tile) : size.tiles;
+      Chunk chunk(*product.matrix, tile, count, size.bytes ? pool.scratch(thread) : nullptr);
+      for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
+        int M = panels.panel_tokens(panel);
+        chunk.multiply(panels, panel, result);
         for (int n = 0; n < count; ++n)
           store_tile(product, tile + n, panel * kPanelTokens, M, result + n * M * kTileRows);
       }
@@ -87,17 +119,23 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
                     const Panels& panels) {
   int64_t tiles_in_all = num_tiles(up.matrix);
   int64_t per_item = tiles_per_item(up.matrix, 2 * tiles_in_all, pool.num_threads());
-  pool.run(ceil_div(tiles_in_all, per_item), [&](int64_t item, int) {
+  ChunkSize gate_size = chunk_size(gate.matrix, panels), up_size = chunk_size(up.matrix, panels);
+  int tiles_at_once = gate_size.tiles < up_size.tiles ? gate_size.tiles : up_size.tiles;
+  pool.reserve(static_cast<size_t>(gate_size.bytes + up_size.bytes));
+  pool.run(ceil_div(tiles_in_all, per_item), [&](int64_t item, int thread) {
     constexpr int kResults = kTilesAtOnce * kPanelTokens * kTileRows;
     float gates[kResults], ups[kResults];
     int64_t first = item * per_item, last = first + per_item;
     if (last > tiles_in_all) last = tiles_in_all;
-    for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
-      int M = panels.panel_tokens(panel);
-      for (int64_t tile = first; tile < last; tile += kTilesAtOnce) {
-        int count = tiles_at_once(tile, last);
-        multiply_tiles(gate.matrix, tile, count, panels, panel, gates);
-        multiply_tiles(up.matrix, tile, count, panels, panel, ups);
+    for (int64_t tile = first; tile < last; tile += tiles_at_once) {
+      int count = last - tile < tiles_at_once ? static_cast<int>(last - tile) : tiles_at_once;
+      uint8_t* scratch = gate_size.bytes + up_size.bytes ? pool.scratch(thread) : nullptr;
+      Chunk of_gate(gate.matrix, tile, count, gate_size.bytes ? scratch : nullptr);
+      Chunk of_up(up.matrix, tile, count, up_size.bytes ? scratch + gate_size.bytes : nullptr);
+      for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
+        int M = panels.panel_tokens(panel);
+        of_gate.multiply(panels, panel, gates);
+        of_up.multiply(panels, panel, ups);
         for (int i = 0; i < count * M; ++i) {
           int64_t row = (tile + i / M) * kTileRows, left = up.matrix.rows - row;
           int rows = left < kTileRows ? static_cast<int>(left) : kTileRows;

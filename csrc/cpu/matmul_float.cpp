@@ -8,22 +8,18 @@
 namespace rl {
 namespace {
 
-// Columns that are taken together, and their weights in W rows from row `row` on.
+// Columns that are taken together: bfloats lie in pairs.
 template <int F>
 constexpr int kTaken = F == RL_BF16 ? 2 : 1;
 
+// Column `column` + i, i < kTaken, in W rows from row `row` on.
 template <int F>
-inline void weights(const uint8_t* tile, int64_t column, int row, vf (&out)[kTaken<F>]) {
+inline vf weights(const uint8_t* tile, int64_t column, int i, int row) {
   int64_t index = column * kTileRows + row;
-  if constexpr (F == RL_F32) {
-    out[0] = load(reinterpret_cast<const float*>(tile) + index);
-  } else if constexpr (F == RL_F16) {
-    out[0] = load_half(reinterpret_cast<const uint16_t*>(tile) + index);
-  } else {
-    vi pairs = bits_of(load(reinterpret_cast<const float*>(tile) + column / 2 * kTileRows + row));
-    out[0] = float_of(pairs << 16);
-    out[1] = float_of(pairs & static_cast<int32_t>(0xffff0000));
-  }
+  if constexpr (F == RL_F32) return load(reinterpret_cast<const float*>(tile) + index);
+  if constexpr (F == RL_F16) return load_half(reinterpret_cast<const uint16_t*>(tile) + index);
+  vi pairs = bits_of(load(reinterpret_cast<const float*>(tile) + column / 2 * kTileRows + row));
+  return float_of(i == 0 ? pairs << 16 : pairs & static_cast<int32_t>(0xffff0000));
 }
 
 // A sum over columns is one chain of additions, each waiting for the one before. So with few tokens
@@ -39,25 +35,33 @@ void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Panels& pane
                     float* out) {
   constexpr int kVectors = kTileRows / W;
   constexpr int R = M * kVectors <= 12 ? kVectors : 1;
+  // Broadcasts of a pair of columns would not fit the registers beside the sums of several tokens.
+  constexpr int kAtOnce = M == 1 ? kTaken<F> : 1;
   const float* x = panels.panel_floats(panel);
   for (int row = 0; row < kTileRows; row += R * W) {
     vf result[N][R][M] = {};
     for (int64_t k = 0; k < panels.padded_columns; k += kTaken<F>) {
       RL_UNROLL
-      for (int n = 0; n < N; ++n) {
-        const uint8_t* tile = tiles + n * tile_bytes;
+      for (int first = 0; first < kTaken<F>; first += kAtOnce) {
+        vf values[kAtOnce][M];
         RL_UNROLL
-        for (int r = 0; r < R; ++r) {
-          vf w[kTaken<F>];
-          weights<F>(tile, k, row + r * W, w);
+        for (int i = 0; i < kAtOnce; ++i)
           RL_UNROLL
-          for (int i = 0; i < kTaken<F>; ++i)
+          for (int m = 0; m < M; ++m) values[i][m] = splat(x[(k + first + i) * M + m]);
+        RL_UNROLL
+        for (int n = 0; n < N; ++n)
+          RL_UNROLL
+          for (int r = 0; r < R; ++r)
             RL_UNROLL
-            for (int m = 0; m < M; ++m)
-              result[n][r][m] = fma(w[i], splat(x[(k + i) * M + m]), result[n][r][m]);
-        }
-        __builtin_prefetch(tile + k * kTileRows * (F == RL_F32 ? 4 : 2) + 2048);
+            for (int i = 0; i < kAtOnce; ++i) {
+              vf w = weights<F>(tiles + n * tile_bytes, k, first + i, row + r * W);
+              RL_UNROLL
+              for (int m = 0; m < M; ++m) result[n][r][m] = fma(w, values[i][m], result[n][r][m]);
+            }
       }
+      RL_UNROLL
+      for (int n = 0; n < N; ++n)
+        __builtin_prefetch(tiles + n * tile_bytes + k * kTileRows * (F == RL_F32 ? 4 : 2) + 2048);
     }
     for (int n = 0; n < N; ++n)
       for (int r = 0; r < R; ++r)
@@ -101,8 +105,8 @@ void multiply_together(const uint8_t* tiles, int64_t bytes, const Panels& panels
 }
 
 template <int F, int M>
-void multiply(const rl_matrix& matrix, const uint8_t* tiles, int count, const Panels& panels,
-              int64_t panel, float* out) {
+void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t*, int count,
+              const Panels& panels, int64_t panel, float* out) {
   constexpr int N = tiles_together<M>();
   const int64_t bytes = tile_bytes(matrix);
   int n = 0;

@@ -16,18 +16,44 @@ constexpr int row_vectors() {
   return W == 8 && (F == RL_Q4 || M <= 2) ? 2 : 1;
 }
 
-// Adds the products of a block, or of one half of it (quads 0 to 3, or 4 to 7), for R vectors of
-// rows from row `row` on.
-template <int F, int M, int R>
-inline void add_block(const uint8_t* block, bool first_half, bool second_half, int row,
-                      const int8_t* x, vi (&totals)[R][M]) {
-  Sums<F> sums[R][M] = {};
+constexpr int kExpandedBlock = kBlockColumns * kTileRows;
+
+template <int F, bool FromBytes>
+constexpr int block_bytes() {
+  return FromBytes ? kExpandedBlock : block_lines(F) * 64;
+}
+
+// The sums of a block, or of one half of it (quads 0 to 3, or 4 to 7), for R vectors of rows from
+// row `row` on.
+template <int F, bool FromBytes, int M, int R>
+RL_INLINE inline void sum_block(const uint8_t* block, bool first_half, bool second_half, int row,
+                      const int8_t* x, const vi (&minus_sums)[M], vi (&totals)[R][M]) {
+  Sums<F> sums[R][M];
+  RL_UNROLL
+  for (int r = 0; r < R; ++r)
+    RL_UNROLL
+    for (int m = 0; m < M; ++m) sums[r][m] = Sums<F>(minus_sums[m]);
   RL_UNROLL
   for (int t = 0; t < 4; ++t) {
     Codes<F> first[R], second[R];
     RL_UNROLL
-    for (int r = 0; r < R; ++r) read_quads<F>(block, row + r * W, t, first[r], second[r]);
-    if (first_half) {
+    for (int r = 0; r < R; ++r) {
+      Line a, b;
+      read_quads<FromBytes ? RL_Q8 : F>(block, row + r * W, t, a, b);
+      first[r] = codes_of<F>(a);
+      second[r] = codes_of<F>(b);
+    }
+    bool in_pairs = kInPairs<F> && first_half && second_half;
+    if constexpr (kInPairs<F>)
+      if (in_pairs) {
+        RL_UNROLL
+        for (int m = 0; m < M; ++m) {
+          Quad low = quad_at(x + (t * M + m) * 4), high = quad_at(x + ((t + 4) * M + m) * 4);
+          RL_UNROLL
+          for (int r = 0; r < R; ++r) sums[r][m].add_both(first[r], low, second[r], high);
+        }
+      }
+    if (first_half && !in_pairs) {
       RL_UNROLL
       for (int m = 0; m < M; ++m) {
         Quad quad = quad_at(x + (t * M + m) * 4);
@@ -35,7 +61,7 @@ inline void add_block(const uint8_t* block, bool first_half, bool second_half, i
         for (int r = 0; r < R; ++r) sums[r][m].add(first[r], quad);
       }
     }
-    if (second_half) {
+    if (second_half && !in_pairs) {
       RL_UNROLL
       for (int m = 0; m < M; ++m) {
         Quad quad = quad_at(x + ((t + 4) * M + m) * 4);
@@ -47,66 +73,85 @@ inline void add_block(const uint8_t* block, bool first_half, bool second_half, i
   RL_UNROLL
   for (int r = 0; r < R; ++r)
     RL_UNROLL
-    for (int m = 0; m < M; ++m) totals[r][m] += sums[r][m].total();
+    for (int m = 0; m < M; ++m) totals[r][m] = sums[r][m].total();
 }
 
 // How far ahead of its use a line is fetched.
 constexpr int kPrefetchBytes = 2048;
 
-template <int F, int M>
-void multiply_tile(const rl_matrix& matrix, const uint8_t* tile, const Panels& panels,
-                   int64_t panel, float* out) {
+inline void prefetch_block(const uint8_t* block, int bytes) {
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(block + kPrefetchBytes + line);
+}
+
+template <int F, bool FromBytes, int M>
+void multiply_tile(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* blocks,
+                   const Panels& panels, int64_t panel, float* out) {
   constexpr int R = row_vectors<F, M>();
+  constexpr int kBytes = block_bytes<F, FromBytes>();
   const int step = step_columns(matrix), blocks_per_step = step / kBlockColumns;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix);
   const int steps_per_group = groups > 1 ? matrix.group / step : num_steps;
   const auto* scales = reinterpret_cast<const uint16_t*>(tile);
   const uint16_t* mins = matrix.has_min ? scales + groups * kTileRows : nullptr;
-  const uint8_t* blocks = tile + scale_bytes(matrix);
-  const int block_size = block_lines(F) * 64;
-  const float middle = -static_cast<float>(1 << (code_bits(F) - 1));
-  const int8_t* x = panels.panel_bytes(panel);
-  const float* x_scales = panels.panel_scales(panel);
   const float* x_sums = panels.panel_sums(panel);
 
   for (int row = 0; row < kTileRows; row += R * W) {
     vf result[R][M] = {};
     vf scale[R] = {}, min[R] = {};
     const uint8_t* block = blocks;
-    const int8_t* quads = x;
+    const int8_t* quads = panels.panel_bytes(panel);
+    const int32_t* minus_sums = panels.panel_minus_sums(panel);
+    const float* x_scales = panels.panel_scales(panel);
+    auto sum_next = [&](bool first_half, bool second_half, vi (&totals)[R][M]) RL_INLINE {
+      vi start[M];
+      RL_UNROLL
+      for (int m = 0; m < M; ++m) start[m] = mins ? vi{} : splat_i(minus_sums[m]);
+      if (!FromBytes) prefetch_block(block, kBytes);
+      sum_block<F, FromBytes, M, R>(block, first_half, second_half, row, quads, start, totals);
+      minus_sums += M;
+      block += second_half ? kBytes : 0;
+      quads += second_half ? kBlockColumns * M : 0;
+    };
+    int steps_left = 0;
     for (int s = 0; s < num_steps; ++s) {
-      vi totals[R][M] = {};
+      vi totals[R][M];
       if (step < kBlockColumns) {
-        add_block<F, M, R>(block, !(s & 1), s & 1, row, quads, totals);
-        block += s & 1 ? block_size : 0;
-        quads += s & 1 ? kBlockColumns * M : 0;
+        sum_next(!(s & 1), s & 1, totals);
       } else {
-        for (int b = 0; b < blocks_per_step; ++b) {
-          for (int line = 0; line < block_size; line += 64)
-            __builtin_prefetch(block + kPrefetchBytes + line);
-          add_block<F, M, R>(block, true, true, row, quads, totals);
-          block += block_size;
-          quads += kBlockColumns * M;
+        sum_next(true, true, totals);
+        for (int b = 1; b < blocks_per_step; ++b) {
+          vi more[R][M];
+          sum_next(true, true, more);
+          RL_UNROLL
+          for (int r = 0; r < R; ++r)
+            RL_UNROLL
+            for (int m = 0; m < M; ++m) totals[r][m] += more[r][m];
         }
       }
-      if (s % steps_per_group == 0) {
+      if (steps_left == 0) {
         int64_t at = s / steps_per_group * kTileRows + row;
         RL_UNROLL
         for (int r = 0; r < R; ++r) {
           scale[r] = load_half(scales + at + r * W);
-          min[r] = mins ? load_half(mins + at + r * W) : scale[r] * middle;
+          if (mins) min[r] = load_half(mins + at + r * W);
         }
+        steps_left = steps_per_group;
       }
+      --steps_left;
       RL_UNROLL
-      for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < R; ++r)
         RL_UNROLL
-        for (int m = 0; m < M; ++m) {
-          vf product = to_float(totals[r][m]) * x_scales[s * M + m];
-          result[r][m] = fma(product, scale[r], result[r][m]);
-          result[r][m] = fma(splat(x_sums[s * M + m]), min[r], result[r][m]);
-        }
+        for (int m = 0; m < M; ++m)
+          result[r][m] = fma(to_float(totals[r][m]) * x_scales[m], scale[r], result[r][m]);
+      if (mins) {
+        RL_UNROLL
+        for (int r = 0; r < R; ++r)
+          RL_UNROLL
+          for (int m = 0; m < M; ++m)
+            result[r][m] = fma(splat(x_sums[s * M + m]), min[r], result[r][m]);
       }
+      x_scales += M;
     }
     RL_UNROLL
     for (int r = 0; r < R; ++r)
@@ -116,33 +161,70 @@ void multiply_tile(const rl_matrix& matrix, const uint8_t* tile, const Panels& p
   }
 }
 
-template <int F, int M>
-void multiply(const rl_matrix& matrix, const uint8_t* tiles, int count, const Panels& panels,
-              int64_t panel, float* out) {
-  const int64_t bytes = tile_bytes(matrix);
-  for (int n = 0; n < count; ++n)
-    multiply_tile<F, M>(matrix, tiles + n * bytes, panels, panel, out + n * M * kTileRows);
+template <int F, bool FromBytes, int M>
+void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes, int count,
+              const Panels& panels, int64_t panel, float* out) {
+  for (int n = 0; n < count; ++n) {
+    const uint8_t* tile = tiles + n * tile_bytes(matrix);
+    const uint8_t* blocks =
+        FromBytes ? codes + n * expanded_bytes(matrix) : tile + scale_bytes(matrix);
+    multiply_tile<F, FromBytes, M>(matrix, tile, blocks, panels, panel, out + n * M * kTileRows);
+  }
 }
 
-template <int F, size_t... I>
-constexpr std::array<TileKernel, kPanelTokens> kernels(std::index_sequence<I...>) {
-  return {multiply<F, I + 1>...};
-}
 template <int F>
-constexpr auto kKernels = kernels<F>(std::make_index_sequence<kPanelTokens>());
+void expand_blocks(const uint8_t* block, int64_t count, uint8_t* codes) {
+  for (int64_t b = 0; b < count; ++b, block += block_lines(F) * 64, codes += kExpandedBlock) {
+    prefetch_block(block, block_lines(F) * 64);
+    for (int row = 0; row < kTileRows; row += W) {
+      RL_UNROLL
+      for (int t = 0; t < 4; ++t) {
+        Line first, second;
+        read_quads<F>(block, row, t, first, second);
+        store_line(codes + 64 * t + 4 * row, first);
+        store_line(codes + 64 * (t + 4) + 4 * row, second);
+      }
+    }
+  }
+}
+
+template <int F, bool FromBytes, size_t... I>
+constexpr std::array<TileKernel, kPanelTokens> kernels(std::index_sequence<I...>) {
+  return {multiply<F, FromBytes, I + 1>...};
+}
+
+template <int F, bool FromBytes = false>
+constexpr auto kKernels = kernels<F, FromBytes>(std::make_index_sequence<kPanelTokens>());
 
 }  // namespace
 
-TileKernel quantized_kernel(int format, int num_tokens) {
+TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes) {
+  auto m = static_cast<size_t>(num_tokens - 1);
   switch (format) {
     case RL_Q4:
-      return kKernels<RL_Q4>[num_tokens - 1];
+      return kKernels<RL_Q4>[m];
     case RL_Q5:
-      return kKernels<RL_Q5>[num_tokens - 1];
+      return from_bytes ? kKernels<RL_Q5, true>[m] : kKernels<RL_Q5>[m];
     case RL_Q6:
-      return kKernels<RL_Q6>[num_tokens - 1];
+      return from_bytes ? kKernels<RL_Q6, true>[m] : kKernels<RL_Q6>[m];
     default:
-      return kKernels<RL_Q8>[num_tokens - 1];
+      return kKernels<RL_Q8>[m];
+  }
+}
+
+int64_t expanded_bytes(const rl_matrix& matrix) {
+  bool expands = matrix.format == RL_Q5 || matrix.format == RL_Q6;
+  return expands ? num_blocks(matrix) * kExpandedBlock : 0;
+}
+
+void expand(const rl_matrix& matrix, const uint8_t* tiles, int count, uint8_t* codes) {
+  for (int n = 0; n < count; ++n) {
+    const uint8_t* blocks = tiles + n * tile_bytes(matrix) + scale_bytes(matrix);
+    uint8_t* out = codes + n * expanded_bytes(matrix);
+    if (matrix.format == RL_Q5)
+      expand_blocks<RL_Q5>(blocks, num_blocks(matrix), out);
+    else
+      expand_blocks<RL_Q6>(blocks, num_blocks(matrix), out);
   }
 }
 

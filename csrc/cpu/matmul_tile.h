@@ -5,11 +5,17 @@
 
 namespace rl {
 
-// Multiplies `count` consecutive tiles with a panel of M tokens: out[count][M][16].
-using TileKernel = void (*)(const rl_matrix& matrix, const uint8_t* tiles, int count,
-                            const Panels& panels, int64_t panel, float* out);
+// Multiplies `count` consecutive tiles with a panel of M tokens: out[count][M][16]. `codes` are the
+// tiles' codes as bytes, where the kernel is one for these.
+using TileKernel = void (*)(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes,
+                            int count, const Panels& panels, int64_t panel, float* out);
 
-TileKernel quantized_kernel(int format, int num_tokens);
+TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes);
 TileKernel float_kernel(int format, int num_tokens);
+
+// Codes of two bit planes (Q5, Q6) are joined to bytes once where several panels use them: the size
+// of an expanded tile (0 for formats that are read as they are), and the expansion of `count` tiles.
+int64_t expanded_bytes(const rl_matrix& matrix);
+void expand(const rl_matrix& matrix, const uint8_t* tiles, int count, uint8_t* codes);
 
 }  // namespace rl

@@ -37,15 +37,21 @@ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 inline bool is_quantized(int format) { return format >= RL_Q4; }
 
 // Half-open ranges of bits: how many a code of the format has, and lines of a block.
-inline int code_bits(int format) {
+constexpr int code_bits(int format) {
   return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
 }
-inline int block_lines(int format) {
+constexpr int block_lines(int format) {
   return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
 }
 
 // Columns between two conversions from integer sums to floats: scales change no more often.
 inline int step_columns(const rl_matrix& m) { return m.group <= 128 ? m.group : 64; }
+
+// Columns whose integer sum is started at once: a block, or a step if that is less.
+inline int unit_columns(const rl_matrix& m) {
+  int step = step_columns(m);
+  return step < kBlockColumns ? step : kBlockColumns;
+}
 
 // Columns that share a scale of the activations.
 inline int activation_group(const rl_matrix& m) {

@@ -51,6 +51,16 @@ Pool::Pool(int num_threads) {
 
 Pool::~Pool() { stop(); }
 
+void Pool::reserve(size_t bytes_per_thread) {
+  if (bytes_per_thread <= scratch_bytes_) return;
+  scratch_.clear();
+  scratch_bytes_ = 0;
+  for (int thread = 0; thread < num_threads(); ++thread)
+    scratch_.emplace_back(
+        static_cast<uint8_t*>(::operator new(bytes_per_thread, std::align_val_t{64})));
+  scratch_bytes_ = bytes_per_thread;
+}
+
 void Pool::stop() {
   stopping_.store(true);
   epoch_.fetch_add(1);

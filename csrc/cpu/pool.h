@@ -3,7 +3,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -30,7 +33,14 @@ class Pool {
     share(static_cast<uint32_t>(num_tiles), &call<Body>, &body);
   }
 
+  // Memory of each thread's own, at least so much of it; the caller of `run` reserves it before.
+  void reserve(size_t bytes_per_thread);
+  uint8_t* scratch(int thread) { return scratch_[static_cast<size_t>(thread)].get(); }
+
  private:
+  struct Free {
+    void operator()(uint8_t* p) const { ::operator delete(p, std::align_val_t{64}); }
+  };
   using Call = void (*)(const void* body, int64_t tile, int thread);
 
   template <class Body>
@@ -55,6 +65,8 @@ class Pool {
   alignas(64) std::atomic<uint32_t> epoch_{0};  // what sleepers wait on
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};
+  std::vector<std::unique_ptr<uint8_t, Free>> scratch_;
+  size_t scratch_bytes_ = 0;
   std::vector<std::thread> workers_;
 };
 

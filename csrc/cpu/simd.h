@@ -10,6 +10,11 @@
 #include <immintrin.h>
 #endif
 
+// AVX2 alone sums products of bytes in 16 bits; see dot.h.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define RL_SUMS_OF_16_BITS
+#endif
+
 namespace rl {
 
 #if defined(__AVX512F__)
@@ -24,8 +29,16 @@ typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef float vf_in_memory __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
-// Put before a loop over registers, whose trip count the compiler knows.
+// RL_UNROLL stands before a loop over registers, whose trip count the compiler knows; RL_INLINE marks
+// parts of an inner loop, which it would rather call. Plain C++, with its loops over bytes, would
+// take minutes to compile.
+#if defined(__AVX2__)
 #define RL_UNROLL _Pragma("GCC unroll 16")
+#define RL_INLINE __attribute__((always_inline))
+#else
+#define RL_UNROLL
+#define RL_INLINE
+#endif
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf_in_memory*>(p); }
 inline void store(float* p, vf x) { *reinterpret_cast<vf_in_memory*>(p) = x; }
