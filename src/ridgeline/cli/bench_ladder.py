@@ -30,8 +30,8 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar="NAME,NAME",
         help="embedded (real weights), 1b (random weights, recorded acceptance)",
     )
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each text")
-    parser.add_argument("--texts", type=int, default=4, metavar="N", help="recorded texts, up to 8")
+    parser.add_argument("--tokens", type=int, default=32, metavar="N", help="of each text")
+    parser.add_argument("--texts", type=int, default=8, metavar="N", help="recorded texts, up to 8")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="visits of each rung")
     parser.add_argument("--calibrate", action="store_true", help="measure what predicts anew")
     parser.add_argument("--measure-only", action="store_true", help="predict nothing")

@@ -5,6 +5,7 @@ which of them are accepted.
 """
 
 import json
+import keyword
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ PATH = Path(__file__).with_name("texts.jsonl")
 WORKLOADS = ("continue", "edit")
 _TEXTS_EACH = 8
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 96, 128
-_EDIT_CHARS = 700
+_EDITED = slice(1200, 1900)  # characters of a text: behind its imports
 _NAME = re.compile(r"\b[a-z_]{5,}\b")
 
 
@@ -77,7 +78,7 @@ def record() -> list[RecordedText]:
             tokens = _encode(target, text)[: _PROMPT_TOKENS + _OUTPUT_TOKENS]
             pairs.append(("continue", tokens[:_PROMPT_TOKENS], tokens[_PROMPT_TOKENS:]))
         for text in heldout_code(_TEXTS_EACH):
-            part = text[:_EDIT_CHARS]
+            part = text[_EDITED]
             prompt = _encode(target, f"{part}\n# The same with another name:\n")
             output = _encode(target, renamed(part))[:_OUTPUT_TOKENS]
             pairs.append(("edit", prompt, output))
@@ -105,12 +106,13 @@ def heldout_code(count: int) -> list[str]:
     path = resources.files("ridgeline") / "assets/heldout/heldout.jsonl"
     entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     texts = [entry["text"] for entry in entries if entry["kind"] == "code"]
-    return [text for text in texts if len(text) > 2 * _EDIT_CHARS][:count]
+    return [text for text in texts if len(text) > 2 * _EDITED.stop][:count]
 
 
 def renamed(text: str) -> str:
     """The text with its most frequent long name changed."""
-    name = Counter(_NAME.findall(text)).most_common(1)[0][0]
+    names = Counter(name for name in _NAME.findall(text) if not keyword.iskeyword(name))
+    name = names.most_common(1)[0][0]
     return re.sub(rf"\b{name}\b", f"{name}_2", text)
 
 
