@@ -93,7 +93,7 @@ def test_small_batches(name, dtype, splits):
 
 def test_quantization_on_load_is_near():
     weight = random(64, COLUMNS).cpu()
-    for bits, group, most in ((4, 32, 0.1), (4, 128, 0.13), (8, None, 0.012)):
+    for bits, group, most in ((4, 32, 0.09), (4, 128, 0.11), (8, None, 0.012)):
         packed = quantize_matrix(weight, bits, group)
         error = (exact_values(packed, None) - weight).norm() / weight.norm()
         assert 0 < error < most

@@ -28,6 +28,7 @@ from ridgeline.kernels.triton.kv_cache import QUANTIZED
 from ridgeline.quant import QuantizedTensor
 
 _GROUPS = (128, 64, 32)
+_SCALE_SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)  # of the scale that reaches the largest magnitude
 _ROW_UNIT = 128  # columns of int4 that are packed together where a whole row has one scale
 
 
@@ -128,7 +129,8 @@ def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> PackedMatrix | None:
 def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -> PackedMatrix:
     """A float matrix rounded to 4 or 8 bits, one float16 scale for ``group`` columns or for a row.
 
-    Symmetric; the scale of int4 has the largest magnitude at code −8, as GGUF's Q4_0 has it.
+    Symmetric. The largest magnitude has code −127, or −8 in four bits, as in GGUF's Q4_0; in four
+    bits the scale is made smaller where that lessens the squared error.
 
     Raises:
         ValueError: other bits, or columns that are not whole groups (of 128 where there are none).
@@ -138,10 +140,17 @@ def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -
         raise ValueError(f"{list(weight.shape)} cannot be quantized to {bits} bits by {group}")
     parts = weight.float().unflatten(-1, (-1, group or columns))
     largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
-    scales = (largest / -8 if bits == 4 else largest.abs() / 127).half()
-    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-    limits = (-8, 7) if bits == 4 else (-127, 127)
-    codes = (parts / scales.float()).round().clamp(*limits).flatten(-2)
+    least = -8 if bits == 4 else -127
+    codes, scales, error = _rounded(parts, largest / least, least)
+    for share in _SCALE_SHARES if bits == 4 else ():
+        other_codes, other_scales, other_error = _rounded(parts, largest * (share / least), least)
+        better = other_error < error
+        codes, scales = (
+            torch.where(better, other_codes, codes),
+            torch.where(better, other_scales, scales),
+        )
+        error = torch.minimum(error, other_error)
+    codes = codes.flatten(-2)
     unit = (group or _ROW_UNIT) if bits == 4 else 0
     return PackedMatrix(
         format=Format.INT4 if bits == 4 else Format.INT8,
@@ -172,6 +181,17 @@ def pack_nibbles(codes: torch.Tensor, unit: int) -> torch.Tensor:
     halves = codes.unflatten(-1, (-1, 2, unit // 2))
     packed: torch.Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
     return packed.flatten(-2)
+
+
+def _rounded(
+    parts: torch.Tensor, scales: torch.Tensor, least: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes of groups, their scales in float16, and the squared error of each."""
+    halves = scales.half()
+    halves = torch.where(halves == 0, torch.ones_like(halves), halves)
+    codes = (parts / halves.float()).round().clamp(least, -least - (1 if least == -8 else 0))
+    error = (codes * halves.float() - parts).square().sum(-1, keepdim=True)
+    return codes, halves, error
 
 
 def _kind_of(weight: QuantizedTensor) -> Format | None:
