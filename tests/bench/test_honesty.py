@@ -22,6 +22,7 @@ from ridgeline.bench.honesty.scoring import (
     Claim,
     Outcome,
     false_wins,
+    is_win,
     speed_ups,
     summarise,
 )
@@ -95,8 +96,17 @@ def test_baselines_are_fitted_on_the_same_steps():
 
 
 def test_what_differs_from_itself_is_a_false_win():
-    found = false_wins([(1.0, 1.04), (1.0, 1.06), (2.0, 2.0)])
-    assert (found["count"], found["false"], found["held"]) == (3, 1, False)
+    def measured(*visits):
+        return StepTimes(shape="s", format="a", step=STEP, visits_s=tuple((v,) for v in visits))
+
+    pairs = [
+        (measured(1.0, 1.1), measured(1.04, 1.2)),  # within 5 %
+        (measured(1.0, 1.3), measured(1.2, 1.1)),  # visits lie among each other
+        (measured(1.0, 1.1), measured(1.3, 1.2)),
+    ]
+    assert [is_win(*pair) for pair in pairs] == [False, False, True]
+    assert [is_win(*reversed(pair)) for pair in pairs] == [False, False, True]
+    assert false_wins(pairs) == {"count": 3, "false": 1, "held": False}
 
 
 def times(shape, form, step, seconds):

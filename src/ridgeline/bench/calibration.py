@@ -82,7 +82,7 @@ STEPS = (
     )),
     *(StepShape(batch_size=b, num_tokens=n, context=c) for b, n, c in (
         (1, 16, 0), (1, 32, 64), (1, 64, 0), (1, 128, 0), (1, 128, 512), (1, 256, 0),
-        (2, 64, 100), (1, 400, 0), (4, 32, 0),
+        (2, 64, 100), (4, 32, 0),
     )),
 )  # fmt: skip
 _CACHES = 8  # as many times the last cache are beyond it

@@ -62,7 +62,12 @@ class StepTimes:
         Neighbours on the machine, and on its host, only ever add to a step, and for seconds at a
         time; what is predicted is the machine without them.
         """
-        return min(median_low(visit) for visit in self.visits_s)
+        return min(self.medians_s)
+
+    @property
+    def medians_s(self) -> list[float]:
+        """Of each visit."""
+        return [median_low(visit) for visit in self.visits_s]
 
     def halves(self) -> tuple["StepTimes", "StepTimes"]:
         """Every other visit, and the rest: the same thing measured twice, in turn."""

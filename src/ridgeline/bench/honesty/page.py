@@ -134,8 +134,9 @@ def _ttft(result: Mapping[str, Any]) -> list[str]:
 def _checks(result: Mapping[str, Any]) -> list[str]:
     wins = result["a_a"]
     lines = [
-        f"A/A: {wins['false']} of {wins['count']} repeated measurements looked like a difference "
-        f"of more than 5 % ({'held' if wins['held'] else 'not held'}: at most 5 %).",
+        f"A/A: of {wins['count']} steps, each measured twice in turn, {wins['false']} looked "
+        "different: by more than 5 %, and with no visit of the one among those of the other "
+        f"({'held' if wins['held'] else 'not held'}: at most 5 %).",
         "",
         "| planted | measured ÷ claimed | as it must be |",
         "|---|---|---|",

@@ -103,7 +103,7 @@ def report(measured: Measurements) -> dict[str, Any]:
     samples = calibration_samples(measured)
     calibration, baselines = calibration_of(measured, samples), baselines_of(measured)
     outcomes: list[Outcome] = []
-    pairs: list[tuple[float, float]] = []
+    pairs: list[tuple[StepTimes, StepTimes]] = []
     for each in measured.tests:
         steps = [times.step for times in each.times]
         claims = make_claims(each.shape, each.format, steps, calibration, baselines)
@@ -111,7 +111,7 @@ def report(measured: Measurements) -> dict[str, Any]:
             Outcome(claim=claim, measured_s=times.seconds)
             for claim, times in zip(claims, each.times, strict=True)
         ]
-        pairs += [(one.seconds, other.seconds) for one, other in map(StepTimes.halves, each.times)]
+        pairs += map(StepTimes.halves, each.times)
     return {
         "created": measured.created,
         "executor": measured.executor,
