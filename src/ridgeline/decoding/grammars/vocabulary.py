@@ -7,6 +7,15 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.text import Tokenizer
 
+# Sets of tokens whose masks are computed once: where any text of a string may follow, a mask is put
+# together from them. The short ones are for strings that soon reach their greatest length.
+_STRING_CHAR = r'[^"\\\x00-\x1F\x7F]'
+SLICES = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_STRING_CHAR}{{1,{most}}}" for most in (3, 5, 10, 30)),
+    f"{_STRING_CHAR}+",
+)
+
 
 class _Source:
     """What llguidance reads of a tokenizer, under the names that it uses."""
@@ -39,4 +48,4 @@ def grammar_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
             "Structured outputs need an end-of-sequence token, which this model's tokenizer lacks."
         )
     wrapper = TokenizerWrapper(_Source(tokenizer, vocab_size, eos[0]))
-    return LLTokenizer(wrapper, eos_token=eos)
+    return LLTokenizer(wrapper, eos_token=eos, slices=list(SLICES))
