@@ -148,14 +148,16 @@ class SimulatedExecutor:
         if not outputs.sample or self._is_void(segment):
             return SegmentResult()
         admission = self._admissions[segment.slot]
-        accepted = self._accepted(admission, segment)
+        if num_steps == 1 and not segment.num_drafts:
+            return SegmentResult(token_ids=(self.token(admission, segment.stop),))
+        accepted = self.accepted(admission, segment)
         first = segment.stop - segment.num_drafts
         drafts = segment.token_ids[segment.num_tokens - segment.num_drafts :]
         kept = [self._resolved(drafts[node]) for node in accepted]
-        drawn = [self._token(admission, first + len(accepted) + step) for step in range(num_steps)]
+        drawn = [self.token(admission, first + len(accepted) + step) for step in range(num_steps)]
         return SegmentResult(token_ids=(*kept, *drawn), accepted=accepted)
 
-    def _accepted(self, admission: Admission, segment: Segment) -> tuple[int, ...]:
+    def accepted(self, admission: Admission, segment: Segment) -> tuple[int, ...]:
         """Indices of the accepted drafts: in a tree, the first child is tried at each depth."""
         parents = segment.parents or tuple(range(-1, segment.num_drafts - 1))
         path: list[int] = []
@@ -168,10 +170,10 @@ class SimulatedExecutor:
         return tuple(path)
 
     def _is_void(self, segment: Segment) -> bool:
-        return any(
-            is_reference(token) and self._resolved(token) == _NOT_YIELDED
-            for token in segment.token_ids
-        )
+        tokens = segment.token_ids
+        if not is_reference(min(tokens)):
+            return False
+        return any(is_reference(t) and self._resolved(t) == _NOT_YIELDED for t in tokens)
 
     def _resolved(self, token: int) -> int:
         if not is_reference(token):
@@ -179,7 +181,7 @@ class SimulatedExecutor:
         outputs = self._outputs if is_earlier_pass(token) else self._previous_outputs
         return outputs[referenced_output(token)]
 
-    def _token(self, admission: Admission, position: int) -> int:
+    def token(self, admission: Admission, position: int) -> int:
         """Any token but those that end the output."""
         vocab_size = self._models[ModelRole.TARGET].spec.vocab_size
         token = int(self._noise(admission, position, 0) * vocab_size)
