@@ -40,7 +40,7 @@ lint: $(VENV)/.installed-dev
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m ridgeline.bench.gpu --check
 	if $(PYTHON) -c "import pytest, safetensors, tokenizers"; then \
-	  PYTHONPATH=src:. $(PYTHON) -m pytest tests/kernels/triton tests/executors/test_gpu.py -m "not slow"; fi
+	  PYTHONPATH=src:. $(PYTHON) -m pytest tests/kernels/triton tests/executors/test_gpu.py tests/engine/test_cuda_engine.py; fi
 
 # On a machine with a GPU; needs nothing but PYTHON with torch, triton and numpy.
 bench-gpu:

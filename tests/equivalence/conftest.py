@@ -1,7 +1,7 @@
 """Pairs of a tiny target and a draft that often agrees with it, on every executor there is.
 
-On the reference executor they run in float64, so that a token differs only where something is
-wrong; the others promise equality in the type that they run in.
+On the reference and the cuda executor they run in float64, so that a token differs only where
+something is wrong; the others promise equality in the type that they run in.
 """
 
 import json
@@ -10,14 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.conftest import VOCAB, write_tokenizer
+from tests.executors.host_cuda import host_factory
 from tests.tiny import CONFIG, WINDOWED, tiny_model
 
 from ridgeline import LLM
-from ridgeline.executors import executor_names
+from ridgeline.executors import registry
 from ridgeline.models import describe
 
 DRAFTERS = ("ngram", "suffix", "draft", "combined", "adaptive")
-EXECUTORS = [name for name in executor_names() if name != "simulated"]
+# The CUDA executor runs on the CPU here, op by op as on a GPU.
+EXECUTORS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow)]
 _DISAGREEMENT = 0.05  # noise on the draft's weights, relative to their own spread
 
 
@@ -63,11 +65,11 @@ def opener(root, executor):
 
     ``pool_tokens``: how many tokens the KV pool of each model holds.
     """
-    block_tokens = 4 if executor == "reference" else 16
+    block_tokens = 16 if executor == "cpu" else 4
     known: dict[str, int] = {}  # bytes of a block, all groups together, by pair
 
     def open_llm(speculation, *, pair="full", pool_tokens=None, **settings):
-        if executor == "reference":
+        if executor != "cpu":
             settings = {"dtype": "float64"} | settings
         models = 1
         if speculation in ("draft", "combined", "adaptive"):
@@ -94,7 +96,9 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture(scope="session", params=EXECUTORS)
 def executor(request):
-    return request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._FACTORIES, "cuda", host_factory)
+        yield request.param
 
 
 @pytest.fixture(scope="session")

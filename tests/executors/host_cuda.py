@@ -10,3 +10,16 @@ def host_executor(models, block_tokens, *, device=None, **settings):
     return CUDAExecutor(
         models, block_tokens, device=device or HostDevice(), kernels=TorchKernels(), **settings
     )
+
+
+def host_factory(models, options, device=None):
+    """What the registry would call for ``cuda``."""
+    return host_executor(
+        models,
+        options.block_tokens,
+        device=device,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        num_slots=options.max_num_seqs,
+        memory_share=options.gpu_memory_utilization,
+    )

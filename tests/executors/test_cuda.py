@@ -4,6 +4,7 @@ Its device is the CPU, as strict about graphs and waiting as a GPU.
 """
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from tests.executors.host_cuda import host_executor
 from tests.tiny import CONFIG, EXPERTS, GREEDY, LATENT, WINDOWED, Driver, tiny_executor, tiny_model
 
-from ridgeline.core.plan import Outputs, Pass, step_in_flight
+from ridgeline.core.plan import BlockTableUpdate, Outputs, Pass, step_in_flight
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda.decode import batch_bucket
 from ridgeline.executors.cuda.host_device import HostDevice, HostEvent, HostWaitError, NoWaits
@@ -257,6 +258,21 @@ def test_penalties_bias_and_minimum_length_are_the_references():
         tokens.append(driver.decode(0, PROMPT, 8, params, eos_token_ids=(11,)))
         driver.executor.close()
     assert tokens[0] == tokens[1]
+
+
+def test_blocks_given_up_behind_a_window_are_not_read():
+    """The scheduler's tables have −1 there, for the steps that bring whole tables again."""
+    driver = driver_on(config=WINDOWED)  # 9 tokens
+    expected = driver.decode(0, PROMPT, 8)
+    first = driver.start(1, PROMPT).token_ids
+    blocks = (-1, *range(driver.blocks_per_slot + 1, driver.blocks_per_slot + 8))
+    segment = replace(
+        driver.segment(1, len(PROMPT), first),
+        block_updates=(BlockTableUpdate(group=0, first=0, blocks=blocks),),
+    )
+    result = driver.run(passes=[Pass(segments=(segment,), num_steps=7)]).passes[0][0]
+    assert [*first, *result.token_ids] == expected
+    driver.executor.close()
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

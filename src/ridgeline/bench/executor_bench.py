@@ -12,6 +12,7 @@ from ridgeline.bench.measure import Measurement, reached, run_rounds
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.ops import Embed, Head, op_weights
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.loading import load_model, packed_cache
@@ -97,6 +98,7 @@ def bench_executor(
 
     Raises what loading a model raises, and:
         ContextLengthError: a case is longer than the model's positions.
+        InvalidRequestError: the executor is that of a GPU.
         NativeLibraryError: the loops that measure the ceilings are not built.
         OutOfMemoryError: the KV of all cases does not fit.
     """
@@ -112,6 +114,9 @@ def bench_executor(
         kv_cache_dtype=config.kv_cache_dtype,
         packed_cache=packed_cache(config),
     )
+    if executor.name == "cuda":
+        executor.close()
+        raise InvalidRequestError("A GPU has a benchmark of its own: make bench-gpu.")
     try:
         workloads = make_workloads(
             executor,

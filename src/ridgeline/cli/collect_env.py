@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 def collect() -> dict[str, Any]:
     """Facts by name; sizes in bytes."""
     from ridgeline.executors import executor_names  # torch takes a second: not for --help
+    from ridgeline.kernels.gpu import missing_for_gpu
     from ridgeline.models import model_types
 
     memory = psutil.virtual_memory()
@@ -70,6 +71,7 @@ def collect() -> dict[str, Any]:
         "available_bytes": memory.available,
         "gpus": _gpus(),
         "executors": list(executor_names()),
+        "gpu_executor": missing_for_gpu() or "runs",
         "step_price": _step_price(),
         "model_types": list(model_types()),
     }

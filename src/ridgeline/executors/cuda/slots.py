@@ -45,10 +45,14 @@ class SlotTables:
     ) -> None:
         self.num_slots, self.longest, self._staging = num_slots, longest, staging
         rows, at = num_slots + 1, device.torch_device
-        self._tables = {
-            (role, group): torch.full((rows, longest), count, dtype=torch.int32, device=at)
+        self._spare = {
+            (role, group): count
             for role, counts in pools.items()
             for group, count in enumerate(counts)
+        }
+        self._tables = {
+            key: torch.full((rows, longest), count, dtype=torch.int32, device=at)
+            for key, count in self._spare.items()
         }
         self._fractions = torch.zeros(3, rows, dtype=torch.float64, device=at)
         self._counts = torch.zeros(2, rows, dtype=torch.int32, device=at)
@@ -73,8 +77,10 @@ class SlotTables:
         seeds.add(slot, admission.seed - (1 << 64 if admission.seed >= 1 << 63 else 0))
 
     def update_table(self, role: ModelRole, slot: int, update: BlockTableUpdate) -> None:
-        first = slot * self.longest + update.first
-        self._table_writes[role, update.group].add(first, *update.blocks)
+        """Note new entries; blocks that were given up behind a window are negative."""
+        first, spare = slot * self.longest + update.first, self._spare[role, update.group]
+        blocks = (block if block >= 0 else spare for block in update.blocks)
+        self._table_writes[role, update.group].add(first, *blocks)
 
     def flush(self) -> None:
         """Issue every change since the last time."""
