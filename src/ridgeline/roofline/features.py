@@ -86,12 +86,11 @@ class _TokenTerms:
 def _token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> _TokenTerms:
     """Computed once for each number of tokens and rows."""
     key = ("terms", id(ceilings), batch.num_tokens, batch.logit_rows)
-    found = model.memo.get(key)
-    if found is None:
-        found = _compute_token_terms(model, batch, ceilings)
+    found: tuple[Ceilings, _TokenTerms] | None = model.memo.get(key)
+    if found is None:  # the ceilings are kept too, so that no others get their id
+        found = ceilings, _compute_token_terms(model, batch, ceilings)
         remember(model, key, found)
-    terms: _TokenTerms = found
-    return terms
+    return found[1]
 
 
 def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> _TokenTerms:

@@ -2,8 +2,8 @@
 at a time.
 
 A kernel that loads and unpacks a weight once for a *panel* of tokens does U·⌈T / panel⌉ + P·T
-instructions on a weight for T tokens, not P·T. What it cannot hide behind memory is the first
-panel's part at most: later panels find the weights in a cache.
+instructions on a weight for T tokens, not P·T. Only the first panel's can hide behind the reading
+of the weights: later panels find them in a cache.
 """
 
 from dataclasses import dataclass
