@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import psutil
@@ -114,7 +115,7 @@ def test_text_deltas_join_to_the_full_decode(served, http, size):
     """Item 34: sampled bytes of any kind; what streams is what decoding the whole gives."""
     samples = rounds(size, 4, 100)
     for seed in range(rounds(size, 4, 50)):
-        body = {"prompt": "the", "max_tokens": 40, "temperature": 3.0, "seed": seed, "n": samples,
+        body = {"prompt": "the", "max_tokens": 16, "temperature": 3.0, "seed": seed, "n": samples,
                 "ignore_eos": True, "stream": True, "return_token_ids": True}  # fmt: skip
         texts, ids = [""] * samples, [[] for _ in range(samples)]
         with http.stream("POST", "/v1/completions", json=body) as response:
@@ -124,8 +125,7 @@ def test_text_deltas_join_to_the_full_decode(served, http, size):
                     texts[choice["index"]] += choice["text"]
                     ids[choice["index"]] += choice["token_ids"]
         for text, tokens in zip(texts, ids, strict=True):
-            whole = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
-            assert text == whole.replace("<eos>", "")
+            assert text == served.server.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def test_overload_is_refused_with_retry_after(roomy_folder, tmp_path):
@@ -153,41 +153,44 @@ def test_overload_is_refused_with_retry_after(roomy_folder, tmp_path):
 
 @pytest.mark.slow
 def test_what_is_accepted_under_overload_is_served_in_time(roomy_folder, tmp_path):
-    """Item 35: 20 times what the queue takes; its p99 against that of a queue just full."""
-    with running(roomy_folder, data_dir=tmp_path, max_queue=8) as server:
+    """Item 35: 20 times what the queue takes; p99 of the accepted against a queue just full.
 
-        async def latencies(clients):
-            """Of the accepted, while so many clients ask again and again for some seconds."""
+    By the server's log: so many clients in one Python process wait for themselves.
+    """
+    with serve_process(roomy_folder, tmp_path / "data", "--max-queue", "8") as server:
+
+        async def ask(client, times):
+            for _ in range(times):
+                answer = await client.post("/v1/completions", json={**SHORT, "max_tokens": 32})
+                if answer.status_code != 200:
+                    await asyncio.sleep(int(answer.headers["retry-after"]))
+
+        async def flood(clients, times):
             limits = httpx.Limits(max_connections=clients)
-            until_s = time.monotonic() + 8
-            found = []
-
-            async def ask(client):
-                while time.monotonic() < until_s:
-                    began_s = time.monotonic()
-                    answer = await client.post("/v1/completions", json={**SHORT, "max_tokens": 64})
-                    if answer.status_code == 200:
-                        found.append(time.monotonic() - began_s)
-                    else:
-                        await asyncio.sleep(0.05 * int(answer.headers["retry-after"]))
-
             async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
-                await asyncio.gather(*(ask(client) for _ in range(clients)))
-            return sorted(found)
+                await asyncio.gather(*(ask(client, times) for _ in range(clients)))
 
-        full, flooded = (asyncio.run(latencies(clients)) for clients in (8, 160))
-        assert p99(flooded) <= 3 * p99(full), (p99(flooded), p99(full))
+        seconds = []
+        for clients, times in ((8, 50), (160, 10)):
+            before = len(log_of(server))
+            asyncio.run(flood(clients, times))
+            accepted = [e["seconds"] for e in log_of(server)[before:] if e["status"] == 200]
+            assert len(accepted) > 100
+            seconds.append(sorted(accepted)[int(0.99 * len(accepted))])
+        assert seconds[1] <= 3 * seconds[0], seconds
 
 
-def p99(values):
-    assert len(values) > 20
-    return values[int(0.99 * len(values))]
+def log_of(server):
+    """The requests for completions that a server has logged."""
+    lines = Path(server.log.name).read_text().splitlines()
+    entries = [json.loads(line) for line in lines if line.startswith("{")]
+    return [entry for entry in entries if entry["route"] == "/v1/completions"]
 
 
 @pytest.mark.slow
 def test_others_keep_their_speed_beside_slow_readers(roomy_folder, tmp_path):
     """Item 33: beside 50 whose buffers are full, against 50 who read as fast as they can."""
-    body = {**LONG, "max_tokens": 400, "stream": True}
+    body = {**LONG, "max_tokens": 300, "stream": True}
     text = json.dumps({**body, "logprobs": 20}).encode()  # half a megabyte for each reader
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     with serve_process(roomy_folder, tmp_path / "data", "--max-num-seqs", "64") as server:
@@ -216,9 +219,9 @@ def test_others_keep_their_speed_beside_slow_readers(roomy_folder, tmp_path):
             return seconds
 
         seconds_beside(reads=True)
-        reading = min(seconds_beside(reads=True) for _ in range(3))
-        slow = min(seconds_beside(reads=False) for _ in range(3))
-        assert slow <= reading / 0.9
+        pairs = [(seconds_beside(reads=True), seconds_beside(reads=False)) for _ in range(4)]
+        reading, slow = map(min, zip(*pairs, strict=True))
+        assert slow <= reading / 0.9, pairs
 
 
 def is_idle(client):
