@@ -9,7 +9,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.engine import EngineLoop
 from ridgeline.scheduler import Scheduler, SchedulerConfig
-from ridgeline.scheduler.replay import MAX_REPLAY_STEPS
+from ridgeline.scheduler.replay import MAX_REPLAY_STEPS, Replay
 
 
 def run(requests, *, replay_s, seed=0, shorten=None, num_blocks=40, windows=(None,)):
@@ -131,3 +131,15 @@ def test_a_real_model_says_the_same(model_folder, fields):
         assert (one.logprobs is None) == (other.logprobs is None)
         for a, b in zip(one.logprobs or (), other.logprobs or (), strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=1e-9)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.008, 5), (0.0, 1)])
+def test_replays_are_lengthened_only_while_asked_and_only_where_they_are_on(seconds, expected):
+    _, executor = run(make_requests(0), replay_s=0.0)
+    replay = Replay(seconds)
+    for plan in executor.plans:
+        replay.observe(plan, 0.01)
+    before = replay.num_steps
+    with replay.lengthened(0.0505):
+        assert replay.num_steps == expected
+    assert replay.num_steps == before == 1

@@ -27,6 +27,10 @@ from ridgeline.text import Tokenizer
 
 Message = Mapping[str, Any]
 
+# Decode steps that are replayed in one go while the caller waits for whole outputs, not for tokens:
+# long beside the Python between steps, short enough for Ctrl-C.
+_REPLAY_S = 0.05
+
 
 class LLM:
     """A model that generates text, in this process.
@@ -299,8 +303,9 @@ class LLM:
 
     def _finish(self, states: Sequence[RequestState]) -> None:
         """Run steps until these requests are finished; they are aborted if that is interrupted."""
+        scheduler = self._engine.scheduler
         try:
-            with self._loop.interrupts.installed():
+            with self._loop.interrupts.installed(), scheduler.lengthened_replays(_REPLAY_S):
                 for state in states:
                     while not state.is_finished:
                         self._step()

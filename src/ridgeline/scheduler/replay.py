@@ -1,5 +1,7 @@
 """Several decode steps in one plan, where nothing can happen between them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ridgeline.core.plan import StepPlan, step_in_flight
@@ -19,6 +21,16 @@ class Replay:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._step_s: float | None = None
+
+    @contextmanager
+    def lengthened(self, seconds: float) -> Iterator[None]:
+        """For now, at least so long, unless replays are off: where nothing can arrive meanwhile."""
+        before = self._seconds
+        self._seconds = max(before, seconds) if before else 0.0
+        try:
+            yield
+        finally:
+            self._seconds = before
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Learn what a step takes that decodes only."""

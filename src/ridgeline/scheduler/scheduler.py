@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError
@@ -99,6 +100,10 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    def lengthened_replays(self, seconds: float) -> AbstractContextManager[None]:
+        """Replay decode steps for ``seconds`` at a time while nobody reads tokens as they come."""
+        return self._replay.lengthened(seconds)
 
     @property
     def has_work(self) -> bool:
