@@ -219,12 +219,15 @@ def test_heads_of_any_width(form):
     check(Case([(2, 40)], dtype=torch.float32, width=80), form, window=20)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    ("kv_dtype", "latent", "length"),
+    [(torch.float32, 16, 300), (torch.int8, 16, 40), (torch.float32, 272, 40)],
+)
 @pytest.mark.parametrize("form", BOTH)
-def test_latents(kv_dtype, form):
+def test_latents(kv_dtype, latent, length, form):
     case = Case(
-        [(1, 300), (4, 20)], dtype=torch.float32, kv_dtype=kv_dtype, heads=5, kv_heads=1,
-        width=24, latent=16,
+        [(1, length), (4, 20)], dtype=torch.float32, kv_dtype=kv_dtype, heads=5, kv_heads=1,
+        width=latent + 8, latent=latent,
     )  # fmt: skip
     assert case.kv.is_latent
     check(case, form)

@@ -20,6 +20,8 @@ from ridgeline.kernels.triton import (
     matmul,
     pack_matrix,
     quantize_matrix,
+    quantize_rows,
+    scaled_matmul,
 )
 from ridgeline.quant import QuantizedTensor
 
@@ -162,6 +164,22 @@ def test_large_batches_go_through_the_library():
     assert_near(out, x.double().cpu() @ exact_values(packed.to("cpu"), None).T, torch.float32)
     with pytest.raises(ValueError, match="scratch"):
         matmul(x, packed, out)
+
+
+def test_float8_products_are_scaled_by_rows():
+    x, weight, bias = random(32, 64), random(48, 64, seed=1), random(48, seed=2)
+    codes = torch.empty(32, 64, dtype=torch.float8_e4m3fn, device=DEVICE)
+    scales = torch.empty(32, device=DEVICE)
+    quantize_rows(x, codes, scales)
+    packed = fp8_matrix(weight).to(DEVICE)
+    out = torch.empty(32, 48, dtype=torch.bfloat16, device=DEVICE)
+    scaled_matmul(codes, scales, packed, out, bias_O=bias.bfloat16())
+    exact = (codes.double() * scales.double()[:, None]).cpu() @ exact_values(packed, None).T
+    assert_near(out, exact + bias.double().cpu(), torch.bfloat16)
+    with pytest.raises(ValueError, match="float8"):
+        scaled_matmul(x, scales, packed, out)
+    with pytest.raises(ValueError, match="row"):
+        scaled_matmul(codes, scales, quantize_matrix(weight, 8), out)
 
 
 def test_what_does_not_fit_is_refused():

@@ -76,14 +76,14 @@ def attend_decode(
     block_q = min(max_query_tokens, block_m // heads_each)
     work = shape.kv_heads * -(-shape.group // heads_each) * -(-max_query_tokens // block_q)
     num_sequences = len(batch.kv_lengths_S)
-    programs = num_multiprocessors(q_THd.device) * _PROGRAMS_EACH
+    programs = num_multiprocessors(q_THd.device) * (1 if shape.wide else _PROGRAMS_EACH)
     splits = workspace.most_splits(
         min(_MOST_SPLITS, next_power_of_2(-(-programs // (num_sequences * work)))),
         reductions=num_sequences * work,
         floats_each=block_m * (next_power_of_2(shape.v_width) + 2),
     )
-    block_n = 128 if shape.kv_bytes == 1 and not shape.wide else 64
-    block_n = block_n // 2 if shape.kv_bytes == 4 or shape.wide else block_n
+    block_n = 32 if shape.kv_bytes == 4 else (128 if shape.kv_bytes == 1 else 64)
+    block_n = 32 if shape.wide else block_n
     _launch(
         (num_sequences, work, splits),
         (q_THd, kv, out_THv, batch, shape),
@@ -124,6 +124,7 @@ def attend_prefill(
     precise = q_THd.dtype == torch.float32
     block_m = 32 if precise else (64 if shape.wide else 128)
     block_n = 32 if precise or shape.d_width > 128 else (64 if shape.d_width > 64 else 128)
+    block_n = 32 if shape.wide else block_n
     heads_each = min(shape.group, block_m)
     block_q = block_m // heads_each
     blocks = batch.num_query_tokens // block_q + len(batch.kv_lengths_S)
@@ -259,7 +260,8 @@ def _launch(
         WINDOW=0 if window is None else window,
         HAS_SOFTCAP=softcap is not None,
         QUANTIZED=k_scales is not None,
-        LATENT=shape.is_latent,
+        # Codes that are expanded into K's layout would go through shared memory into V's.
+        LATENT=shape.is_latent and k_scales is None,
         TREE=tree is not None,
         **meta,
     )

@@ -152,8 +152,9 @@ def attention_kernel(
     v_scales += kv_head * scale_head_stride
     draft_positions = positions + query_start + num_queries - (kv_length - first_draft)
 
-    # Prompts: masks only where they differ between rows. Decode reads few slots and waits for them.
-    PHASES: tl.constexpr = 3 if RAGGED else 1
+    # Prompts: masks only where they differ between rows. Decode reads few slots and waits for them;
+    # rows of wide heads have no registers to spare for three loops.
+    PHASES: tl.constexpr = 3 if (RAGGED and V <= 256) else 1
     for phase in tl.static_range(PHASES):
         begin = low
         end = high

@@ -10,14 +10,14 @@ class Workspace:
     at zero. A reduction is split no further than there is room.
 
     Args:
-        num_floats: float32 elements of partial results; 16 MiB serves batches up to 256.
+        num_floats: float32 elements of partial results; 32 MiB serve batches of hundreds.
         num_counters: how many reductions one kernel may split.
     """
 
     def __init__(
         self,
         device: torch.device | str,
-        num_floats: int = 1 << 22,
+        num_floats: int = 1 << 23,
         num_counters: int = 1 << 16,
     ) -> None:
         self.floats = torch.empty(num_floats, dtype=torch.float32, device=device)
