@@ -5,6 +5,7 @@ Its device is the CPU, as strict about graphs and waiting as a GPU.
 
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -246,6 +247,17 @@ def test_every_execution_draws_what_the_reference_draws(config, execution):
         for driver in (reference, ours):
             driver.run(passes=[], releases=(0,))
     ours.executor.close()
+
+
+@pytest.mark.slow
+def test_a_step_is_compiled_whole(monkeypatch):
+    """PyTorch's compiler takes a decode step without a break; its back end is left out here."""
+    compiled = partial(torch.compile, backend="eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", compiled)
+    expected = driver_on().decode(0, PROMPT, 4, SAMPLED)
+    driver = driver_on(execution="compile")
+    assert driver.decode(0, PROMPT, 4, SAMPLED) == expected
+    driver.executor.close()
 
 
 def test_penalties_bias_and_minimum_length_are_the_references():

@@ -59,11 +59,13 @@ def _cuda(models: Models, options: _Options) -> Executor:
     reason = missing_for_gpu()
     if reason is not None:
         raise MachineError(f"The cuda executor cannot run here: {reason}")
-    from ridgeline.executors.cuda import CUDAExecutor, open_gpu
+    from ridgeline.executors.cuda import CUDAExecutor, check_fp8, open_gpu
 
     target = models[ModelRole.TARGET]
     if target.dtype == torch.float64:
         raise InvalidRequestError("The cuda executor has no float64; use the reference executor.")
+    if "fp8" in (options.kv_cache_dtype, options.quantization and options.quantization.name):
+        check_fp8()
     device, kernels = open_gpu()
     return CUDAExecutor(
         models,

@@ -1,9 +1,28 @@
 """The GPU of this machine, and the kernels for it."""
 
+import torch
+
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.executors.cuda.cuda_device import CUDADevice
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.triton_kernels import TritonKernels
+
+_FP8_CAPABILITY = (8, 9)
+
+
+def check_fp8() -> None:
+    """Refuse float8 on a GPU that has none.
+
+    Raises:
+        InvalidRequestError: it is older than compute capability 8.9.
+    """
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) < _FP8_CAPABILITY:
+        raise InvalidRequestError(
+            f"fp8 needs a GPU of compute capability 8.9, and {torch.cuda.get_device_name()} has "
+            f"{major}.{minor}; use int8."
+        )
 
 
 def open_gpu() -> tuple[Device, Kernels]:

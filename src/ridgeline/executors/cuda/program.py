@@ -65,7 +65,8 @@ class Program:
         head = self._head
         matrix = self._weights.matrices[head.weight.name]
         out = self._kernels.linear(hidden_ND, matrix, bias_O=self._tensor(head.bias))
-        return reference.softcap(reference.wide(out) * head.scale, head.softcap)
+        logits = reference.wide(out) if head.scale == 1.0 else reference.wide(out) * head.scale
+        return reference.softcap(logits, head.softcap)
 
     def _lowered(self, body: Sequence[ops.Op]) -> list[Call]:
         calls, index = [], 0

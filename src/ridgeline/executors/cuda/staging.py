@@ -8,7 +8,9 @@ import torch
 
 from ridgeline.executors.cuda.device import Device, Event
 
-_BUFFERS = 8  # copies that may be under way; more wait for the oldest
+# Copies that may be under way, of two steps and more; another would wait for the oldest, and so for
+# the steps before it.
+_BUFFERS = 64
 
 
 _TYPES = {
