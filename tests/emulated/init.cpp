@@ -2,6 +2,7 @@
 // and switches the machine off.
 #include <sys/reboot.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -19,6 +20,6 @@ int main(int, char** arguments) {
   else
     std::printf("ended with status %d\n", WEXITSTATUS(status));
   std::fflush(stdout);
-  sync();
+  tcdrain(STDOUT_FILENO);  // the serial port is slower than the end
   reboot(RB_POWER_OFF);
 }

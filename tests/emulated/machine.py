@@ -15,9 +15,9 @@ ROMS = {  # of the PC and of its screen, as Bochs and Debian's packages name the
 }
 END = "ended "  # what the first process prints at last
 KERNEL_OPTIONS = (
-    "console=ttyS0,115200 quiet panic=-1 mitigations=off nokaslr no5lvl tsc=reliable",
-    # The processor has fast short copies but says that fast copies are off: kernels before 6.4
-    # then copy too much.
+    "console=ttyS0,115200 loglevel=1 panic=-1 mitigations=off nokaslr no5lvl tsc=reliable",
+    # Some processors of Bochs have fast short copies, with fast copies switched off: Linux 6.1
+    # faults without end on them.
     "clearcpuid=fsrm",
     "rdinit=/init --",  # what follows is for the first process
 )
