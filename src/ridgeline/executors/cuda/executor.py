@@ -10,7 +10,7 @@ log-probabilities) waits for the step before, and is run as on the other executo
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -49,6 +49,14 @@ KV_DTYPES = {
 _ARRIVALS = 4  # pinned buffers for drawn tokens: two steps may be in flight
 
 Result = TypeVar("Result")
+
+
+class _OnDevice(NamedTuple):
+    """``arrivals`` are pinned buffers for drawn tokens, used in turns."""
+
+    slots: SlotTables
+    log: TokenLog
+    arrivals: tuple[torch.Tensor, ...]
 
 
 class CUDAExecutor(PoolExecutor[KVCache]):
@@ -103,7 +111,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
                     execution=execution,
                 )
                 self.pools[role] = self._models[role].cache
-        self._slots: SlotTables | None = None
+        self._opened: _OnDevice | None = None
         self._drawn = DrawnTokens(tokens=())
         self._last: Future[StepResult] | None = None
         self._num_arrivals = 0
@@ -154,12 +162,12 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         self._finisher.shutdown()
         self.device.synchronize()
         self._models.clear()
-        self._slots = None
+        self._opened = None
         for cache in self.pools.values():
             cache.free()
 
     def new_state(self, admission: Admission) -> SequenceState:
-        self._tables().admit(admission)
+        self._on_device().slots.admit(admission)
         return SequenceState(admission)
 
     def _launch(
@@ -169,7 +177,6 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         try:
             with self.device.scope(), torch.inference_mode():
                 clock = Clock()
-                self._tables()
                 self.begin(handle.plan)
                 if is_plain(handle.plan, self.states, decodes=self._decodes):
                     return self._issue(handle)
@@ -202,7 +209,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         def source(token: int) -> int:
             if token >= 0:
                 return token
-            return before.source(referenced_output(token), self._log.never)
+            return before.source(referenced_output(token), self._on_device().log.never)
 
         started = self.device.record()
         if self._decodes(a_pass):
@@ -266,7 +273,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     ) -> tuple[list[int | None], int]:
         """Issue a pass op by op; each segment's row among the tokens drawn, and their number."""
         send, model = self._staging.send, self._models[role]
-        tokens_T = self._log.resolve(send(batch.sources))
+        tokens_T = self._on_device().log.resolve(send(batch.sources))
         hidden_TD = model.hidden(batch, tokens_T, send)
         sampled = [number for number in batch.order if segments[number].outputs.sample]
         rows: list[int | None] = [None] * len(segments)
@@ -278,12 +285,12 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             stops = send(np.array([segments[number].stop for number in sampled]))
             drawn = self._kernels.sample(
                 model.logits(hidden_TD.index_select(0, at)),
-                self._tables().settings(slots),
+                self._on_device().slots.settings(slots),
                 stops,
                 truncate=any(truncates(self.states[segments[n].slot]) for n in sampled),
             )
             void = tokens_T.index_select(0, at) < 0
-            self._log.values[: len(sampled)].copy_(torch.where(void, -1, drawn))
+            self._on_device().log.values[: len(sampled)].copy_(torch.where(void, -1, drawn))
         return rows, len(sampled)
 
     def forward(
@@ -306,7 +313,9 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         handle.wait_for_masks()
         items = [self._context(segments[number], role) for number in batch.order]
         set_masks = [masks[number]() for number in batch.order]
-        drawn = draw_tokens(self._kernels, self._tables(), items, logits_NV, set_masks, role, send)
+        drawn = draw_tokens(
+            self._kernels, self._on_device().slots, items, logits_NV, set_masks, role, send
+        )
         results = [SegmentResult()] * len(segments)
         first = 0
         for index, item in enumerate(items):
@@ -370,7 +379,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
 
     def _update(self, segments: Sequence[Segment], role: ModelRole) -> None:
         """Note what segments bring: block tables and tokens."""
-        tables = self._tables()
+        tables = self._on_device().slots
         for segment in segments:
             for update in segment.block_updates:
                 self.states[segment.slot].update_table(role, update)
@@ -404,29 +413,29 @@ class CUDAExecutor(PoolExecutor[KVCache]):
 
     def _fetch(self, count: int) -> torch.Tensor:
         """Copy the first tokens of the log to pinned memory, behind what has been issued."""
-        target = self._arrivals[self._num_arrivals % _ARRIVALS][:count]
+        target = self._on_device().arrivals[self._num_arrivals % _ARRIVALS][:count]
         self._num_arrivals += 1
-        target.copy_(self._log.values[:count], non_blocking=True)
+        target.copy_(self._on_device().log.values[:count], non_blocking=True)
         return target
 
-    def _tables(self) -> SlotTables:
-        """What is kept on the device for each slot; made once the KV pools are there."""
-        if self._slots is None:
+    def _on_device(self) -> "_OnDevice":
+        """What the device keeps of sequences and of tokens; made once the KV pools are there."""
+        if self._opened is None:
             pools = {role: cache.num_blocks for role, cache in self.pools.items()}
-            self._slots = SlotTables(
+            slots = SlotTables(
                 self.device,
                 self._staging,
                 pools,
                 num_slots=self._num_slots,
                 longest=max(self._longest(role) for role in pools),
             )
-            self._log = TokenLog(self.device, self._num_slots)
-            self._arrivals = [
-                self.device.staging((len(self._log.values),), torch.int64) for _ in range(_ARRIVALS)
-            ]
+            log = TokenLog(self.device, self._num_slots)
+            shape = (len(log.values),)
+            arrivals = tuple(self.device.staging(shape, torch.int64) for _ in range(_ARRIVALS))
             for model in self._models.values():
-                model.open(self._staging, self._slots, self._log)
-        return self._slots
+                model.open(self._staging, slots, log)
+            self._opened = _OnDevice(slots, log, arrivals)
+        return self._opened
 
     def _longest(self, role: ModelRole) -> int:
         """Blocks of the longest sequence that a model can have."""

@@ -9,8 +9,7 @@ from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.cuda.device import DeviceMemory
 
 # Workspaces of libraries, recorded graphs, kernels, and fragments.
-_RUNTIME_BYTES = 512 << 20
-_RUNTIME_SHARE = 0.01
+_RUNTIME_BYTES, _RUNTIME_SHARE = 512 << 20, 0.05
 
 
 def kv_budget_bytes(
@@ -28,7 +27,7 @@ def kv_budget_bytes(
         activation_bytes(spec, model_ops, dtype, num_tokens=num_tokens, num_rows=num_rows)
         for spec, model_ops, dtype in models
     )
-    runtime = min(_RUNTIME_BYTES, int(memory.total * 16 * _RUNTIME_SHARE))
+    runtime = min(_RUNTIME_BYTES, int(memory.total * _RUNTIME_SHARE))
     return max(0, int(memory.total * memory_share) - in_use - largest - runtime)
 
 

@@ -14,7 +14,7 @@ from ridgeline.executors.cuda.formats import Role, head_format, stacks, weight_r
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.triton import PackedMatrix, fp8_matrix, pack_matrix, quantize_matrix
 from ridgeline.quant import QuantizedTensor
-from ridgeline.weights import Weight, expanded
+from ridgeline.weights import CheckpointWeights, Weight, expanded
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def load_weights(
     for them; the others are expanded to the model's type, which the log says once.
 
     Raises:
-        InvalidRequestError: the model is to be quantized and is already.
+        InvalidRequestError: the model is to be quantized and is already, or cannot be.
         OutOfMemoryError: they do not fit; says what helps.
     """
     _check_room(device, model, quantization, memory_share)
@@ -144,13 +144,23 @@ class _Loader:
 
 
 def packed(values: torch.Tensor, form: NumberFormat | None) -> PackedMatrix:
-    """A matrix, or a stack of experts', as it is or quantized to a format of `core.formats`."""
+    """A matrix, or a stack of experts', as it is or quantized to a format of `core.formats`.
+
+    Raises:
+        InvalidRequestError: its columns are not whole groups of the format.
+    """
     if form is None:
         matrix = pack_matrix(values)
         assert matrix is not None, "values have a layout"
         return matrix
     if form.name == "fp8":
         return fp8_matrix(values)
+    columns = values.shape[-1]
+    if columns % (form.group_size or 1):
+        raise InvalidRequestError(
+            f"A matrix with {columns} columns has no whole groups of {form.group_size}, and so no "
+            f"{form.name} on a GPU; use int8 or fp8."
+        )
     return quantize_matrix(values, bits=int(form.bits), group=form.group_size)
 
 
@@ -208,17 +218,14 @@ def _check_room(
 ) -> None:
     memory = device.memory()
     room = memory.total * share - (memory.total - memory.free)
-    if _quantized_on_disk(model) is None and _needed(model, quantization) > room:
+    source = model.weights
+    is_packed = isinstance(source, CheckpointWeights) and source.quantization is not None
+    if not is_packed and _needed(model, quantization) > room:  # of the others it is seen in time
         raise _too_large(device, model, quantization, share)
 
 
 def _needed(model: ExecutorModel, quantization: NumberFormat | None) -> int:
     return weights_bytes(model.ops, _name(model.dtype), quantization)
-
-
-def _quantized_on_disk(model: ExecutorModel) -> object | None:
-    """The scheme of a checkpoint that is quantized, whose size is known once it is read."""
-    return getattr(model.weights, "quantization", None)
 
 
 def _too_large(
