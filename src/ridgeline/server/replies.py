@@ -8,6 +8,7 @@ import msgspec
 
 _ENCODER = msgspec.json.Encoder()
 encode = _ENCODER.encode
+_LINE_BREAKS = [(char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,15 @@ class FileReply:
 
 
 def event(data: Any, name: str | None = None) -> bytes:
-    """One server-sent event; JSON has no line breaks, so one ``data`` line is enough."""
+    """One server-sent event; JSON has no line breaks, so one ``data`` line is enough.
+
+    Clients that split text by `str.splitlines`, as httpx does, take three characters more for line
+    breaks: these are escaped.
+    """
     text = b"data: " + encode(data) + b"\n\n"
+    if b"\xc2\x85" in text or b"\xe2\x80" in text:
+        for char, escaped in _LINE_BREAKS:
+            text = text.replace(char, escaped)
     return text if name is None else b"event: " + name.encode() + b"\n" + text
 
 
