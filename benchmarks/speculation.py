@@ -255,7 +255,7 @@ def _compare_adaptive(
         best_fixed=best,
         behind_best=behind,
         behind_interval=behind_interval,
-        steps_by_length=figures.steps_by_length,
+        steps_by_length=figures.choices.steps_by_length,
         accepted=f"{figures.num_accepted}/{figures.num_drafted}",
     )
 

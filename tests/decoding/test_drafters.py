@@ -150,10 +150,14 @@ def simulate(price, rates, *, steps=600, slots=1, has_model=True, max_tokens=6, 
     drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=max_tokens, has_model=has_model)
     for slot in range(slots):
         drafter.start(slot, [1])
-    tokens, seconds, lengths = 0, 0.0, []
+    tokens, seconds, lengths, rest = 0, 0.0, [], 0
     for step in range(steps):
-        drafter.begin_step(dict.fromkeys(range(slots), 100))
-        drafted = [drafter.propose(slot, max_tokens).num_model_tokens for slot in range(slots)]
+        rest -= 1
+        drafted = [0] * slots
+        if rest < 0:
+            drafter.begin_step(dict.fromkeys(range(slots), 100))
+            drafted = [drafter.propose(slot, max_tokens).num_model_tokens for slot in range(slots)]
+            rest = drafter.rest_steps()
         seconds += 1.0 + price.token_s * (slots + sum(drafted)) + price.draft_s * max(drafted)
         current = rates(step) if callable(rates) else rates
         for slot, count in enumerate(drafted):
@@ -192,6 +196,23 @@ def test_it_follows_a_text_that_changes():
     drafted = [sum(each) for each in lengths]
     assert np.mean(drafted[200:700]) < 0.2
     assert np.mean(drafted[1200:]) > 3
+
+
+def test_it_rests_where_nothing_pays_and_is_asked_where_something_does():
+    hopeless, good = Price(token_s=0.3, draft_s=0.5), Price(token_s=0.02, draft_s=0.1)
+    for price, rates, least, most in ((hopeless, [0.2] * 6, 20, 100), (good, [0.9] * 6, 900, 1000)):
+        asked = 0
+
+        class Counting(AdaptiveDrafter):
+            def begin_step(self, lengths):
+                nonlocal asked
+                asked += 1
+                super().begin_step(lengths)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tests.decoding.test_drafters.AdaptiveDrafter", Counting)
+            simulate(price, rates, steps=1000)
+        assert least <= asked <= most
 
 
 def test_choices_are_reported():

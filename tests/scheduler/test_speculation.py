@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes import FakeExecutor, next_token
-from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run
+from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run, run_ahead
 
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Draft, Drafter
@@ -52,6 +52,26 @@ class Oracle(Drafter):
         return Draft(token_ids=tuple(tokens[len(tokens) - count :]))
 
 
+class Resting(Oracle):
+    """Drafts nothing for some steps now and then, of which the scheduler makes what it likes."""
+
+    def __init__(self, rng, **settings):
+        super().__init__(rng, **settings)
+        self._drafts = True
+        self.rested = 0
+
+    def begin_step(self, lengths):
+        self._drafts = self._rng.random() < 0.5
+
+    def rest_steps(self):
+        steps = 0 if self._drafts else self._rng.randint(0, 6)
+        self.rested += steps
+        return steps
+
+    def propose(self, slot, max_tokens):
+        return super().propose(slot, max_tokens) if self._drafts else Draft()
+
+
 def make(drafter, *, max_tokens=4, draft_blocks=None, **changes) -> Scheduler:
     settings = {**CONFIG, **changes}
     settings.setdefault("windows", (None,) * len(settings["num_blocks"]))
@@ -72,11 +92,13 @@ def make(drafter, *, max_tokens=4, draft_blocks=None, **changes) -> Scheduler:
 
 @pytest.mark.parametrize("model", [False, True], ids=["host", "draft model"])
 @pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
+@pytest.mark.parametrize("kind", [Oracle, Resting])
 @pytest.mark.parametrize("seed", range(15))
-def test_random_workloads_under_preemption(seed, windows, model):
+def test_random_workloads_under_preemption(seed, windows, model, kind):
+    """A drafter that rests lets steps be planned ahead, and be repeated."""
     rng = random.Random(seed)
     window = 1000 if None in windows else max(windows)
-    drafter = Oracle(rng, model=model, window=window)
+    drafter = kind(rng, model=model, window=window)
     scheduler = make(
         drafter,
         num_blocks=(18,) * len(windows),
@@ -84,8 +106,10 @@ def test_random_workloads_under_preemption(seed, windows, model):
         windows=windows,
         max_num_batched_tokens=rng.choice([3, 7, 64]),
         max_tokens=rng.choice([1, 3, 8]),
+        replay_s=10.0,
     )
     executor = FakeExecutor(windows=windows)
+    drive = run_ahead if kind is Resting else run
     common = [rng.randrange(1000) for _ in range(40)]
     pending = [
         request(
@@ -113,7 +137,9 @@ def test_random_workloads_under_preemption(seed, windows, model):
 
     while pending or scheduler.has_work:
         each_step()
-        run(scheduler, executor, each_step=each_step)
+        drive(scheduler, executor, each_step=each_step)
+    if kind is Resting:
+        assert drafter.rested > 0
     for sequence in sequences:
         expected = expected_output(sequence.request, sequence.sample_index, 64, window)
         if sequence in aborted:

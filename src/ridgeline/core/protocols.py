@@ -145,6 +145,13 @@ class Drafter(Protocol):
         """So many tokens of the slot's last proposal were verified, and so many accepted."""
         return
 
+    def rest_steps(self) -> int:
+        """For how many steps after the one that begins it need not be asked: it drafts nothing.
+
+        It is still told of tokens, and the rest ends early when a sequence begins.
+        """
+        return 0
+
     def choices(self) -> DraftChoices | None:
         """What a drafter has chosen that chooses how much is drafted."""
         return None

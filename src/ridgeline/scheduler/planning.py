@@ -68,7 +68,7 @@ class Planner:
     def _plan_decodes(self, step: Step) -> list[Sequence]:
         """Plan the sequences that lack one token's KV; returns those that lack more."""
         prompts = []
-        is_plain = self._speculation.drafter is None
+        is_plain = not self._speculation.asks_drafter
         for sequence in tuple(self._running):
             num_known = _num_known(sequence)
             gap = num_known - sequence.num_planned
@@ -124,7 +124,7 @@ class Planner:
         samples = is_last and request.generates
         masked = samples and self._speculation.is_masked(sequence)
         drafts: tuple[int, ...] | None = ()
-        speculates = masked or self._speculation.drafter is not None
+        speculates = masked or self._speculation.asks_drafter
         if samples and speculates and not reports_logprobs:
             drafts = self._speculation.propose(sequence, self._room_for_drafts(sequence, step))
         if drafts is None:
@@ -181,11 +181,13 @@ class Planner:
             num_steps < 2
             or len(self._waiting) > 0
             or step.admissions
-            or self._speculation.drafter is not None
+            or self._speculation.asks_drafter
             or not 0 < len(step.segments) == len(self._running)
         ):
             return 1
-        return extend(step, self._blocks, num_steps)
+        num_steps = extend(step, self._blocks, num_steps)
+        self._speculation.rest(num_steps - 1)
+        return num_steps
 
 
 def _num_known(sequence: Sequence) -> int:

@@ -157,7 +157,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or ``None`` if nothing can be computed now (see `wait_s`)."""
         assert len(self._flights) < 2, "the step before the last has not been reported"
-        if self._flights and self.speculation.drafter is not None:
+        if self._flights and self.speculation.needs_results:
             return None  # a drafter goes by the tokens that are still to come
         now_s = self._clock()
         self.prefix_cache.tick(now_s)

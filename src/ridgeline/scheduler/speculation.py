@@ -61,6 +61,22 @@ class Speculation:
         self._drafted_at: list[int] = []
         self._accepted_at: list[int] = []
         self._alone: dict[int, Sequence] = {}  # by slot: in this step the draft model's only
+        self._rest_steps = 0  # for which the drafter need not be asked
+        self._is_resting = False  # in the step that is being planned
+
+    @property
+    def asks_drafter(self) -> bool:
+        """Whether the drafter is asked in the step that is being planned."""
+        return self.drafter is not None and not self._is_resting
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether the next step cannot be planned before the results of the one in flight."""
+        return self.drafter is not None and not self._rest_steps
+
+    def rest(self, num_steps: int) -> None:
+        """A step that is repeated stands for several."""
+        self._rest_steps = max(0, self._rest_steps - num_steps)
 
     def prepare(self, request: Request) -> None:
         """Compile the request's grammar, unless it is known, before the request is queued.
@@ -89,6 +105,7 @@ class Speculation:
             self._draft_model.start(sequence)
         if self.drafter is not None:
             self.drafter.start(slot, sequence.token_ids, request.draft_namespace)
+            self._rest_steps = 0
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence loses its slot."""
@@ -103,13 +120,17 @@ class Speculation:
         self._alone = {}
         if self._draft_model is not None:
             self._draft_model.begin_step()
-        if self.drafter is not None:
+        self._is_resting = self._rest_steps > 0
+        if self._is_resting:
+            self._rest_steps -= 1
+        elif self.drafter is not None:
             lengths = {
                 self._states[each].slot: len(each.token_ids)
                 for each in running
                 if each.num_computed + 1 == len(each.token_ids)
             }
             self.drafter.begin_step(lengths)
+            self._rest_steps = self.drafter.rest_steps()
 
     def is_masked(self, sequence: Sequence) -> bool:
         """Whether a grammar restricts what is sampled."""
@@ -134,7 +155,7 @@ class Speculation:
             return forced
         most = min(most, self._max_tokens)
         draft = Draft()
-        if most > 0 and self.drafter is not None:
+        if most > 0 and self.drafter is not None and not self._is_resting:
             draft = self.drafter.propose(state.slot, most)
         if draft.num_model_tokens == 0 or self._draft_model is None:
             return self._guess(state, draft.token_ids[:most])
@@ -195,15 +216,16 @@ class Speculation:
         """The step gave a running sequence the tokens ``new``."""
         state = self._states[sequence]
         num_accepted = len(outcome.accepted)
+        is_guess = state.is_guess and segment.num_drafts > 0
         if self.drafter is not None:
-            if state.is_guess:
+            if is_guess:
                 self.drafter.verified(state.slot, segment.num_drafts, num_accepted)
             self.drafter.extend(state.slot, new)
         if state.from_model is not None:
             assert self._draft_model is not None
             self._draft_model.verified(sequence, state.from_model, num_accepted)
             state.from_model = None
-        if state.is_guess:
+        if is_guess:
             self._num_drafts += 1
             count_draft(self._drafted_at, self._accepted_at, segment.num_drafts, num_accepted)
             sequence.count_drafts(segment.num_drafts, num_accepted)

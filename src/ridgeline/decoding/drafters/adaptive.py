@@ -13,6 +13,8 @@ from ridgeline.decoding.drafters.control import Choice, StepCosts, choose_length
 
 HYSTERESIS = 1.02  # another length of the model's chains must be better by this factor
 PROBE_STEPS = 16  # between tries of a sequence that drafts nothing
+PATIENCE = 4  # steps in which nothing paid, before the drafter rests
+MIN_REST, MAX_REST = 12, 48  # steps; doubled each time that nothing pays after a rest
 
 
 @dataclass(slots=True)
@@ -31,7 +33,8 @@ class AdaptiveDrafter(Drafter):
     Candidates are a ``lookup`` drafter, which proposes on the host, for the sequences for which it
     finds something, and the draft model (if ``has_model``) for the others; each with the acceptance
     measured so far. Every `PROBE_STEPS` steps one of the sequences that draft nothing drafts one
-    token, to see whether it would pay by now; they take turns.
+    token, to see whether it would pay by now; they take turns. Where nothing pays it rests, so that
+    the engine works as if there were no drafter.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class AdaptiveDrafter(Drafter):
         self._slots: dict[int, _Slot] = {}
         self._all_lookup, self._all_model = Acceptance(max_tokens), Acceptance(max_tokens)
         self._chain = 0
-        self._step = self._turn = 0
+        self._turn = self._since_probe = 0
+        self._idle_steps = self._rest = 0  # in a row without a draft that pays; the next rest
+        self._next_rest = MIN_REST
         self._planned: set[int] = set()
         self._steps_by_length: dict[int, int] = {}
         self._num_probes = 0
@@ -68,6 +73,7 @@ class AdaptiveDrafter(Drafter):
     def begin_step(self, lengths: Mapping[int, int]) -> None:
         self._planned = set(lengths)
         if not lengths:
+            self._rest = 0
             return
         slots = [self._slots[slot] for slot in lengths]
         found = [self._lookup.propose(slot, self._max_tokens) for slot in lengths]
@@ -76,6 +82,7 @@ class AdaptiveDrafter(Drafter):
         longest = max(best.lengths)
         self._steps_by_length[longest] = self._steps_by_length.get(longest, 0) + 1
         drafted = self._probed(best.lengths)
+        self._plan_rest(pays=longest > 0, drafts=any(drafted))
         for state, lookup, length in zip(slots, found, drafted, strict=True):
             self._plan(state, lookup, length)
 
@@ -93,6 +100,9 @@ class AdaptiveDrafter(Drafter):
         state = self._slots[slot]
         if state.by is not None and num_drafted:
             state.by.observe(num_drafted, num_accepted)
+
+    def rest_steps(self) -> int:
+        return self._rest
 
     def choices(self) -> DraftChoices:
         return DraftChoices(
@@ -123,12 +133,23 @@ class AdaptiveDrafter(Drafter):
     def _probed(self, lengths: Sequence[int]) -> list[int]:
         """The lengths, with one more token now and then where there was none."""
         drafted, idle = list(lengths), [i for i, length in enumerate(lengths) if not length]
-        self._step += 1
-        if idle and self._step % PROBE_STEPS == 0:
+        self._since_probe += 1 + self._rest
+        if idle and self._since_probe >= PROBE_STEPS:
+            self._since_probe = 0
             self._turn += 1
             self._num_probes += 1
             drafted[idle[self._turn % len(idle)]] = 1
         return drafted
+
+    def _plan_rest(self, *, pays: bool, drafts: bool) -> None:
+        """Rest after this step, unless something is drafted in it or paid a moment ago."""
+        self._rest = 0
+        if pays:
+            self._idle_steps, self._next_rest = 0, MIN_REST
+            return
+        self._idle_steps += 1
+        if self._idle_steps >= PATIENCE and not drafts:
+            self._rest, self._next_rest = self._next_rest, min(MAX_REST, 2 * self._next_rest)
 
     def _plan(self, state: _Slot, lookup: Draft, length: int) -> None:
         if lookup.token_ids:
