@@ -5,6 +5,8 @@
 * bfloat16 numbers are held as integers of their bits, which `tl.dot`, arithmetic and conversions
   from integers take for the numbers.
 * Loop bounds that are tensors go through a conversion that NumPy has refused since 2.4.
+* The language is patched again at each call of a function within a kernel, which takes longer than
+  what the function does.
 """
 
 from typing import Any
@@ -39,6 +41,7 @@ def correct_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
+    interpreter._patch_lang = _PatchOnce(interpreter._patch_lang)
     interpreter._convert_float = _convert
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _dot
@@ -64,6 +67,35 @@ def correct_interpreter() -> None:
 
     builder.cast_impl, builder.binary_op = cast_through_float32, binary_in_float32
     builder.get_bf16 = bfloat16_constant
+
+
+class _PatchOnce:
+    """`_patch_lang`, but once for each module of the language while a kernel runs."""
+
+    def __init__(self, patch_lang: Any) -> None:
+        self._patch_lang = patch_lang
+        self._patched: set[tuple[bool, ...]] = set()
+
+    def __call__(self, function: Any) -> "_Outermost | None":
+        known = list(function.__globals__.values())
+        modules = tuple(any(value is module for value in known) for module in (tl, tl.core))
+        if modules in self._patched:
+            return None
+        is_outermost = not self._patched
+        self._patched.add(modules)
+        scope = self._patch_lang(function)
+        return _Outermost(scope, self._patched) if is_outermost else None
+
+
+class _Outermost:
+    """The scope of a kernel, at whose end the language is as it was."""
+
+    def __init__(self, scope: Any, patched: set[tuple[bool, ...]]) -> None:
+        self._scope, self._patched = scope, patched
+
+    def restore(self) -> None:
+        self._patched.clear()
+        self._scope.restore()
 
 
 def _convert(
