@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import io
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ _PUBLISHED = (  # shape, device, devices of a replica, prompt, output, output to
 
 def plan(*options: object) -> dict[str, Any]:
     """What ``ridgeline plan`` prints."""
+    print("plan", *options, file=sys.stderr, flush=True)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         code = ridgeline(["plan", *map(str, options), "--json"])

@@ -212,8 +212,13 @@ def answer(question: Question) -> CapacityPlan:
     predictor = StepPredictor({ModelRole.TARGET: replica.model}, machine.calibration)
     prefill, decode = (machine.calibration.spreads[phase] for phase in ("prefill", "decode"))
     traffic = run_traffic(question, replica, predictor)
-    low = ScaledPrice(price=predictor, prefill=prefill.low, decode=decode.low)
-    high = ScaledPrice(price=predictor, prefill=prefill.high, decode=decode.high)
+
+    def scaled(prefill_factor: float, decode_factor: float) -> Traffic:
+        if question.is_saturating and prefill_factor == decode_factor:
+            return traffic.slower(decode_factor)
+        price = ScaledPrice(price=predictor, prefill=prefill_factor, decode=decode_factor)
+        return run_traffic(question, replica, price)
+
     context = question.prompt_tokens + question.output_tokens // 2
     chunk = min(question.prompt_tokens, question.config.max_num_batched_tokens)
     host_s = machine.calibration.host_step_s + machine.calibration.host_segment_s
@@ -222,8 +227,8 @@ def answer(question: Question) -> CapacityPlan:
         question=question,
         replica=replica,
         traffic=traffic,
-        low=run_traffic(question, replica, low),
-        high=run_traffic(question, replica, high),
+        low=scaled(prefill.low, decode.low),
+        high=scaled(prefill.high, decode.high),
         alone_ttft_s=_prefill_s(predictor, question.prompt_tokens, chunk) + host_s,
         alone_tpot_s=predictor.batch_seconds(decode_batch(1, context)) + host_s,
         prefill_bound=predictor.bound(prefill_batch(chunk)),

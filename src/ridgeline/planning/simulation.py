@@ -56,6 +56,27 @@ class Traffic:
     def mean_tpot_s(self) -> float:
         return _mean([a.timings.tpot_s for a in self.answers if a.timings.tpot_s is not None])
 
+    def slower(self, factor: float) -> "Traffic":
+        """As if everything took ``factor`` times as long; true where all requests came at once."""
+
+        def scaled(seconds: float | None) -> float | None:
+            return None if seconds is None else seconds * factor
+
+        answers = tuple(
+            replace(
+                answer,
+                timings=replace(
+                    answer.timings,
+                    queue_s=answer.timings.queue_s * factor,
+                    ttft_s=scaled(answer.timings.ttft_s),
+                    tpot_s=scaled(answer.timings.tpot_s),
+                    end_to_end_s=answer.timings.end_to_end_s * factor,
+                ),
+            )
+            for answer in self.answers
+        )
+        return replace(self, answers=answers, seconds=self.seconds * factor)
+
     def goodput_rps(self, slo: Slo) -> float:
         return sum(answer.good(slo) for answer in self.answers) / self.seconds
 
