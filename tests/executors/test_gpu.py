@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ridgeline.bench.gpu.checks import _CASES, check_all
+from ridgeline.executors.cuda import gpu_kernels, open_gpu
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
@@ -27,9 +28,6 @@ def test_a_wrong_kernel_is_noticed():
 
 @pytest.mark.gpu
 def test_the_checks_pass_on_the_gpu():
-    from ridgeline.executors.cuda import open_gpu
-    from ridgeline.executors.cuda.triton_kernels import TritonKernels
-
     device, _ = open_gpu()
-    found = list(check_all(device, lambda: TritonKernels(device.torch_device)))
+    found = list(check_all(device, lambda: gpu_kernels(device)))
     assert [check.text() for check in found if not check.passed] == []

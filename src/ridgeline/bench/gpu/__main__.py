@@ -11,12 +11,11 @@ from pathlib import Path
 from ridgeline.bench.gpu.checks import check_all
 from ridgeline.bench.gpu.run import run
 from ridgeline.bench.gpu.settings import FULL, MINIATURE
-from ridgeline.executors.cuda import open_gpu
+from ridgeline.executors.cuda import gpu_kernels, open_gpu
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
-from ridgeline.executors.cuda.triton_kernels import TritonKernels
 from ridgeline.kernels.gpu import missing_for_gpu
 
 
@@ -57,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"No GPU can be measured here: {reason}", file=sys.stderr)
             return 1
         device, _ = open_gpu()
-        kernels = partial(TritonKernels, device.torch_device)
+        kernels = partial(gpu_kernels, device)
     if options.check:
         return _check(device, kernels)
     report = run(device, kernels, settings, tell)

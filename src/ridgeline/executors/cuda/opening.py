@@ -28,5 +28,10 @@ def check_fp8() -> None:
 def open_gpu() -> tuple[Device, Kernels]:
     """The first CUDA device, and Triton's kernels on it."""
     device = CUDADevice()
+    return device, gpu_kernels(device)
+
+
+def gpu_kernels(device: Device) -> Kernels:
+    """Triton's kernels, whose scratch memory is made ready by the stream that will use it."""
     with device.scope():
-        return device, TritonKernels(device.torch_device)
+        return TritonKernels(device.torch_device)
