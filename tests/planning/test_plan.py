@@ -133,6 +133,17 @@ def test_one_at_a_time_waits_as_queueing_theory_says():
     assert sum(waits) / len(waits) == pytest.approx(expected, rel=0.15)
 
 
+def test_slower_is_slower_in_every_respect():
+    arrivals = [Arrival(arrival_s=0.0, prompt_tokens=20, output_tokens=4)] * 3
+    machine = catalogue_machine(CATALOGUE, "l4")
+    config = EngineConfig(max_num_seqs=2, max_model_len=64)
+    traffic = simulate(model("gpt2"), machine.calibration, arrivals, config, kv_pool_bytes=1e9)
+    twice = traffic.slower(2.0)
+    assert twice.mean_ttft_s == pytest.approx(2 * traffic.mean_ttft_s)
+    assert twice.mean_tpot_s == pytest.approx(2 * traffic.mean_tpot_s)
+    assert twice.output_tok_s == pytest.approx(traffic.output_tok_s / 2)
+
+
 def test_a_simulated_step_takes_about_a_millisecond():
     """A minute of 1,000 users is 8,000 steps; benchmarks/observation_cost.py has the figure."""
     arrivals = poisson(rate_rps=15.0, num_requests=60, prompt_tokens=500, output_tokens=100)
