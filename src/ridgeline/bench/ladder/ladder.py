@@ -66,7 +66,7 @@ def climb(
         for rung, priced, each in zip(rungs, models, work, strict=True)
     ]
     exact = None
-    steps = []
+    steps: list[Step] = []
     for number, (rung, priced, predicted) in enumerate(zip(rungs, models, forecasts, strict=True)):
         if progress is not None:
             progress(number, len(rungs), f"{subject}: {rung.name}")
