@@ -84,15 +84,16 @@ def test_token_ids_out_of_range_leave_neighbours_alone(http, served, count):
     async def attack():
         import httpx
 
-        timeout = httpx.Timeout(30, pool=None)
-        async with httpx.AsyncClient(base_url=served.url, timeout=timeout) as client:
+        slots = asyncio.Semaphore(50)
+
+        async with httpx.AsyncClient(base_url=served.url, timeout=30) as client:
+
+            async def one(index):
+                async with slots:
+                    return await client.post("/v1/completions", json=attacks[index % len(attacks)])
+
             neighbour = asyncio.create_task(client.post("/v1/completions", json=body))
-            answers = await asyncio.gather(
-                *(
-                    client.post("/v1/completions", json=attacks[i % len(attacks)])
-                    for i in range(count)
-                )
-            )
+            answers = await asyncio.gather(*map(one, range(count)))
             return (await neighbour).json(), [answer.status_code for answer in answers]
 
     beside, statuses = asyncio.run(attack())
