@@ -7,15 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ridgeline.core.plan import Segment
+from ridgeline.core.errors import EngineError
+from ridgeline.core.plan import ModelRole, Segment
 from ridgeline.core.result import SegmentResult, TokenLogprobs
 from ridgeline.decoding import (
     NothingToSampleError,
     ancestors,
     chain,
+    process_logits,
+    propose,
     sample,
     token_logprobs,
     verify,
+    verify_by_rejection,
 )
 from ridgeline.executors.handle import Mask
 from ridgeline.executors.state import SequenceState
@@ -42,6 +46,11 @@ def num_logit_rows(segment: Segment) -> int:
     """How many of a segment's last rows the LM head runs on."""
     if segment.outputs.every_position:
         return segment.num_tokens
+    return num_sampled_rows(segment)
+
+
+def num_sampled_rows(segment: Segment) -> int:
+    """On how many of them a token is drawn: after the last known token, and after each draft."""
     return 1 + segment.num_drafts if segment.outputs.sample else 0
 
 
@@ -51,23 +60,25 @@ def segment_result(
     pooled: Callable[[], torch.Tensor],
     mask: Mask | None,
     *,
+    role: ModelRole = ModelRole.TARGET,
     drawn: Sequence[int] | None = None,
 ) -> SegmentResult:
     """Everything that the segment's `Outputs` ask for.
 
     ``logits_NV`` are those of its last `num_logit_rows` rows, ``pooled`` gives the final hidden
     state of its last row. ``drawn`` are the tokens of the rows that are sampled, where they have
-    been drawn already; −1 stands for none.
+    been drawn already; −1 stands for none. Proposals that are to be verified by rejection enter the
+    sequence's state, and leave it as they are verified.
     """
     wanted = item.segment.outputs
-    num_sampled = 1 + item.segment.num_drafts if wanted.sample else 0
     tokens: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     if wanted.sample:
-        rows = logits_NV[len(logits_NV) - num_sampled :]
+        rows = logits_NV[len(logits_NV) - num_sampled_rows(item.segment) :]
         with contextlib.suppress(NothingToSampleError):
-            tokens, accepted, logprobs = _draw(item, rows, mask, drawn)
+            tokens, accepted = _draw(item, rows, mask, role, drawn)
+            logprobs = _logprobs(item, rows, tokens, accepted)
     return SegmentResult(
         token_ids=tokens,
         accepted=accepted,
@@ -82,11 +93,14 @@ def _draw(
     item: SegmentContext,
     logits_NV: torch.Tensor,
     mask: Mask | None,
+    role: ModelRole,
     drawn: Sequence[int] | None,
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[TokenLogprobs, ...]]:
-    """Tokens, accepted drafts and log-probabilities; row 0 is the last known token, 1.. drafts."""
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens and accepted drafts; row 0 is the last known token, 1.. drafts."""
     state, admission = item.state, item.state.admission
     known = item.known[: item.segment.stop - item.segment.num_drafts]
+    if state.verifies_by_rejection and role is ModelRole.DRAFT:
+        return (_propose(item, logits_NV[0], known),), ()
     allowed = None if mask is None else _unpack(mask, logits_NV.shape[1])
 
     def draw(node: int) -> int:
@@ -104,16 +118,72 @@ def _draw(
             mask_V=None if allowed is None else allowed[node + 1],
         )
 
-    tokens, accepted = verify(item.drafts, item.parents, draw)
-    num_top = admission.params.logprobs
+    if state.verifies_by_rejection and item.drafts:
+        return _verify_by_rejection(item, logits_NV, known, allowed)
+    return verify(item.drafts, item.parents, draw)
+
+
+def _propose(item: SegmentContext, logits_V: torch.Tensor, known: Sequence[int]) -> int:
+    state, admission = item.state, item.state.admission
+    try:
+        proposal = propose(
+            logits_V,
+            admission.params,
+            state.history(known),
+            seed=admission.seed,
+            sample_index=admission.sample_index,
+        )
+    except NothingToSampleError:
+        state.proposals.clear()  # the whole chain is dropped
+        raise
+    state.proposals[len(known)] = proposal
+    return proposal.token_id
+
+
+def _verify_by_rejection(
+    item: SegmentContext,
+    logits_NV: torch.Tensor,
+    known: Sequence[int],
+    allowed_NV: torch.Tensor | None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if item.segment.parents:
+        raise EngineError("Rejection sampling verifies chains of drafts, not trees.")
+    state, admission = item.state, item.state.admission
+
+    def target(count: int) -> torch.Tensor:
+        return process_logits(
+            logits_NV[count],
+            admission.params,
+            state.history([*known, *item.drafts[:count]]),
+            mask_V=None if allowed_NV is None else allowed_NV[count],
+        )
+
+    return verify_by_rejection(
+        item.drafts,
+        [state.proposals.get(len(known) + index) for index in range(len(item.drafts))],
+        target,
+        seed=admission.seed,
+        sample_index=admission.sample_index,
+        position=len(known),
+        masks_NV=allowed_NV,
+    )
+
+
+def _logprobs(
+    item: SegmentContext,
+    logits_NV: torch.Tensor,
+    tokens: Sequence[int],
+    accepted: Sequence[int],
+) -> tuple[TokenLogprobs, ...]:
+    """One for each token, if the request wants them."""
+    num_top = item.state.admission.params.logprobs
     if num_top is None:
-        return tokens, accepted, ()
+        return ()
     rows = (0, *(node + 1 for node in accepted))
-    logprobs = (
+    return tuple(
         token_logprobs(logits_NV[row], token, num_top)
         for row, token in zip(rows, tokens, strict=True)
     )
-    return tokens, accepted, tuple(logprobs)
 
 
 def _prompt_logprobs(item: SegmentContext, logits_SV: torch.Tensor) -> tuple[TokenLogprobs, ...]:

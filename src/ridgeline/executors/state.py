@@ -4,19 +4,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ridgeline.core.plan import Admission, BlockTableUpdate, ModelRole
-from ridgeline.decoding import History
+from ridgeline.decoding import History, Proposal
 
 
 @dataclass(slots=True)
 class SequenceState:
     """Known tokens and block tables of one slot, for each model; mutated as plans are executed.
 
-    A draft model's proposals are known to the draft model alone.
+    A draft model's proposals are known to the draft model alone. ``proposals`` are those that the
+    target has not verified yet, by position, where that is done by rejection.
     """
 
     admission: Admission
     tokens: dict[ModelRole, list[int]] = field(default_factory=dict)
     tables: dict[tuple[ModelRole, int], list[int]] = field(default_factory=dict)
+    proposals: dict[int, Proposal] = field(default_factory=dict)
+
+    @property
+    def verifies_by_rejection(self) -> bool:
+        """Whether drafts are; for a greedy sequence both rules are the same."""
+        return self.admission.rejection and not self.admission.params.is_greedy
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
         table = self.tables.setdefault((role, update.group), [])

@@ -26,7 +26,12 @@ from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.outputs import SegmentContext, num_logit_rows, segment_result
+from ridgeline.executors.outputs import (
+    SegmentContext,
+    num_logit_rows,
+    num_sampled_rows,
+    segment_result,
+)
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
@@ -186,6 +191,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         return (
             all(segment.num_tokens == 1 for segment in segments)
             and all(states[segment.slot].is_plain for segment in segments)
+            and not any(states[segment.slot].verifies_by_rejection for segment in segments)
             and not any(depends_on_length(spec) for spec in model.program.ropes)
         )
 
@@ -214,7 +220,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         logits_NV: Floats,
         masks: Sequence[Mask | None],
     ) -> tuple[SegmentResult, ...]:
-        drawn = self._draw(batch, logits_NV, masks)
+        drawn = self.draw_tokens(batch, logits_NV, masks)
         results, first, row = [], 0, 0
         for item, state, mask, tokens in zip(batch.items, batch.states, masks, drawn, strict=True):
             segment = item.segment
@@ -226,16 +232,21 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 result = SegmentResult()
             else:
                 logits = torch.from_numpy(logits_NV[first : first + count])
-                result = segment_result(item, logits, _hidden(model, row - 1), mask, drawn=tokens)
+                result = segment_result(
+                    item, logits, _hidden(model, row - 1), mask, role=batch.role, drawn=tokens
+                )
             first += count
             self._record(segment, state, batch.role, result)
             results.append(result)
         return tuple(results)
 
-    def _draw(
+    def draw_tokens(
         self, batch: CPUBatch, logits_NV: Floats, masks: Sequence[Mask | None]
     ) -> list[list[int] | None]:
-        """For each segment the tokens of its sampled rows, or ``None`` if none is wanted."""
+        """For each segment the tokens of its sampled rows.
+
+        ``None`` if none is wanted, or where drafts are drawn or verified by rejection.
+        """
         first, vocab = 0, logits_NV.shape[1]
         spans: list[tuple[int, int] | None] = []
         rows: list[npt.NDArray[np.void]] = []
@@ -245,10 +256,11 @@ class CPUExecutor(PoolExecutor[KVCache]):
         adjusted: dict[int, Floats] = {}
         for item, state, mask in zip(batch.items, batch.states, masks, strict=True):
             segment, first = item.segment, first + num_logit_rows(item.segment)
-            if not segment.outputs.sample:
+            drafts = segment.num_drafts > 0 or batch.role is ModelRole.DRAFT
+            if not segment.outputs.sample or (drafts and state.verifies_by_rejection):
                 spans.append(None)
                 continue
-            count, position = 1 + segment.num_drafts, segment.stop - segment.num_drafts
+            count, position = num_sampled_rows(segment), segment.stop - segment.num_drafts
             spans.append((len(rows), len(rows) + count))
             for index, depth in enumerate(_row_depths(item)):
                 if mask is not None:
@@ -287,6 +299,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
             for group in range(len(cache.groups)):
                 cache.move_slots(group, state.native_table(role, group), sources, first_draft)
         state.set_tokens(role, first_draft, result.token_ids)
+        if role is ModelRole.TARGET:
+            state.proposals.clear()
 
 
 def _adjusted(item: SegmentContext, state: CPUSequence, node: int, logits_V: Floats) -> Floats:

@@ -61,7 +61,7 @@ class ReferenceExecutor(PoolExecutor[KVCache]):
             hidden_SD = hidden_TD[first:last]
             rows = num_logit_rows(item.segment)
             logits = forward.logits(hidden_SD[len(hidden_SD) - rows :]) if rows else hidden_SD[:0]
-            results.append(segment_result(item, logits, _last_row(hidden_SD), mask()))
+            results.append(segment_result(item, logits, _last_row(hidden_SD), mask(), role=role))
             self._record(item, results[-1], batch)
         clock.lap("sample_s")
         return tuple(results)
@@ -79,6 +79,8 @@ class ReferenceExecutor(PoolExecutor[KVCache]):
                 targets = rows[first_draft : first_draft + len(sources)]
                 cache.move_rows(group, rows[sources], targets)
         state.set_tokens(batch.role, first_draft, result.token_ids)
+        if batch.role is ModelRole.TARGET:
+            state.proposals.clear()
 
 
 def _last_row(hidden_SD: torch.Tensor) -> Callable[[], torch.Tensor]:
