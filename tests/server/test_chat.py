@@ -76,7 +76,16 @@ def test_message_events(events):
 
 def test_a_message_may_run_into_the_end_of_the_context(http, events):
     """Anthropic's clients send a limit that is the model's, and read of the context's end."""
-    body = {"messages": [{"role": "user", "content": "the cat " * 300}], **GREEDY}
+
+    def asking(repeats):
+        return {"messages": [{"role": "user", "content": "the cat " * repeats}]}
+
+    def count(repeats):
+        counted = http.post("/v1/messages/count_tokens", json=asking(repeats))
+        return counted.json()["input_tokens"]
+
+    each = (count(110) - count(10)) / 100
+    body = {**asking(int((2020 - count(0)) / each)), **GREEDY}
     message = http.post("/v1/messages", json={**body, "max_tokens": 4096}).json()
     used = message["usage"]
     length = used["input_tokens"] + used["cache_read_input_tokens"]
