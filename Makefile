@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: bench-gpu bench-honesty test-gpu demo test test-all lint embedded-model clean
+.PHONY: bench-gpu bench-honesty test-gpu test-emulated test-sanitized demo test test-all lint embedded-model clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ridgeline generate --prompt "def fibonacci(n):" --max-tokens 64 --temperature 0
@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(VENV)/.installed-dev lint
+test-all: $(VENV)/.installed-dev lint test-sanitized
 	$(BIN)/python -m pytest -n 2
 
 test-clients: $(VENV)/.installed-dev
@@ -22,7 +22,8 @@ test-clients: $(VENV)/.installed-dev
 test-emulated: $(VENV)/.installed-dev
 	$(BIN)/python tests/emulated/run.py $(EMULATED)
 
-# The CPU kernels with the address and undefined-behaviour sanitizers, through their C API.
+# The CPU kernels with the address and undefined-behaviour sanitizers, through their C API. Takes a
+# few minutes, most of them for the compiler.
 test-sanitized:
 	cmake -S . -B build/sanitized -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="$(SANITIZERS)"
 	cmake --build build/sanitized
@@ -39,7 +40,8 @@ lint: $(VENV)/.installed-dev
 # need the development tools as well, and are left out where those are missing.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m ridgeline.bench.gpu --check
-	if $(PYTHON) -c "import pytest, safetensors, tokenizers"; then \
+	if PYTHONPATH=src $(PYTHON) -c "import sys, pytest, safetensors, tokenizers; \
+	  from ridgeline.kernels.gpu import missing_for_gpu; sys.exit(missing_for_gpu() is not None)"; then \
 	  PYTHONPATH=src:. $(PYTHON) -m pytest tests/kernels/triton tests/executors/test_gpu.py tests/engine/test_cuda_engine.py; fi
 
 # On a machine with a GPU; needs nothing but PYTHON with torch, triton and numpy.

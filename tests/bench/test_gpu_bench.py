@@ -61,6 +61,8 @@ def test_everything_is_measured_with_nothing_but_torch_triton_and_numpy(tmp_path
 def test_without_a_gpu_it_says_so(capsys):
     assert main([]) == 1
     assert "No GPU can be measured here" in capsys.readouterr().err
+    assert main(["--check"]) == 0
+    assert "skipped: " in capsys.readouterr().out
 
 
 def test_datasheets_are_found_by_the_drivers_names():
