@@ -88,7 +88,7 @@ void quantize_group(const rl_matrix& matrix, const float* x, int32_t first, int 
         for (int lane = 0; lane < W && i + lane < valid; ++lane) values[lane] = x[first + i + lane];
       }
       vi codes = round_to_int(values * q.inverse);
-      total += codes;
+      total += codes << 24 >> 24;  // of the bytes, also where something is not a number
       int8_t packed[W];
       for (int lane = 0; lane < W; ++lane) packed[lane] = static_cast<int8_t>(codes[lane]);
       for (int quad = 0; quad < W / 4; ++quad)
