@@ -97,6 +97,8 @@ def run(bochs: str, model: str, disc: Path, folder: Path, timeout_s: float) -> I
         f"display_library: nogui\n"
         f"clock: sync=none\n"
         f"panic: action=fatal\n"
+        f"error: action=ignore\n"  # its log is not safe in the handler of its own timer
+        f"info: action=ignore\n"
         f"log: {log}\n"
     )
     output = (folder / "output").open("wb")
