@@ -28,7 +28,7 @@ def _head(result: Mapping[str, Any]) -> list[str]:
         "add. Failures are kept.",
         "",
         f"Calibrated on {calibrated['count']} steps of the shapes "
-        f"{' and '.join(calibrated['shapes'])} in {', '.join(calibrated['formats'])}; never on the "
+        f"{', '.join(calibrated['shapes'])} in {', '.join(calibrated['formats'])}; never on the "
         f"shapes {' and '.join(unseen['shapes'])}, nor on {unseen['format']}. "
         f"{result['count']} configurations were tested.",
         "",
