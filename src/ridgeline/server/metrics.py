@@ -149,11 +149,6 @@ class Meter:
         """Arrival to first token, ``None`` before there is one."""
         return None if self._first_s is None else self._first_s - self._call.arrival_s
 
-    @property
-    def ttft_s(self) -> float | None:
-        """Arrival to first token, ``None`` before there is one."""
-        return None if self._first_s is None else self._first_s - self._call.arrival_s
-
     def take(self, choice: int, chunk: CompletionChunk) -> None:
         """A chunk is here."""
         now = time.monotonic()
