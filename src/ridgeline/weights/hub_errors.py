@@ -76,6 +76,6 @@ def _network(error: Exception, name: str) -> NetworkError:
     cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
     kind = type(cause or error).__name__
     return NetworkError(
-        f"There is no folder {name}, and a hub model of that name could not be downloaded ({kind}); "
-        f"{_WAYS_OUT}."
+        f"There is no folder {name}, and a hub model of that name could not be downloaded "
+        f"({kind}); {_WAYS_OUT}."
     )
