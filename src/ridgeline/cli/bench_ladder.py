@@ -45,9 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     subjects = arguments.subjects.split(",")
     if not set(subjects) <= set(_SUBJECTS):
         raise InvalidRequestError(f"--subjects are of {', '.join(_SUBJECTS)}.")
-    for name, most in (("tokens", 112), ("texts", 8), ("rounds", 100)):
-        if not 1 <= getattr(arguments, name) <= most:
-            raise InvalidRequestError(f"--{name} must be between 1 and {most}.")
+    for name, least, most in (("tokens", 2, 112), ("texts", 1, 8), ("rounds", 1, 100)):
+        if not least <= getattr(arguments, name) <= most:
+            raise InvalidRequestError(f"--{name} must be between {least} and {most}.")
+    if arguments.measure_only and arguments.calibrate:
+        raise InvalidRequestError("--calibrate is for predictions; --measure-only makes none.")
     from ridgeline.bench.conditions import Watch
     from ridgeline.bench.ladder.ladder import climb, report  # torch takes a second
     from ridgeline.cli.hardware import calibration_of

@@ -49,7 +49,8 @@ class RequestFactory:
         check_token_ids(token_ids, params, vocab_size=info.spec.vocab_size)
         if params.stop and info.tokenizer is None:
             raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
-        if params.seed is not None and info.config.verification != "exact":
+        is_drawn = params.seed is not None and not params.is_greedy
+        if is_drawn and info.config.verification != "exact":
             raise InvalidRequestError(
                 "seed cannot hold with verification='rejection': outputs depend on what was "
                 "drafted. Leave it out, or use verification='exact'."

@@ -44,7 +44,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall_timer = self.loop.call_later(self.stall_timeout_s, self.transport.abort)
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         self._unwatch_reader()
@@ -90,6 +90,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _watch_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self.stall_timeout_s, self._end_stall, unread)
+
+    def _end_stall(self, unread: int) -> None:
+        """Abort, unless some of the bytes that were ``unread`` have been taken since."""
+        if self.transport.get_write_buffer_size() < unread:
+            self._watch_reader()
+        else:
+            self.transport.abort()
 
     def _unwatch_reader(self) -> None:
         if self._stall_timer is not None:

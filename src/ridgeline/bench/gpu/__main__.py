@@ -33,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--check", action="store_true", help="compare with the reference executor, measure nothing"
     )
     options = parser.parse_args(arguments)
+    if options.host and options.shapes:
+        parser.error("--host has a shape of its own; leave --shapes out")
     settings = MINIATURE if options.host else FULL
     if options.minutes is not None:
         settings = replace(settings, minutes=options.minutes)

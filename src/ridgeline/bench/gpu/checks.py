@@ -190,7 +190,7 @@ def _error(case: _Case, device: Device, kernels: Kernels, execution: str) -> flo
         np.abs(mine - theirs).max() / np.abs(theirs).max()
         for (mine, _), (theirs, _) in zip(found, expected, strict=True)
     ]
-    return float(max(errors))
+    return float(np.max(errors))
 
 
 def _weights(model_ops: Sequence[Op], dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -4,18 +4,18 @@
 import argparse
 from pathlib import Path
 
+from ridgeline.bench.honesty.cases import CALIBRATED_FORMATS
 from ridgeline.bench.honesty.measured import load, save
 from ridgeline.bench.honesty.page import page
 from ridgeline.bench.honesty.report import report
 from ridgeline.bench.honesty.run import HonestyRun
-from ridgeline.executors import default_executor
 from ridgeline.roofline.storage import write_json
 
 
 def main() -> None:
     """Measure, or take what was measured; fit, compare, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m ridgeline.bench.honesty", description=__doc__)
-    parser.add_argument("--executor", default=default_executor())
+    parser.add_argument("--executor", choices=tuple(CALIBRATED_FORMATS), default="cpu")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--page", type=Path, default=Path("docs/honesty.md"))
     parser.add_argument("--quick", action="store_true", help="few steps; writes no page")
@@ -23,10 +23,12 @@ def main() -> None:
         "--replay", type=Path, metavar="FILE", help="fit and report from these measurements"
     )
     arguments = parser.parse_args()
-    name = f"honesty-{arguments.executor}"
+    quick = "-quick" if arguments.quick else ""
     if arguments.replay is not None:
         measured = load(arguments.replay)
+        name = f"honesty-{measured.executor}{quick}"
     else:
+        name = f"honesty-{arguments.executor}{quick}"
         predictions = arguments.results / f"{name}-predictions.json"
         measured = HonestyRun(arguments.executor, predictions, quick=arguments.quick).measure()
         save(measured, arguments.results / f"{name}-measurements.json")
