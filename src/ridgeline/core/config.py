@@ -64,7 +64,8 @@ class EngineConfig:
             to stay away.
         tpot_slo_s: prompts get only as many tokens per step as keep it within these seconds.
         decode_replay_s: decode steps that together take no longer are run in one go, while nobody
-            waits; 0 returns after each.
+            waits; 0 returns after each. `LLM.generate`, whose caller sees no token before the end,
+            takes up to 0.05 s if that is more.
         kv_ttl_s: cached KV that was not used for these seconds is forgotten, in every tier.
         kv_ram_tier_bytes: keep KV that the pool has no room for in this much of the memory.
         kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
