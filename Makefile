@@ -13,7 +13,7 @@ test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile explore
 
 test-clients: $(VENV)/.installed-dev
 	$(BIN)/python tests/clients/run.py

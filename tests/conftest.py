@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 from safetensors.torch import save_file
 from tests.tiny import CONFIG, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -15,6 +16,12 @@ from ridgeline.kernels.gpu import missing_for_gpu
 # Tiny matrices: more threads only wait for each other. Inherited by subprocesses of tests, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# The same examples in every run, so that what fails, fails again; new ones are looked for with
+# `--hypothesis-profile explore` (`make test-all`).
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=2000, deadline=None)
+settings.load_profile("repeatable")
 
 NO_GPU = missing_for_gpu()
 if NO_GPU is not None:  # before the first import of a Triton kernel

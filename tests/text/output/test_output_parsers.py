@@ -189,6 +189,14 @@ def test_harmony_channels():
     assert run(text, reasoning="harmony") == ("Hm.", "Yes.", [])
 
 
+def test_harmony_header_after_white_space():
+    """White space that arrives alone may still be followed by a header."""
+    text = "\n<|channel|>final<|message|>Yes.<|return|>"
+    assert run(text, [1], reasoning="harmony") == run(text, reasoning="harmony") == ("", "Yes.", [])
+    assert run("\nYes", [1], reasoning="harmony") == ("", "\nYes", [])
+    assert run("<b>Yes</b>", [1, 2], reasoning="harmony") == ("", "<b>Yes</b>", [])
+
+
 @pytest.mark.parametrize(
     ("template", "tool", "reasoning"),
     [

@@ -6,6 +6,7 @@ from ridgeline.text.output.events import Content, Event, Reasoning, ToolArgument
 from ridgeline.text.output.markers import find_first, held_length
 from ridgeline.text.output.tool_parsers import known_tools
 
+_MARK = "<|"  # how every mark begins
 _MESSAGE = "<|message|>"
 _BODY_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _RECIPIENT = "to=functions."
@@ -37,12 +38,13 @@ class Harmony:
         out: list[Event] = []
         if self._kind is not None:
             self._give(text, out)
-        elif text and not text.startswith("<|"):
+        elif text and not text.lstrip().startswith(_MARK):
             out.append(Content(text))
         return out
 
     def _header(self, out: list[Event]) -> bool:
-        if self._buffer and not self._buffer.lstrip().startswith("<"):
+        start = self._buffer.lstrip()[: len(_MARK)]
+        if not _MARK.startswith(start):
             self._kind = "content"  # text without a header
             return True
         header, mark, rest = self._buffer.partition(_MESSAGE)
