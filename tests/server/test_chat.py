@@ -58,6 +58,24 @@ def test_the_first_event_has_a_token(events):
     assert chunks[0]["choices"][0]["token_ids"]
 
 
+def test_no_token_id_is_lost_in_a_stream(http, events):
+    """Tokens of half characters have no text of their own, and their ids are sent all the same."""
+    body = {"messages": HI, "temperature": 3, "seed": 5, "ignore_eos": True, "max_tokens": 24,
+            "n": 2, "return_token_ids": True}  # fmt: skip
+    whole = chat(http, **body)
+    chunks = events("/v1/chat/completions", body)[:-1]
+    found = {0: [], 1: []}
+    texts = 0
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        found[choice["index"]] += choice["token_ids"]
+        texts += bool(choice["delta"].get("content"))
+    assert texts < len(chunks)
+    assert found == {choice["index"]: choice["token_ids"] for choice in whole["choices"]}
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+
+
 def test_content_parts(http):
     parts = [{"role": "user", "content": [{"type": "text", "text": "the cat"}]}]
     assert chat(http, messages=parts, max_tokens=5) | {"id": 0, "created": 0} == chat(
@@ -154,6 +172,11 @@ def test_histories_with_tools_are_read(http):
         ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
         ("/v1/chat/completions", {"messages": HI, "stream_options": {}}, "stream_options"),
         ("/v1/completions", {"prompt": "a", "stream_options": {}}, "stream_options"),
+        (
+            "/v1/chat/completions",
+            {"messages": HI, "stream": True, "prompt_logprobs": 1},
+            "prompt_logprobs",
+        ),
         ("/v1/responses", {"input": "a", "background": True}, "background"),
         ("/v1/responses", {"input": [{"type": "web_search_call"}]}, "input"),
     ],

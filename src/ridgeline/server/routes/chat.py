@@ -44,6 +44,8 @@ async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
         raise bad_request("top_logprobs needs logprobs.", "top_logprobs")
     if max_tokens_of(request) == 0:
         raise bad_request("max_tokens must be at least 1.", "max_tokens")
+    if request.stream and request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs is not available in a stream.", "prompt_logprobs")
     answer = await prepare_answer(
         call,
         request,
@@ -138,13 +140,15 @@ class _Run:
         wants_usage = options is not None and bool(options.include_usage)
         continuous = wants_usage and options is not None and bool(options.continuous_usage_stats)
         begun = [False] * len(self._answers)
+        prompt = self._shown_prompt()
         async for index, chunk in generate(self._answer.job):
             delta = self._answers[index].take(chunk)
-            if delta.is_empty and begun[index] and not chunk.finish_reason and not chunk.logprobs:
+            if begun[index] and delta.is_empty and not self._is_shown(chunk):
                 continue
             choice = self._chunk_choice(index, chunk, delta, is_first=not begun[index])
             begun[index] = True
-            yield event(self._chunk([choice], self._usage() if continuous else None))
+            yield event(self._chunk([choice], self._usage() if continuous else None, prompt))
+            prompt = None
         usage = event(self._chunk([], self._usage())) if wants_usage else b""
         yield usage + DONE
 
@@ -154,7 +158,6 @@ class _Run:
             self._answers[index].take(chunk)
             self._logprobs[index] += self._entries(chunk)
             self._token_ids[index] += chunk.token_ids
-        wants_ids = bool(self._request.return_token_ids)
         tokenizer = self._call.server.engine.tokenizer
         return ChatResponse(
             id=self._id,
@@ -163,11 +166,19 @@ class _Run:
             model=self._answer.model,
             choices=[self._choice(index, each) for index, each in enumerate(self._answers)],
             usage=self._usage(),
-            prompt_token_ids=list(self._answer.job.prompts[0]) if wants_ids else None,
+            prompt_token_ids=self._shown_prompt(),
             prompt_logprobs=(
                 prompt_logprobs(tokenizer, self._report.logprobs) if self._report else None
             ),
         )
+
+    def _is_shown(self, chunk: CompletionChunk) -> bool:
+        """Whether a chunk that adds no text is an event all the same."""
+        has_ids = bool(chunk.token_ids) and bool(self._request.return_token_ids)
+        return has_ids or bool(chunk.logprobs) or chunk.finish_reason is not None
+
+    def _shown_prompt(self) -> list[int] | None:
+        return list(self._answer.job.prompts[0]) if self._request.return_token_ids else None
 
     def _entries(self, chunk: CompletionChunk) -> list[ChosenLogprob]:
         if not self._request.logprobs:
@@ -180,7 +191,9 @@ class _Run:
             usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning)
         return usage
 
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
+    def _chunk(
+        self, choices: list[ChunkChoice], usage: Usage | None, prompt: list[int] | None = None
+    ) -> ChatChunk:
         return ChatChunk(
             id=self._id,
             object="chat.completion.chunk",
@@ -188,6 +201,7 @@ class _Run:
             model=self._answer.model,
             choices=choices,
             usage=usage,
+            prompt_token_ids=prompt,
         )
 
     def _chunk_choice(

@@ -205,7 +205,10 @@ class ChunkChoice(Struct, kw_only=True, omit_defaults=True):
 
 
 class ChatChunk(Struct, kw_only=True, omit_defaults=True):
-    """An event of a stream; the last has usage and no choices, if usage was asked for."""
+    """An event of a stream; the last has usage and no choices, if usage was asked for.
+
+    ``prompt_token_ids`` are in the first.
+    """
 
     id: str
     object: str
@@ -213,3 +216,4 @@ class ChatChunk(Struct, kw_only=True, omit_defaults=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
