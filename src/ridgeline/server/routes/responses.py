@@ -134,29 +134,35 @@ class _Item:
         prefix = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}[kind]
         self.kind, self.index, self.id = kind, index, new_id(prefix)
         self.call_id, self.name = call_id, name
+        self.status = "in_progress"
         self.text = ""
         self.logprobs: list[ChosenLogprob] = []
 
-    def json(self, status: str) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         if self.kind == "reasoning":
             content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
-            return {"id": self.id, "type": "reasoning", "summary": [], "content": content}
+            return {
+                "id": self.id,
+                "type": "reasoning",
+                "status": self.status,
+                "summary": [],
+                "content": content,
+            }
         if self.kind == "function_call":
             return {
                 "id": self.id,
                 "type": "function_call",
-                "status": status,
+                "status": self.status,
                 "call_id": self.call_id,
                 "name": self.name,
                 "arguments": self.text,
             }
-        content = [self.part()] if status == "completed" or self.text else []
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "status": status,
-            "content": content,
+            "status": self.status,
+            "content": [] if self.status == "in_progress" else [self.part()],
         }
 
     def part(self) -> dict[str, Any]:
@@ -176,13 +182,14 @@ class _Run:
         self._answer: Answer = answer.new_answer()
         self._id, self._created = new_id("resp_"), int(time.time())
         self._items: list[_Item] = []
+        self._pending: list[ChosenLogprob] = []  # of tokens whose text is held back
         self._sequence = 0
         self._wants_logprobs = answer.job.params.logprobs is not None
 
     async def response(self) -> dict[str, Any]:
         async for _, chunk in generate(self._job.job):
             self._take(chunk)
-        self._open_if_empty()
+        self._end()
         return self._response(self._status())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -195,7 +202,7 @@ class _Run:
                 yield self._event("response.in_progress", response=start)
             for name, fields in self._take(chunk):
                 yield self._event(name, **fields)
-        for name, fields in self._open_if_empty() + self._close():
+        for name, fields in self._end():
             yield self._event(name, **fields)
         status = self._status()
         yield self._event(f"response.{status}", response=self._response(status))
@@ -204,15 +211,14 @@ class _Run:
         """Put a chunk into the items; returns the events that tell of it."""
         delta = self._answer.take(chunk)
         out: list[tuple[str, dict[str, Any]]] = []
-        entries = (
-            chat_logprobs(self._call.server.engine.tokenizer, chunk.logprobs)
-            if self._wants_logprobs
-            else []
-        )
+        if self._wants_logprobs:
+            self._pending += chat_logprobs(self._call.server.engine.tokenizer, chunk.logprobs)
         if delta.reasoning:
             out += self._piece("reasoning", "reasoning_text", delta.reasoning)
         if delta.content:
-            out += self._piece("message", "output_text", delta.content, entries)
+            out += self._piece("message", "output_text", delta.content, self._pending)
+        if not delta.is_empty:
+            self._pending = []
         out += self._calls(delta)
         return out
 
@@ -247,21 +253,25 @@ class _Run:
         out = self._close()
         item = _Item(kind, len(self._items), call_id=call_id, name=name)
         self._items.append(item)
-        added = {"output_index": item.index, "item": item.json("in_progress")}
+        added = {"output_index": item.index, "item": item.json()}
         out.append(("response.output_item.added", added))
         if kind == "message":
             fields = {**_place(item), "part": item.part()}
             out.append(("response.content_part.added", fields))
         return out
 
-    def _open_if_empty(self) -> list[tuple[str, dict[str, Any]]]:
-        return [] if self._items else self._open("message")
+    def _end(self) -> list[tuple[str, dict[str, Any]]]:
+        """Close the last item, of which there is at least one; what cut the output cut it."""
+        out = [] if self._items else self._open("message")
+        self._items[-1].logprobs += self._pending
+        return out + self._close(self._status())
 
-    def _close(self) -> list[tuple[str, dict[str, Any]]]:
+    def _close(self, status: str = "completed") -> list[tuple[str, dict[str, Any]]]:
         """The events that end the last item."""
         if not self._items:
             return []
         item = self._items[-1]
+        item.status = status
         out: list[tuple[str, dict[str, Any]]] = []
         if item.kind == "function_call":
             fields = {"item_id": item.id, "output_index": item.index, "arguments": item.text}
@@ -273,7 +283,7 @@ class _Run:
             out.append(("response.output_text.done", done))
             fields = {**_place(item), "part": item.part()}
             out.append(("response.content_part.done", fields))
-        done = {"output_index": item.index, "item": item.json("completed")}
+        done = {"output_index": item.index, "item": item.json()}
         out.append(("response.output_item.done", done))
         return out
 
@@ -298,7 +308,7 @@ class _Run:
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "model": self._job.model,
-            "output": [item.json(status) for item in self._items],
+            "output": [item.json() for item in self._items],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning and request.reasoning.effort},
