@@ -14,11 +14,12 @@ from pathlib import Path
 import uvicorn
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import MachineError
+from ridgeline.core.errors import EngineError, MachineError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.loading import Progress
+from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _CLOSE_S = 2.0  # after the drain, for connections that are still open
 _WARM_UP_TOKENS = 4
+_LOOK_EVERY_S = 0.5  # whether there still is an engine
 Announce = Callable[[str], None]
 
 
@@ -45,6 +47,7 @@ def serve(
     ``announce`` is called with lines for the person who started it.
 
     Raises:
+        EngineError: the engine was lost, and could not be started again.
         RidgelineError: the model cannot be loaded, a setting is wrong, or the port is taken.
     """
     if sys.platform == "win32":
@@ -76,7 +79,11 @@ async def _serve(
 
 
 async def run(server: Server, listener: socket.socket, announce: Announce) -> None:
-    """Serve on an open socket, with an engine that has started."""
+    """Serve on an open socket, with an engine that has started.
+
+    Raises:
+        EngineError: the engine was lost; a supervisor may start another server.
+    """
     http = http_server(server)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -91,7 +98,8 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     working = asyncio.create_task(server.jobs.worker.run())
     warming = asyncio.create_task(_become_ready(server, announce))
     stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    lost = asyncio.create_task(_lost(server))
+    await asyncio.wait((serving, stopped, lost), return_when=asyncio.FIRST_COMPLETED)
     warming.cancel()
     working.cancel()
     await _drain(server, announce, stopping)
@@ -99,6 +107,16 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     await serving
     await asyncio.gather(working, return_exceptions=True)
     server.close()
+    if lost.done():
+        raise EngineError(lost.result())
+    lost.cancel()
+
+
+async def _lost(server: Server) -> str:
+    """Wait until the engine is given up; returns why."""
+    while (health := server.engine.health()).status is not EngineStatus.DEAD:
+        await asyncio.sleep(_LOOK_EVERY_S)
+    return health.reason or "The engine has ended."
 
 
 def http_server(server: Server) -> uvicorn.Server:

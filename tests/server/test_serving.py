@@ -1,0 +1,34 @@
+"""The end of a server whose engine is given up."""
+
+import asyncio
+
+import pytest
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import EngineError
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.stats import EngineStatus, Health
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.context import Server
+from ridgeline.server.jobs.jobs import Jobs
+from ridgeline.server.serving import open_listener, run
+
+
+def test_a_server_ends_with_an_error_when_its_engine_is_given_up(model_folder, tmp_path):
+    """So that whoever supervises it starts another one."""
+    config = ServerConfig(port=0, log_requests=False)
+
+    async def main():
+        async with AsyncEngine(EngineConfig(model=str(model_folder)), in_process=True) as engine:
+            server = Server(engine, config)
+            server.open_jobs(Jobs(server, tmp_path))
+
+            def announce(line):
+                if line == "Ready.":
+                    lost = Health(status=EngineStatus.DEAD, reason="The engine is gone.")
+                    engine._host.health = lost
+
+            with open_listener(config) as listener, pytest.raises(EngineError, match="gone"):
+                await asyncio.wait_for(run(server, listener, announce), 30)
+
+    asyncio.run(main())
