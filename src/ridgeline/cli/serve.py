@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import ExitStack
 
 from ridgeline.cli.display import error_console, loading_bar
 from ridgeline.cli.options import (
@@ -31,11 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     # By priority, so that batch jobs run in what online requests leave; equals in their order.
     settings = {"scheduling_policy": "priority"} | engine_settings(arguments)
     engine_config = with_overrides(EngineConfig(model=arguments.model), **settings)
-    with loading_bar(enabled=sys.stderr.isatty()) as progress:
-        serve(
-            engine_config,
-            config,
-            progress=progress,
-            announce=lambda line: error_console.print(line, markup=False),
-        )
+    with ExitStack() as loading:
+        progress = loading.enter_context(loading_bar(enabled=sys.stderr.isatty()))
+
+        def announce(line: str) -> None:
+            loading.close()  # the first line says that the model is loaded
+            error_console.print(line, markup=False)
+
+        serve(engine_config, config, progress=progress, announce=announce)
     return 0
