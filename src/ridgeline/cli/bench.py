@@ -3,15 +3,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.display import loading_bar
-from ridgeline.cli.options import Parser, add_model_options, engine_settings
+from ridgeline.cli.options import Parser, add_model_options, engine_settings, numbers
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import InvalidRequestError
 
@@ -28,8 +27,8 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         ("batch", (1, 8, 32), 1, "sequences of a decode step; empty for none"),
         ("context", (0,), 0, "tokens behind a decode step"),
     ):
-        numbers = partial(_numbers, least=least)
-        parser.add_argument(f"--{name}", type=numbers, default=default, metavar="N,N", help=text)
+        kind = numbers(least, may_be_empty=True)
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N,N", help=text)
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="visits of each case")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -91,10 +90,6 @@ def print_ceilings(console: Console, ceilings: Mapping[str, Any]) -> None:
 
 def _config(arguments: argparse.Namespace) -> EngineConfig:
     settings = engine_settings(arguments)
-    if settings.get("quantization") == "none":
-        del settings["quantization"]
-    if settings.get("kv_cache_dtype") == "bf16":
-        settings["kv_cache_dtype"] = "bfloat16"
     if arguments.rounds < 1:
         raise InvalidRequestError("--rounds must be at least 1.")
     if arguments.shape is None:
@@ -109,14 +104,3 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         )
     config = EngineConfig(model=arguments.shape, load_format="dummy")
     return with_overrides(config, **settings)
-
-
-def _numbers(text: str, least: int) -> Sequence[int]:
-    """Comma-separated numbers from ``least`` on, or none, for argparse."""
-    try:
-        numbers = [int(part) for part in text.split(",")] if text else []
-    except ValueError as error:
-        raise argparse.ArgumentTypeError("expected whole numbers: 1,8,32") from error
-    if min(numbers, default=least) < least:
-        raise argparse.ArgumentTypeError(f"expected numbers of at least {least}")
-    return numbers

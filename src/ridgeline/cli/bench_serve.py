@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.display import loading_bar
-from ridgeline.cli.options import Parser, add_model_options, engine_settings
+from ridgeline.cli.options import Parser, add_model_options, engine_settings, numbers
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import InvalidRequestError
 
@@ -35,8 +36,10 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     target.add_argument("--api-key", metavar="KEY")
     target.add_argument("--in-process", action="store_true", help="engine in this process")
     load = parser.add_argument_group("load").add_mutually_exclusive_group()
-    load.add_argument("--rate", type=_floats, metavar="R,R", help="Poisson arrivals per second")
-    load.add_argument("--concurrency", type=_ints, metavar="N,N", help="requests at once (closed)")
+    load.add_argument("--rate", type=_rates, metavar="R,R", help="Poisson arrivals per second")
+    load.add_argument(
+        "--concurrency", type=numbers(), metavar="N,N", help="requests at once (closed)"
+    )
     load.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines of arrivals, lengths")
     work = parser.add_argument_group("requests")
     work.add_argument("--num-requests", type=int, default=100, metavar="N", help="or conversations")
@@ -63,6 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) < least:
             option = name.replace("_", "-")
             raise InvalidRequestError(f"--{option} must be at least {least}.")
+    if arguments.plots is not None:
+        from ridgeline.bench.serve.plots import require_plots, write_plots
+
+        require_plots()
     name, points = asyncio.run(_run(arguments))
     report: dict[str, Any] = {
         "model": name,
@@ -75,8 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_points(name, report["points"])
     if arguments.plots is not None:
-        from ridgeline.bench.serve.plots import write_plots
-
         for path in write_plots(points, arguments.plots, title=name):
             print(path, file=sys.stderr)
     return 1 if all(point.summary.num_failed == len(point.traces) for point in points) else 0
@@ -166,16 +171,16 @@ def print_points(name: str, points: Sequence[Mapping[str, Any]]) -> None:
     table.add_column("")
     for point in points:
         table.add_column(_label(point["load"]), justify="right")
-    for label, key, unit in (
-        ("requests/s offered", "request_rate", 1),
-        ("requests/s completed", "completed_rate", 1),
-        ("requests/s good", "goodput", 1),
-        ("output tok/s", "output_tokens_s", 1),
-        ("input tok/s", "input_tokens_s", 1),
-        ("prompt tokens from the cache", "cached_share", 1),
-        ("requests in progress, mean", "mean_concurrency", 1),
+    for label, key in (
+        ("requests/s offered", "request_rate"),
+        ("requests/s completed", "completed_rate"),
+        ("requests/s good", "goodput"),
+        ("output tok/s", "output_tokens_s"),
+        ("input tok/s", "input_tokens_s"),
+        ("prompt tokens from the cache", "cached_share"),
+        ("requests in progress, mean", "mean_concurrency"),
     ):
-        table.add_row(label, *(f"{point[key] * unit:,.2f}" for point in points))
+        table.add_row(label, *(f"{point[key]:,.2f}" for point in points))
     for label, key, scale in (
         ("TTFT", "ttft_s", 1e3),
         ("TPOT", "tpot_s", 1e3),
@@ -235,15 +240,11 @@ def _length(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _floats(text: str) -> list[float]:
-    values = [float(part) for part in text.split(",")]
-    if min(values) <= 0:
+def _rates(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("expected numbers: 0.5,1,2") from error
+    if not all(0 < value < math.inf for value in values):
         raise argparse.ArgumentTypeError("expected positive numbers")
-    return values
-
-
-def _ints(text: str) -> list[int]:
-    values = [int(part) for part in text.split(",")]
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError("expected whole numbers of at least 1")
     return values

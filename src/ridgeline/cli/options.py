@@ -200,6 +200,25 @@ def token_ids(text: str) -> list[int]:
         raise argparse.ArgumentTypeError("expected whole numbers: 1,2,3") from error
 
 
+def numbers(
+    least: int = 1, most: int = 1_000_000, *, may_be_empty: bool = False
+) -> Callable[[str], list[int]]:
+    """What reads comma-separated whole numbers within bounds, for argparse."""
+
+    def parse(text: str) -> list[int]:
+        if may_be_empty and not text:
+            return []
+        try:
+            values = [int(part) for part in text.split(",")]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError("expected whole numbers: 1,8,32") from error
+        if not all(least <= value <= most for value in values):
+            raise argparse.ArgumentTypeError(f"expected numbers from {least} to {most}")
+        return values
+
+    return parse
+
+
 def read_prompt(arguments: argparse.Namespace) -> str:
     """The prompt from ``--prompt``, ``--prompt-file`` or standard input.
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.display import error_console
-from ridgeline.cli.options import Parser
+from ridgeline.cli.options import Parser, numbers
 from ridgeline.core.errors import InvalidRequestError
 
 
@@ -21,10 +21,12 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("--model-name", metavar="NAME", help="default: the first that is listed")
     parser.add_argument("--api-key", metavar="KEY")
     parser.add_argument(
-        "--input-lens", type=_numbers, default=[32, 128, 512], metavar="N,N", help="prompt tokens"
+        "--input-lens", type=numbers(), default=[32, 128, 512], metavar="N,N", help="prompt tokens"
     )
     parser.add_argument("--output-len", type=int, default=32, metavar="N", help="output tokens")
-    parser.add_argument("--concurrency", type=_numbers, default=[1, 2, 4, 8, 16, 32], metavar="N,N")
+    parser.add_argument(
+        "--concurrency", type=numbers(), default=[1, 2, 4, 8, 16, 32], metavar="N,N"
+    )
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="for each point")
     parser.add_argument(
         "--max-token-id", type=int, default=999, metavar="N", help="prompts are random ids to this"
@@ -104,13 +106,3 @@ def _print(report: dict[str, Any]) -> None:
 
 def _ms(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1e3:.2f}"
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError("expected whole numbers: 1,2,4") from error
-    if any(value < 1 for value in values):
-        raise argparse.ArgumentTypeError("numbers must be positive")
-    return values

@@ -15,7 +15,7 @@ from ridgeline.cli.hardware import (
     read_model,
     this_calibration,
 )
-from ridgeline.cli.options import Parser
+from ridgeline.cli.options import Parser, numbers
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline import decode_batch, prefill_batch
@@ -34,10 +34,10 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     add_model_options(parser)
     add_machine_options(parser, default=THIS)
     parser.add_argument(
-        "--batch", type=_numbers, default=[1, 8, 32], metavar="N,N", help="sequences that decode"
+        "--batch", type=numbers(), default=[1, 8, 32], metavar="N,N", help="sequences that decode"
     )
     parser.add_argument(
-        "--context", type=_numbers, default=[512, 2048], metavar="N,N", help="tokens behind them"
+        "--context", type=numbers(), default=[512, 2048], metavar="N,N", help="tokens behind them"
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw into a file as well")
     parser.add_argument(
@@ -146,13 +146,3 @@ def _basis(calibration: Calibration, past: float | None) -> str:
     if calibration.ceilings.conditions.get("contended"):
         text += " Other processes contended while it was measured."
     return text if past is None else f"{text} Past runs: {past:.0%} median."
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError("expected whole numbers: 1,8,32") from error
-    if not all(0 < value <= 1_000_000 for value in values):
-        raise argparse.ArgumentTypeError("numbers must be positive")
-    return values

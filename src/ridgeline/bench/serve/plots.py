@@ -1,6 +1,7 @@
 """SVG plots of a sweep."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,16 @@ def write_plots(points: Sequence[Point], folder: Path, *, title: str) -> list[Pa
     return paths
 
 
+def require_plots() -> None:
+    """Raise `MissingDependencyError` where plots cannot be drawn."""
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError("Plots need matplotlib, which is not installed.")
+
+
 def _figure(*, rows: int = 1) -> "tuple[Figure, Any]":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("Plots need matplotlib: install ridgeline[plots].") from error
+    require_plots()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6.4, 3.2 * rows), layout="constrained")
     return figure, figure.subplots(rows, 1, squeeze=False)[:, 0]
 
