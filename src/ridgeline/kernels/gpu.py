@@ -6,10 +6,7 @@ from importlib.util import find_spec
 def missing_for_triton() -> str | None:
     """One sentence on why the Triton kernels cannot be imported; ``None`` if they can."""
     if find_spec("triton") is None:
-        return (
-            "The GPU kernels need the package triton, which is not installed; "
-            "`pip install 'ridgeline[gpu]'` brings it (Linux only)."
-        )
+        return "The GPU kernels need the package triton (Linux only), which is not installed."
     return None
 
 

@@ -35,7 +35,8 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise MissingDependencyError(
-                "Traces need OpenTelemetry; install ridgeline[otel]."
+                "Traces need the packages opentelemetry-sdk and "
+                "opentelemetry-exporter-otlp-proto-http."
             ) from error
         self._extract = extract
         self._provider = TracerProvider(resource=Resource.create({"service.name": service}))
