@@ -54,7 +54,6 @@ class Caller:
     tenant: str
     limits: KeyLimits = NO_LIMITS
     is_admin: bool = False
-    uses_basic: bool = False
 
 
 class Keys:
@@ -105,39 +104,34 @@ class Keys:
 
     def caller(self, headers: dict[bytes, bytes]) -> Caller | None:
         """Who calls: by ``Authorization: Bearer``, ``x-api-key``, or the password of ``Basic``."""
-        key, uses_basic = _presented(headers)
+        key = _presented(headers)
         found = None
         if key is not None:
             digest = _digest(key)
             for known, caller in self._callers:
                 if hmac.compare_digest(known, digest):
                     found = caller
-        if found is not None:
-            return Caller(
-                tenant=found.tenant,
-                limits=found.limits,
-                is_admin=found.is_admin,
-                uses_basic=uses_basic,
-            )
-        return Caller(tenant=ANONYMOUS) if self._open else None
+        if found is None and self._open:
+            return Caller(tenant=ANONYMOUS)
+        return found
 
 
-def _presented(headers: dict[bytes, bytes]) -> tuple[str | None, bool]:
-    """The key in the headers, and whether it came as a browser's password."""
+def _presented(headers: dict[bytes, bytes]) -> str | None:
+    """The key in the headers, which may come as a browser's password."""
     scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
     text = value.strip()
     if len(text) > _MAX_KEY_CHARS:
-        return None, False
+        return None
     if scheme.lower() == b"bearer" and text:
-        return text.decode("latin-1"), False
+        return text.decode("latin-1")
     if scheme.lower() == b"basic":
         try:
             decoded = base64.b64decode(text, validate=True)
         except binascii.Error:
-            return None, True
-        return decoded.partition(b":")[2].decode("latin-1") or None, True
+            return None
+        return decoded.partition(b":")[2].decode("latin-1") or None
     key = headers.get(b"x-api-key", b"").decode("latin-1")
-    return (key if 0 < len(key) <= _MAX_KEY_CHARS else None), False
+    return key if 0 < len(key) <= _MAX_KEY_CHARS else None
 
 
 def _digest(key: str) -> bytes:
