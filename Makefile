@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: bench-gpu bench-honesty test-gpu test-emulated test-sanitized demo test test-all lint embedded-model clean
+.PHONY: demo test test-all test-clients test-emulated test-sanitized test-gpu lint bench-gpu \
+  bench-honesty embedded-model clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ridgeline generate --prompt "def fibonacci(n):" --max-tokens 64 --temperature 0
