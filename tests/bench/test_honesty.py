@@ -152,7 +152,7 @@ def made_up_run():
                 shape="tall",
                 format="bfloat16",
                 arrivals=(Arrival(arrival_s=0.0, prompt_tokens=20, output_tokens=3),),
-                ttfts_s=(0.1,),
+                visits_s=((0.1,), (0.2,)),
             ),
         ),
         memory_rates=(19e9, 20e9),
@@ -226,6 +226,7 @@ def test_the_page_keeps_failures():
             {
                 "load": 0.5,
                 "requests": 3,
+                "visits_s": [2.0, 3.0],
                 "predicted_s": 1.0,
                 "measured_s": 2.0,
                 "error": 0.5,

@@ -11,7 +11,7 @@ from ridgeline.planning.workload import Arrival
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.storage import write_json
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class ModelTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,13 +23,20 @@ class ModelTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace that the real engine answered, and each request's seconds to its first token."""
+    """A trace that the real engine answered several times: seconds to each request's first token.
+
+    The fastest visit counts, as it does for steps, since neighbours only ever add.
+    """
 
     load: float
     shape: str
     format: str
     arrivals: tuple[Arrival, ...]
-    ttfts_s: tuple[float, ...]
+    visits_s: tuple[tuple[float, ...], ...]
+
+    @property
+    def mean_ttft_s(self) -> float:
+        return min(sum(visit) / len(visit) for visit in self.visits_s)
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
