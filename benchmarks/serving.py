@@ -1,10 +1,11 @@
 """What batching, chunked prefill and the prefix cache buy, on the executor that is the default.
 
-    python benchmarks/serving.py [batching] [transformers] [stall] [prefix] [conversation]
+    python -m benchmarks.serving [CASE ...]
 
-Prints each case and writes benchmarks/results/serving-DATE.json, unless other processes took more
-than 5% of the machine meanwhile: then nothing is written. Ratios are within one run, with the
-variants in turns, since a shared machine drifts.
+From the repository's root. Prints each case and writes benchmarks/results/serving-DATE.json, unless
+other processes took more than 5% of the machine meanwhile: then nothing is written. Ratios are
+within one run, with the variants in turns where that is possible, since a shared machine drifts.
+``batching-1b`` takes 15 minutes, ``transformers-1b`` 5, the others a few minutes each.
 """
 
 import argparse
@@ -18,9 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from benchmarks.peers.paths import PEERS
+from benchmarks.shapes import shape_folder
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.conditions import Watch, usable_cores
@@ -29,7 +34,7 @@ from ridgeline.bench.serve.targets import EngineTarget
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.spec import ModelSpec
 from ridgeline.engine import AsyncEngine
-from ridgeline.models import read_config
+from ridgeline.models import PRESETS, read_config
 from ridgeline.weights import locate_model
 
 RESULTS = Path(__file__).parent / "results"
@@ -77,48 +82,94 @@ def trace_of_lengths(count: int, seed: int) -> tuple[list[list[int]], list[Sampl
     return prompts, [greedy(min(length, 1024 - 64)) for length in lengths]
 
 
-def batching(count: int = 64, slots: int = 16) -> dict[str, Any]:
-    """One trace under each batching policy: output tokens per second."""
+@contextmanager
+def subject(shape: str | None) -> Iterator[dict[str, Any]]:
+    """What loads the embedded model, or random weights at a shape; no prefix cache."""
+    settings: dict[str, Any] = {"enable_prefix_caching": False}
+    if shape is None:
+        yield settings
+        return
+    with shape_folder(shape) as folder:
+        packed = str(PEERS / "packed")
+        context = {"max_model_len": 1024, "packed_cache_path": packed}
+        yield settings | context | {"model": str(folder), "load_format": "dummy"}
+
+
+def batching(
+    count: int = 64,
+    slots: int = 16,
+    alone: int = 12,
+    shape: str | None = None,
+    quantization: str | None = None,
+) -> dict[str, Any]:
+    """One trace under each batching policy: output tokens per second.
+
+    ``static`` drops the rows of sequences that have ended; ``static, padded`` computes every row
+    until the longest of its batch has ended, as ``transformers.generate`` does, and counts only
+    the tokens that were asked for. Only the first ``alone`` requests run one at a time.
+    """
     prompts, params = trace_of_lengths(count, seed=1)
-    total = sum(each.max_tokens for each in params)
+    wanted = [each.max_tokens for each in params]
+    longest = [max(wanted[at - at % slots : at - at % slots + slots]) for at in range(count)]
+    variants: dict[str, tuple[dict[str, Any], int, list[int]]] = {
+        "continuous": ({"batching": "continuous"}, count, wanted),
+        "static": ({"batching": "static"}, count, wanted),
+        "static, padded": ({"batching": "static"}, count, longest),
+        "one at a time": ({"max_num_seqs": 1}, alone, wanted),
+    }
     rates: dict[str, float] = {}
-    for policy in ("continuous", "static", "one at a time"):
-        settings: dict[str, Any] = {"batching": policy, "max_num_seqs": slots}
-        settings["decode_replay_s"] = 0.0  # so that steps can be compared
-        if policy == "one at a time":
-            settings = {"max_num_seqs": 1}
-        number = count if policy != "one at a time" else 12
-        with LLM(enable_prefix_caching=False, **settings) as llm:
-            llm.generate(prompts[:2], greedy(8))
-            began_s = time.perf_counter()
-            llm.generate(prompts[:number], params[:number])
-            seconds = time.perf_counter() - began_s
-        done = sum(each.max_tokens for each in params[:number])
-        rates[policy] = done / seconds
+    with subject(shape) as model:
+        for name, (policy, number, lengths) in variants.items():
+            # Steps one by one, so that they can be compared.
+            settings = {"max_num_seqs": slots, "decode_replay_s": 0.0, **policy}
+            with LLM(**model, quantization=quantization, **settings) as llm:
+                llm.generate(prompts[:2], greedy(8))
+                began_s = time.perf_counter()
+                llm.generate(prompts[:number], [greedy(length) for length in lengths[:number]])
+                rates[name] = sum(wanted[:number]) / (time.perf_counter() - began_s)
     return {
+        "shape": shape or "embedded",
+        "quantization": quantization,
         "requests": count,
         "slots": slots,
-        "output_tokens": total,
+        "output_tokens": sum(wanted),
         "output_tok_s": rates,
-        "continuous_over_static": rates["continuous"] / rates["static"],
-        "continuous_over_one_at_a_time": rates["continuous"] / rates["one at a time"],
+        **{
+            f"continuous_over_{name}".replace(",", "").replace(" ", "_"): rates["continuous"] / rate
+            for name, rate in rates.items()
+            if name != "continuous"
+        },
     }
 
 
-def against_transformers(count: int = 64, slots: int = 16) -> dict[str, Any]:
-    """The same trace, continuous, against one-at-a-time ``transformers.generate``, same dtype."""
+def against_transformers(
+    count: int = 64,
+    slots: int = 16,
+    sampled: int = 6,
+    longest: int = 300,
+    shape: str | None = None,
+) -> dict[str, Any]:
+    """The same trace, continuous, against one-at-a-time ``transformers.generate``, in bfloat16.
+
+    ``transformers`` runs ``sampled`` of the requests, to ``longest`` tokens at the most.
+    """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     prompts, params = trace_of_lengths(count, seed=1)
-    model = AutoModelForCausalLM.from_pretrained(str(locate_model(None)), dtype=torch.bfloat16)
+    if shape is None:
+        path = str(locate_model(None))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    else:
+        config = LlamaConfig(**PRESETS[shape])
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.eval()
     rates = {}
-    sample = range(0, count, max(1, count // 6))
+    sample = range(0, count, max(1, count // sampled))
     for warm in (True, False):
         began_s, done = time.perf_counter(), 0
         for index in list(sample)[: 1 if warm else None]:
-            length = min(params[index].max_tokens, 300)
+            length = min(params[index].max_tokens, 8 if warm else longest)
             with torch.inference_mode():
                 model.generate(
                     torch.tensor([prompts[index]]),
@@ -130,14 +181,23 @@ def against_transformers(count: int = 64, slots: int = 16) -> dict[str, Any]:
                 )
             done += length
         rates["transformers"] = done / (time.perf_counter() - began_s)
-    with LLM(enable_prefix_caching=False, max_num_seqs=slots, dtype="bfloat16") as llm:
+    del model
+    with (
+        subject(shape) as settings,
+        LLM(**settings, max_num_seqs=slots, dtype="bfloat16") as llm,
+    ):
         llm.generate(prompts[:2], greedy(8))
         began_s = time.perf_counter()
         llm.generate(prompts, params)
-        rates["ridgeline"] = sum(each.max_tokens for each in params) / (
-            time.perf_counter() - began_s
-        )
-    return {"output_tok_s": rates, "ratio": rates["ridgeline"] / rates["transformers"]}
+        seconds = time.perf_counter() - began_s
+    rates["ridgeline"] = sum(each.max_tokens for each in params) / seconds
+    return {
+        "shape": shape or "embedded",
+        "requests": count,
+        "slots": slots,
+        "output_tok_s": rates,
+        "ratio": rates["ridgeline"] / rates["transformers"],
+    }
 
 
 def stall(pairs: int = 20, prompt_tokens: int = 4096, chunk: int = 512) -> dict[str, Any]:
@@ -314,8 +374,13 @@ def conversation(turns: int = 10, rounds: int = 2) -> dict[str, Any]:
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "batching": batching,
+    "batching-1b": partial(batching, count=48, alone=2, shape="llama-3.2-1b", quantization="int4"),
     "transformers": against_transformers,
+    "transformers-1b": partial(
+        against_transformers, count=48, slots=32, sampled=3, longest=96, shape="llama-3.2-1b"
+    ),
     "stall": stall,
+    "stall-8k": partial(stall, prompt_tokens=8192, chunk=1024),
     "prefix": prefix,
     "conversation": conversation,
 }
@@ -352,8 +417,11 @@ def main() -> None:
 
 QUICK = {
     "batching": {"count": 12, "slots": 4},
+    "batching-1b": {"count": 4, "slots": 4, "alone": 1},
     "transformers": {"count": 12, "slots": 4},
+    "transformers-1b": {"count": 4, "slots": 4, "sampled": 1, "longest": 8},
     "stall": {"pairs": 2, "prompt_tokens": 1024},
+    "stall-8k": {"pairs": 2, "prompt_tokens": 1024},
     "prefix": {"rounds": 2, "prompt_tokens": 1024},
     "conversation": {"turns": 3, "rounds": 1},
 }

@@ -17,7 +17,6 @@ of `LLM.generate` and over HTTP, in turns.
 import argparse
 import json
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -34,11 +33,11 @@ from typing import Any
 import psutil
 from benchmarks.embedded_gguf import embedded_folder, export_embedded
 from benchmarks.peers.paths import LLAMA_CPP_TOOLS, PEERS, REPOSITORY, RESULTS
+from benchmarks.shapes import shape_folder
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.conditions import Watch, usable_cores
 from ridgeline.bench.serve.metrics import percentile
-from ridgeline.models import PRESETS
 
 PORT = 8391
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
@@ -257,11 +256,7 @@ def completion(**fields: Any) -> str:
 def batch(arguments: argparse.Namespace) -> dict[str, Any]:
     """32 sequences that begin together: the engine alone, and over HTTP, in turns."""
     rng = random.Random(1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(embedded_folder() / file, folder)
-        (folder / "config.json").write_text(json.dumps(dict(PRESETS["llama-3.2-1b"])))
+    with shape_folder("llama-3.2-1b") as folder:
         settings = {
             "load_format": "dummy", "quantization": "int4", "max_model_len": 256,
             "packed_cache_path": str(PEERS / "packed"), "enable_prefix_caching": False,
@@ -286,10 +281,14 @@ def batch(arguments: argparse.Namespace) -> dict[str, Any]:
                 seconds = time.perf_counter() - began_s
                 exchanges, usage = run_load(server, bodies, users=BATCH, seconds=0)
                 wall_s = max(each["last_s"] for each in exchanges)
+                summed = summary(exchanges, usage, wall_s, BATCH_OUTPUT_TOKENS)
+                if summed["complete"] != BATCH:
+                    raise RuntimeError(f"{summed['problems']} of {BATCH} requests")
                 if round_number:
                     alone.append(BATCH * BATCH_OUTPUT_TOKENS / seconds)
-                    http.append(summary(exchanges, usage, wall_s, BATCH_OUTPUT_TOKENS))
-                print("alone", BATCH * BATCH_OUTPUT_TOKENS / seconds, "wall over HTTP", wall_s)
+                    http.append(summed)
+                print("alone", BATCH * BATCH_OUTPUT_TOKENS / seconds)
+                print("over HTTP", summed["output_tok_s"], flush=True)
     rates = [each["output_tok_s"] for each in http]
     return {
         "sequences": BATCH,
