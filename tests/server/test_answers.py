@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 
@@ -81,6 +82,82 @@ def test_no_logprob_of_a_response_is_lost(says, http, events):
     found = events("/v1/responses", {"input": "the cat", "include": INCLUDE})
     deltas = [e for e in found if e["type"] == "response.output_text.delta"]
     assert [len(e["logprobs"]) for e in deltas][-1] == 2
+    (begun,) = [e for e in found if e["type"] == "response.content_part.added"]
+    assert begun["part"]["logprobs"] == []
     (done,) = [e for e in found if e["type"] == "response.output_text.done"]
     assert done["logprobs"] == wanted
     assert found[-1]["response"]["output"][1]["content"][0]["logprobs"] == wanted
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": %d}}</tool_call>'
+CALLS = [CALL % 1, (CALL % 2)[:20], (CALL % 2)[20:], CALL % 3, CALL % 4]
+PARAMETERS = {"type": "object"}
+HI = [{"role": "user", "content": "the cat"}]
+ASKING = {
+    "/v1/chat/completions": {
+        "messages": HI,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}],
+        "parallel_tool_calls": False,
+    },
+    "/v1/responses": {
+        "input": "the cat",
+        "tools": [{"type": "function", "name": "f", "parameters": PARAMETERS}],
+        "parallel_tool_calls": False,
+    },
+    "/v1/messages": {
+        "messages": HI,
+        "max_tokens": 64,
+        "tools": [{"name": "f", "input_schema": PARAMETERS}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    },
+}
+
+
+def calls_of(path, answer):
+    """The arguments of its calls."""
+    if path == "/v1/chat/completions":
+        found = answer["choices"][0]["message"]["tool_calls"]
+        return [json.loads(call["function"]["arguments"]) for call in found]
+    if path == "/v1/responses":
+        return [json.loads(item["arguments"]) for item in answer["output"]]
+    return [block["input"] for block in answer["content"]]
+
+
+@pytest.mark.parametrize("path", ASKING)
+def test_without_parallel_calls_the_first_one_ends_the_answer(says, http, events, path):
+    body = ASKING[path]
+    read = says(*CALLS)
+    answer = http.post(path, json=body).json()
+    assert calls_of(path, answer) == [{"a": 1}]
+    assert read == CALLS[:3], "the rest is not generated"
+    found = events(path, body)
+    if path == "/v1/chat/completions":
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        choices = [chunk["choices"][0] for chunk in found[:-1]]
+        calls = [call for each in choices for call in each["delta"].get("tool_calls", ())]
+        assert {call["index"] for call in calls} == {0}
+        assert [each["finish_reason"] for each in choices if each["finish_reason"]] == [
+            "tool_calls"
+        ]
+    elif path == "/v1/responses":
+        assert answer["status"] == "completed"
+        assert calls_of(path, found[-1]["response"]) == [{"a": 1}]
+    else:
+        assert answer["stop_reason"] == "tool_use"
+        assert [e["type"] for e in found].count("content_block_start") == 1
+        assert found[-2]["delta"]["stop_reason"] == "tool_use"
+    parallel = {name: body[name] for name in body if "tool_c" not in name}
+    answer = http.post(path, json=parallel).json()
+    assert calls_of(path, answer) == [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 4}]
+
+
+def test_each_of_several_answers_ends_at_its_first_call(says, http, events, served):
+    says(*CALLS)
+    body = {**ASKING["/v1/chat/completions"], "n": 3}
+    for choice in http.post("/v1/chat/completions", json=body).json()["choices"]:
+        assert len(choice["message"]["tool_calls"]) == 1
+        assert choice["finish_reason"] == "tool_calls"
+    chunks = events("/v1/chat/completions", body)[:-1]
+    ends = [c["choices"][0]["index"] for c in chunks if c["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2]
+    assert served.server.limits.running == 0

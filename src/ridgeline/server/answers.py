@@ -1,9 +1,10 @@
 """Answers to conversations: the prompt, and what the output means while it streams."""
 
+import contextlib
 import json
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from ridgeline.core.request import CompletionChunk, FinishReason
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, explain_tools
 from ridgeline.server.forced_calls import forced_call
-from ridgeline.server.generation import Job, priority_of
+from ridgeline.server.generation import Job, generate, priority_of
 from ridgeline.server.prompts import check_room, render, tokenize, truncate
 from ridgeline.server.sampling import deadline_s, sampling_params, structured_outputs
 from ridgeline.server.schemas.generation import Generation
@@ -54,10 +55,16 @@ class AnswerDelta:
 
 
 class Answer:
-    """One answer in the making: collects its parts, and says what each piece adds."""
+    """One answer in the making: collects its parts, and says what each piece adds.
 
-    def __init__(self, parser: OutputParser) -> None:
+    With ``one_call`` it ends where a second call begins, whatever the model writes then; ``is_cut``
+    says that it did.
+    """
+
+    def __init__(self, parser: OutputParser, *, one_call: bool = False) -> None:
         self._parser = parser
+        self._one_call = one_call
+        self.is_cut = False
         self.content = ""
         self.reasoning = ""
         self.calls: list[CallDelta] = []
@@ -75,7 +82,9 @@ class Answer:
         if chunk.finish_reason is not None:
             events = events + self._parser.finish()
         delta = self._delta(events)
-        if chunk.finish_reason is not None:
+        if self.is_cut:
+            self.finish_reason = "tool_calls"
+        elif chunk.finish_reason is not None:
             is_call = bool(self.calls) and chunk.finish_reason is FinishReason.STOP
             self.finish_reason = "tool_calls" if is_call else str(chunk.finish_reason)
             self.stop_reason = chunk.stop_reason
@@ -89,6 +98,9 @@ class Answer:
             elif isinstance(event, Reasoning):
                 delta.reasoning += event.text
             elif isinstance(event, ToolCall):
+                if self._one_call and self.calls:
+                    self.is_cut = True
+                    break
                 call = CallDelta(index=event.index, id=_call_id(), name=event.name)
                 self.calls.append(CallDelta(index=call.index, id=call.id, name=call.name))
                 delta.calls.append(call)
@@ -109,6 +121,24 @@ class AnswerJob:
     job: Job
     model: str
     new_answer: Callable[[], Answer]
+
+
+Piece = tuple[int, CompletionChunk, AnswerDelta]
+
+
+async def answer_pieces(job: AnswerJob, answers: Sequence[Answer]) -> AsyncGenerator[Piece, None]:
+    """Chunks of the outputs, each with its index and what it adds to that answer.
+
+    What comes after the cut of the last open answer is not generated.
+    """
+    async with contextlib.aclosing(generate(job.job)) as pieces:
+        async for index, chunk in pieces:
+            answer = answers[index]
+            if answer.is_cut:
+                continue
+            yield index, chunk, answer.take(chunk)
+            if answer.is_cut and all(each.finish_reason is not None for each in answers):
+                return
 
 
 async def prepare_answer(
@@ -174,7 +204,8 @@ async def prepare_answer(
                 reasoning_parser=reasoning_parser,
                 names=names,
                 prompt=prompt,
-            )
+            ),
+            one_call=not conversation.parallel_calls,
         )
 
     return AnswerJob(job=job, model=model, new_answer=new_answer)

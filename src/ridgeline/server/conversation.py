@@ -38,13 +38,14 @@ class Conversation:
     """What is asked of the model.
 
     ``messages`` are template inputs. ``forced``: the tool that must be called; ``choice`` is then
-    ``required``.
+    ``required``. ``parallel_calls``: whether an answer may hold more than one call.
     """
 
     messages: list[dict[str, Any]]
     tools: tuple[ToolSpec, ...] = ()
     choice: Choice = "auto"
     forced: str | None = None
+    parallel_calls: bool = True
     documents: list[dict[str, Any]] | None = None
     variables: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True

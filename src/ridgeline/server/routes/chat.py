@@ -5,11 +5,17 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from ridgeline.core.request import CompletionChunk, PromptReport
-from ridgeline.server.answers import Answer, AnswerDelta, AnswerJob, prepare_answer
+from ridgeline.server.answers import (
+    Answer,
+    AnswerDelta,
+    AnswerJob,
+    answer_pieces,
+    prepare_answer,
+)
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Conversation, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
-from ridgeline.server.generation import generate, usage_of
+from ridgeline.server.generation import usage_of
 from ridgeline.server.logprobs import chat_logprobs, prompt_logprobs
 from ridgeline.server.replies import DONE, EventStream, Reply, event
 from ridgeline.server.sampling import check_stream_options, limit_name, max_tokens_of
@@ -78,6 +84,7 @@ def conversation_of(request: ChatRequest) -> Conversation:
         tools=tool_specs(request.tools),
         choice="required" if isinstance(choice, NamedToolChoice) else choice,
         forced=forced,
+        parallel_calls=request.parallel_tool_calls is not False,
         documents=request.documents,
         variables=variables,
         add_generation_prompt=not continues if add_prompt is None else add_prompt,
@@ -141,9 +148,8 @@ class _Run:
         continuous = wants_usage and options is not None and bool(options.continuous_usage_stats)
         begun = [False] * len(self._answers)
         prompt = self._shown_prompt()
-        async for index, chunk in generate(self._answer.job):
-            delta = self._answers[index].take(chunk)
-            if begun[index] and delta.is_empty and not self._is_shown(chunk):
+        async for index, chunk, delta in answer_pieces(self._answer, self._answers):
+            if begun[index] and delta.is_empty and not self._is_shown(index, chunk):
                 continue
             choice = self._chunk_choice(index, chunk, delta, is_first=not begun[index])
             begun[index] = True
@@ -153,9 +159,8 @@ class _Run:
         yield usage + DONE
 
     async def response(self) -> ChatResponse:
-        async for index, chunk in generate(self._answer.job):
+        async for index, chunk, _ in answer_pieces(self._answer, self._answers):
             self._report = self._report or chunk.prompt
-            self._answers[index].take(chunk)
             self._logprobs[index] += self._entries(chunk)
             self._token_ids[index] += chunk.token_ids
         tokenizer = self._call.server.engine.tokenizer
@@ -172,10 +177,11 @@ class _Run:
             ),
         )
 
-    def _is_shown(self, chunk: CompletionChunk) -> bool:
+    def _is_shown(self, index: int, chunk: CompletionChunk) -> bool:
         """Whether a chunk that adds no text is an event all the same."""
         has_ids = bool(chunk.token_ids) and bool(self._request.return_token_ids)
-        return has_ids or bool(chunk.logprobs) or chunk.finish_reason is not None
+        ends = self._answers[index].finish_reason is not None
+        return has_ids or bool(chunk.logprobs) or ends
 
     def _shown_prompt(self) -> list[int] | None:
         return list(self._answer.job.prompts[0]) if self._request.return_token_ids else None
@@ -223,7 +229,7 @@ class _Run:
             ),
             logprobs=ChatLogprobs(content=entries) if entries else None,
             finish_reason=self._answers[index].finish_reason,
-            stop_reason=chunk.stop_reason,
+            stop_reason=self._answers[index].stop_reason,
             token_ids=list(chunk.token_ids) if self._request.return_token_ids else None,
         )
 

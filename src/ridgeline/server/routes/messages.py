@@ -10,6 +10,7 @@ from ridgeline.server.answers import (
     Answer,
     AnswerDelta,
     AnswerJob,
+    answer_pieces,
     arguments_object,
     prepare_answer,
     prompt_of,
@@ -18,7 +19,6 @@ from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Choice, Conversation, ToolSpec, call_input
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
-from ridgeline.server.generation import generate
 from ridgeline.server.prompts import tokenize
 from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.schemas.generation import StructuredOutputs
@@ -98,6 +98,7 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> Conversation
         ),
         choice="auto" if choice is None else _CHOICES[choice.type],
         forced=choice.name if choice is not None and choice.type == "tool" else None,
+        parallel_calls=choice is None or not choice.disable_parallel_tool_use,
         variables=variables,
         # A last turn of the assistant's is the beginning of the answer.
         add_generation_prompt=turns[-1]["role"] != "assistant",
@@ -173,8 +174,8 @@ class _Run:
         self._kind = ""
 
     async def response(self) -> MessagesResponse:
-        async for _, chunk in generate(self._job.job):
-            self._answer.take(chunk)
+        async for _ in answer_pieces(self._job, [self._answer]):
+            pass
         message = self._message()
         message.content = _blocks(self._answer)
         message.stop_reason, message.stop_sequence = self._end()
@@ -182,12 +183,12 @@ class _Run:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         begun = False
-        async for _, chunk in generate(self._job.job):
+        async for _, _, added in answer_pieces(self._job, [self._answer]):
             if not begun:
                 begun = True
                 start = {"type": "message_start", "message": self._message()}
                 yield event(start, "message_start")
-            for data in self._deltas(self._answer.take(chunk)):
+            for data in self._deltas(added):
                 yield event(data, data["type"])
         if self._block < 0:
             for data in self._open("text", AnswerBlock(type="text", text="")):

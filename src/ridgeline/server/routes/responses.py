@@ -5,13 +5,20 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from ridgeline.core.request import CompletionChunk
-from ridgeline.server.answers import Answer, AnswerDelta, AnswerJob, prepare_answer
+from ridgeline.server.answers import (
+    Answer,
+    AnswerDelta,
+    AnswerJob,
+    answer_pieces,
+    prepare_answer,
+)
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Conversation, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
-from ridgeline.server.generation import generate, usage_of
+from ridgeline.server.generation import usage_of
 from ridgeline.server.logprobs import chat_logprobs
 from ridgeline.server.replies import EventStream, Reply, event
+from ridgeline.server.response_items import OutputItem
 from ridgeline.server.schemas.chat import ChosenLogprob
 from ridgeline.server.schemas.generation import StructuredOutputs
 from ridgeline.server.schemas.responses import (
@@ -23,6 +30,7 @@ from ridgeline.server.schemas.responses import (
 
 _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 _TEXT_PARTS = ("input_text", "output_text", "text")
+Events = list[tuple[str, dict[str, Any]]]  # names and fields
 
 
 async def responses(call: Call, request: ResponsesRequest) -> Reply | EventStream:
@@ -92,6 +100,7 @@ def _conversation(request: ResponsesRequest) -> Conversation:
         ),
         choice="required" if isinstance(choice, ResponsesToolChoice) else choice,
         forced=choice.name if isinstance(choice, ResponsesToolChoice) else None,
+        parallel_calls=request.parallel_tool_calls is not False,
         variables=variables,
     )
 
@@ -127,53 +136,6 @@ def _text(content: str | list[Any] | None, where: str) -> str:
     return "\n".join(parts)
 
 
-class _Item:
-    """One item of the output: reasoning, the message, or a call."""
-
-    def __init__(self, kind: str, index: int, *, call_id: str = "", name: str = "") -> None:
-        prefix = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}[kind]
-        self.kind, self.index, self.id = kind, index, new_id(prefix)
-        self.call_id, self.name = call_id, name
-        self.status = "in_progress"
-        self.text = ""
-        self.logprobs: list[ChosenLogprob] = []
-
-    def json(self) -> dict[str, Any]:
-        if self.kind == "reasoning":
-            content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
-            return {
-                "id": self.id,
-                "type": "reasoning",
-                "status": self.status,
-                "summary": [],
-                "content": content,
-            }
-        if self.kind == "function_call":
-            return {
-                "id": self.id,
-                "type": "function_call",
-                "status": self.status,
-                "call_id": self.call_id,
-                "name": self.name,
-                "arguments": self.text,
-            }
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "status": self.status,
-            "content": [] if self.status == "in_progress" else [self.part()],
-        }
-
-    def part(self) -> dict[str, Any]:
-        return {
-            "type": "output_text",
-            "text": self.text,
-            "annotations": [],
-            "logprobs": self.logprobs,
-        }
-
-
 class _Run:
     """One response on its way, as items that come one after the other."""
 
@@ -181,36 +143,35 @@ class _Run:
         self._call, self._request, self._job = call, request, answer
         self._answer: Answer = answer.new_answer()
         self._id, self._created = new_id("resp_"), int(time.time())
-        self._items: list[_Item] = []
+        self._items: list[OutputItem] = []
         self._pending: list[ChosenLogprob] = []  # of tokens whose text is held back
         self._sequence = 0
         self._wants_logprobs = answer.job.params.logprobs is not None
 
     async def response(self) -> dict[str, Any]:
-        async for _, chunk in generate(self._job.job):
-            self._take(chunk)
+        async for _, chunk, delta in answer_pieces(self._job, [self._answer]):
+            self._take(chunk, delta)
         self._end()
         return self._response(self._status())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         begun = False
-        async for _, chunk in generate(self._job.job):
+        async for _, chunk, delta in answer_pieces(self._job, [self._answer]):
             if not begun:
                 begun = True
                 start = self._response("in_progress")
                 yield self._event("response.created", response=start)
                 yield self._event("response.in_progress", response=start)
-            for name, fields in self._take(chunk):
+            for name, fields in self._take(chunk, delta):
                 yield self._event(name, **fields)
         for name, fields in self._end():
             yield self._event(name, **fields)
         status = self._status()
         yield self._event(f"response.{status}", response=self._response(status))
 
-    def _take(self, chunk: CompletionChunk) -> list[tuple[str, dict[str, Any]]]:
-        """Put a chunk into the items; returns the events that tell of it."""
-        delta = self._answer.take(chunk)
-        out: list[tuple[str, dict[str, Any]]] = []
+    def _take(self, chunk: CompletionChunk, delta: AnswerDelta) -> Events:
+        """Put what a chunk adds into the items; returns the events that tell of it."""
+        out: Events = []
         if self._wants_logprobs:
             self._pending += chat_logprobs(self._call.server.engine.tokenizer, chunk.logprobs)
         if delta.reasoning:
@@ -222,8 +183,8 @@ class _Run:
         out += self._calls(delta)
         return out
 
-    def _calls(self, delta: AnswerDelta) -> list[tuple[str, dict[str, Any]]]:
-        out: list[tuple[str, dict[str, Any]]] = []
+    def _calls(self, delta: AnswerDelta) -> Events:
+        out: Events = []
         for call in delta.calls:
             if call.id is not None:
                 call_id = f"call_{call.id}"
@@ -237,51 +198,49 @@ class _Run:
 
     def _piece(
         self, kind: str, name: str, text: str, entries: list[ChosenLogprob] | None = None
-    ) -> list[tuple[str, dict[str, Any]]]:
+    ) -> Events:
         out = [] if self._items and self._items[-1].kind == kind else self._open(kind)
         item = self._items[-1]
         item.text += text
         item.logprobs += entries or []
-        fields = {**_place(item), "delta": text}
+        fields = {**item.place, "delta": text}
         if kind == "message":
             fields["logprobs"] = entries or []
         return [*out, (f"response.{name}.delta", fields)]
 
-    def _open(
-        self, kind: str, *, call_id: str = "", name: str = ""
-    ) -> list[tuple[str, dict[str, Any]]]:
+    def _open(self, kind: str, *, call_id: str = "", name: str = "") -> Events:
         out = self._close()
-        item = _Item(kind, len(self._items), call_id=call_id, name=name)
+        item = OutputItem(kind, len(self._items), call_id=call_id, name=name)
         self._items.append(item)
         added = {"output_index": item.index, "item": item.json()}
         out.append(("response.output_item.added", added))
         if kind == "message":
-            fields = {**_place(item), "part": item.part()}
+            fields = {**item.place, "part": item.part()}
             out.append(("response.content_part.added", fields))
         return out
 
-    def _end(self) -> list[tuple[str, dict[str, Any]]]:
+    def _end(self) -> Events:
         """Close the last item, of which there is at least one; what cut the output cut it."""
         out = [] if self._items else self._open("message")
         self._items[-1].logprobs += self._pending
         return out + self._close(self._status())
 
-    def _close(self, status: str = "completed") -> list[tuple[str, dict[str, Any]]]:
+    def _close(self, status: str = "completed") -> Events:
         """The events that end the last item."""
         if not self._items:
             return []
         item = self._items[-1]
         item.status = status
-        out: list[tuple[str, dict[str, Any]]] = []
+        out: Events = []
         if item.kind == "function_call":
             fields = {"item_id": item.id, "output_index": item.index, "arguments": item.text}
             out.append(("response.function_call_arguments.done", fields | {"name": item.name}))
         elif item.kind == "reasoning":
-            out.append(("response.reasoning_text.done", {**_place(item), "text": item.text}))
+            out.append(("response.reasoning_text.done", {**item.place, "text": item.text}))
         else:
-            done = {**_place(item), "text": item.text, "logprobs": item.logprobs}
+            done = {**item.place, "text": item.text, "logprobs": item.logprobs}
             out.append(("response.output_text.done", done))
-            fields = {**_place(item), "part": item.part()}
+            fields = {**item.place, "part": item.part()}
             out.append(("response.content_part.done", fields))
         done = {"output_index": item.index, "item": item.json()}
         out.append(("response.output_item.done", done))
@@ -334,10 +293,6 @@ class _Run:
             "total_tokens": usage.total_tokens,
         }
         return result if usage.cost is None else result | {"cost": usage.cost}
-
-
-def _place(item: _Item) -> dict[str, Any]:
-    return {"item_id": item.id, "output_index": item.index, "content_index": 0}
 
 
 def _tool(tool: ResponsesTool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ridgeline.server.schemas.generation import (
 class Block(Struct, forbid_unknown_fields=True, kw_only=True):
     """A piece of a message: text, thinking, tool_use or tool_result.
 
-    ``cache_control``, ``citations`` and ``signature`` are inert.
+    ``cache_control``, ``citations``, ``signature`` and ``is_error`` are inert.
     """
 
     type: Name
@@ -65,7 +65,7 @@ class MessagesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Thinking(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether the model reasons first, if its template can be asked. The budget is a hint."""
+    """Whether the model reasons first, if its template can be asked. The budget is inert."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1024)] | None = None

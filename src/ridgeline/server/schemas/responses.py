@@ -71,7 +71,8 @@ class ResponsesRequest(Generation, kw_only=True):
     """Stateless: ``previous_response_id``, ``conversation`` and ``background`` are refused.
 
     Inert: ``store``, ``metadata``, ``user``, ``service_tier``, ``truncation`` unless ``auto``,
-    ``prompt_cache_key``, ``prompt_cache_options``, ``safety_identifier``.
+    ``prompt_cache_key``, ``prompt_cache_options``, ``safety_identifier``; and ``max_tool_calls``,
+    which is about built-in tools.
     """
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
