@@ -84,7 +84,7 @@ def measure(num_schemas: int) -> dict[str, float]:
     for schema in [*BY_HAND, *map(generated, range(num_schemas - len(BY_HAND)))]:
         started = time.perf_counter()
         try:
-            constraint = compiler(StructuredOutputs.of({"json": schema}))
+            constraint = compiler.prepare(StructuredOutputs.of({"json": schema}))()
         except InvalidRequestError:
             continue
         compiles.append(time.perf_counter() - started)

@@ -170,14 +170,21 @@ class BrokenHandle:
         raise RuntimeError("injected")
 
 
-@pytest.mark.parametrize("submit", [lambda _: 1 / 0, lambda _: BrokenHandle()])
-def test_an_error_of_a_whole_step_is_final_and_says_so(monkeypatch, submit):
+@pytest.mark.parametrize(
+    ("part", "name", "broken"),
+    [
+        ("executor", "submit", lambda _: 1 / 0),
+        ("executor", "submit", lambda _: BrokenHandle()),
+        ("scheduler", "schedule", lambda: 1 / 0),
+    ],
+)
+def test_an_error_of_a_whole_step_is_final_and_says_so(monkeypatch, part, name, broken):
     loop, _ = make_loop()
     loop.add(make_request(0, random.Random(0)))
-    monkeypatch.setattr(loop._executor, "submit", submit)
-    with pytest.raises(EngineError):
+    monkeypatch.setattr(getattr(loop, f"_{part}"), name, broken)
+    with pytest.raises(EngineError, match=f"The {part} failed"):
         loop.step()
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match=f"The {part} failed"):
         loop.step()
     with pytest.raises(EngineError):
         loop.add(make_request(1, random.Random(0)))

@@ -1,6 +1,6 @@
 """What the engine expects of an executor, and the scheduler of a drafter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -180,17 +180,18 @@ class Constraint(Protocol):
         """Whether the output is whole and nothing can follow."""
 
 
-class ConstraintFactory(Protocol):
-    """Makes the constraints of sequences. Safe to use from several threads."""
+Grammar = Callable[[], Constraint]  # makes constraints in their first state, at once
 
-    def prepare(self, wanted: StructuredOutputs) -> None:
+
+class ConstraintFactory(Protocol):
+    """Compiles grammars. Safe to use from several threads."""
+
+    def prepare(self, wanted: StructuredOutputs) -> Grammar:
         """Compile what a request asks for, before it is queued; may take a second.
 
         Raises:
             InvalidRequestError: it is not a grammar, or too large a one.
         """
 
-    def is_prepared(self, wanted: StructuredOutputs) -> bool: ...
-
-    def __call__(self, wanted: StructuredOutputs) -> Constraint:
-        """A constraint in its first state."""
+    def is_prepared(self, wanted: StructuredOutputs) -> bool:
+        """Whether `prepare` takes no time."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ridgeline.core.errors import EngineError, RidgelineError
-from ridgeline.core.protocols import ConstraintFactory
+from ridgeline.core.protocols import ConstraintFactory, Grammar
 from ridgeline.core.request import Request
 
 
@@ -14,7 +14,7 @@ class GrammarGate:
     def __init__(self, constraints: ConstraintFactory | None) -> None:
         self._constraints = constraints
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="grammar")
-        self._held: dict[int, tuple[Request, Future[None]]] = {}
+        self._held: dict[int, tuple[Request, Future[Grammar]]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -28,13 +28,15 @@ class GrammarGate:
         self._held[request.request_id] = (request, future)
         return True
 
-    def released(self) -> Iterator[tuple[Request, RidgelineError | None]]:
+    def released(self) -> Iterator[tuple[Request, Grammar | RidgelineError]]:
         """Requests that may go on, and those whose grammar was refused, with the reason."""
         done = [number for number, (_, future) in self._held.items() if future.done()]
         for number in done:
             request, future = self._held.pop(number)
             error = future.exception()
-            if error is None or isinstance(error, RidgelineError):
+            if error is None:
+                yield request, future.result()
+            elif isinstance(error, RidgelineError):
                 yield request, error
             else:
                 yield request, EngineError(f"The grammar failed: {type(error).__name__}")

@@ -4,14 +4,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import StepPlan
-from ridgeline.core.protocols import Executor, StepHandle
+from ridgeline.core.protocols import Executor, Grammar, StepHandle
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
 from ridgeline.core.result import StepResult
 from ridgeline.engine.interrupts import InterruptGate
@@ -78,16 +79,20 @@ class EngineLoop:
         """Seconds until the next step may have something to do, for batches that fill up first."""
         return 0.0 if self._in_flight else self._scheduler.wait_s
 
-    def add(self, request: Request, prompt: str | None = None) -> RequestState:
+    def add(
+        self, request: Request, prompt: str | None = None, *, grammar: Grammar | None = None
+    ) -> RequestState:
         """Queue a request; its state fills as steps are run, and is the caller's to keep.
+
+        ``grammar``: the request's, where it has been compiled already.
 
         Raises:
             ContextLengthError: it can never fit.
             EngineError: the engine failed before.
         """
         self._check_alive()
-        self._scheduler.speculation.prepare(request)
-        sequences = self._scheduler.add(request)
+        grammar = grammar or self._scheduler.speculation.prepare(request)
+        sequences = self._scheduler.add(request, grammar)
         state = RequestState(request, sequences, self._tokenizer, prompt, self._clock)
         self._states[request.request_id] = state
         self._prompt_tokens += len(request.prompt_token_ids)
@@ -97,7 +102,7 @@ class EngineLoop:
         """Run one step and return what it added to each sample.
 
         Raises:
-            EngineError: the executor failed; every later call raises it again.
+            EngineError: the executor or the scheduler failed; every later call raises it again.
         """
         if not self._stepping.acquire(blocking=False):
             raise EngineError("The engine is used from two threads at once.")
@@ -113,15 +118,12 @@ class EngineLoop:
         runs.
         """
         self._check_alive()
-        try:
-            while len(self._in_flight) < _MAX_IN_FLIGHT and self._submit_next():
-                pass
-            if not self._in_flight:
-                return ()
+        while len(self._in_flight) < _MAX_IN_FLIGHT and self._submit_next():
+            pass
+        if not self._in_flight:
+            return ()
+        with self._is_final("executor"):
             result = self._in_flight[0].handle.result()
-        except Exception as error:
-            self._failure = EngineError(f"The executor failed: {error}")
-            raise self._failure from error
         with self.interrupts:
             step = self._in_flight.popleft()
             self._note(step, result)
@@ -129,14 +131,28 @@ class EngineLoop:
 
     def _submit_next(self) -> bool:
         with self.interrupts:
-            plan = self._scheduler.schedule()
+            with self._is_final("scheduler"):
+                plan = self._scheduler.schedule()
             if plan is None:
                 return False
-            handle = self._executor.submit(plan)
+            with self._is_final("executor"):
+                handle = self._executor.submit(plan)
             self._in_flight.append(_StepInFlight(plan, handle, self._clock()))
-            if masks := self._scheduler.speculation.masks(plan):
-                handle.set_masks(masks)
+            with self._is_final("scheduler"):
+                masks = self._scheduler.speculation.masks(plan)
+            if masks:
+                with self._is_final("executor"):
+                    handle.set_masks(masks)
         return True
+
+    @contextmanager
+    def _is_final(self, part: str) -> Iterator[None]:
+        """An error in here ends the engine; ``part`` is what its message blames."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = EngineError(f"The {part} failed: {error}")
+            raise self._failure from error
 
     def _apply(self, step: _StepInFlight, result: StepResult) -> Seq[CompletionChunk]:
         chunks: list[CompletionChunk] = []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
+from ridgeline.core.protocols import Grammar
 from ridgeline.core.request import CompletionChunk, Request
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.grammar_gate import GrammarGate
@@ -74,11 +75,11 @@ class Worker:
             wait_s = min(wait_s, _GATE_POLL_S)
         for command in self._receive(wait_s=wait_s):
             self._handle(command)
-        for request, error in self._gate.released():
-            if error is None:
-                self._add(request)
+        for request, outcome in self._gate.released():
+            if isinstance(outcome, RidgelineError):
+                self._refuse(request.request_id, outcome)
             else:
-                self._refuse(request.request_id, error)
+                self._add(request, outcome)
         if self._loop.has_work:
             chunks = list(self._loop.step())
             if self._pooling:
@@ -116,9 +117,9 @@ class Worker:
             case Stop():
                 self._running = False
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: Request, grammar: Grammar | None = None) -> None:
         try:
-            state = self._loop.add(request)
+            state = self._loop.add(request, grammar=grammar)
         except EngineError:
             raise
         except RidgelineError as error:

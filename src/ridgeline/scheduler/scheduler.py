@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError
 from ridgeline.core.plan import Admission, ModelRole, StepPlan
-from ridgeline.core.protocols import StepPrice
+from ridgeline.core.protocols import Grammar, StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.kvcache import KVUsage, MissReport, PrefixCache
@@ -119,8 +119,10 @@ class Scheduler:
         """After `schedule` gave ``None`` although there is work: seconds until it may give more."""
         return self._wait_s
 
-    def add(self, request: Request) -> list[Sequence]:
+    def add(self, request: Request, grammar: Grammar | None = None) -> list[Sequence]:
         """Queue a request; returns its n sequences, which share the list of the prompt's tokens.
+
+        ``grammar`` is what `Speculation.prepare` made of the request.
 
         Raises:
             ContextLengthError: the prompt leaves no room for a token of output.
@@ -144,6 +146,7 @@ class Scheduler:
                 num_sent=[0] * self._blocks.num_groups,
                 num_given_up=[0] * self._blocks.num_groups,
                 max_length=limit,
+                grammar=grammar,
                 order=self._num_requests,
             )
             for index in range(request.params.n)

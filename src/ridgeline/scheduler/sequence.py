@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ridgeline.core.protocols import Grammar
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult
 from ridgeline.kvcache import Node
@@ -25,6 +26,7 @@ class Sequence:
     ``num_in_flight`` have a part of it; the last one samples ``num_pending`` tokens, the last of
     which ``reference`` stands for, if the next plan may build on it.
 
+    ``grammar`` is held as long as the sequence is, so that it is compiled once whatever happens.
     It ends when it has ``max_length`` tokens, prompt included. ``is_plain``: nothing but samples is
     wanted of it, without masks. ``order`` numbers requests as they arrive; ``postponed``: its
     deadline cannot be met any more. ``may_load``: the tiers were not asked since it waits.
@@ -44,6 +46,7 @@ class Sequence:
     token_ids: list[int]
     tables: list[list[int]]
     max_length: int
+    grammar: Grammar | None = None
     num_prompt_tokens: int = field(init=False)
     is_plain: bool = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)

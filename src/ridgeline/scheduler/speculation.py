@@ -9,7 +9,13 @@ import numpy.typing as npt
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_earlier_pass
-from ridgeline.core.protocols import Constraint, ConstraintFactory, Draft, Drafter
+from ridgeline.core.protocols import (
+    Constraint,
+    ConstraintFactory,
+    Draft,
+    Drafter,
+    Grammar,
+)
 from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.core.speculation_figures import SpeculationFigures
@@ -78,18 +84,18 @@ class Speculation:
         """A step that is repeated stands for several."""
         self._rest_steps = max(0, self._rest_steps - num_steps)
 
-    def prepare(self, request: Request) -> None:
-        """Compile the request's grammar, unless it is known, before the request is queued.
+    def prepare(self, request: Request) -> Grammar | None:
+        """Compile the request's grammar, if it has one, before the request is queued.
 
         Raises:
             InvalidRequestError: the grammar is refused.
         """
         wanted = request.params.structured_outputs
         if wanted is None:
-            return
+            return None
         if self.constraints is None:
             raise InvalidRequestError("This engine has no tokenizer for structured outputs.")
-        self.constraints.prepare(wanted)
+        return self.constraints.prepare(wanted)
 
     def start(self, sequence: Sequence) -> None:
         """The sequence has a slot; after a preemption its output is known in part."""
@@ -97,8 +103,8 @@ class Speculation:
         assert slot is not None
         constraint = None
         if request.params.structured_outputs is not None:
-            assert self.constraints is not None, "prepare refuses the request"
-            constraint = self.constraints(request.params.structured_outputs)
+            assert sequence.grammar is not None, "prepare refuses the request"
+            constraint = sequence.grammar()
             constraint.advance(sequence.output_token_ids)
         self._states[sequence] = _State(slot, constraint)
         if self._draft_model is not None:

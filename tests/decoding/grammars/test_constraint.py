@@ -1,5 +1,7 @@
 import random
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
 import numpy as np
@@ -9,6 +11,7 @@ from tests.decoding.grammars.conftest import allowed, random_walk
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.structured_outputs import StructuredOutputs, TextFormat
 from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.decoding.grammars.checker import GrammarChecker
 
 SCHEMA = {
     "type": "object",
@@ -19,7 +22,7 @@ SCHEMA = {
 
 
 def constraint(compiler, **wanted):
-    return compiler(StructuredOutputs.of(wanted))
+    return compiler.prepare(StructuredOutputs.of(wanted))()
 
 
 def walks(compiler, tokenizer, count=20, **wanted):
@@ -163,6 +166,26 @@ def test_what_is_no_grammar_is_refused_with_a_sentence(compiler, wanted):
         compiler.prepare(StructuredOutputs.of(wanted))
     assert "\n" not in str(info.value)
     assert not compiler.is_prepared(StructuredOutputs.of(wanted))
+
+
+def test_equal_grammars_that_come_together_are_compiled_once(tokenizer, monkeypatch):
+    def slowly(checker, grammar):
+        asked.append(grammar)
+        time.sleep(0.1)
+        return problem
+
+    asked, problem = [], ""
+    monkeypatch.setattr(GrammarChecker, "problem", slowly)
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
+    wanted = [StructuredOutputs.of({"regex": "a{3}"})] * 4
+    with ThreadPoolExecutor(4) as threads:
+        grammars = list(threads.map(compiler.prepare, wanted))
+        assert len(asked) == 1
+        assert all(grammar is grammars[0] for grammar in grammars)
+        problem, refused = "no", StructuredOutputs.of({"regex": "b{3}"})
+        futures = [threads.submit(compiler.prepare, refused) for _ in range(4)]
+        assert all(isinstance(each.exception(), InvalidRequestError) for each in futures)
+    assert not compiler.is_prepared(refused)
 
 
 def test_the_cache_is_bounded_and_shared(tokenizer):

@@ -44,7 +44,8 @@ MATCHED = {  # grammar: the same as a pattern
 def texts(compiler, tokenizer, grammar, count=15):
     wanted = StructuredOutputs.of({"grammar": grammar})
     for seed in range(count):
-        tokens = random_walk(compiler(wanted), tokenizer, random.Random(seed), max_tokens=80)
+        constraint = compiler.prepare(wanted)()
+        tokens = random_walk(constraint, tokenizer, random.Random(seed), max_tokens=80)
         if tokens is not None:
             yield tokenizer.decode(tokens)
 
@@ -70,7 +71,7 @@ def test_outputs_match(compiler, tokenizer, grammar):
 )  # fmt: skip
 def test_what_may_be_written(compiler, tokenizer, grammar, text, matches):
     tokens = tokenizer.encode(text, add_special_tokens=False)
-    constraint = compiler(StructuredOutputs.of({"grammar": grammar}))
+    constraint = compiler.prepare(StructuredOutputs.of({"grammar": grammar}))()
     assert (constraint.num_valid(tokens) == len(tokens)) is matches
 
 

@@ -7,11 +7,13 @@ import pytest
 from tests.decoding.grammars.bombs import cycle, every_bomb
 from tests.decoding.grammars.conftest import allowed
 
-from ridgeline import SamplingParams
+from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.core.structured_outputs import StructuredOutputs
+from ridgeline.decoding.grammars import compiler as compiler_module
+from ridgeline.decoding.grammars.checker import GrammarChecker
 from ridgeline.engine.async_engine import AsyncEngine
 
 BOMBS = list(every_bomb())
@@ -23,7 +25,7 @@ def test_every_bomb_is_refused_within_two_seconds_or_harmless(compiler):
     for bomb in BOMBS:
         started = time.monotonic()
         try:
-            one = compiler(StructuredOutputs.of(bomb))
+            one = compiler.prepare(StructuredOutputs.of(bomb))()
         except InvalidRequestError:
             refused += 1
         else:
@@ -77,3 +79,36 @@ def test_others_stream_on(count):
     expected, texts = asyncio.run(run())
     assert texts
     assert set(texts) == {expected}
+
+
+@pytest.mark.parametrize("in_process", [False, True], ids=["queued", "gated"])
+def test_what_was_accepted_is_never_compiled_again(monkeypatch, in_process):
+    """More grammars wait than are kept, and none could be compiled when its turn comes."""
+    asked = []
+
+    def once(checker, grammar):
+        asked.append(grammar)
+        return "" if asked.count(grammar) == 1 else "it was compiled before"
+
+    async def complete(engine, number, params):
+        request = GenerateRequest(request_id=str(number), prompt="x", params=params)
+        return "".join([chunk.text async for chunk in engine.generate(request)])
+
+    async def complete_all(wanted):
+        config = EngineConfig(max_num_seqs=1, max_model_len=128)
+        async with AsyncEngine(config, in_process=True) as engine:
+            return await asyncio.gather(
+                *(complete(engine, number, params) for number, params in enumerate(wanted))
+            )
+
+    monkeypatch.setattr(compiler_module, "MAX_GRAMMARS", 1)
+    monkeypatch.setattr(GrammarChecker, "problem", once)
+    texts = [f"answer {number}" for number in range(6)]
+    wanted = [SamplingParams(structured_outputs={"choice": [text]}) for text in texts]
+    if in_process:
+        assert asyncio.run(complete_all(wanted)) == texts
+    else:
+        with LLM(max_num_seqs=1, max_model_len=128) as llm:
+            outputs = llm.generate(["x"] * len(wanted), wanted)
+        assert [output.outputs[0].text for output in outputs] == texts
+    assert len(asked) == len(texts)

@@ -74,7 +74,7 @@ def test_calls_can_be_read_and_are_valid(tools, parser, template):
     wanted = StructuredOutputs.of({"parts": call_parts(parser, template, TOOLS)})
     called = set()
     for seed in range(20):
-        tokens = random_walk(compiler(wanted), tokenizer, random.Random(seed))
+        tokens = random_walk(compiler.prepare(wanted)(), tokenizer, random.Random(seed))
         if tokens is None:
             continue
         text = tokenizer.decode(tokens, skip_special_tokens=False)

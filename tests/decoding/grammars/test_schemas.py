@@ -18,7 +18,7 @@ NUM_GENERATED = 400
 def outputs(schema, compiler, tokenizer, seeds):
     wanted = StructuredOutputs.of({"json": schema})
     for seed in seeds:
-        tokens = random_walk(compiler(wanted), tokenizer, random.Random(seed))
+        tokens = random_walk(compiler.prepare(wanted)(), tokenizer, random.Random(seed))
         yield None if tokens is None else tokenizer.decode(tokens)
 
 

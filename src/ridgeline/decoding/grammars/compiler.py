@@ -4,11 +4,12 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.protocols import Constraint, ConstraintFactory
+from ridgeline.core.protocols import ConstraintFactory, Grammar
 from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
 from ridgeline.decoding.grammars.checker import GrammarChecker
 from ridgeline.decoding.grammars.constraint import GrammarConstraint
@@ -31,8 +32,8 @@ class GrammarCompiler(ConstraintFactory):
     """Compiles by llguidance what a process of `GrammarChecker` has compiled first.
 
     ``vocabulary`` is made when the first grammar comes; ``special`` are the ids of its special
-    tokens by their text. Equal grammars are compiled once; the `MAX_GRAMMARS` that were used last
-    are kept.
+    tokens by their text. Equal grammars are compiled once, even if they come at the same time; the
+    `MAX_GRAMMARS` that were used last are kept.
     """
 
     def __init__(
@@ -42,19 +43,27 @@ class GrammarCompiler(ConstraintFactory):
         self._special = dict(special or {})
         self._checker = GrammarChecker(tuple(self._special), LIMITS)
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, wanted: StructuredOutputs) -> Constraint:
-        matcher = self._compile(wanted)
-        assert self._vocabulary is not None
-        return GrammarConstraint(matcher.deep_copy(), self._vocabulary)
-
     def is_prepared(self, wanted: StructuredOutputs) -> bool:
-        return wanted in self._compiled
+        known = self._compiled.get(wanted)
+        return known is not None and known.done()
 
-    def prepare(self, wanted: StructuredOutputs) -> None:
-        self._compile(wanted)
+    def prepare(self, wanted: StructuredOutputs) -> Grammar:
+        with self._lock:
+            known = self._compiled.get(wanted)
+            future = self._compiled.setdefault(wanted, Future())
+            self._compiled.move_to_end(wanted)
+            while len(self._compiled) > MAX_GRAMMARS:
+                self._compiled.popitem(last=False)
+        if known is None:
+            try:
+                future.set_result(self._compile(wanted))
+            except BaseException as error:
+                self._forget(wanted, future)
+                future.set_exception(error)
+        return future.result()
 
     def close(self) -> None:
         """End the processes that try grammars."""
@@ -65,14 +74,17 @@ class GrammarCompiler(ConstraintFactory):
         """Grammars in memory."""
         return len(self._compiled)
 
-    def _compile(self, wanted: StructuredOutputs) -> LLMatcher:
-        """The grammar in its first state, to be copied. Most of the time the GIL is not held."""
+    def _forget(self, wanted: StructuredOutputs, future: Future[Grammar]) -> None:
         with self._lock:
-            if wanted in self._compiled:
-                self._compiled.move_to_end(wanted)
-                return self._compiled[wanted]
+            if self._compiled.get(wanted) is future:
+                del self._compiled[wanted]
+
+    def _compile(self, wanted: StructuredOutputs) -> Grammar:
+        """Most of the time the GIL is not held."""
+        with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._make_vocabulary()
+            vocabulary = self._vocabulary
         _check_patterns(wanted)
         try:
             source = grammar_source(wanted, self._special)
@@ -82,14 +94,10 @@ class GrammarCompiler(ConstraintFactory):
         if problem := self._checker.problem(tried):
             raise _refusal(wanted, problem)
         limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
-        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+        matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
-        with self._lock:
-            self._compiled[wanted] = matcher
-            while len(self._compiled) > MAX_GRAMMARS:
-                self._compiled.popitem(last=False)
-        return matcher
+        return lambda: GrammarConstraint(matcher.deep_copy(), vocabulary)
 
 
 def _check_patterns(wanted: StructuredOutputs) -> None:
