@@ -4,6 +4,7 @@ import asyncio
 
 import httpx
 import pytest
+from tests.server.running import running
 
 from ridgeline import SamplingParams
 
@@ -202,6 +203,7 @@ def test_stop_strings_wait_for_min_tokens(http):
         ({"prompt": "a", "best_of": 5}, "best_of"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "nonsense": 1}, "nonsense"),
+        ({"prompt": "a", "deadline_ms": 1000}, "deadline_ms"),
         ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"prompt": "a " * 3000}, "prompt"),
         ({"prompt": "a", "max_tokens": 2048}, "max_tokens"),
@@ -216,6 +218,16 @@ def test_refusals_name_the_field(http, body, param):
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert error["message"]
+
+
+def test_a_deadline_is_for_a_policy_that_goes_by_it(model_folder, tmp_path):
+    engine = {"scheduling_policy": "edf"}
+    with (
+        running(model_folder, data_dir=tmp_path, engine=engine) as server,
+        server.client() as client,
+    ):
+        body = {"prompt": "the", "max_tokens": 1, "deadline_ms": 1000}
+        assert client.post("/v1/completions", json=body).status_code == 200
 
 
 def test_unknown_model(http):

@@ -181,6 +181,7 @@ class ResolvedConfig:
     kv_cache_bytes: int
     seed: int
     verification: str = "exact"
+    scheduling_policy: str = "fcfs"
 
 
 def resolve(
@@ -248,6 +249,7 @@ def resolve(
         kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),
         seed=config.seed,
         verification=config.verification,
+        scheduling_policy=config.scheduling_policy,
     )
 
 

@@ -193,7 +193,7 @@ async def prepare_answer(
         adapter=server.adapter(model),
         cache_salt=fields.cache_salt or "",
         priority=priority_of(call, fields.priority),
-        deadline_s=deadline_s(fields),
+        deadline_s=deadline_s(server, fields),
     )
     names = [tool.name for tool in tools]
 

@@ -114,9 +114,13 @@ def _response_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
     return wanted.json_schema.schema
 
 
-def deadline_s(fields: Generation) -> float | None:
-    """``deadline_ms`` from now, on the ``time.monotonic`` clock."""
-    return None if fields.deadline_ms is None else time.monotonic() + fields.deadline_ms / 1e3
+def deadline_s(server: Server, fields: Generation) -> float | None:
+    """``deadline_ms`` from now, on the ``time.monotonic`` clock; ApiError where none is kept."""
+    if fields.deadline_ms is None:
+        return None
+    if server.engine.config.scheduling_policy != "edf":
+        raise bad_request("deadline_ms needs a server with --scheduling-policy edf.", "deadline_ms")
+    return time.monotonic() + fields.deadline_ms / 1e3
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

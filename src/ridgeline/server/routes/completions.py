@@ -94,7 +94,7 @@ class _Run:
             adapter=server.adapter(model),
             cache_salt=request.cache_salt or "",
             priority=priority_of(call, request.priority),
-            deadline_s=deadline_s(request),
+            deadline_s=deadline_s(server, request),
         )
         return cls(call, request, model, job, _echoed_texts(call, request, job))
 
