@@ -14,6 +14,10 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.engine import AsyncEngine
+from ridgeline.executors.cpu import executor as cpu_executor
+from ridgeline.kernels.cpu import available_levels
+from ridgeline.kernels.cpu import pool as cpu_pool
+from ridgeline.kernels.cpu.library import LEVEL_VARIABLE
 from ridgeline.weights.digest import content_digest
 
 PROMPT = [(7 * i) % 290 for i in range(60)]
@@ -54,6 +58,34 @@ def test_only_the_same_model_dtype_and_salt_hit(model_folder, tmp_path):
     assert ask(model_folder, salt="tenant", **disk)[0] == 0
     assert ask(model_folder, block_tokens=8, **disk)[0] == 0
     assert ask(model_folder, **disk)[0] == 56
+
+
+@pytest.fixture
+def other_level(monkeypatch):
+    """Lets what is opened after its call run on other kernels."""
+
+    def choose():
+        levels = available_levels()
+        if len(levels) < 2:
+            pytest.skip("This machine runs one level.")
+        monkeypatch.setenv(LEVEL_VARIABLE, levels[-2])
+        monkeypatch.setattr(cpu_pool, "_shared", {})
+
+    return choose
+
+
+def test_only_the_same_formats_and_kernels_hit(model_folder, tmp_path, monkeypatch, other_level):
+    common = {"kv_disk_tier_path": str(tmp_path), "executor": "cpu", "dtype": "float32"}
+    common["block_tokens"] = 16
+    assert [ask(model_folder, **common)[0] for _ in range(2)] == [0, 48]
+    int8 = common | {"quantization": "int8"}
+    assert [ask(model_folder, **int8)[0] for _ in range(2)] == [0, 48]
+    assert ask(model_folder, **common)[0] == 48
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_executor, "PACKING_VERSION", -1)
+        assert ask(model_folder, **common)[0] == 0
+    other_level()
+    assert ask(model_folder, **common)[0] == 0
 
 
 def test_swapped_in_sequences_go_on_as_if_nothing_had_happened(model_folder):

@@ -7,6 +7,7 @@ from pathlib import Path
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.protocols import Executor
 from ridgeline.core.spec import ModelSpec
+from ridgeline.executors import kernels_of
 from ridgeline.kvcache import PrefixCache
 from ridgeline.kvcache.tiers import DiskTier, RamTier, Tier, Transfers
 from ridgeline.weights.digest import content_digest
@@ -39,7 +40,8 @@ def kv_digest(
     """Names all that KV depends on beside prompt, adapter slot and salt.
 
     Within one engine that is the layout. With a disk tier, which other engines read, it is also
-    the weights and the adapters (all bytes of their files), the spec, the executor and its dtype.
+    the weights and the adapters (all bytes of their files), the spec, and what computes with them
+    in which formats: the executor, its kernels and dtype, and the quantization on load.
 
     Raises:
         DiskError: the weights cannot be read again.
@@ -51,5 +53,6 @@ def kv_digest(
     paths += map(Path, config.adapters.values())
     weights = content_digest(paths, memory=Path(config.kv_disk_tier_path) / _KNOWN_DIGESTS)
     random_weights = (config.load_format, config.seed if config.load_format == "dummy" else 0)
-    parts = (layout, weights, random_weights, spec, executor.name, dtype)
+    computed = (executor.name, kernels_of(executor), dtype, config.quantization)
+    parts = (layout, weights, random_weights, spec, *computed)
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()

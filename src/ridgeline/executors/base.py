@@ -33,11 +33,13 @@ class PoolExecutor(StepRunner, Generic[Pool]):
     """The half of `ridgeline.core.protocols.Executor` that is about specs and KV.
 
     ``pools`` is filled by the subclass. Blocks are exported and imported on the thread that runs
-    the steps, and so take their turn among them.
+    the steps, and so take their turn among them. ``kernels`` names what computes: by other kernels
+    the KV of the same weights and tokens is another.
     """
 
-    def __init__(self, name: str, specs: Mapping[ModelRole, ModelSpec]) -> None:
+    def __init__(self, name: str, specs: Mapping[ModelRole, ModelSpec], *, kernels: str) -> None:
         super().__init__(name)
+        self.kernels = kernels
         self.pools: dict[ModelRole, Pool] = {}
         self._specs = dict(specs)
 
@@ -84,6 +86,11 @@ class PoolExecutor(StepRunner, Generic[Pool]):
 
     def free(self) -> None:
         """Give back what the subclass holds, once nothing runs any more."""
+
+
+def kernels_of(executor: Executor) -> str:
+    """See `PoolExecutor`; empty for executors that have no pools."""
+    return executor.kernels if isinstance(executor, PoolExecutor) else ""
 
 
 def device_kv_bytes(executor: Executor, max_num_batched_tokens: int) -> int | None:

@@ -20,7 +20,7 @@ from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch
 from ridgeline.executors.cpu.kv_cache import KVCache
-from ridgeline.executors.cpu.packed_cache import PackedCache
+from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
 from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
@@ -35,7 +35,7 @@ from ridgeline.executors.outputs import (
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
-from ridgeline.kernels.cpu import shared_pool
+from ridgeline.kernels.cpu import ABI_VERSION, chosen_level, shared_pool
 
 Floats = npt.NDArray[np.float32]
 
@@ -81,7 +81,11 @@ class CPUExecutor(PoolExecutor[KVCache]):
         packed_cache: PackedCache | None = None,
         level: str | None = None,
     ) -> None:
-        super().__init__(self.name, {role: model.spec for role, model in models.items()})
+        super().__init__(
+            self.name,
+            {role: model.spec for role, model in models.items()},
+            kernels=f"{level or chosen_level()}/{ABI_VERSION}/{PACKING_VERSION}",
+        )
         self._pool = shared_pool(level)
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():

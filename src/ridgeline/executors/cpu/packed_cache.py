@@ -18,7 +18,7 @@ from ridgeline.weights import CheckpointWeights, DummyWeights
 
 _log = logging.getLogger(__name__)
 
-_PACKING_VERSION = 1  # changes whenever the same weights are packed to other bytes
+PACKING_VERSION = 1  # changes whenever the same weights are packed to other bytes
 _SUFFIX = ".packed"
 _KNOWN_DIGESTS = "weights.json"
 _STALE_S = 24 * 3600  # age of a temporary file that nobody is writing any more
@@ -111,5 +111,5 @@ class PackedCache:
 
 
 def _key(content: str, quantization: NumberFormat | None) -> str:
-    parts = (content, quantization, ABI_VERSION, _PACKING_VERSION)
+    parts = (content, quantization, ABI_VERSION, PACKING_VERSION)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -89,7 +89,11 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         memory_share: float = 0.9,
         execution: str = "graphs",
     ) -> None:
-        super().__init__(self.name, {role: model.spec for role, model in models.items()})
+        super().__init__(
+            self.name,
+            {role: model.spec for role, model in models.items()},
+            kernels=f"{kernels.name}/{device.name}/{torch.__version__}",
+        )
         if execution not in EXECUTIONS:
             raise InvalidRequestError(f"execution must be one of {', '.join(EXECUTIONS)}.")
         self.device, self._kernels = device, kernels

@@ -24,7 +24,11 @@ class ReferenceExecutor(PoolExecutor[KVCache]):
     name = "reference"
 
     def __init__(self, models: Mapping[ModelRole, ExecutorModel], block_tokens: int) -> None:
-        super().__init__(self.name, {role: model.spec for role, model in models.items()})
+        super().__init__(
+            self.name,
+            {role: model.spec for role, model in models.items()},
+            kernels=torch.__version__,
+        )
         self._models = dict(models)
         self._weights = {
             role: expanded_weights(model.weights, model.dtype) for role, model in models.items()

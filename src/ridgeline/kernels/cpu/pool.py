@@ -5,7 +5,7 @@ import os
 import threading
 
 from ridgeline.core.errors import MachineError
-from ridgeline.kernels.cpu.library import load_library
+from ridgeline.kernels.cpu.library import chosen_level, load_library
 
 
 class Pool:
@@ -26,7 +26,7 @@ class Pool:
             self.handle = None
 
 
-_shared: dict[str | None, Pool] = {}
+_shared: dict[str, Pool] = {}
 _sharing = threading.Lock()
 
 
@@ -35,6 +35,7 @@ def shared_pool(level: str | None = None) -> Pool:
 
     Engines of one process share it, so that two of them do not spin against each other.
     """
+    level = level or chosen_level()
     with _sharing:
         if level not in _shared:
             _shared[level] = Pool(load_library(level), usable_cores())
