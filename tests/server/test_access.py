@@ -150,6 +150,17 @@ def test_admin_endpoints_need_the_admin_key(guarded):
     assert usage["object"] == "list"
 
 
+def test_what_others_use_is_the_admins_to_see(guarded):
+    body = {"prompt": "the cat", "max_tokens": 1}
+    with guarded.client(headers={"x-api-key": FAST}) as client:
+        assert client.post("/v1/completions", json=body).status_code == 200
+        for key, count in ((FAST, 0), (ADMIN, 1)):
+            text = client.get("/metrics", headers={"x-api-key": key}).text
+            assert "ridgeline:generation_tokens_total" in text
+            assert text.count('ridgeline:tenant_tokens_total{kind="output",tenant="fast"}') == count
+            assert ("tenant" in text) == bool(count)
+
+
 def test_limits_of_a_key(guarded):
     body = {"prompt": "the cat", "max_tokens": 8, "ignore_eos": True}
     with guarded.client(headers={"x-api-key": SLOW}) as client:

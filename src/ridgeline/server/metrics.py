@@ -64,6 +64,7 @@ class Metrics:
     def __init__(self, engine: AsyncEngine, config: ServerConfig, model_name: str) -> None:
         self._aliased = config.vllm_metrics
         self.registry = CollectorRegistry(auto_describe=False)
+        self._tenants = CollectorRegistry(auto_describe=False)  # not for every tenant to see
         self.recent: deque[FinishedRequest] = deque(maxlen=_KEPT_REQUESTS)
         self._last_step = 0
         self._engine = engine
@@ -96,10 +97,10 @@ class Metrics:
             _PREFIX + "tenant_tokens",
             "Tokens of each key: prompt, cached (of those) and output.",
             ["tenant", "kind"],
-            registry=self.registry,
+            registry=self._tenants,
         )
         self.cost = Counter(
-            _PREFIX + "tenant_cost", "Cost by the price list.", ["tenant"], registry=self.registry
+            _PREFIX + "tenant_cost", "Cost by the price list.", ["tenant"], registry=self._tenants
         )
         self._http = Counter(
             _PREFIX + "http_requests",
@@ -127,11 +128,12 @@ class Metrics:
             self.iteration.observe(step.num_tokens)
             self._last_step = step.step_id
 
-    def exposition(self) -> bytes:
-        """The text that Prometheus reads."""
+    def exposition(self, *, with_tenants: bool) -> bytes:
+        """The text that Prometheus reads; ``with_tenants``: also what each key has used."""
         self.observe_steps()
         text = generate_latest(self.registry)
-        return text + _aliases(text) if self._aliased else text
+        tenants = generate_latest(self._tenants) if with_tenants else b""
+        return text + tenants + (_aliases(text) if self._aliased else b"")
 
 
 class Meter:

@@ -61,9 +61,10 @@ async def load(call: Call) -> Reply:
 
 
 async def metrics(call: Call) -> Reply:
-    """What Prometheus scrapes."""
+    """What Prometheus scrapes; other keys' usage is the admin's to see."""
+    with_tenants = call.caller.is_admin or call.server.keys.is_open
     return Reply(
-        body=call.server.metrics.exposition(),
+        body=call.server.metrics.exposition(with_tenants=with_tenants),
         content_type="text/plain; version=0.0.4; charset=utf-8",
     )
 
