@@ -27,6 +27,11 @@ def test_the_context_is_the_models_own_and_the_pool_no_larger_than_useful():
     assert config.num_blocks == (64 * 256 // 16,)
 
 
+def test_the_cache_has_the_models_type_unless_told_otherwise():
+    assert resolved().kv_cache_dtype == "float32"
+    assert resolved(kv_cache_dtype="int8").kv_cache_dtype == "int8"
+
+
 def test_the_context_is_clipped_to_memory():
     config = resolved(kv_cache_memory_bytes=5 * BLOCK_BYTES[0] + 7)
     assert config.num_blocks == (5,)

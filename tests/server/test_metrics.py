@@ -1,5 +1,7 @@
 """Metrics: right, under both names, and what dashboards and alerts ask for is there."""
 
+import dataclasses
+import itertools
 import json
 import re
 import runpy
@@ -7,12 +9,16 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.running import running
 
-from ridgeline.server.metrics import ALIASED
+from ridgeline.core.request import CompletionChunk
+from ridgeline.server.context import Call
+from ridgeline.server.keys import Caller
+from ridgeline.server.metrics import ALIASED, Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 METRIC = re.compile(r"ridgeline:\w+")
@@ -106,6 +112,30 @@ def test_aliases_can_be_switched_off(model_folder, tmp_path):
     settings = {"data_dir": tmp_path, "vllm_metrics": False}
     with running(model_folder, **settings) as server, server.client() as client:
         assert "vllm:" not in client.get("/metrics").text
+
+
+def test_the_type_of_the_cache_is_its_own(http, served, monkeypatch):
+    engine = served.server.engine
+    config = dataclasses.replace(engine.config, kv_cache_dtype="int8")
+    monkeypatch.setattr(type(engine), "config", property(lambda _: config))
+    assert value(samples(http), "ridgeline:cache_config_info", cache_dtype="int8") == 1
+
+
+def test_tokens_that_come_together_share_a_gap(served, monkeypatch):
+    """docs/metrics.md: m tokens after a gap g count as m gaps of g / m."""
+    metrics = Metrics(served.server.engine, served.server.config, "tiny")
+    clock = SimpleNamespace(monotonic=itertools.count(0, 2).__next__)
+    monkeypatch.setattr("ridgeline.server.metrics.time", clock)
+    meter = metrics.meter(Call(server=served.server, request_id="a", caller=Caller(tenant="a")))
+    for count in (3, 1, 4):
+        chunk = CompletionChunk(request_id=1, index=0, text="", token_ids=(7,) * count)
+        meter.take(0, chunk)
+    meter.take(1, chunk)
+    text = metrics.exposition(with_tenants=False).decode()
+    name = r"ridgeline:inter_token_latency_seconds_(\w+){model_name=\"tiny\"} (\S+)"
+    found = dict(re.findall(name, text))
+    assert float(found["count"]) == 1 + 4
+    assert float(found["sum"]) == 2 + 4 * 0.5
 
 
 def test_the_live_stream_moves(http, served):

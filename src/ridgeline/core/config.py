@@ -171,6 +171,7 @@ class ResolvedConfig:
 
     executor: str
     dtype: str
+    kv_cache_dtype: str
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -239,6 +240,7 @@ def resolve(
     return ResolvedConfig(
         executor=executor,
         dtype=dtype,
+        kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         max_model_len=length,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -77,7 +77,7 @@ class Metrics:
             return metric.labels(*model)
 
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token.")
-        self.itl = histogram("inter_token_latency_seconds", "Between chunks of one output.")
+        self.itl = histogram("inter_token_latency_seconds", "Gaps per token of one output.")
         self.tpot = histogram(
             "request_time_per_output_token_seconds", "Mean of a request, first token left out."
         )
@@ -159,7 +159,9 @@ class Meter:
                 self._first_s = now
                 self._metrics.ttft.observe(now - self._call.arrival_s)
             if (last := self._last_s.get(choice)) is not None:
-                self._metrics.itl.observe(now - last)
+                count = len(chunk.token_ids)
+                for _ in range(count):
+                    self._metrics.itl.observe((now - last) / count)
             self._last_s[choice] = now
         if chunk.finish_reason is not None:
             self._metrics.finished(chunk.finish_reason)
@@ -306,7 +308,7 @@ class _EngineCollector(Collector):
             "block_size": str(config.block_tokens),
             "num_gpu_blocks": str(sum(config.num_blocks)),
             "enable_prefix_caching": str(config.enable_prefix_caching),
-            "cache_dtype": config.dtype,
+            "cache_dtype": config.kv_cache_dtype,
         }
         gauge = GaugeMetricFamily(_PREFIX + "cache_config_info", "KV pool.", labels=list(labels))
         gauge.add_metric(list(labels.values()), 1.0)
