@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from ridgeline.executors.cpu import executor as cpu_executor
 from ridgeline.kernels.cpu import available_levels
 from ridgeline.kernels.cpu import pool as cpu_pool
 from ridgeline.kernels.cpu.library import LEVEL_VARIABLE
+from ridgeline.kvcache.tiers import DiskTier
 from ridgeline.weights.digest import content_digest
 
 PROMPT = [(7 * i) % 290 for i in range(60)]
@@ -166,6 +168,30 @@ def test_a_tenants_kv_is_deleted_through_the_async_engine(model_folder, tmp_path
             return [*found, await ask_as(engine, "a"), await ask_as(engine, "b")]
 
     assert asyncio.run(main()) == [0, 0, 48, 48, 0, 48]
+
+
+def test_a_deletion_is_remembered_until_the_files_are_gone(model_folder, tmp_path, monkeypatch):
+    config = EngineConfig(model=str(model_folder), block_tokens=16, kv_disk_tier_path=str(tmp_path))
+    may_delete, delete = threading.Event(), DiskTier.delete_tenant
+
+    def slowly(tier, tenant):
+        assert may_delete.wait(10)
+        return delete(tier, tenant)
+
+    monkeypatch.setattr(DiskTier, "delete_tenant", slowly)
+
+    async def main():
+        async with AsyncEngine(config, in_process=True) as engine:
+            await ask_as(engine, "a")
+            await engine.delete_tenant("a")
+            await ask_as(engine, "b")
+            assert engine._deletions == {"a"}
+            may_delete.set()
+            while engine._deletions:
+                await asyncio.sleep(0.01)
+            assert len(list(tmp_path.rglob("*.kv"))) == 4  # of tenant b
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_deletion_is_not_lost_while_the_engine_starts_again(model_folder, tmp_path):

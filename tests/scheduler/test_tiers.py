@@ -1,6 +1,7 @@
 """Blocks that leave the pool and come back: outputs are as without, and work is saved."""
 
 import random
+import threading
 import time
 
 import pytest
@@ -197,6 +198,47 @@ def test_a_deleted_tenant_is_not_found_again(tmp_path):
     scheduler.delete_tenant("")
     tokens, _ = ask(scheduler, executor, 0, range(41), max_tokens=1)
     assert tokens == 41
+    scheduler.close()
+
+
+@pytest.mark.parametrize("num_cached", [0, 20])
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_load_in_flight_does_not_bring_a_deleted_tenant_back(num_cached, is_found):
+    executor = FakeExecutor()
+    tier = RamTier(10**6)
+    scheduler = make_with_tiers(executor, [tier])
+    _, output = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    run_saves(scheduler)
+    evict_all(scheduler)
+    if num_cached:
+        ask(scheduler, executor, 1, range(num_cached + 1), max_tokens=1)
+    before = computed(executor)
+    (sequence,) = scheduler.add(request(0, range(41), cache_key=b"k" * 32, max_tokens=1))
+    assert scheduler.schedule() is None
+    assert scheduler.num_loads == 1 + bool(num_cached)
+    if not is_found:
+        tier.close()
+    scheduler.delete_tenant("")
+    run_all(scheduler, executor)
+    scheduler.check_integrity()
+    assert (computed(executor) - before, sequence.output_token_ids) == (41, output)
+    scheduler.close()
+
+
+def test_a_deletion_is_done_when_the_tiers_have_done_it():
+    class Slow(RamTier):
+        may_delete = threading.Event()
+
+        def delete_tenant(self, tenant):
+            assert self.may_delete.wait(10)
+            return super().delete_tenant(tenant)
+
+    tier, done = Slow(10**6), threading.Event()
+    scheduler = make_with_tiers(FakeExecutor(), [tier], in_thread=True)
+    scheduler.delete_tenant("a", done.set)
+    assert not done.wait(0.05)
+    tier.may_delete.set()
+    assert done.wait(10)
     scheduler.close()
 
 

@@ -60,7 +60,7 @@ class Pooled(msgspec.Struct, tag=True, frozen=True):
 
 
 class Deleted(msgspec.Struct, tag=True, frozen=True):
-    """Nothing that was cached for a tenant is used any more."""
+    """Nothing that was cached for a tenant is left, in memory or on disk."""
 
     tenant: str
 

@@ -1,8 +1,10 @@
 """The side of an `AsyncEngine` that owns the model: takes commands, runs steps, sends events."""
 
 import logging
+import queue
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
@@ -30,7 +32,7 @@ from ridgeline.engine.request_state import RequestState
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.1
-_GATE_POLL_S = 0.005
+_POLL_S = 0.005  # between looks at what other threads do
 
 
 class Receive(Protocol):
@@ -49,6 +51,8 @@ class Worker:
         self._send = send
         self._pooling: dict[int, RequestState] = {}
         self._gate = GrammarGate(engine.grammars)
+        self._num_deletions = 0  # that were begun and have not been reported
+        self._deleted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._running = True
         self._reported_s = 0.0
 
@@ -71,8 +75,8 @@ class Worker:
 
     def _turn(self) -> None:
         wait_s = self._loop.wait_s if self._loop.has_work else 1.0
-        if self._gate:
-            wait_s = min(wait_s, _GATE_POLL_S)
+        if self._gate or self._num_deletions:
+            wait_s = min(wait_s, _POLL_S)
         for command in self._receive(wait_s=wait_s):
             self._handle(command)
         for request, outcome in self._gate.released():
@@ -80,6 +84,9 @@ class Worker:
                 self._refuse(request.request_id, outcome)
             else:
                 self._add(request, outcome)
+        while not self._deleted.empty():
+            self._num_deletions -= 1
+            self._send(Deleted(tenant=self._deleted.get()))
         if self._loop.has_work:
             chunks = list(self._loop.step())
             if self._pooling:
@@ -112,8 +119,9 @@ class Worker:
                 self._pooling.pop(number, None)
                 self._loop.abort(number)
             case DeleteTenant(tenant=tenant):
-                self._engine.scheduler.delete_tenant(tenant)
-                self._send(Deleted(tenant=tenant))
+                self._num_deletions += 1
+                done = partial(self._deleted.put, tenant)
+                self._engine.scheduler.delete_tenant(tenant, done)
             case Stop():
                 self._running = False
 

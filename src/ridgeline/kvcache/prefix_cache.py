@@ -256,9 +256,13 @@ class PrefixCache:
         self.prune(node)
 
     def prune(self, node: Node | None) -> None:
-        """Let go of a node without block and child, and then perhaps of its parent."""
+        """Let go of a node without block and child, and then perhaps of its parent.
+
+        Nothing happens to a node that the tree has lost already.
+        """
         while (
             node is not None
+            and self._nodes.get(node.key) is node
             and not node.num_children
             and all(entry == NO_BLOCK for entry in node.blocks)
         ):

@@ -194,9 +194,11 @@ class Scheduler:
         flight = self._flights.popleft()
         assert plan.step_id == result.step_id == flight.plan.step_id
         now_s = self._clock()
+        seconds = now_s - max(flight.started_s, self._updated_s)
         if self._goes_by_price:
-            self._pricing.observe(plan, now_s - max(flight.started_s, self._updated_s))
-        self._replay.observe(plan, now_s - max(flight.started_s, self._updated_s))
+            self._pricing.observe(plan, seconds)
+        self._replay.observe(plan, seconds)
+        self.speculation.observe(plan, seconds)
         self._updated_s = now_s
         updates = [_nothing_more(sequence) for sequence in self._shed]
         self._shed.clear()
@@ -260,11 +262,16 @@ class Scheduler:
         """What the blocks of each KV group are used for."""
         return self._blocks.usage(self._running)
 
-    def delete_tenant(self, tenant: str) -> None:
-        """Forget all cached KV that was computed for a tenant, in the pool and in the tiers."""
+    def delete_tenant(self, tenant: str, done: Callable[[], None] = lambda: None) -> None:
+        """Forget all cached KV that was computed for a tenant, in the pool and in the tiers.
+
+        The tiers take their time; ``done`` is called after that, perhaps by another thread.
+        """
         self.prefix_cache.delete_tenant(tenant)
         if self.transfers is not None:
-            self.transfers.delete_tenant(tenant)
+            self.transfers.delete_tenant(tenant, done)
+        else:
+            done()
 
     def close(self) -> None:
         """Finish writing to the tiers, and close them."""

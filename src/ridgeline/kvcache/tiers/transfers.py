@@ -10,8 +10,8 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from ridgeline.kvcache.block_pool import NO_BLOCK
@@ -45,6 +45,7 @@ class _Save:
 @dataclass(frozen=True, slots=True)
 class _Delete:
     tenant: str
+    done: Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +53,8 @@ class Load:
     """Blocks that are on their way into the prefix cache, after ``match``.
 
     ``tables[g][i]`` is where the KV of group g of node i goes, or `NO_BLOCK`. ``headers`` are those
-    of the entries that were found, verified and imported, in order.
+    of the entries that were found, verified and imported, in order. ``deleted`` tenants are those
+    whose KV must not enter the cache any more.
     """
 
     root_key: bytes
@@ -61,6 +63,7 @@ class Load:
     keys: list[bytes]
     tables: list[list[int]]
     headers: list[EntryHeader]
+    deleted: set[str] = field(default_factory=set)
     is_done: bool = False
 
 
@@ -161,9 +164,14 @@ class Transfers:
                     del self._saves[save]
                     self._release([[block] for block in save.blocks])
 
-    def delete_tenant(self, tenant: str) -> None:
-        """Have the tiers forget what was computed for a tenant, what is being saved included."""
-        self._jobs.put(_Delete(tenant))
+    def delete_tenant(self, tenant: str, done: Callable[[], None]) -> None:
+        """Have the tiers forget what was computed for a tenant, what is under way included.
+
+        ``done`` is called by the thread once they have.
+        """
+        for load in self._loads:
+            load.deleted.add(tenant)
+        self._jobs.put(_Delete(tenant, done))
 
     def cancel_saves(self) -> bool:
         """Give up saves that have not begun, for the sake of their blocks; whether there were."""
@@ -238,6 +246,8 @@ class Transfers:
         load.is_done = True
         node = load.match.nodes[-1] if load.match.nodes else None
         for number, header in enumerate(load.headers):
+            if header.tenant in load.deleted:
+                break
             inserted = self._cache.insert(
                 load.root_key,
                 node,
@@ -286,9 +296,10 @@ class Transfers:
                 match job:
                     case Load():
                         self._load(job)
-                    case _Delete(tenant=tenant):
+                    case _Delete(tenant=tenant, done=done):
                         for tier in self._tiers:
                             tier.delete_tenant(tenant)
+                        done()
                     case None:
                         return False
         return True
