@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 
-from ridgeline import SamplingParams
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import ContextLengthError, InvalidRequestError
 from ridgeline.engine.beam_search import BeamParams, best_of
 
 PROMPTS = [[5, 17, 3, 99, 42], [7, 8], list(range(20, 60))]
@@ -43,6 +43,23 @@ def test_beams_are_those_of_transformers(llm, oracle, monkeypatch, width, length
         assert output.outputs[0].token_ids == expected[0]
         if eos is None:
             assert [sample.token_ids for sample in output.outputs] == expected
+
+
+def test_beams_end_at_the_context(model_folder):
+    prompt = PROMPTS[2]
+    with LLM(str(model_folder), max_model_len=len(prompt) + 5) as llm:
+        found = [
+            llm.beam_search(
+                [prompt, PROMPTS[0]],
+                BeamParams(beam_width=2, max_tokens=limit, ignore_eos=True),
+            )
+            for limit in (8, 64)
+        ]
+        for outputs, limit in zip(found, (8, 40), strict=True):
+            lengths = [[len(s.token_ids) for s in output.outputs] for output in outputs]
+            assert lengths == [[5, 5], [limit, limit]]
+        with pytest.raises(ContextLengthError):
+            llm.beam_search([list(range(len(prompt) + 5))])
 
 
 def test_log_probabilities_are_those_of_the_model(llm):

@@ -24,6 +24,16 @@ def test_llm_refuses_and_goes_on(model_folder):
         assert len(llm.generate([[1, 2, 3]], LONG)[0].outputs[0].token_ids) == 60
 
 
+def test_what_is_refused_in_part_leaves_nothing_in_the_queue(model_folder):
+    with LLM(str(model_folder), max_num_waiting=4) as llm:
+        prompts = [[1, 2, n] for n in range(5)]
+        for refused in (llm.embed, llm.generate):
+            with pytest.raises(OverloadedError):
+                refused(prompts)
+        assert len(llm.embed(prompts[:4])) == 4
+        assert len(llm.generate(prompts[:4], LONG)) == 4
+
+
 @pytest.mark.parametrize("in_process", [True, False], ids=["thread", "process"])
 def test_the_error_crosses_to_the_caller_of_an_async_engine(model_folder, in_process):
     async def ask(engine, number):
@@ -101,8 +111,8 @@ def test_llm_says_that_an_embedding_was_shed(model_folder):
         loop = llm._loop
         add = loop.add
 
-        def add_urgent_after(request):
-            state = add(replace(request, priority=5))
+        def add_urgent_after(request, prompt):
+            state = add(replace(request, priority=5), prompt)
             add(replace(request, request_id=request.request_id + 1, priority=1))
             return state
 

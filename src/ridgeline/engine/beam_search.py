@@ -69,6 +69,7 @@ class BeamSearch:
     prompt_ids: tuple[int, ...]
     params: BeamParams
     eos_token_ids: frozenset[int]
+    max_tokens: int
     live: list[_Beam] = field(default_factory=lambda: [_Beam((), 0.0)])
     finished: list[_Beam] = field(default_factory=list)
 
@@ -93,7 +94,7 @@ class BeamSearch:
                 self.finished.append(beam)
         self.live = live[:width]
         self._keep_best()
-        if not self.live or len(self.live[0].token_ids) >= self.params.max_tokens:
+        if not self.live or len(self.live[0].token_ids) >= self.max_tokens:
             self.finished += self.live
             self._keep_best()
             self.live = []
@@ -117,9 +118,21 @@ def beam_search(
     params: BeamParams,
     *,
     eos_token_ids: frozenset[int],
+    max_model_len: int,
 ) -> list[list[tuple[tuple[int, ...], float]]]:
-    """The best continuations of each prompt, best first, with their log-probabilities."""
-    searches = [BeamSearch(tuple(prompt), params, eos_token_ids) for prompt in prompts]
+    """The best continuations of each prompt, best first, with their log-probabilities.
+
+    They end where the context does, prompt included, if not before.
+    """
+    searches = [
+        BeamSearch(
+            tuple(prompt),
+            params,
+            eos_token_ids,
+            max_tokens=min(params.max_tokens, max_model_len - len(prompt)),
+        )
+        for prompt in prompts
+    ]
     wanted = SamplingParams(
         temperature=0.0, max_tokens=1, logprobs=2 * params.beam_width, ignore_eos=True
     )

@@ -191,6 +191,7 @@ class LLM:
         An embedding is the hidden state of the last token after the final norm (what the LM head
         reads), which has seen the whole prompt.
         """
+        batch = as_prompts(prompts)
         requests = [
             self._engine.requests.build(
                 encode_prompt(prompt, self.tokenizer),
@@ -199,9 +200,9 @@ class LLM:
                 cache_salt=cache_salt,
                 wants_pooled=True,
             )
-            for prompt in as_prompts(prompts)
+            for prompt in batch
         ]
-        states = [self._loop.add(request) for request in requests]
+        states = self._queue(batch, requests)
         self._finish(states)
         return np.stack([state.embedding() for state in states])
 
@@ -221,7 +222,13 @@ class LLM:
         ids = [encode_prompt(prompt, self.tokenizer) for prompt in batch]
         eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
         ends = frozenset[int]() if params.ignore_eos else eos
-        found = beam_search(self.generate, ids, params, eos_token_ids=ends)
+        found = beam_search(
+            self.generate,
+            ids,
+            params,
+            eos_token_ids=ends,
+            max_model_len=self.config.max_model_len,
+        )
         return [
             RequestOutput(
                 request_id=number,
@@ -280,6 +287,10 @@ class LLM:
             )
             for prompt, each, adapter in zip(prompts, params, adapters, strict=True)
         ]
+        return self._queue(prompts, requests)
+
+    def _queue(self, prompts: Sequence[Prompt], requests: Sequence[Request]) -> list[RequestState]:
+        """Add all of the requests, or none of them."""
         states: list[RequestState] = []
         try:
             for prompt, request in zip(prompts, requests, strict=True):
