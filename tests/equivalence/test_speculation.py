@@ -8,6 +8,8 @@ from tests.equivalence.conftest import DRAFTERS
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.engine import loading
+from ridgeline.weights import locate_model
 
 TEXT = "the cat sat on the mat "
 PROMPTS = ["a", TEXT * 3 + "the", "naïve café"]
@@ -184,6 +186,18 @@ def test_a_draft_with_another_vocabulary_is_refused(pairs):
         LLM(speculation="draft", draft_model=str(pairs / "full"))
     with pytest.raises(InvalidRequestError, match="needs draft_model"):
         LLM(str(pairs / "full"), speculation="draft")
+
+
+def test_the_revision_is_that_of_the_target(pairs, monkeypatch):
+    def note(name, *, revision, **options):
+        revisions.append(revision)
+        return locate_model(name, **options)
+
+    revisions = []
+    monkeypatch.setattr(loading, "locate_model", note)
+    draft = str(pairs / "full-draft")
+    with LLM(str(pairs / "full"), speculation="draft", draft_model=draft, revision="v1"):
+        assert revisions == ["v1", None]
 
 
 @pytest.mark.parametrize("settings", [{"speculation": "guess"}, {"num_speculative_tokens": 0}])

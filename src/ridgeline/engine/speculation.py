@@ -24,6 +24,8 @@ def load_draft(
 ) -> ExecutorModel | None:
     """The draft model, if these settings use one. The embedded model has its own.
 
+    The revision in the settings is the target's; a draft model is its repository's default.
+
     Raises:
         InvalidRequestError: none is named, or it has another vocabulary.
     """
@@ -38,7 +40,8 @@ def load_draft(
     if config.speculation not in ("draft", "combined", "adaptive") or name is None:
         return None
     draft = load_model(
-        with_overrides(config, model=name, adapters={}, chat_template=None), progress=progress
+        with_overrides(config, model=name, revision=None, adapters={}, chat_template=None),
+        progress=progress,
     )
     _check_vocabulary(target, draft)
     # Adapters change the target alone; its draft is the same for all of them.
