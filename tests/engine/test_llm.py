@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import (
@@ -162,6 +163,21 @@ def test_logprobs_are_those_of_the_model(llm):
     for position, entry in enumerate(output.prompt_logprobs[1:], start=1):
         assert entry.token_id == prompt_ids[position]
         assert entry.logprob == pytest.approx(logprobs[position - 1, entry.token_id], abs=1e-5)
+
+
+def test_prompt_logprobs_take_no_room_for_the_logits_of_all_tokens(model_folder):
+    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
+    with LLM(str(model_folder), executor="cpu", dtype="float32", block_tokens=16) as llm:
+        prompts = [[(n * i) % 290 for i in range(100)] for n in (3, 5)]
+        outputs = llm.generate(prompts, params)
+        logits = [llm.logits(prompt) for prompt in prompts]
+        held = llm._engine.executor._logits
+    assert held.size == len(prompts) * llm.spec.vocab_size
+    for output, logits_NV in zip(outputs, logits, strict=True):
+        logprobs = torch.from_numpy(logits_NV).double().log_softmax(-1)
+        for entry, row in zip(output.prompt_logprobs[1:], logprobs, strict=False):
+            assert entry.logprob == row[entry.token_id]
+            assert [value for _, value in entry.top] == row.topk(2).values.tolist()
 
 
 def test_logits_in_chunks_equal_logits_at_once(llm, model_folder):

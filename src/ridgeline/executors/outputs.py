@@ -1,7 +1,7 @@
 """From hidden states to a segment's result: sampling, verification, log-probabilities."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,13 +62,15 @@ def segment_result(
     *,
     role: ModelRole = ModelRole.TARGET,
     drawn: Sequence[int] | None = None,
+    prompt_logits: Iterable[torch.Tensor] | None = None,
 ) -> SegmentResult:
     """Everything that the segment's `Outputs` ask for.
 
-    ``logits_NV`` are those of its last `num_logit_rows` rows, ``pooled`` gives the final hidden
-    state of its last row. ``drawn`` are the tokens of the rows that are sampled, where they have
-    been drawn already; −1 stands for none. Proposals that are to be verified by rejection enter the
-    sequence's state, and leave it as they are verified.
+    ``logits_NV`` are those of its last `num_logit_rows` rows, or only of those that are sampled
+    where ``prompt_logits`` gives every row's for prompt log-probabilities. ``pooled`` gives the
+    final hidden state of its last row. ``drawn`` are the tokens of the rows that are sampled, where
+    they have been drawn already; −1 stands for none. Proposals that are to be verified by rejection
+    enter the sequence's state, and leave it as they are verified.
     """
     wanted = item.segment.outputs
     tokens: tuple[int, ...] = ()
@@ -83,7 +85,11 @@ def segment_result(
         token_ids=tokens,
         accepted=accepted,
         logprobs=logprobs,
-        prompt_logprobs=_prompt_logprobs(item, logits_NV) if wanted.prompt_logprobs else (),
+        prompt_logprobs=(
+            _prompt_logprobs(item, logits_NV if prompt_logits is None else prompt_logits)
+            if wanted.prompt_logprobs
+            else ()
+        ),
         logits=logits_NV.float().numpy().copy() if wanted.logits else None,
         pooled=pooled().float().numpy().copy() if wanted.pooled else None,
     )
@@ -186,13 +192,15 @@ def _logprobs(
     )
 
 
-def _prompt_logprobs(item: SegmentContext, logits_SV: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+def _prompt_logprobs(
+    item: SegmentContext, logits_SV: Iterable[torch.Tensor]
+) -> tuple[TokenLogprobs, ...]:
     num_top = item.state.admission.params.prompt_logprobs or 0
     start, stop = item.segment.start, item.segment.stop
     following = item.known[start + 1 : stop + 1]
     return tuple(
         token_logprobs(row, token, num_top)
-        for row, token in zip(logits_SV, following, strict=False)
+        for token, row in zip(following, logits_SV, strict=False)
     )
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ridgeline.core.plan import ModelRole, Segment
 from ridgeline.decoding import ancestors, depths
 from ridgeline.executors.cpu.state import CPUSequence
-from ridgeline.executors.outputs import SegmentContext, num_logit_rows
+from ridgeline.executors.outputs import SegmentContext, num_sampled_rows
 from ridgeline.kernels.cpu.structs import SEQUENCE, Batch
 
 Ints = npt.NDArray[np.int32]
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int32]
 class CPUBatch:
     """Inputs of one forward pass; segments lie one after the other.
 
-    ``logit_rows`` are the rows of the batch that the LM head runs on, segment by segment.
+    ``logit_rows`` are the rows of the batch whose logits are kept, segment by segment.
     """
 
     role: ModelRole
@@ -44,6 +44,11 @@ class CPUBatch:
             positions=self.positions.ctypes.data,
             sequences=self.sequences.ctypes.data,
         )
+
+
+def num_kept_rows(segment: Segment) -> int:
+    """Of how many of a segment's last rows the logits are all in memory at once."""
+    return segment.num_tokens if segment.outputs.logits else num_sampled_rows(segment)
 
 
 def build_batch(
@@ -84,7 +89,7 @@ def build_batch(
         token_ids.extend(segment.token_ids)
         positions.extend(_positions(segment))
         stop = first_row + segment.num_tokens
-        logit_rows.extend(range(stop - num_logit_rows(segment), stop))
+        logit_rows.extend(range(stop - num_kept_rows(segment), stop))
         first_row = stop
     return CPUBatch(
         role=role,

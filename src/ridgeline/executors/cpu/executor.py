@@ -1,7 +1,7 @@
 """`CPUExecutor`: our C++ kernels behind the plan."""
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from ridgeline.decoding import ancestors
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
-from ridgeline.executors.cpu.batch import CPUBatch, build_batch
+from ridgeline.executors.cpu.batch import CPUBatch, build_batch, num_kept_rows
 from ridgeline.executors.cpu.kv_cache import KVCache
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
@@ -26,12 +26,7 @@ from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.outputs import (
-    SegmentContext,
-    num_logit_rows,
-    num_sampled_rows,
-    segment_result,
-)
+from ridgeline.executors.outputs import SegmentContext, num_sampled_rows, segment_result
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
@@ -39,6 +34,7 @@ from ridgeline.kernels.cpu import ABI_VERSION, chosen_level, shared_pool
 
 Floats = npt.NDArray[np.float32]
 
+_HEAD_ROWS = 64  # of prompt log-probabilities at once
 _NOTHING = Outputs()
 _PLAIN = (Outputs(sample=True), Outputs(sample=True, masked=True))
 
@@ -210,12 +206,24 @@ class CPUExecutor(PoolExecutor[KVCache]):
     def _logits_of(self, model: _Model, batch: CPUBatch) -> Floats:
         """Logits ``[N, V]``; overwritten by the next pass."""
         count, vocab = len(batch.logit_rows), model.spec.vocab_size
-        if self._logits.size < count * vocab:
-            self._logits = np.empty(count * vocab, dtype=np.float32)
-        logits_NV = self._logits[: count * vocab].reshape(count, vocab)
+        logits = self._logits
+        if logits.size < count * vocab:
+            logits = np.empty(count * vocab, dtype=np.float32)
+            if not any(item.segment.outputs.logits for item in batch.items):
+                self._logits = logits
+        logits_NV = logits[: count * vocab].reshape(count, vocab)
         if count:
             model.program.head(batch.logit_rows, logits_NV)
         return logits_NV
+
+    def _prompt_logits(self, model: _Model, first: int, last: int) -> Iterator[torch.Tensor]:
+        """Logits ``[V]`` of each of some rows of the batch, computed a few rows at a time."""
+        for start in range(first, last, _HEAD_ROWS):
+            rows = np.arange(start, min(start + _HEAD_ROWS, last), dtype=np.int32)
+            logits_NV = np.empty((len(rows), model.spec.vocab_size), dtype=np.float32)
+            with self._pool.lock:
+                model.program.head(rows, logits_NV)
+            yield from torch.from_numpy(logits_NV)
 
     def _results(
         self,
@@ -228,7 +236,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         results, first, row = [], 0, 0
         for item, state, mask, tokens in zip(batch.items, batch.states, masks, drawn, strict=True):
             segment = item.segment
-            count = num_logit_rows(segment)
+            count = num_kept_rows(segment)
             row += segment.num_tokens
             if tokens is not None and state.is_plain and segment.outputs in _PLAIN and count == 1:
                 result = SegmentResult(token_ids=() if tokens[0] < 0 else (tokens[0],))
@@ -237,7 +245,13 @@ class CPUExecutor(PoolExecutor[KVCache]):
             else:
                 logits = torch.from_numpy(logits_NV[first : first + count])
                 result = segment_result(
-                    item, logits, _hidden(model, row - 1), mask, role=batch.role, drawn=tokens
+                    item,
+                    logits,
+                    _hidden(model, row - 1),
+                    mask,
+                    role=batch.role,
+                    drawn=tokens,
+                    prompt_logits=self._prompt_logits(model, row - segment.num_tokens, row),
                 )
             first += count
             self._record(segment, state, batch.role, result)
@@ -259,7 +273,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         masked: dict[int, npt.NDArray[np.uint32]] = {}
         adjusted: dict[int, Floats] = {}
         for item, state, mask in zip(batch.items, batch.states, masks, strict=True):
-            segment, first = item.segment, first + num_logit_rows(item.segment)
+            segment, first = item.segment, first + num_kept_rows(item.segment)
             drafts = segment.num_drafts > 0 or batch.role is ModelRole.DRAFT
             if not segment.outputs.sample or (drafts and state.verifies_by_rejection):
                 spans.append(None)
