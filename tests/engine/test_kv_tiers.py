@@ -15,11 +15,12 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.engine import AsyncEngine
+from ridgeline.engine.process_host import Patience
 from ridgeline.executors.cpu import executor as cpu_executor
 from ridgeline.kernels.cpu import available_levels
 from ridgeline.kernels.cpu import pool as cpu_pool
 from ridgeline.kernels.cpu.library import LEVEL_VARIABLE
-from ridgeline.kvcache.tiers import DiskTier
+from ridgeline.kvcache.tiers import DiskTier, transfers
 from ridgeline.weights.digest import content_digest
 
 PROMPT = [(7 * i) % 290 for i in range(60)]
@@ -103,6 +104,10 @@ def test_swapped_in_sequences_go_on_as_if_nothing_had_happened(model_folder):
         scheduler = llm._engine.scheduler
         assert scheduler.num_preemptions > 0
     assert swapped == plain
+
+
+def test_a_process_that_stops_has_time_to_write_what_was_begun():
+    assert transfers.FLUSH_S + 1.0 < Patience().stop_s
 
 
 def test_tiers_without_a_prefix_cache_are_refused(model_folder):

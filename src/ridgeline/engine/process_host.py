@@ -28,6 +28,7 @@ class Patience:
 
     ``pulse``: no sign of life at all (the process is stopped). ``step``: work, but neither a step
     completed nor processor time spent (the process hangs; a long step spends processor time).
+    ``stop``: told to stop, it ends a step and what the tiers are writing (`transfers.FLUSH_S`).
     """
 
     pulse_stalled_s: float = 5.0

@@ -21,7 +21,7 @@ from ridgeline.kvcache.tiers.tier import BlockIO, Tier
 
 _BATCH = 32  # blocks that are exported or imported at once, between two steps
 _SMOOTHING = 0.2
-_FLUSH_S = 30.0
+FLUSH_S = 3.0  # a server ends a process that takes longer to stop; see `ProcessHost`
 
 
 @dataclass(slots=True)
@@ -200,12 +200,12 @@ class Transfers:
         return held
 
     def close(self) -> None:
-        """Finish what was begun, for at most half a minute, and close the tiers."""
+        """Finish what was begun, for at most `FLUSH_S`, and close the tiers."""
         if self._thread is None:
             self._work()
         else:
             self._jobs.put(None)
-            self._thread.join(_FLUSH_S)
+            self._thread.join(FLUSH_S)
         for tier in self._tiers:
             tier.close()
 
