@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import float_format, on_load_format
+from ridgeline.core.plan import MAX_IN_FLIGHT
 from ridgeline.core.sampling_params import MAX_SEED, MAX_TOKENS, check_int
 from ridgeline.core.spec import ModelSpec, kv_groups
 
@@ -222,7 +223,15 @@ def resolve(
     block_bytes += draft_block_bytes
 
     def needed(length: int) -> tuple[int, ...]:
-        return tuple(_blocks_per_sequence(config, window, length) for window in windows)
+        return tuple(
+            blocks_per_sequence(
+                length,
+                window,
+                step_tokens=config.max_num_batched_tokens,
+                block_tokens=config.block_tokens,
+            )
+            for window in windows
+        )
 
     def num_bytes(blocks: tuple[int, ...]) -> int:
         return sum(n * size for n, size in zip(blocks, block_bytes, strict=True))
@@ -255,14 +264,17 @@ def resolve(
     )
 
 
-def _blocks_per_sequence(config: EngineConfig, window: int | None, length: int) -> int:
-    """Blocks of one KV group that a sequence of ``length`` tokens holds at the most.
+def blocks_per_sequence(
+    length: int, window: int | None, *, step_tokens: int, block_tokens: int
+) -> int:
+    """Blocks of one KV group that a sequence of ``length`` tokens holds at the most, at any time.
 
-    With a window, these are the window's and those of one step's tokens.
+    With a window, these are the window's and those of all steps in flight, of ``step_tokens``
+    each: nothing behind the window is given up before a step's result is there.
     """
     if window is not None:
-        length = min(length, window + config.max_num_batched_tokens + config.block_tokens)
-    return _ceil_div(length, config.block_tokens)
+        length = min(length, window + MAX_IN_FLIGHT * step_tokens + block_tokens)
+    return -(-length // block_tokens)
 
 
 def with_overrides(config: EngineConfig, **changes: object) -> EngineConfig:
@@ -286,7 +298,3 @@ def _check_positive(name: str, value: object) -> float:
     if not 0 < number < float("inf"):
         raise InvalidRequestError(f"{name} must be greater than 0.")
     return number
-
-
-def _ceil_div(value: int, divisor: int) -> int:
-    return -(-value // divisor)

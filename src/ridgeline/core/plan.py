@@ -21,6 +21,7 @@ from enum import StrEnum
 
 from ridgeline.core.sampling_params import SamplingParams
 
+MAX_IN_FLIGHT = 2  # plans that an executor takes before the first of them is done
 _EARLIER_PASS = -(2**31)
 
 

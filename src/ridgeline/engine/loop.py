@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ridgeline.core.errors import EngineError
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import MAX_IN_FLIGHT, StepPlan
 from ridgeline.core.protocols import Executor, Grammar, StepHandle
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
 from ridgeline.core.result import StepResult
@@ -26,7 +26,6 @@ _log = logging.getLogger(__name__)
 
 _KEPT_STEPS = 256
 _CATCH_UP_S = 0.02  # for pricing steps, when there is nothing else to do
-_MAX_IN_FLIGHT = 2  # as many as an executor takes
 
 
 class _StepInFlight(NamedTuple):
@@ -118,7 +117,7 @@ class EngineLoop:
         runs.
         """
         self._check_alive()
-        while len(self._in_flight) < _MAX_IN_FLIGHT and self._submit_next():
+        while len(self._in_flight) < MAX_IN_FLIGHT and self._submit_next():
             pass
         if not self._in_flight:
             return ()

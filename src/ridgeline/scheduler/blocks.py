@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
+from ridgeline.core.config import blocks_per_sequence
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate
 from ridgeline.kvcache import NO_BLOCK, BlockPool, KVUsage, Match, PrefixCache
@@ -77,14 +78,14 @@ class BlockTables:
     def can_hold(self, sequence: Sequence, step_tokens: int) -> bool:
         """Whether the blocks for all known tokens are free, or held by the sequence already.
 
-        Behind a window these are the window's and those of a step of ``step_tokens``.
+        With a window these are the window's and those of the steps in flight, of ``step_tokens``.
         """
         length = len(sequence.token_ids)
         for group, pool in enumerate(self._pools):
-            table, span = sequence.tables[group], self._span(group, length, step_tokens)
+            table, most = sequence.tables[group], self._most_blocks(group, length, step_tokens)
             held = sum(entry != NO_BLOCK for entry in table)
             shared = len(self._shared_entries(table, pool, sequence.num_computed))
-            if self._num_columns(span) - held + shared > pool.num_free:
+            if most - held + shared > pool.num_free:
                 return False
         return True
 
@@ -204,7 +205,7 @@ class BlockTables:
         """Raise `OutOfMemoryError` unless a sequence of ``max_length`` fits beside these blocks."""
         for group, pool in enumerate(self._pools):
             pinned = {block for tables in pins for block in tables[group]} - {NO_BLOCK}
-            needed = self._num_columns(self._span(group, max_length, step_tokens))
+            needed = self._most_blocks(group, max_length, step_tokens)
             if len(pinned) + needed > pool.num_blocks:
                 raise OutOfMemoryError(
                     f"The pinned prefixes would take {len(pinned)} of the {pool.num_blocks} KV "
@@ -255,10 +256,14 @@ class BlockTables:
                 at = min(at, (sequence.num_given_up[group] + 1) * size + window - 1)
         return at
 
-    def _span(self, group: int, length: int, step_tokens: int) -> int:
-        """Tokens of a sequence of ``length`` that the group holds at the most, at any time."""
-        window = self._cache.windows[group]
-        return length if window is None else min(length, window + step_tokens + self.block_tokens)
+    def _most_blocks(self, group: int, length: int, step_tokens: int) -> int:
+        """Those of a group that a sequence of ``length`` tokens holds at the most, at any time."""
+        return blocks_per_sequence(
+            length,
+            self._cache.windows[group],
+            step_tokens=step_tokens,
+            block_tokens=self.block_tokens,
+        )
 
     def _num_columns(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError
-from ridgeline.core.plan import Admission, ModelRole, StepPlan
+from ridgeline.core.plan import MAX_IN_FLIGHT, Admission, ModelRole, StepPlan
 from ridgeline.core.protocols import Grammar, StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
@@ -159,7 +159,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or ``None`` if nothing can be computed now (see `wait_s`)."""
-        assert len(self._flights) < 2, "the step before the last has not been reported"
+        assert len(self._flights) < MAX_IN_FLIGHT, "the step before the last has not been reported"
         if self._flights and self.speculation.needs_results:
             return None  # a drafter goes by the tokens that are still to come
         now_s = self._clock()
@@ -345,15 +345,17 @@ class Scheduler:
         )
 
     def _free_blocks_for(self, sequence: Sequence, step: Step) -> bool:
-        """Free some blocks for ``sequence``; False if its own had to go.
+        """Free some blocks for ``sequence``; False if it has no part in this step.
 
         First those that waiting sequences hold, then those of the one that comes last among those
-        that have no part in this step yet.
+        that have no part in this step yet. If that is the sequence itself, it loses its own, unless
+        it is in flight: then it waits for its result, which may give blocks up.
         """
         if self._waiting.drop_blocks():
             return True
         victim = self._last(each for each in self._running if each not in step.busy)
-        assert victim is not None
+        if victim is None or (victim is sequence and sequence.num_in_flight):
+            return False
         self._preempt(victim)
         return victim is not sequence
 

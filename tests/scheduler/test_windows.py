@@ -1,0 +1,121 @@
+"""Long prompts behind a window, in pools that hold one sequence: none waits for its own blocks."""
+
+import random
+
+import pytest
+from tests.fakes import FakeExecutor
+from tests.scheduler.test_scheduler import CONFIG, expected_output, make, request, run, run_ahead
+
+from ridgeline.core.config import blocks_per_sequence
+from ridgeline.scheduler import Scheduler, SchedulerConfig, Speculation
+
+
+def smallest_pools(windows, step_tokens=CONFIG["max_num_batched_tokens"]) -> tuple[int, ...]:
+    """Blocks for one sequence of full length and no more."""
+    return tuple(
+        blocks_per_sequence(
+            CONFIG["max_model_len"],
+            window,
+            step_tokens=step_tokens,
+            block_tokens=CONFIG["block_tokens"],
+        )
+        for window in windows
+    )
+
+
+def finish(scheduler, executor, drive=run_ahead, *, each_step=lambda: None, most=2000) -> None:
+    """Run until nothing is left, and fail rather than go on for ever."""
+    steps = 0
+
+    def count():
+        nonlocal steps
+        steps += 1
+        assert steps < most, "no end in sight"
+        each_step()
+
+    drive(scheduler, executor, each_step=count)
+    assert not scheduler.has_work
+
+
+@pytest.mark.parametrize("step_tokens", [3, 7, 16])
+@pytest.mark.parametrize("windows", [(1,), (9,), (8,), (None, 5, 17)], ids=str)
+def test_chunks_are_planned_ahead_without_a_preemption(windows, step_tokens):
+    scheduler = make(
+        windows=windows,
+        num_blocks=smallest_pools(windows, step_tokens),
+        max_num_batched_tokens=step_tokens,
+    )
+    executor = FakeExecutor(windows=windows)
+    (sequence,) = scheduler.add(request(0, range(60), max_tokens=None))
+    finish(scheduler, executor)
+    window = 1000 if None in windows else max(windows)
+    assert sequence.output_token_ids == expected_output(sequence.request, 0, 64, window)
+    assert scheduler.num_preemptions == 0
+    assert len(executor.plans) == -(-60 // step_tokens) + 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("windows", [(9,), (None, 5)], ids=str)
+@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
+@pytest.mark.parametrize("drive", [run, run_ahead])
+def test_random_long_prompts_in_the_smallest_pool(seed, windows, cached, drive):
+    rng = random.Random(seed)
+    step_tokens = rng.choice([3, 7, 16])
+    scheduler = make(
+        windows=windows,
+        num_blocks=smallest_pools(windows, step_tokens),
+        max_num_batched_tokens=step_tokens,
+    )
+    executor = FakeExecutor(windows=windows)
+    common = [rng.randrange(1000) for _ in range(40)]
+    pending = [
+        request(
+            number,
+            common[: rng.randint(0, 40)] + [rng.randrange(1000) for _ in range(rng.randint(1, 20))],
+            cache_key=b"tenant" if cached else None,
+            n=rng.choice([1, 1, 3]),
+            max_tokens=rng.choice([1, 5, None]),
+        )
+        for number in range(6)
+    ]
+    sequences = []
+
+    def arrive():
+        if pending and rng.random() < 0.5:
+            sequences.extend(scheduler.add(pending.pop(0)))
+
+    while pending:
+        arrive()
+        finish(scheduler, executor, drive, each_step=arrive)
+    window = 1000 if None in windows else max(windows)
+    for sequence in sequences:
+        expected = expected_output(sequence.request, sequence.sample_index, 64, window)
+        assert sequence.output_token_ids == expected
+
+
+class Masked(Speculation):
+    """As if every request had a grammar, which allows everything."""
+
+    def is_masked(self, sequence):
+        return True
+
+
+@pytest.mark.parametrize("num_prompt", range(16, 26))
+@pytest.mark.parametrize("windows", [(None,), (9,)], ids=str)
+def test_a_prompt_in_flight_that_nobody_gives_way_to_waits_for_its_result(windows, num_prompt):
+    """Blocks run out while those that would have to go are in flight, with grammars."""
+    settings = CONFIG | {
+        "windows": windows,
+        "num_blocks": smallest_pools(windows, 7),
+        "max_num_batched_tokens": 7,
+    }
+    scheduler = Scheduler(SchedulerConfig(**settings), Masked())
+    executor = FakeExecutor(windows=windows)
+    sequences = [
+        *scheduler.add(request(0, range(num_prompt), max_tokens=None)),
+        *scheduler.add(request(1, range(40), max_tokens=1)),
+    ]
+    finish(scheduler, executor)
+    for sequence in sequences:
+        window = windows[0] or 1000
+        assert sequence.output_token_ids == expected_output(sequence.request, 0, 64, window)
