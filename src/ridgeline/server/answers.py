@@ -151,7 +151,7 @@ async def prepare_answer(
     add_special_tokens: bool = False,
     **settings: Any,
 ) -> AnswerJob:
-    """Check a request and render its prompt; ``settings`` go to the sampling parameters.
+    """Admit and check a request and render its prompt; ``settings`` go to the sampling parameters.
 
     ``limit_name``: how the request calls ``max_tokens``, which must then fit into the context;
     without it the context may end the output first.
@@ -161,6 +161,7 @@ async def prepare_answer(
     """
     server = call.server
     model = server.check_model(fields.model, call.caller)
+    call.admit()
     tools = conversation.offered_tools
     known_parser = server.tool_parser or _FALLBACK_PARSER
     forced = forced_call(conversation, known_parser, server.template_source)

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -148,7 +149,8 @@ def new_id(prefix: str) -> str:
 class Call:
     """One request to a route: who asks, and what is known of it so far for metrics and logs.
 
-    ``path`` is the route's pattern. ``arrival_s`` is on the ``time.monotonic`` clock.
+    ``path`` is the route's pattern. ``arrival_s`` is on the ``time.monotonic`` clock. Closing
+    ``admission`` gives back the place that `admit` took.
     """
 
     server: Server
@@ -166,3 +168,15 @@ class Call:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    admission: ExitStack = field(default_factory=ExitStack)
+
+    def admit(self) -> ExitStack:
+        """Take a place among the requests in progress, before anything costly is done for it.
+
+        Raises:
+            ApiError: 429 with Retry-After, when the server is full or a limit is reached.
+            EngineUnavailableError: the server drains.
+        """
+        self.server.check_taking_work()
+        self.admission.enter_context(self.server.limits.admitted(self.caller))
+        return self.admission

@@ -75,12 +75,13 @@ class Endpoint:
         call.family = self._operation.family
         sender = _Sender(send)
         try:
-            arguments = await self._arguments(call, scope, receive)
-            answering = self._answer(call, arguments, sender)
-            if self._operation.reads_raw:
-                await answering
-            else:
-                await _until_disconnect(answering, receive)
+            with call.admission:
+                arguments = await self._arguments(call, scope, receive)
+                answering = self._answer(call, arguments, sender)
+                if self._operation.reads_raw:
+                    await answering
+                else:
+                    await _until_disconnect(answering, receive)
         except ClientDisconnectedError:
             call.outcome = "disconnected"
         except Exception as error:  # every failure has an answer, or an end of the stream

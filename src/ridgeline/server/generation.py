@@ -43,14 +43,13 @@ Piece = tuple[int, CompletionChunk]
 async def generate(job: Job) -> AsyncGenerator[Piece, None]:
     """Pieces of the outputs, each with the index of its choice: prompt · n + sample.
 
-    Closing it aborts what is left.
+    Closing it aborts what is left. Its end is that of the call's admission.
 
     Raises:
         EngineError: an output ended in an error of the engine's.
     """
     call, server = job.call, job.call.server
-    server.check_taking_work()
-    with server.limits.admitted(call.caller):
+    with call.admission:
         server.limits.charge_input(call.caller, sum(map(len, job.prompts)))
         meter = server.metrics.meter(call)
         source = _one(job, 0) if len(job.prompts) == 1 else _merged(job)

@@ -149,7 +149,8 @@ async def _reply(operation: Operation, call: Call, body: bytes) -> Reply:
     request = decode_body(_BODIES[operation.path], body)
     if getattr(request, "stream", None):
         raise bad_request("A batch does not stream.", "stream")
-    reply = await operation.handler(call, request)
+    with call.admission:
+        reply = await operation.handler(call, request)
     assert isinstance(reply, Reply)
     return reply
 

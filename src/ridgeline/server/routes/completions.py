@@ -59,7 +59,7 @@ class _Run:
 
     @classmethod
     async def prepare(cls, call: Call, request: CompletionRequest) -> "_Run":
-        """Check the request and tokenize its prompts."""
+        """Check and admit the request, and tokenize its prompts."""
         server = call.server
         model = server.check_model(request.model, call.caller)
         check_stream_options(request)
@@ -70,6 +70,7 @@ class _Run:
         max_tokens = max_tokens_of(request)
         if max_tokens == 0 and not request.echo:
             raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
+        call.admit()
         adds_special = request.add_special_tokens is not False
         context = server.engine.config.max_model_len
         prompts = []

@@ -39,20 +39,20 @@ Vector = npt.NDArray[np.float32]
 async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
     """The pooled, normalised hidden state of each input."""
     server = call.server
-    server.check_taking_work()
     model = server.check_model(request.model, call.caller)
     width = server.engine.spec.hidden_size
     size = request.dimensions or width
     if size > width:
         raise bad_request(f"dimensions may be {width} at the most.", "dimensions")
-    context = server.engine.config.max_model_len
-    prompts = [
-        truncate(await tokenize(server, prompt), request.truncate_prompt_tokens, context)
-        for prompt in split_prompts(request.input, "input")
-    ]
-    if len(prompts) > MAX_SEQUENCES:
+    inputs = split_prompts(request.input, "input")
+    if len(inputs) > MAX_SEQUENCES:
         raise bad_request(f"input may hold {MAX_SEQUENCES} texts at the most.", "input")
-    with server.limits.admitted(call.caller):
+    context = server.engine.config.max_model_len
+    with call.admit():
+        prompts = [
+            truncate(await tokenize(server, prompt), request.truncate_prompt_tokens, context)
+            for prompt in inputs
+        ]
         server.limits.charge_input(call.caller, sum(map(len, prompts)))
         embedding = [
             server.engine.embed(
