@@ -26,6 +26,7 @@ from ridgeline.planning import (
 )
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.roofline.memory import kv_bytes, weights_bytes
 from ridgeline.roofline.queueing import mg1_wait_s
 from ridgeline.scheduler.pricing import LinearPrice
 
@@ -82,6 +83,17 @@ def test_devices_share_a_model_only_when_they_must():
 def test_a_context_beyond_the_model_is_refused():
     with pytest.raises(InvalidRequestError, match="context"):
         answer(question("gpt2", prompt_tokens=1000, output_tokens=100))
+
+
+@pytest.mark.parametrize("share", [0.9, 1.0, 1.25, 1.5, 2.0, 2.5])
+def test_what_fits_behind_a_window_is_what_the_engine_takes(share):
+    """Memory for so many times the window: if the plan says that it fits, the engine starts."""
+    windowed = model("mistral-7b")
+    machine = catalogue_machine(CATALOGUE, "l4")
+    room = weights_bytes(windowed) + share * kv_bytes(windowed, windowed.spec.max_position)
+    asked = question(model=windowed, prompt_tokens=12_000, output_tokens=20, num_requests=4)
+    plan = answer(replace(asked, machine=replace(machine, memory_bytes=room / 0.9)))
+    assert plan.fits == plan.replica.fit.fits == (share > 2)
 
 
 def test_the_highest_rate_holds_and_a_higher_one_does_not():

@@ -14,6 +14,7 @@ from ridgeline.roofline.memory import (
     fit,
     kv_bytes,
     kv_bytes_per_token,
+    rank_pool_bytes,
     rank_weights_bytes,
     weights_bytes,
 )
@@ -63,12 +64,21 @@ def test_windows_cap_the_cache():
     assert kv_bytes(gemma, 32_768) < kv_bytes_per_token(gemma) * 32_768 / 4
 
 
+def test_pools_hold_whole_blocks_and_the_steps_in_flight():
+    model = preset("mistral-7b")
+    steps = {"step_tokens": 512, "block_tokens": 16}
+    assert rank_pool_bytes(model, 1001, **steps) == kv_bytes(model, 1008)
+    behind = kv_bytes_per_token(model) * (4096 + 2 * 512 + 16)
+    assert rank_pool_bytes(model, 8192, **steps) == behind
+
+
 def test_ranks_share_the_weights():
     whole = preset("llama-3.1-70b")
     split = replace(whole, layout=ParallelLayout(tensor=8))
     assert rank_weights_bytes(split) == pytest.approx(weights_bytes(whole) / 8, rel=0.01)
-    assert not fit(whole, memory_bytes=80e9, context=4096).fits
-    eight = fit(split, memory_bytes=80e9, context=4096)
+    asked = {"memory_bytes": 80e9, "context": 4096, "step_tokens": 2048, "block_tokens": 16}
+    assert not fit(whole, **asked).fits
+    eight = fit(split, **asked)
     pool = 8 * (0.9 * 80e9) - weights_bytes(whole)
     assert eight.max_batch == pytest.approx(pool / kv_bytes(whole, 4096), rel=0.01)
     assert eight.max_context == whole.spec.max_position

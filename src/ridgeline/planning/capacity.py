@@ -260,7 +260,13 @@ def choose_replica(question: Question) -> Replica:
     found = None
     for tensor in [question.tensor] if question.tensor else choices:
         model = replace(question.model, layout=ParallelLayout(tensor=tensor))
-        memory = fit(model, memory_bytes=machine.memory_bytes, context=question.longest)
+        memory = fit(
+            model,
+            memory_bytes=machine.memory_bytes,
+            context=question.longest,
+            step_tokens=question.config.max_num_batched_tokens,
+            block_tokens=question.config.block_tokens,
+        )
         found = Replica(model=model, fit=memory, count=machine.count // tensor)
         if memory.max_batch >= _ROOMY:
             break

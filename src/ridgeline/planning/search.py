@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.planning.capacity import (
     CapacityPlan,
@@ -13,7 +14,7 @@ from ridgeline.planning.capacity import (
 )
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.roofline.catalogue import Catalogue
-from ridgeline.roofline.memory import kv_bytes, weights_bytes
+from ridgeline.roofline.memory import kv_bytes, rank_pool_bytes, weights_bytes
 from ridgeline.roofline.placement import Device, Item, Placement, place
 from ridgeline.roofline.predict import StepPredictor
 
@@ -112,7 +113,13 @@ def place_models(loads: Sequence[Load], machine: Machine) -> Placement:
 
 def _items(load: Load, machine: Machine) -> list[Item]:
     question = replace(load.question, machine=replace(machine, count=1), tensor=1)
-    memory = weights_bytes(question.model) + kv_bytes(question.model, question.longest)
+    config = question.config
+    memory = weights_bytes(question.model) + rank_pool_bytes(
+        replace(question.model, layout=ParallelLayout()),
+        question.longest,
+        step_tokens=config.max_num_batched_tokens,
+        block_tokens=config.block_tokens,
+    )
     if not load.rate_rps:
         return [Item(name=load.name, memory_bytes=memory)]
     best = highest_rate(question)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ridgeline.core.config import blocks_per_sequence
 from ridgeline.core.ops import MoE, Op, QKVProject, Weight, op_weights
 from ridgeline.roofline.model import PricedModel, weights_of
 
@@ -53,13 +54,22 @@ def kv_bytes(model: PricedModel, context: int) -> float:
     )
 
 
-def rank_kv_bytes(model: PricedModel, context: int) -> float:
-    """The part of `kv_bytes` that one rank holds: a KV head is on max(1, ranks / heads) of them."""
+def rank_pool_bytes(
+    model: PricedModel, context: int, *, step_tokens: int, block_tokens: int
+) -> float:
+    """What one rank's KV pools need for a sequence of ``context`` tokens to run in the engine.
+
+    These are whole blocks, with windows those of the steps in flight as well, of ``step_tokens``
+    each (`blocks_per_sequence`). A KV head is on max(1, ranks / heads) of the ranks.
+    """
     layout = model.layout
     return sum(
         len(group.layers)
         * model.kv_token_bytes(group)
-        * min(context, group.window or context)
+        * block_tokens
+        * blocks_per_sequence(
+            context, group.window, step_tokens=step_tokens, block_tokens=block_tokens
+        )
         / min(layout.tensor, group.num_kv_heads)
         for group in model.groups
     ) / (layout.pipeline * layout.context)
@@ -81,14 +91,23 @@ class MemoryFit:
         return self.max_batch > 0
 
 
-def fit(model: PricedModel, *, memory_bytes: float, context: int) -> MemoryFit:
-    """How many sequences of ``context`` tokens fit, and how long a single one may be."""
+def fit(
+    model: PricedModel, *, memory_bytes: float, context: int, step_tokens: int, block_tokens: int
+) -> MemoryFit:
+    """How many sequences of ``context`` tokens run, and how long a single one may be.
+
+    ``step_tokens`` are computed in one step, at the most, and ``block_tokens`` are in a KV block.
+    """
+
+    def pool_bytes(context: int) -> float:
+        return rank_pool_bytes(model, context, step_tokens=step_tokens, block_tokens=block_tokens)
+
     held = rank_weights_bytes(model)
     pool = max(0.0, memory_bytes * USABLE_SHARE - held)
     low, high = 0, model.spec.max_position
     while low < high:  # the longest context whose KV fits
         middle = (low + high + 1) // 2
-        if rank_kv_bytes(model, middle) <= pool:
+        if pool_bytes(middle) <= pool:
             low = middle
         else:
             high = middle - 1
@@ -96,7 +115,7 @@ def fit(model: PricedModel, *, memory_bytes: float, context: int) -> MemoryFit:
         memory_bytes=memory_bytes,
         weights_bytes=held,
         kv_pool_bytes=pool,
-        max_batch=int(pool // rank_kv_bytes(model, context)),
+        max_batch=int(pool // pool_bytes(context)),
         max_context=low,
     )
 
