@@ -133,6 +133,44 @@ def test_a_stale_worker_writes_nothing(store):
     asyncio.run(work())
 
 
+def test_texts_do_not_stay_in_the_database(tmp_path):
+    """Once they are in the files they go, and the counts stay, also where a line has no result."""
+    store = Store(tmp_path)
+
+    async def work():
+        batch = await store.start()
+        lease, _ = await store.batches.claim(batch)
+        assert await store.batches.move(lease, "in_progress", total=3)
+        error = Result(line=2, is_error=True, body=b"secret two")
+        right = Result(line=1, is_error=False, body=b"secret one" * 1000)
+        assert await store.batches.record(lease, [right, error])
+        running = await store.batches.get("t", batch)
+        assert await store.batches.move(lease, "finalizing")
+        missing = Result(line=3, is_error=True, body=b"none")
+        assert await store.batches.finish(lease, "expired", [missing])
+        found = await store.batches.get("t", batch)
+        assert found["request_counts"] == running["request_counts"]
+        assert found["request_counts"] == {"total": 3, "completed": 1, "failed": 1}
+        assert not await store.batches.done_lines(batch)
+        lines = store.files.path(found["error_file_id"]).read_bytes().splitlines()
+        assert lines == [error.body, missing.body]
+
+    asyncio.run(work())
+    store.database.close()
+    assert b"secret" not in (tmp_path / "jobs.sqlite").read_bytes()
+
+
+def test_a_folder_of_a_version_without_counts(tmp_path):
+    database = Database(tmp_path)
+    for name in ("completed", "failed"):
+        database.run_blocking(lambda db, name=name: db.execute(f"ALTER TABLE batches DROP {name}"))
+    database.close()
+    store = Store(tmp_path)
+    found = asyncio.run(store.batches.get("t", asyncio.run(store.start())))
+    assert found["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+    store.database.close()
+
+
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
 def test_races_end_in_one_legal_state(store, count):
     """Item 40: workers, a cancel and an expiry race; late results are dropped."""

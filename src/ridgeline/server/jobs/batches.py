@@ -164,27 +164,32 @@ class BatchStore:
         return await self._database.run(work)
 
     async def finish(self, lease: Lease, to: str, missing: Sequence[Result]) -> bool:
-        """Write the output files from the rows and end the batch, in one transaction.
+        """Write the output files from the results and end the batch, in one transaction.
 
-        ``missing`` stand in the error file for lines that have no result. A crash in between leaves
-        files without rows, which are removed at the next start.
+        The results themselves are deleted, their counts kept. ``missing`` stand in the error file
+        for lines that have no result. A crash in between leaves files without rows, which are
+        removed at the next start.
         """
 
         def work(db: sqlite3.Connection) -> bool:
             row = self._row(db, lease.batch)
             if not _holds(db, lease) or to not in TRANSITIONS.get(row["status"], ()):
                 return False
-            files: dict[str, str | None] = {}
-            for column, is_error in (("output_file", False), ("error_file", True)):
+            columns: dict[str, Any] = {}
+            for kind, counted, is_error in (
+                ("output", "completed", False),
+                ("error", "failed", True),
+            ):
                 extra = missing if is_error else ()
-                if not extra and not _count(db, lease.batch, is_error):
-                    files[column] = None
+                columns[counted] = _count(db, lease.batch, is_error)
+                if not extra and not columns[counted]:
                     continue
-                name = f"{lease.batch}_{column.removesuffix('_file')}.jsonl"
+                name = f"{lease.batch}_{kind}.jsonl"
                 write = partial(_write_lines, db, lease.batch, is_error, extra)
                 stored = self._files.add_within(db, row["tenant"], name, "batch_output", write)
-                files[column] = stored.id
-            return move(db, lease.batch, to, **files)
+                columns[f"{kind}_file"] = stored.id
+            db.execute("DELETE FROM results WHERE batch = ?", (lease.batch,))
+            return move(db, lease.batch, to, **columns)
 
         return await self._database.run(work)
 
@@ -213,8 +218,8 @@ class BatchStore:
             **{name: row[name] for name in _TIMES},
             "request_counts": {
                 "total": row["total"],
-                "completed": _count(db, row["id"], False),
-                "failed": _count(db, row["id"], True),
+                "completed": row["completed"] + _count(db, row["id"], False),
+                "failed": row["failed"] + _count(db, row["id"], True),
             },
             "metadata": json.loads(row["metadata"]),
         }

@@ -13,6 +13,7 @@ from ridgeline.core.errors import DiskError, InvalidRequestError
 
 T = TypeVar("T")
 
+# A batch that is over has its counts in its row, and no results.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL,
@@ -22,7 +23,8 @@ CREATE TABLE IF NOT EXISTS batches (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, endpoint TEXT NOT NULL, input_file TEXT NOT NULL,
     completion_window TEXT NOT NULL, metadata TEXT NOT NULL, status TEXT NOT NULL,
     created INTEGER NOT NULL, expires INTEGER NOT NULL, epoch INTEGER NOT NULL DEFAULT 0,
-    total INTEGER NOT NULL DEFAULT 0, output_file TEXT, error_file TEXT, errors TEXT,
+    total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0, output_file TEXT, error_file TEXT, errors TEXT,
     in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER, failed_at INTEGER,
     expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER
 ) STRICT;
@@ -65,7 +67,9 @@ class Database:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA secure_delete=ON")  # results are users' texts
         connection.executescript(_SCHEMA)
+        _add_counts(connection)
         return connection
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -103,6 +107,13 @@ class Database:
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
         os.close(self._lock)
+
+
+def _add_counts(connection: sqlite3.Connection) -> None:
+    """A folder may be of a version that counted results, and never deleted them."""
+    columns = {row["name"] for row in connection.execute("PRAGMA table_info(batches)")}
+    for name in {"completed", "failed"} - columns:
+        connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
 
 
 def row_dict(row: sqlite3.Row) -> dict[str, Any]:
