@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from ridgeline.core.plan import ModelRole
+from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.core.protocols import Draft
 from ridgeline.decoding.drafters import (
     AdaptiveDrafter,
@@ -135,17 +135,35 @@ class Price:
         self.token_s, self.draft_s = token_s, draft_s
 
     def seconds(self, plan):
-        (a_pass,) = plan.passes
-        if a_pass.role is ModelRole.DRAFT:
-            return self.draft_s
-        return 1.0 + self.token_s * a_pass.num_tokens
+        return sum(
+            self.draft_s
+            if a_pass.role is ModelRole.DRAFT
+            else 1.0 + self.token_s * a_pass.num_tokens
+            for a_pass in plan.passes
+        )
 
     def segment_seconds(self, num_tokens, context):
         return self.token_s * num_tokens
 
 
-def simulate(price, rates, *, steps=600, slots=1, has_model=True, max_tokens=6, seed=0):
-    """Tokens per second against a text that accepts position i with ``rates[i]``."""
+def plan_of(drafted):
+    """A step in which each slot verifies so many tokens of a draft model."""
+    target = tuple(
+        Segment(slot=slot, start=100, stop=101 + n, token_ids=(1,) * (1 + n), num_drafts=n)
+        for slot, n in enumerate(drafted)
+    )
+    draft = Segment(slot=0, start=100, stop=101, token_ids=(1,))
+    chain = (Pass(segments=(draft,), role=ModelRole.DRAFT),) * max(drafted)
+    return StepPlan(step_id=0, passes=(*chain, Pass(segments=target)))
+
+
+def simulate(
+    price, rates, *, steps=600, slots=1, has_model=True, max_tokens=6, seed=0, overhead_s=0.0
+):
+    """Tokens per second against a text that accepts position i with ``rates[i]``.
+
+    Steps with drafts take ``overhead_s`` more for each pass than the price knows of.
+    """
     rng = random.Random(seed)
     drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=max_tokens, has_model=has_model)
     for slot in range(slots):
@@ -158,7 +176,10 @@ def simulate(price, rates, *, steps=600, slots=1, has_model=True, max_tokens=6, 
             drafter.begin_step(dict.fromkeys(range(slots), 100))
             drafted = [drafter.propose(slot, max_tokens).num_model_tokens for slot in range(slots)]
             rest = drafter.rest_steps()
-        seconds += 1.0 + price.token_s * (slots + sum(drafted)) + price.draft_s * max(drafted)
+        plan = plan_of(drafted)
+        step_s = price.seconds(plan) + (overhead_s * len(plan.passes) if any(drafted) else 0.0)
+        drafter.observe(plan, step_s)
+        seconds += step_s
         current = rates(step) if callable(rates) else rates
         for slot, count in enumerate(drafted):
             accepted = 0
@@ -188,6 +209,17 @@ def test_never_much_slower_than_off_nor_than_the_best_fixed_length(slots, accept
     best = max(fixed(price, rates, length, slots) for length in range(7))
     assert rate > 0.97 * fixed(price, rates, 0, slots)
     assert rate > 0.94 * best
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_what_steps_really_take_counts_whatever_the_price_says(slots):
+    """By the price drafts pay, and in truth the host takes more than they gain."""
+    price, rates = Price(token_s=0.001, draft_s=0.01), [0.9] * 6
+    believed = simulate(price, rates, slots=slots, steps=1500)[0]
+    rate, lengths = simulate(price, rates, slots=slots, steps=1500, overhead_s=1.5)
+    assert believed > 3 * fixed(price, rates, 0, slots)
+    assert rate > 0.97 * fixed(price, rates, 0, slots)
+    assert np.mean([sum(each) for each in lengths[100:]]) < 0.2 * slots
 
 
 def test_it_follows_a_text_that_changes():

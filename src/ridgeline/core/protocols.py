@@ -145,6 +145,10 @@ class Drafter(Protocol):
         """So many tokens of the slot's last proposal were verified, and so many accepted."""
         return
 
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long, with or without drafts."""
+        return
+
     def rest_steps(self) -> int:
         """For how many steps after the one that begins it need not be asked: it drafts nothing.
 

@@ -251,6 +251,11 @@ class Speculation:
         state.from_model = None
         return True
 
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Let the drafter know what a step took."""
+        if self.drafter is not None:
+            self.drafter.observe(plan, seconds)
+
     def figures(self) -> SpeculationFigures | None:
         """Counts since the start; ``None`` without a drafter."""
         if self.drafter is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.plan import StepPlan
 from ridgeline.core.protocols import Draft, Drafter, StepPrice
 from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.decoding.drafters.acceptance import Acceptance
@@ -14,7 +15,7 @@ from ridgeline.decoding.drafters.control import Choice, StepCosts, choose_length
 HYSTERESIS = 1.02  # another length of the model's chains must be better by this factor
 PROBE_STEPS = 16  # between tries of a sequence that drafts nothing
 PATIENCE = 4  # steps in which nothing paid, before the drafter rests
-MIN_REST, MAX_REST = 12, 48  # steps; doubled each time that nothing pays after a rest
+MIN_REST, MAX_REST = 12, 96  # steps; doubled each time that nothing pays after a rest
 
 
 @dataclass(slots=True)
@@ -32,9 +33,10 @@ class AdaptiveDrafter(Drafter):
 
     Candidates are a ``lookup`` drafter, which proposes on the host, for the sequences for which it
     finds something, and the draft model (if ``has_model``) for the others; each with the acceptance
-    measured so far. Every `PROBE_STEPS` steps one of the sequences that draft nothing drafts one
-    token, to see whether it would pay by now; they take turns. Where nothing pays it rests, so that
-    the engine works as if there were no drafter.
+    measured so far, at the price as steps with and without drafts have borne it out. Every
+    `PROBE_STEPS` steps one of the sequences that draft nothing drafts one token, to see whether it
+    would pay by now; they take turns. Where nothing pays it rests, so that the engine works as if
+    there were no drafter.
     """
 
     def __init__(
@@ -78,7 +80,6 @@ class AdaptiveDrafter(Drafter):
         slots = [self._slots[slot] for slot in lengths]
         found = [self._lookup.propose(slot, self._max_tokens) for slot in lengths]
         best = self._choose(slots, found, sum(lengths.values()) / len(lengths))
-        self._expected_rate = best.rate
         longest = max(best.lengths)
         self._steps_by_length[longest] = self._steps_by_length.get(longest, 0) + 1
         drafted = self._probed(best.lengths)
@@ -101,6 +102,9 @@ class AdaptiveDrafter(Drafter):
         if state.by is not None and num_drafted:
             state.by.observe(num_drafted, num_accepted)
 
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        self._costs.observe(plan, seconds)
+
     def rest_steps(self) -> int:
         return self._rest
 
@@ -117,17 +121,19 @@ class AdaptiveDrafter(Drafter):
         lookup = np.array([state.lookup.gains() for state in slots])
         for row, draft in zip(lookup, found, strict=True):
             row[len(draft.token_ids) :] = 0.0
-        choices = {0: choose_lengths(lookup, seconds)}
+        plain, slow_downs = self._costs.factors(len(slots))
+        choices = {0: choose_lengths(lookup, seconds, slow_down=slow_downs[0])}
         if self._has_model:
             model = np.array([state.model.gains() for state in slots])
             without = np.array([not draft.token_ids for draft in found])
             for chain in range(1, self._max_tokens + 1) if without.any() else ():
                 gains = _cut(np.where(without[:, None], model, lookup), without, chain)
-                choices[chain] = choose_lengths(gains, seconds, chain * draft_s)
+                choices[chain] = choose_lengths(gains, seconds, chain * draft_s, slow_downs[chain])
         best = max(choices, key=lambda chain: choices[chain].rate)
         kept = choices.get(self._chain)
         if kept is None or choices[best].rate > HYSTERESIS * kept.rate:
             self._chain = best
+        self._expected_rate = choices[self._chain].rate / plain
         return choices[self._chain]
 
     def _probed(self, lengths: Sequence[int]) -> list[int]:
