@@ -1,11 +1,14 @@
 """A request ends at any state and any step; the others do not notice, and no block is lost."""
 
+from dataclasses import replace
+
 import pytest
 from tests.fakes import FakeExecutor
 from tests.scheduler.test_scheduler import expected_output, make, request, run, run_ahead
 from tests.scheduler.test_tiers import make_with_tiers
 
 from ridgeline.core.request import FinishReason
+from ridgeline.engine.loop import EngineLoop
 from ridgeline.kvcache.tiers import RamTier
 
 
@@ -112,3 +115,18 @@ def test_abort_while_blocks_are_loaded():
     assert not scheduler.has_work
     assert scheduler.schedule() is None
     scheduler.check_integrity()
+
+
+def test_who_was_shed_hears_of_it_though_the_one_who_took_its_place_is_gone():
+    """Nothing is left to compute then."""
+    scheduler = make(scheduling_policy="priority", max_num_waiting=1)
+    loop = EngineLoop(FakeExecutor(), scheduler, None)
+    loop.add(replace(request(0, range(5)), priority=2))
+    loop.add(replace(request(1, range(5)), priority=1))
+    loop.abort(1)
+    assert loop.has_work
+    (chunk,) = loop.step()
+    assert (chunk.request_id, chunk.finish_reason) == (0, FinishReason.SHED)
+    assert chunk.timings is not None
+    assert not loop.has_work
+    assert loop.step() == []

@@ -120,13 +120,14 @@ class EngineLoop:
         while len(self._in_flight) < MAX_IN_FLIGHT and self._submit_next():
             pass
         if not self._in_flight:
-            return ()
+            with self.interrupts:
+                return self._apply(self._scheduler.take_shed(), self._clock())
         with self._is_final("executor"):
             result = self._in_flight[0].handle.result()
         with self.interrupts:
             step = self._in_flight.popleft()
             self._note(step, result)
-            return self._apply(step, result)
+            return self._apply(self._scheduler.update(step.plan, result), step.started_s)
 
     def _submit_next(self) -> bool:
         with self.interrupts:
@@ -153,12 +154,12 @@ class EngineLoop:
             self._failure = EngineError(f"The {part} failed: {error}")
             raise self._failure from error
 
-    def _apply(self, step: _StepInFlight, result: StepResult) -> Seq[CompletionChunk]:
+    def _apply(self, updates: Seq[SequenceUpdate], started_s: float) -> Seq[CompletionChunk]:
         chunks: list[CompletionChunk] = []
         ending: set[int] = set()
-        for update in self._scheduler.update(step.plan, result):
+        for update in updates:
             state = self._states[update.sequence.request.request_id]
-            state.note_start(step.started_s)
+            state.note_start(started_s)
             chunk = self._take(state, update)
             if chunk.token_ids or chunk.finish_reason:
                 chunks.append(chunk)

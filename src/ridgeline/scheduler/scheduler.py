@@ -85,7 +85,7 @@ class Scheduler:
         self._outcomes = Outcomes(
             self._blocks, self._policy, self.speculation, self._waiting, self.finish
         )
-        self._shed: list[Sequence] = []  # to be reported by the next update
+        self._shed: list[Sequence] = []  # to be reported
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._releases: list[int] = []
         self._flights: deque[PlanInFlight] = deque()
@@ -107,7 +107,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running) or len(self._waiting) > 0
+        """Whether there is something to compute, or to be told by `take_shed`."""
+        return bool(self._running) or len(self._waiting) > 0 or bool(self._shed)
 
     @property
     def num_loads(self) -> int:
@@ -175,7 +176,8 @@ class Scheduler:
             assert not step.admissions, "a sequence was admitted for nothing"
             if self.transfers is not None and self.transfers.is_busy:
                 self._wait_s = _POLL_S
-            assert self._flights or self.wait_s or not self.has_work, "nothing can run"
+            has_more = self._flights or self.wait_s or self._shed
+            assert has_more or not self.has_work, "nothing can run"
             return None
         self._step_id += 1
         releases, self._releases = tuple(self._releases), []
@@ -200,8 +202,7 @@ class Scheduler:
         self._replay.observe(plan, seconds)
         self.speculation.observe(plan, seconds)
         self._updated_s = now_s
-        updates = [_nothing_more(sequence) for sequence in self._shed]
-        self._shed.clear()
+        updates = self.take_shed()
         self.speculation.note_drafts(plan, result)
         if plan.passes[-1].role is not ModelRole.TARGET:
             return updates
@@ -210,6 +211,15 @@ class Scheduler:
             sequence.num_in_flight -= 1
             if sequence.status is not SequenceStatus.FINISHED:  # aborted while the step ran
                 updates.append(self._outcomes.apply(sequence, segment, outcome))
+        return updates
+
+    def take_shed(self) -> list[SequenceUpdate]:
+        """The last updates of sequences that lost their places in the queue; each comes once.
+
+        `update` brings them, too: this is for when there is no plan.
+        """
+        updates = [_nothing_more(sequence) for sequence in self._shed]
+        self._shed.clear()
         return updates
 
     def finish(
