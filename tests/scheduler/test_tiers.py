@@ -8,6 +8,7 @@ import pytest
 from tests.fakes import FakeExecutor
 from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run, run_ahead
 
+from ridgeline.core.errors import OverloadedError
 from ridgeline.core.request import FinishReason
 from ridgeline.kvcache import prefix_cache
 from ridgeline.kvcache.tiers import DiskTier, RamTier, Transfers, transfers
@@ -268,3 +269,19 @@ def test_loads_are_made_only_where_they_beat_computing(monkeypatch):
     evict_all(scheduler)
     tokens, _ = ask(scheduler, executor, 0, range(41), max_tokens=1)
     assert tokens == 1
+
+
+def test_a_queue_full_of_those_that_are_loaded_refuses_under_fair():
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(
+        executor, [RamTier(10**6)], scheduling_policy="fair", max_num_waiting=1
+    )
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    evict_all(scheduler)
+    scheduler.add(request(1, range(41), cache_key=b"k" * 32, max_tokens=1))
+    assert scheduler.schedule() is None
+    assert scheduler.num_waiting == 1
+    with pytest.raises(OverloadedError):
+        scheduler.add(request(2, range(9), max_tokens=1))
+    run_all(scheduler, executor)
+    scheduler.check_integrity()

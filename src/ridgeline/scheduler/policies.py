@@ -170,7 +170,7 @@ class FairShare(FirstComeFirstServed):
         num_waiting = self._waiting.copy()
         num_mine = num_waiting[newcomer.tenant] + newcomer.params.n
         of_tenant: dict[str, list[Sequence]] = {}
-        if max(num_waiting.values()) > num_mine:
+        if max(num_waiting.values(), default=0) > num_mine:
             for sequence in sorted(waiting, key=self.rank):
                 of_tenant.setdefault(sequence.request.tenant, []).append(sequence)
         while of_tenant:
