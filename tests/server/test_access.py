@@ -133,6 +133,30 @@ def test_other_origins_are_refused_unless_allowed(guarded):
         assert client.options("/v1/models", headers=allowed).status_code == 204
 
 
+def test_a_preflight_allows_the_headers_that_sdks_send(guarded):
+    allowed = {"origin": "https://app.example"}
+    asked = {"access-control-request-headers": "X-Stainless-OS, authorization,a b,\tx-api-key,c;d,"}
+    with guarded.client() as client:
+        path = "/v1/chat/completions"
+        headers = client.options(path, headers={**allowed, **asked}).headers
+        names = headers["access-control-allow-headers"]
+        assert names == "X-Stainless-OS, authorization, x-api-key"
+        refused = client.options(path, headers={"origin": "https://evil", **asked})
+        assert refused.status_code == 401
+        assert "access-control-allow-headers" not in refused.headers
+        answer = client.get("/v1/models", headers={**allowed, "x-api-key": FAST})
+        assert "retry-after" in answer.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize("key", [FAST, "wrong"])
+def test_anthropics_sdk_finds_the_id_of_its_request(guarded, key):
+    with guarded.client(headers={"x-api-key": key}) as client:
+        for path, is_there in (("/v1/messages", True), ("/v1/completions", False)):
+            headers = client.post(path, json={}).headers
+            assert headers["x-request-id"]
+            assert headers.get("request-id") == (headers["x-request-id"] if is_there else None)
+
+
 def test_without_keys_only_this_machine(served):
     assert raw(served, "GET", "/v1/models", [("host", "evil.example")])[0] == 403
     assert raw(served, "GET", "/v1/models", [("host", "localhost:1")])[0] == 200

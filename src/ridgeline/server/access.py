@@ -1,6 +1,7 @@
 """The outermost layer: who may come in, and one log line for each who came."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qsl
@@ -9,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.config import is_loopback
 from ridgeline.server.context import Call, Server, new_id
-from ridgeline.server.errors import ApiError, family_of
+from ridgeline.server.errors import ApiError, Family, family_of
 from ridgeline.server.keys import Caller
 from ridgeline.server.logs import log_request
 from ridgeline.server.replies import encode
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 PUBLIC_PATH = b"/health"
 _SAFE_METHODS = ("GET", "HEAD")
 _MAX_ID_CHARS = 128
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -51,7 +53,7 @@ class Access:
                 status = message["status"]
                 message["headers"] = [
                     *message["headers"],
-                    (b"x-request-id", request_id.encode()),
+                    *_id_headers(scope, request_id),
                     *_HEADERS,
                     *self._cors(headers),
                 ]
@@ -70,7 +72,7 @@ class Access:
                 arrival_s=started_s,
             )
             if scope["method"] == "OPTIONS" and headers.get(b"origin") in self._origins:
-                await _preflight(observed_send)
+                await _preflight(headers, observed_send)
             else:
                 scope.setdefault("state", {})["call"] = call
                 await self._app(scope, receive, observed_send)
@@ -104,16 +106,23 @@ class Access:
         origin = headers.get(b"origin")
         if origin is None or origin not in self._origins:
             return []
-        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
+            (b"vary", b"Origin"),
+        ]
 
 
-async def _preflight(send: Callable[[Message], object]) -> None:
-    headers = [
+async def _preflight(headers: dict[bytes, bytes], send: Callable[[Message], object]) -> None:
+    """Allow whatever headers the page asks for: SDKs send some of their own."""
+    asked = headers.get(b"access-control-request-headers", b"").split(b",")
+    names = [name for each in asked if _HEADER_NAME.fullmatch(name := each.strip())]
+    allowed = [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
-        (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+        (b"access-control-allow-headers", b", ".join(names)),
         (b"access-control-max-age", b"600"),
     ]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})  # type: ignore[misc]
+    await send({"type": "http.response.start", "status": 204, "headers": allowed})  # type: ignore[misc]
     await send({"type": "http.response.body", "body": b""})  # type: ignore[misc]
 
 
@@ -133,6 +142,14 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id", b"")
     is_plain = given.replace(b"-", b"").replace(b"_", b"").isalnum()
     return given.decode() if is_plain and len(given) <= _MAX_ID_CHARS else new_id("req-")
+
+
+def _id_headers(scope: Scope, request_id: str) -> list[tuple[bytes, bytes]]:
+    """The request's id under the name that its family of clients reads."""
+    found = [(b"x-request-id", request_id.encode())]
+    if family_of(scope["raw_path"].decode("latin-1")) is Family.ANTHROPIC:
+        found.append((b"request-id", request_id.encode()))
+    return found
 
 
 def _is_local_host(host: bytes) -> bool:
