@@ -251,6 +251,18 @@ def test_a_full_queue_takes_places_from_the_tenant_with_the_most_waiting():
     scheduler.check_integrity()
 
 
+def test_retry_after_leaves_out_the_time_when_nobody_waits():
+    """One request a minute, then a burst: the queue drains as fast as ever."""
+    waits = []
+    for start_s in (0.0, 600.0):
+        lone = [make_request(900 + n, 60.0 * n) for n in range(int(start_s // 60))]
+        burst = [make_request(n, start_s + 0.01 * n) for n in range(100)]
+        simulation = Simulation(max_num_waiting=20)
+        simulation.run([*lone, *burst])
+        waits.append(max(seconds for _, seconds in simulation.refused))
+    assert waits[1] == pytest.approx(waits[0], rel=0.5)
+
+
 def test_steps_stay_within_the_slo_while_somebody_decodes():
     """An 8k prompt comes in beside decodes: the longest step that they see."""
     decodes = [make_request(n, 0.0, prompt=32, output=600) for n in range(4)]

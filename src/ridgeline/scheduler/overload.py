@@ -5,11 +5,18 @@ _LEAST_S, _MOST_S = 1.0, 60.0
 
 
 class DrainRate:
-    """Tracks how fast the queue empties, as a running mean of the seconds between admissions."""
+    """Tracks how fast the queue empties, as a running mean of the seconds between admissions.
+
+    Only those count between which somebody always waited.
+    """
 
     def __init__(self) -> None:
         self._last_s: float | None = None
         self._interval_s: float | None = None
+
+    def note_start(self) -> None:
+        """Somebody waits again, after nobody did."""
+        self._last_s = None
 
     def note_admission(self, now_s: float) -> None:
         if self._last_s is not None:

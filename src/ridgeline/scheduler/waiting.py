@@ -62,6 +62,8 @@ class Waiting:
         return self._queue.full_rank(sequence)
 
     def push(self, sequence: Sequence) -> None:
+        if not (self._queue or self._loading or self._forks):
+            self._drain_rate.note_start()
         self._queue.push(sequence)
         self._note_blocks(sequence)
 
