@@ -7,6 +7,7 @@ import pytest
 from tests.fakes import FakeExecutor, next_token
 from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run, run_ahead
 
+from ridgeline.core.config import blocks_per_sequence
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Draft, Drafter
 from ridgeline.core.request import FinishReason
@@ -182,3 +183,22 @@ def test_the_end_within_an_accepted_run_cuts_it():
         assert sequence.output_token_ids == outputs[: place + 1]
         assert sequence.finish_reason is FinishReason.STOP
         assert sequence.stop_reason == outputs[place]
+
+
+def test_a_draft_model_behind_a_window_gives_blocks_up_while_it_catches_up():
+    """It is asked again for each chunk of a long prompt, until it can propose."""
+    windows, most = (9,), 0
+    drafter = Oracle(random.Random(0), model=True, window=9)
+    scheduler = make(
+        drafter, num_blocks=(64,), draft_blocks=64, windows=windows, max_num_batched_tokens=8
+    )
+    draft_pool = scheduler.speculation._draft_model.prefix_cache.pools[0]
+    scheduler.add(request(0, range(50), cache_key=b"k", max_tokens=None))
+
+    def each_step():
+        nonlocal most
+        most = max(most, draft_pool.num_blocks - draft_pool.num_free)
+
+    run(scheduler, FakeExecutor(windows=windows), each_step=each_step)
+    needed = blocks_per_sequence(64, 9, step_tokens=8, block_tokens=4)
+    assert 0 < most <= needed

@@ -38,6 +38,7 @@ class DraftModel:
         self._budget = config.max_pass_tokens
         self._behind: list[Segment] = []  # of this step: prompts that are being caught up with
         self._chains: dict[int, list[Segment]] = {}  # of this step, by the length of the chain
+        self._in_flight: list[Sequence] = []  # those of the segments behind, until their result
 
     def start(self, sequence: Sequence) -> None:
         """The sequence is admitted: what it knows now may be in the draft model's prefix cache."""
@@ -91,6 +92,7 @@ class DraftModel:
             self._chains.setdefault(num_tokens, []).append(segment)
             return num_tokens
         self._behind.append(segment)
+        self._in_flight.append(sequence)
         twin.num_computed = stop
         return 0
 
@@ -110,6 +112,13 @@ class DraftModel:
                 references[segment.slot] = tuple(map(earlier_pass, outputs))
                 output += num_tokens
         return tuple(passes), references
+
+    def note_computed(self) -> None:
+        """A plan was computed: what was caught up with may be cached, and given up."""
+        for sequence in self._in_flight:
+            if (twin := self._twins.get(sequence)) is not None:
+                self._blocks.note_computed(twin)
+        self._in_flight.clear()
 
     def verified(self, sequence: Sequence, proposed: SegmentResult, num_accepted: int) -> None:
         """The step is done, the sequence has its new tokens, so many of the proposed among them."""

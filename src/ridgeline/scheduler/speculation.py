@@ -66,7 +66,6 @@ class Speculation:
         self._num_drafts = 0
         self._drafted_at: list[int] = []
         self._accepted_at: list[int] = []
-        self._alone: dict[int, Sequence] = {}  # by slot: in this step the draft model's only
         self._rest_steps = 0  # for which the drafter need not be asked
         self._is_resting = False  # in the step that is being planned
 
@@ -123,7 +122,6 @@ class Speculation:
 
     def begin_step(self, running: Iterable[Sequence]) -> None:
         """A step is about to be planned."""
-        self._alone = {}
         if self._draft_model is not None:
             self._draft_model.begin_step()
         self._is_resting = self._rest_steps > 0
@@ -167,7 +165,6 @@ class Speculation:
             return self._guess(state, draft.token_ids[:most])
         count = self._draft_model.propose(sequence, min(most, draft.num_model_tokens))
         if count and constraint is not None:
-            self._alone[state.slot] = sequence
             return None
         state.is_guess = count > 0
         return (_TO_COME,) * count
@@ -197,8 +194,11 @@ class Speculation:
                     masks[p, s] = constraint.masks(drafts)
         return masks
 
-    def note_drafts(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Take the draft model's proposals; returns the sequences whose step was only that."""
+    def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
+        """Take the draft model's proposals."""
+        if self._draft_model is None or plan.passes[0].role is not ModelRole.DRAFT:
+            return
+        self._draft_model.note_computed()
         states = {state.slot: state for state in self._states.values()}
         for a_pass, outcomes in zip(plan.passes, result.passes, strict=True):
             if a_pass.role is not ModelRole.DRAFT:
@@ -206,7 +206,6 @@ class Speculation:
             for segment, outcome in zip(a_pass.segments, outcomes, strict=True):
                 if segment.outputs.sample and segment.slot in states:
                     states[segment.slot].from_model = outcome
-        return list(self._alone.values())
 
     def advance(self, sequence: Sequence, token: int) -> bool:
         """The output went on with ``token``; whether its grammar says that it is whole."""
