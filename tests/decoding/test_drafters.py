@@ -216,7 +216,7 @@ def test_what_steps_really_take_counts_whatever_the_price_says(slots):
     """By the price drafts pay, and in truth the host takes more than they gain."""
     price, rates = Price(token_s=0.001, draft_s=0.01), [0.9] * 6
     believed = simulate(price, rates, slots=slots, steps=1500)[0]
-    rate, lengths = simulate(price, rates, slots=slots, steps=1500, overhead_s=1.5)
+    rate, lengths = simulate(price, rates, slots=slots, steps=1500, overhead_s=0.8)
     assert believed > 3 * fixed(price, rates, 0, slots)
     assert rate > 0.97 * fixed(price, rates, 0, slots)
     assert np.mean([sum(each) for each in lengths[100:]]) < 0.2 * slots
@@ -251,9 +251,16 @@ def test_choices_are_reported():
     price = Price(token_s=0.02, draft_s=0.1)
     drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=3, has_model=True)
     drafter.start(0, [1])
+    drafter.begin_step({0: 100})  # after which it sees what steps take without drafts
+    assert drafter.rest_steps() > 0
+    for step in (plan_of([0]), plan_of([0])):
+        drafter.observe(step, price.seconds(step))
     for _ in range(300):
         drafter.begin_step({0: 100})
-        drafter.verified(0, drafter.propose(0, 3).num_model_tokens, 0)  # always wrong
+        count = drafter.propose(0, 3).num_model_tokens
+        step = plan_of([count])
+        drafter.observe(step, price.seconds(step))
+        drafter.verified(0, count, 0)  # always wrong
     choices = drafter.choices()
     assert sum(choices.steps_by_length.values()) == 300
     assert choices.steps_by_length[0] > 100

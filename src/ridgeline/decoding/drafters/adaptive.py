@@ -15,6 +15,7 @@ from ridgeline.decoding.drafters.control import Choice, StepCosts, choose_length
 HYSTERESIS = 1.02  # another length of the model's chains must be better by this factor
 PROBE_STEPS = 16  # between tries of a sequence that drafts nothing
 PATIENCE = 4  # steps in which nothing paid, before the drafter rests
+BASELINE_STEPS = 16  # without drafts, to know what they must be better than
 MIN_REST, MAX_REST = 12, 96  # steps; doubled each time that nothing pays after a rest
 
 
@@ -53,6 +54,7 @@ class AdaptiveDrafter(Drafter):
         self._idle_steps = self._rest = 0  # in a row without a draft that pays; the next rest
         self._next_rest = MIN_REST
         self._planned: set[int] = set()
+        self._was_asked = False  # in the oldest step that is not observed yet
         self._steps_by_length: dict[int, int] = {}
         self._num_probes = 0
         self._expected_rate = 0.0
@@ -73,9 +75,10 @@ class AdaptiveDrafter(Drafter):
         self._planned.discard(slot)
 
     def begin_step(self, lengths: Mapping[int, int]) -> None:
-        self._planned = set(lengths)
-        if not lengths:
-            self._rest = 0
+        self._planned, self._was_asked = set(lengths), True
+        if not lengths or not self._costs.knows(len(lengths)):
+            self._planned.clear()
+            self._rest = BASELINE_STEPS if lengths else 0
             return
         slots = [self._slots[slot] for slot in lengths]
         found = [self._lookup.propose(slot, self._max_tokens) for slot in lengths]
@@ -89,7 +92,7 @@ class AdaptiveDrafter(Drafter):
 
     def propose(self, slot: int, max_tokens: int) -> Draft:
         state = self._slots[slot]
-        if slot not in self._planned:  # its prompt ends in this step
+        if slot not in self._planned:  # its prompt ends in this step, or nobody drafts
             return Draft()
         draft = state.draft
         return Draft(
@@ -103,7 +106,10 @@ class AdaptiveDrafter(Drafter):
             state.by.observe(num_drafted, num_accepted)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        self._costs.observe(plan, seconds)
+        # A step for which it is asked waits for the one before: without drafts it is none of those
+        # that drafts must be better than.
+        self._costs.observe(plan, seconds, is_plain=not self._was_asked)
+        self._was_asked = False
 
     def rest_steps(self) -> int:
         return self._rest
@@ -121,19 +127,20 @@ class AdaptiveDrafter(Drafter):
         lookup = np.array([state.lookup.gains() for state in slots])
         for row, draft in zip(lookup, found, strict=True):
             row[len(draft.token_ids) :] = 0.0
-        plain, slow_downs = self._costs.factors(len(slots))
-        choices = {0: choose_lengths(lookup, seconds, slow_down=slow_downs[0])}
+        excess_s = self._costs.excess_s(len(slots))
+        choices = {0: choose_lengths(lookup, seconds, excess_s[0])}
         if self._has_model:
             model = np.array([state.model.gains() for state in slots])
             without = np.array([not draft.token_ids for draft in found])
             for chain in range(1, self._max_tokens + 1) if without.any() else ():
                 gains = _cut(np.where(without[:, None], model, lookup), without, chain)
-                choices[chain] = choose_lengths(gains, seconds, chain * draft_s, slow_downs[chain])
+                more_s = chain * draft_s + excess_s[chain]
+                choices[chain] = choose_lengths(gains, seconds, more_s)
         best = max(choices, key=lambda chain: choices[chain].rate)
         kept = choices.get(self._chain)
         if kept is None or choices[best].rate > HYSTERESIS * kept.rate:
             self._chain = best
-        self._expected_rate = choices[self._chain].rate / plain
+        self._expected_rate = choices[self._chain].rate / self._costs.slow_down(len(slots))
         return choices[self._chain]
 
     def _probed(self, lengths: Sequence[int]) -> list[int]:

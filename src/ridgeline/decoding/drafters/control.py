@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from ridgeline.core.protocols import StepPrice
 _SAMPLE = Outputs(sample=True)
 _WEIGHT = 0.25  # of the latest step in the mean
 _MOST_OFF = math.log(4.0)  # a step that is further off than that from the mean was interrupted
-_KEPT_STEPS = 256  # after which a kind of step that was not seen again is tried again
+_KEPT_STEPS = 512  # after which a kind of step that was not seen again is tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +28,13 @@ def choose_lengths(
     gains_NK: npt.NDArray[np.float64],
     verify_seconds: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
     draft_seconds: float = 0.0,
-    slow_down: float = 1.0,
 ) -> Choice:
     """The lengths with the best ratio of expected tokens to seconds.
 
     ``gains_NK[i, j]``: expected tokens that the draft's position j adds for sequence i; falls along
     j, since a position counts only if those before it are accepted. Positions are taken in order of
     their gain over all sequences, so every prefix of that order is a set of chains, and no other
-    set of as many positions gains more. ``verify_seconds`` maps the step's tokens to seconds;
-    steps with drafts take ``slow_down`` times as long as it says, beside those without.
+    set of as many positions gains more. ``verify_seconds`` maps the step's tokens to seconds.
     """
     num_sequences = len(gains_NK)
     flat = gains_NK.ravel()
@@ -46,7 +43,7 @@ def choose_lengths(
     expected = num_sequences + np.concatenate([[0.0], np.cumsum(flat[order])])
     tokens = num_sequences + np.arange(len(expected), dtype=np.float64)
     seconds = verify_seconds(tokens)
-    seconds[1:] = (seconds[1:] + draft_seconds) * slow_down
+    seconds[1:] += draft_seconds
     rates = expected / seconds
     best = int(rates.argmax())
     rows = order[:best] // max(1, gains_NK.shape[1])
@@ -54,23 +51,17 @@ def choose_lengths(
     return Choice(lengths=tuple(lengths.tolist()), rate=float(rates[best]))
 
 
-class _Kind(NamedTuple):
-    """Steps of which the price is off by about the same factor.
-
-    ``size`` is the number of sequences as a power of two, ``chain`` that of draft passes.
-    """
-
-    size: int
-    chain: int
-    drafts: bool
-
-
 @dataclass(slots=True)
-class _Factor:
-    """The mean logarithm of measured over predicted seconds, and the last step that went in."""
+class _Mean:
+    """A running mean, and the last step that went into it."""
 
-    log: float
+    value: float
     step: int
+
+    def take(self, value: float, step: int, most_off: float) -> None:
+        """Add a value; of one that is far off, since something interrupted it, only so much."""
+        off = max(-most_off, min(most_off, value - self.value))
+        self.value, self.step = self.value + _WEIGHT * off, step
 
 
 class StepCosts:
@@ -84,7 +75,9 @@ class StepCosts:
         self._price = price
         self._max_tokens = max_tokens
         self._known: dict[tuple[int, int], tuple[npt.NDArray[np.float64], float]] = {}
-        self._factors: dict[_Kind, _Factor] = {}
+        # By the number of sequences as a power of two; of steps with drafts by draft passes, too.
+        self._plain: dict[int, _Mean] = {}  # logarithms of measured over predicted seconds
+        self._excess: dict[tuple[int, int], _Mean] = {}  # seconds for each pass
         self._num_steps = 0
 
     def of(
@@ -110,54 +103,70 @@ class StepCosts:
         tokens = num_sequences * np.arange(1, self._max_tokens + 2)
         return lambda wanted: np.interp(wanted, tokens, seconds), draft
 
-    def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from a step that decoded only."""
-        kind = _kind(plan)
+    def observe(self, plan: StepPlan, seconds: float, *, is_plain: bool) -> None:
+        """Learn from a step that decoded only, if it had drafts or ``is_plain``."""
+        *chain, target = plan.passes
+        if target.role is not ModelRole.TARGET or not _decodes(target) or seconds <= 0:
+            return
+        self._num_steps += target.num_steps
+        size, num_passes = len(target.segments).bit_length(), len(plan.passes)
         predicted = self._price.seconds(plan)
-        if kind is None or seconds <= 0 or predicted <= 0:
-            return
-        self._num_steps += plan.passes[-1].num_steps
-        log, known = math.log(seconds / predicted), self._factors.get(kind)
-        if known is None or self._num_steps - known.step > _KEPT_STEPS:
-            self._factors[kind] = _Factor(log, self._num_steps)
-            return
-        off = max(-_MOST_OFF, min(_MOST_OFF, log - known.log))
-        known.log, known.step = known.log + _WEIGHT * off, self._num_steps
+        if is_plain:
+            log = math.log(seconds / predicted)
+            plain = self._plain.setdefault(size, _Mean(log, self._num_steps))
+            plain.take(log, self._num_steps, _MOST_OFF)
+        elif size in self._plain and any(segment.num_drafts for segment in target.segments):
+            least = -0.5 * predicted
+            excess = max(least, seconds / self.slow_down(len(target.segments)) - predicted)
+            key, each = (size, len(chain)), excess / num_passes
+            if self._is_recent(key):
+                known = self._excess[key]
+                known.take(each, self._num_steps, max(predicted / num_passes, abs(known.value)))
+            else:
+                self._excess[key] = _Mean(each, self._num_steps)
 
-    def factors(self, num_sequences: int) -> tuple[float, list[float]]:
-        """Measured over predicted seconds without drafts, and by how much more with chains of each
-        length from 0.
+    def knows(self, num_sequences: int) -> bool:
+        """Whether it was seen lately what steps without drafts take."""
+        plain = self._plain.get(num_sequences.bit_length())
+        return plain is not None and self._num_steps - plain.step <= _KEPT_STEPS
 
-        What has not been measured lately is taken from the nearest chain.
+    def slow_down(self, num_sequences: int) -> float:
+        """Measured over predicted seconds of steps without drafts."""
+        plain = self._plain.get(num_sequences.bit_length())
+        return math.exp(plain.value) if plain is not None else 1.0
+
+    def excess_s(self, num_sequences: int) -> list[float]:
+        """What steps with drafts take beyond their price, by draft passes from none on.
+
+        In seconds as the price counts them. A chain that was not seen lately is taken to be like
+        the nearest one that was, pass by pass.
         """
         size = num_sequences.bit_length()
-        plain = self._factors.get(_Kind(size, 0, drafts=False))
-        if plain is None:
-            return 1.0, [1.0] * (self._max_tokens + 1)
-        lately = {
-            kind.chain: factor.log
-            for kind, factor in self._factors.items()
-            if kind.drafts and kind.size == size and self._num_steps - factor.step <= _KEPT_STEPS
-        } or {0: plain.log}
+        lately = [
+            chain for (of, chain) in self._excess if of == size and self._is_recent((of, chain))
+        ]
+        if not lately:
+            return [0.0] * (self._max_tokens + 1)
         nearest = [
             min(lately, key=lambda known: abs(known - chain))
             for chain in range(self._max_tokens + 1)
         ]
-        return math.exp(plain.log), [math.exp(lately[chain] - plain.log) for chain in nearest]
+        return [
+            self._excess[size, known].value * (chain + 1) for chain, known in enumerate(nearest)
+        ]
+
+    def _is_recent(self, key: tuple[int, int]) -> bool:
+        known = self._excess.get(key)
+        return known is not None and self._num_steps - known.step <= _KEPT_STEPS
 
     def _seconds(self, a_pass: Pass) -> float:
         return self._price.seconds(StepPlan(step_id=0, passes=(a_pass,)))
 
 
-def _kind(plan: StepPlan) -> _Kind | None:
-    """``None`` if a prompt is in it."""
-    *chain, target = plan.passes
-    if target.role is not ModelRole.TARGET or not target.segments:
-        return None
-    if any(segment.num_tokens - segment.num_drafts > 1 for segment in target.segments):
-        return None
-    drafts = any(segment.num_drafts for segment in target.segments)
-    return _Kind(len(target.segments).bit_length(), len(chain), drafts)
+def _decodes(a_pass: Pass) -> bool:
+    """Whether no prompt is in it."""
+    segments = a_pass.segments
+    return bool(segments) and all(s.num_tokens - s.num_drafts == 1 for s in segments)
 
 
 def _pass(num_sequences: int, context: int, width: int, role: ModelRole) -> Pass:
