@@ -88,6 +88,23 @@ def test_echo_with_logprobs_scores_the_prompt(http, offline):
         assert text[start : start + len(token)] == token
 
 
+@pytest.mark.parametrize("hidden", [True, False])
+def test_offsets_are_those_of_the_text_of_each_prompt(http, offline, hidden):
+    """Special tokens are in the echo of token ids, and in the output unless they are hidden."""
+    ids = [0, *offline.tokenizer.encode("on the")]
+    body = {"prompt": ["the cat", ids], "echo": True, "logprobs": 0, "max_tokens": 3}
+    settings = {"logit_bias": {"0": 100}, "skip_special_tokens": hidden}
+    for choice in complete(http, **body, **settings)["choices"]:
+        text, logprobs = choice["text"], choice["logprobs"]
+        prompt = "<eos>on the" if choice["index"] else "the cat"
+        assert text == prompt + ("" if hidden else "<eos>" * 3)
+        tokens, offsets = logprobs["tokens"], logprobs["text_offset"]
+        assert tokens[-3:] == ["<eos>"] * 3
+        assert offsets[:-3] == [len("".join(tokens[:i])) for i in range(len(tokens) - 3)]
+        width = 0 if hidden else len("<eos>")
+        assert offsets[-3:] == [len(prompt) + width * i for i in range(3)]
+
+
 def test_echo_without_output(http):
     got = complete(http, prompt="the cat", echo=True, max_tokens=0, logprobs=0)
     assert got["choices"][0]["text"] == "the cat"

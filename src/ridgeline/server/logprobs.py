@@ -17,25 +17,28 @@ def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
 
 
 class CompletionLogprobsWriter:
-    """Makes the entries of one completion; ``text_offset`` goes on from piece to piece.
+    """Makes the entries of one completion; ``text_offset`` goes on from piece to piece."""
 
-    ``hides_special``: special tokens are not in the text, and so take no room in it.
-    """
-
-    def __init__(self, tokenizer: Tokenizer | None, *, hides_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._hides_special = hides_special
         self._offset = 0
 
     def write(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprobs | None],
+        *,
+        hides_special: bool,
     ) -> CompletionLogprobs:
-        """``entries[i]`` is for ``token_ids[i]``, ``None`` for the first token of a text."""
+        """``entries[i]`` is for ``token_ids[i]``, ``None`` for the first token of a text.
+
+        ``hides_special``: special tokens are not in the text, and so take no room in it.
+        """
         tokens = [token_text(self._tokenizer, token_id) for token_id in token_ids]
         offsets = []
         for token_id, token in zip(token_ids, tokens, strict=True):
             offsets.append(self._offset)
-            if not (self._hides_special and self._is_special(token_id)):
+            if not (hides_special and self._is_special(token_id)):
                 self._offset += len(token)
         return CompletionLogprobs(
             tokens=tokens,

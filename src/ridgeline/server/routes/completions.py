@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 
 from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
@@ -40,19 +41,14 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | EventSt
 class _Run:
     """One request on its way; choices are numbered prompt · n + sample."""
 
-    def __init__(
-        self, call: Call, request: CompletionRequest, model: str, job: Job, texts: list[str]
-    ) -> None:
+    def __init__(self, call: Call, request: CompletionRequest, model: str, job: Job) -> None:
         self._call, self._request, self._model, self._job = call, request, model, job
-        self._texts = texts  # of the prompts, where they are echoed
+        self._echoes = _echoes(call, request, job)
         self._id, self._created = new_id("cmpl-"), int(time.time())
         self._hides_output = request.max_tokens == 0 or request.max_completion_tokens == 0
         tokenizer = call.server.engine.tokenizer
         count = len(job.prompts) * job.params.n
-        hides = isinstance(request.prompt, str) and job.params.skip_special_tokens
-        self._writers = [
-            CompletionLogprobsWriter(tokenizer, hides_special=hides) for _ in range(count)
-        ]
+        self._writers = [CompletionLogprobsWriter(tokenizer) for _ in range(count)]
         self._begun = [False] * count
         # What the prompt's report says concerns all n samples, and comes with the first chunk.
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None] | None] = {}
@@ -97,7 +93,7 @@ class _Run:
             priority=priority_of(call, request.priority),
             deadline_s=deadline_s(server, request),
         )
-        return cls(call, request, model, job, _echoed_texts(call, request, job))
+        return cls(call, request, model, job)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self._request.stream_options
@@ -141,19 +137,22 @@ class _Run:
         text = "" if self._hides_output else chunk.text
         token_ids = () if self._hides_output else chunk.token_ids
         entries: Sequence[TokenLogprobs | None] = () if self._hides_output else chunk.logprobs
-        shown_ids: Sequence[int] = token_ids
+        write = self._writers[choice].write
+        logprobs: list[CompletionLogprobs] = []
         if is_first and request.echo:
-            text = self._texts[prompt] + text
-            entries = (*(self._prompt_logprobs.get(prompt) or ()), *entries)
-            shown_ids = (*self._job.prompts[prompt], *token_ids)
-        logprobs: CompletionLogprobs | None = None
-        if request.logprobs is not None and shown_ids:
-            logprobs = self._writers[choice].write(shown_ids, entries)
+            echo, ids = self._echoes[prompt], self._job.prompts[prompt]
+            text = echo.text + text
+            if request.logprobs is not None:
+                of_prompt = self._prompt_logprobs.get(prompt) or ()
+                logprobs.append(write(ids, of_prompt, hides_special=echo.hides_special))
+        if request.logprobs is not None and token_ids:
+            hides = self._job.params.skip_special_tokens
+            logprobs.append(write(token_ids, entries, hides_special=hides))
         wants_ids = bool(request.return_token_ids)
         return CompletionChoice(
             index=choice,
             text=text,
-            logprobs=logprobs,
+            logprobs=_joined_logprobs(logprobs) if logprobs else None,
             finish_reason=chunk.finish_reason,
             stop_reason=chunk.stop_reason,
             token_ids=list(token_ids) if wants_ids else None,
@@ -168,18 +167,27 @@ class _Run:
         )
 
 
-def _echoed_texts(call: Call, request: CompletionRequest, job: Job) -> list[str]:
-    """The prompts as text: as they were sent, or decoded."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Echo:
+    """A prompt as text: as it was sent, which hides the special tokens added to it, or decoded."""
+
+    text: str
+    hides_special: bool
+
+
+def _echoes(call: Call, request: CompletionRequest, job: Job) -> list[_Echo]:
     if not request.echo:
         return []
-    given = split_prompts(request.prompt, "prompt")
     tokenizer = call.server.tokenizer
-    return [
-        prompt
-        if isinstance(prompt, str) and request.truncate_prompt_tokens is None
-        else tokenizer.decode(ids, skip_special_tokens=False)
-        for prompt, ids in zip(given, job.prompts, strict=True)
-    ]
+    echoes = []
+    for prompt, ids in zip(split_prompts(request.prompt, "prompt"), job.prompts, strict=True):
+        if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+            adds_special = request.add_special_tokens is not False
+            echoes.append(_Echo(text=prompt, hides_special=adds_special))
+        else:
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            echoes.append(_Echo(text=text, hides_special=False))
+    return echoes
 
 
 def _joined(parts: list[CompletionChoice]) -> CompletionChoice:
