@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from ridgeline.decoding import (
     NothingToSampleError,
     ancestors,
     chain,
+    depths,
     process_logits,
     propose,
     sample,
@@ -52,6 +54,44 @@ def num_logit_rows(segment: Segment) -> int:
 def num_sampled_rows(segment: Segment) -> int:
     """On how many of them a token is drawn: after the last known token, and after each draft."""
     return 1 + segment.num_drafts if segment.outputs.sample else 0
+
+
+class DrawnRow(NamedTuple):
+    """A row of logits from which the token at ``position`` is drawn.
+
+    It follows draft ``node`` of segment ``number`` of the pass (−1: its last known token).
+    """
+
+    number: int
+    node: int
+    logit_row: int
+    position: int
+
+
+def rows_to_draw(
+    items: Sequence[SegmentContext], role: ModelRole, num_rows: Callable[[Segment], int]
+) -> tuple[list[DrawnRow], list[range | None]]:
+    """The rows that tokens are drawn from, and which of these are each segment's.
+
+    ``num_rows`` says how many rows of logits a segment has. ``None`` is for segments of which no
+    token is wanted, or whose drafts are drawn or verified by rejection.
+    """
+    rows: list[DrawnRow] = []
+    spans: list[range | None] = []
+    end = 0
+    for number, item in enumerate(items):
+        segment = item.segment
+        end += num_rows(segment)
+        drafts = segment.num_drafts > 0 or role is ModelRole.DRAFT
+        if not segment.outputs.sample or (drafts and item.state.verifies_by_rejection):
+            spans.append(None)
+            continue
+        first, position = end - num_sampled_rows(segment), segment.stop - segment.num_drafts
+        start = len(rows)
+        for index, depth in enumerate((0, *depths(item.parents))):
+            rows.append(DrawnRow(number, index - 1, first + index, position + depth))
+        spans.append(range(start, len(rows)))
+    return rows, spans
 
 
 def segment_result(

@@ -26,7 +26,7 @@ from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.outputs import SegmentContext, num_sampled_rows, segment_result
+from ridgeline.executors.outputs import SegmentContext, rows_to_draw, segment_result
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
@@ -265,46 +265,34 @@ class CPUExecutor(PoolExecutor[KVCache]):
 
         ``None`` if none is wanted, or where drafts are drawn or verified by rejection.
         """
-        first, vocab = 0, logits_NV.shape[1]
-        spans: list[tuple[int, int] | None] = []
-        rows: list[npt.NDArray[np.void]] = []
-        logit_rows: list[int] = []
-        positions: list[int] = []
-        masked: dict[int, npt.NDArray[np.uint32]] = {}
-        adjusted: dict[int, Floats] = {}
-        for item, state, mask in zip(batch.items, batch.states, masks, strict=True):
-            segment, first = item.segment, first + num_kept_rows(item.segment)
-            drafts = segment.num_drafts > 0 or batch.role is ModelRole.DRAFT
-            if not segment.outputs.sample or (drafts and state.verifies_by_rejection):
-                spans.append(None)
-                continue
-            count, position = num_sampled_rows(segment), segment.stop - segment.num_drafts
-            spans.append((len(rows), len(rows) + count))
-            for index, depth in enumerate(_row_depths(item)):
-                if mask is not None:
-                    masked[len(rows)] = np.ascontiguousarray(mask[index])
-                if state.is_adjusted:
-                    logits_V = logits_NV[first - count + index]
-                    adjusted[len(rows)] = _adjusted(item, state, index - 1, logits_V)
-                rows.append(state.sampling)
-                logit_rows.append(first - count + index)
-                positions.append(position + depth)
+        rows, spans = rows_to_draw(batch.items, batch.role, num_kept_rows)
         if not rows:
             return [None] * len(spans)
-        table = np.concatenate(rows)
-        table["logits"] = logits_NV.ctypes.data + 4 * vocab * np.array(logit_rows, dtype=np.uint64)
-        table["position"] = positions
-        for number, words in masked.items():
-            table["mask"][number] = words.ctypes.data
-        for number, logits_V in adjusted.items():
-            table["logits"][number] = logits_V.ctypes.data
+        vocab = logits_NV.shape[1]
+        masked: dict[int, npt.NDArray[np.uint32]] = {}
+        adjusted: dict[int, Floats] = {}
+        for place, row in enumerate(rows):
+            state, mask = batch.states[row.number], masks[row.number]
+            if mask is not None:
+                masked[place] = np.ascontiguousarray(mask[row.node + 1])
+            if state.is_adjusted:
+                logits_V = logits_NV[row.logit_row]
+                adjusted[place] = _adjusted(batch.items[row.number], state, row.node, logits_V)
+        logit_rows = np.array([row.logit_row for row in rows], dtype=np.uint64)
+        table = np.concatenate([batch.states[row.number].sampling for row in rows])
+        table["logits"] = logits_NV.ctypes.data + 4 * vocab * logit_rows
+        table["position"] = [row.position for row in rows]
+        for place, words in masked.items():
+            table["mask"][place] = words.ctypes.data
+        for place, logits_V in adjusted.items():
+            table["logits"][place] = logits_V.ctypes.data
         tokens = np.empty(len(table), dtype=np.int32)
         with self._pool.lock:
             self._pool.library.rl_sample(
                 self._pool.handle, table.ctypes.data, len(table), vocab, tokens.ctypes.data
             )
         values = tokens.tolist()
-        return [None if span is None else values[span[0] : span[1]] for span in spans]
+        return [None if span is None else values[span.start : span.stop] for span in spans]
 
     def _record(
         self, segment: Segment, state: CPUSequence, role: ModelRole, result: SegmentResult
@@ -327,16 +315,6 @@ def _adjusted(item: SegmentContext, state: CPUSequence, node: int, logits_V: Flo
     path = [item.drafts[each] for each in ancestors(item.parents, node)]
     admission = state.admission
     return adjust(logits_V, admission.params, [*known, *path], admission.num_prompt_tokens)
-
-
-def _row_depths(item: SegmentContext) -> list[int]:
-    """How many drafts precede the token that each sampled row draws."""
-    depths = [0]
-    if not item.segment.num_drafts:
-        return depths
-    for parent in item.parents:
-        depths.append(depths[parent + 1] + 1)
-    return depths
 
 
 def _hidden(model: _Model, row: int) -> Callable[[], torch.Tensor]:

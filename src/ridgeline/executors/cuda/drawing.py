@@ -12,7 +12,7 @@ from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.plain import draws_plainly
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.handle import Mask
-from ridgeline.executors.outputs import SegmentContext, num_logit_rows, num_sampled_rows
+from ridgeline.executors.outputs import SegmentContext, num_logit_rows, rows_to_draw
 
 Send = Callable[[Any], torch.Tensor]
 
@@ -30,43 +30,25 @@ def draw_tokens(
 
     ``None`` if none is wanted, or where drafts are drawn or verified by rejection.
     """
-    places: list[range | None] = []
-    rows: list[int] = []
-    positions: list[int] = []
-    owners: list[int] = []
-    words: list[Mask | None] = []
-    adjusted: list[tuple[int, SegmentContext, int]] = []
-    first = 0
-    for item, mask in zip(items, masks, strict=True):
-        segment = item.segment
-        first += num_logit_rows(segment)
-        by_rejection = item.state.verifies_by_rejection
-        drafts = segment.num_drafts > 0 or role is ModelRole.DRAFT
-        if not segment.outputs.sample or (drafts and by_rejection):
-            places.append(None)
-            continue
-        count = num_sampled_rows(segment)
-        places.append(range(len(rows), len(rows) + count))
-        for index, depth in enumerate(_row_depths(item)):
-            position = segment.stop - segment.num_drafts + depth
-            if not draws_plainly(item.state, position, role):
-                adjusted.append((len(rows), item, index - 1))
-            rows.append(first - count + index)
-            positions.append(position)
-            owners.append(segment.slot)
-            words.append(None if mask is None else mask[index])
+    rows, spans = rows_to_draw(items, role, num_logit_rows)
     if not rows:
-        return places  # type: ignore[return-value]
-    sampled_NV = logits_NV.index_select(0, send(np.array(rows, dtype=np.int64)))
-    for row, item, node in adjusted:
-        sampled_NV[row] = _adjusted(sampled_NV[row], item, node, words[row], send)
+        return [None] * len(spans)
+    words = [None if (mask := masks[row.number]) is None else mask[row.node + 1] for row in rows]
+    logit_rows = np.array([row.logit_row for row in rows], dtype=np.int64)
+    sampled_NV = logits_NV.index_select(0, send(logit_rows))
+    for place, row in enumerate(rows):
+        item = items[row.number]
+        if not draws_plainly(item.state, row.position, role):
+            adjusted_V = _adjusted(sampled_NV[place], item, row.node, words[place], send)
+            sampled_NV[place] = adjusted_V
+    slot_of_row = np.array([items[row.number].segment.slot for row in rows], dtype=np.int64)
     tokens = kernels.sample(
         sampled_NV,
-        slots.settings(send(np.array(owners, dtype=np.int64))),
-        send(np.array(positions, dtype=np.int64)),
+        slots.settings(send(slot_of_row)),
+        send(np.array([row.position for row in rows], dtype=np.int64)),
         masks_NW=_masks(words, logits_NV.shape[1], send),
     ).tolist()
-    return [None if place is None else [tokens[row] for row in place] for place in places]
+    return [None if span is None else tokens[span.start : span.stop] for span in spans]
 
 
 def _adjusted(
@@ -91,11 +73,3 @@ def _masks(words: Sequence[Mask | None], vocab: int, send: Send) -> torch.Tensor
     every = np.full((vocab + 31) // 32, 0xFFFFFFFF, dtype=np.uint32)
     table = np.stack([every if mask is None else mask for mask in words])
     return send(table.view(np.int32))
-
-
-def _row_depths(item: SegmentContext) -> list[int]:
-    """How many drafts precede the token that each sampled row draws."""
-    depths = [0]
-    for parent in item.parents:
-        depths.append(depths[parent + 1] + 1)
-    return depths
