@@ -119,3 +119,11 @@ def test_a_prompt_in_flight_that_nobody_gives_way_to_waits_for_its_result(window
     for sequence in sequences:
         window = windows[0] or 1000
         assert sequence.output_token_ids == expected_output(sequence.request, 0, 64, window)
+
+
+@pytest.mark.parametrize("windows", [(None,), (9,)], ids=str)
+def test_a_pool_holds_at_least_one_sequence(windows):
+    (smallest,) = smallest_pools(windows)
+    make(windows=windows, num_blocks=(smallest,))
+    with pytest.raises(AssertionError, match="full length"):
+        make(windows=windows, num_blocks=(smallest - 1,))

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ridgeline.core.config import EngineConfig, ResolvedConfig
+from ridgeline.core.config import EngineConfig, ResolvedConfig, blocks_per_sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Limits: sequences at once, tokens in a step, tokens of a sequence, blocks per KV group.
 
-    ``windows[g]`` is the attention window of group g in tokens, ``None`` without one. The other
-    settings are those of `EngineConfig`.
+    ``windows[g]`` is the attention window of group g in tokens, ``None`` without one; each pool
+    holds at least a sequence of full length. The other settings are those of `EngineConfig`.
     """
 
     max_num_seqs: int
@@ -29,6 +29,16 @@ class SchedulerConfig:
     replay_s: float = 0.0
     kv_ttl_s: float | None = None
     verification: str = "exact"
+
+    def __post_init__(self) -> None:
+        for window, num_blocks in zip(self.windows, self.num_blocks, strict=True):
+            needed = blocks_per_sequence(
+                self.max_model_len,
+                window,
+                step_tokens=self.max_num_batched_tokens,
+                block_tokens=self.block_tokens,
+            )
+            assert needed <= num_blocks, "a pool does not hold one sequence of full length"
 
     @classmethod
     def of_engine(

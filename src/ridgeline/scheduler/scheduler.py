@@ -324,7 +324,7 @@ class Scheduler:
         if not self._free_slots or not self._waiting.may_join(sequence):
             return False
         while not self._waiting.fits(sequence):
-            # Alone it fits always; then others that wait may hold what it needs.
+            # Alone it fits always (`SchedulerConfig`): others that wait hold what it needs.
             if self._running or not self._waiting.drop_blocks(but=sequence):
                 return False
         return True
