@@ -38,7 +38,7 @@ def decode_step_us(batch: int, *, steps: int) -> dict[str, float]:
         SchedulerConfig(
             max_num_seqs=batch,
             max_num_batched_tokens=batch * CONTEXT,
-            max_model_len=2 * CONTEXT,
+            max_model_len=blocks // batch * BLOCK_TOKENS,
             num_blocks=(blocks,),
             windows=(None,),
             block_tokens=BLOCK_TOKENS,
