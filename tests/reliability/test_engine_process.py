@@ -200,6 +200,23 @@ def test_a_start_that_the_machine_refuses_is_tried_again(model_folder, monkeypat
     asyncio.run(main())
 
 
+DROPPED = """
+import asyncio, gc
+from ridgeline.engine.engine_process import EngineProcess
+
+async def main():
+    process = EngineProcess(lambda event: None)
+    process.cycle = process
+
+asyncio.run(main())
+gc.collect()
+"""
+
+
+def test_an_engine_process_that_nobody_closed_is_collected():
+    subprocess.run([sys.executable, "-c", DROPPED], check=True, timeout=30)
+
+
 def test_the_sockets_are_private_and_leave_no_file(model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     modes = {}

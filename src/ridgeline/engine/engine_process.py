@@ -33,8 +33,6 @@ class EngineProcess:
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.BLOCKY, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="ridgeline-"))  # mode 0700
         self._events = self._bind("events")
         self._pulses = self._bind("pulses")
@@ -104,7 +102,9 @@ class EngineProcess:
             self._process.kill()
 
     def _bind(self, name: str) -> "zmq.Socket[bytes]":
-        socket = self._context.socket(zmq.PAIR)
+        # The context of this whole process: one of its own, if nobody closed it, would wait for its
+        # sockets for ever when it is collected.
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         socket.set(zmq.SNDHWM, _SEND_HWM)
         socket.set(zmq.LINGER, 0)
         path = self._folder / name
@@ -142,5 +142,4 @@ class EngineProcess:
             self._loop.remove_reader(descriptor)
         self._events.close()
         self._pulses.close()
-        self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
