@@ -232,7 +232,7 @@ def test_it_follows_a_text_that_changes():
 
 def test_it_rests_where_nothing_pays_and_is_asked_where_something_does():
     hopeless, good = Price(token_s=0.3, draft_s=0.5), Price(token_s=0.02, draft_s=0.1)
-    for price, rates, least, most in ((hopeless, [0.2] * 6, 20, 100), (good, [0.9] * 6, 900, 1000)):
+    for price, rates, least, most in ((hopeless, [0.2] * 6, 8, 100), (good, [0.9] * 6, 900, 1000)):
         asked = 0
 
         class Counting(AdaptiveDrafter):

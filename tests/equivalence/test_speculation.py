@@ -120,7 +120,8 @@ def test_outputs_are_those_without(open_llm, expected, drafter, engine):
             num_accepted += accepted(outputs)
         scheduler = llm._engine.loop._scheduler
         assert (scheduler.num_preemptions > 0) == (engine == "tight")
-    assert num_accepted > 50
+    # On models as small as these drafts hardly pay, and adaptive speculation finds that out.
+    assert num_accepted > (0 if drafter == "adaptive" else 50)
 
 
 @pytest.mark.parametrize("drafter", ["combined", *(pytest.param(d, marks=SLOW) for d in DRAFTERS)])

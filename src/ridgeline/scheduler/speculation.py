@@ -110,7 +110,8 @@ class Speculation:
             self._draft_model.start(sequence)
         if self.drafter is not None:
             self.drafter.start(slot, sequence.token_ids, request.draft_namespace)
-            self._rest_steps = 0
+            if self._rest_steps and self.drafter.wakes(slot):
+                self._rest_steps = 0
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence loses its slot."""

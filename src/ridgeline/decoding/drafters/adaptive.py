@@ -13,10 +13,10 @@ from ridgeline.decoding.drafters.acceptance import Acceptance
 from ridgeline.decoding.drafters.control import Choice, StepCosts, choose_lengths
 
 HYSTERESIS = 1.02  # another length of the model's chains must be better by this factor
-PROBE_STEPS = 16  # between tries of a sequence that drafts nothing
+PROBE_STEPS, MAX_PROBE_STEPS = 16, 1024  # between tries of a sequence that drafts nothing
 PATIENCE = 4  # steps in which nothing paid, before the drafter rests
 BASELINE_STEPS = 16  # without drafts, to know what they must be better than
-MIN_REST, MAX_REST = 12, 96  # steps; doubled each time that nothing pays after a rest
+MIN_REST, MAX_REST = 12, 192  # steps; doubled each time that nothing pays after a rest
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class AdaptiveDrafter(Drafter):
 
     Candidates are a ``lookup`` drafter, which proposes on the host, for the sequences for which it
     finds something, and the draft model (if ``has_model``) for the others; each with the acceptance
-    measured so far, at the price as steps with and without drafts have borne it out. Every
-    `PROBE_STEPS` steps one of the sequences that draft nothing drafts one token, to see whether it
-    would pay by now; they take turns. Where nothing pays it rests, so that the engine works as if
-    there were no drafter.
+    measured so far, at the price as steps with and without drafts have borne it out. Now and
+    then one of the sequences that draft nothing drafts one token, to see whether it would pay by
+    now; they take turns, at intervals that double unless the token surprises. Where nothing pays it
+    rests, so that the engine works as if there were no drafter.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class AdaptiveDrafter(Drafter):
         self._all_lookup, self._all_model = Acceptance(max_tokens), Acceptance(max_tokens)
         self._chain = 0
         self._turn = self._since_probe = 0
+        self._probe_steps = PROBE_STEPS
         self._idle_steps = self._rest = 0  # in a row without a draft that pays; the next rest
         self._next_rest = MIN_REST
         self._planned: set[int] = set()
@@ -65,6 +66,9 @@ class AdaptiveDrafter(Drafter):
             Acceptance(self._max_tokens, self._all_lookup),
             Acceptance(self._max_tokens, self._all_model),
         )
+
+    def wakes(self, slot: int) -> bool:
+        return bool(self._lookup.propose(slot, 1).token_ids)
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         self._lookup.extend(slot, token_ids)
@@ -103,6 +107,8 @@ class AdaptiveDrafter(Drafter):
     def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
         state = self._slots[slot]
         if state.by is not None and num_drafted:
+            if num_accepted and state.by.rates()[0] < 0.5:
+                self._probe_steps = PROBE_STEPS
             state.by.observe(num_drafted, num_accepted)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
@@ -147,8 +153,9 @@ class AdaptiveDrafter(Drafter):
         """The lengths, with one more token now and then where there was none."""
         drafted, idle = list(lengths), [i for i, length in enumerate(lengths) if not length]
         self._since_probe += 1 + self._rest
-        if idle and self._since_probe >= PROBE_STEPS:
+        if idle and self._since_probe >= self._probe_steps:
             self._since_probe = 0
+            self._probe_steps = min(MAX_PROBE_STEPS, 2 * self._probe_steps)
             self._turn += 1
             self._num_probes += 1
             drafted[idle[self._turn % len(idle)]] = 1
