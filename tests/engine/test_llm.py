@@ -296,7 +296,7 @@ def test_an_interrupt_loses_nothing(llm, monkeypatch):
 
     def interrupted_submit(plan):
         handle = submit(plan)
-        if len(calls) == 2:
+        if len(calls) == 1:  # the rest may be one replay
             result = handle.result
 
             def raise_once():
