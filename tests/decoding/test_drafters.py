@@ -16,7 +16,7 @@ from ridgeline.decoding.drafters import (
     SuffixDrafter,
 )
 from ridgeline.decoding.drafters.acceptance import Acceptance
-from ridgeline.decoding.drafters.control import choose_lengths
+from ridgeline.decoding.drafters.control import StepCosts, choose_lengths
 from ridgeline.decoding.drafters.hash_chains import MAX_CANDIDATES, MAX_MATCH, HashChains
 
 SLOW = pytest.mark.slow
@@ -220,6 +220,17 @@ def test_what_steps_really_take_counts_whatever_the_price_says(slots):
     assert believed > 3 * fixed(price, rates, 0, slots)
     assert rate > 0.97 * fixed(price, rates, 0, slots)
     assert np.mean([sum(each) for each in lengths[100:]]) < 0.2 * slots
+
+
+def test_a_chain_that_was_never_tried_is_not_thought_cheaper_than_its_price():
+    """Lookups that took half their price, say, because the steps before them were disturbed."""
+    costs = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6)
+    plain, lookup = plan_of([0]), StepPlan(step_id=0, passes=plan_of([2]).passes[-1:])
+    costs.observe(plain, 2.0, is_plain=True)
+    costs.observe(lookup, 0.5, is_plain=False)
+    excess_s = costs.excess_s(1)
+    assert excess_s[0] < 0
+    assert excess_s[1:] == [0.0] * 6
 
 
 def test_it_follows_a_text_that_changes():

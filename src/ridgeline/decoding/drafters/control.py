@@ -139,7 +139,7 @@ class StepCosts:
         """What steps with drafts take beyond their price, by draft passes from none on.
 
         In seconds as the price counts them. A chain that was not seen lately is taken to be like
-        the nearest one that was, pass by pass.
+        the nearest one that was, pass by pass, and not to take less than its price.
         """
         size = num_sequences.bit_length()
         lately = [
@@ -151,8 +151,10 @@ class StepCosts:
             min(lately, key=lambda known: abs(known - chain))
             for chain in range(self._max_tokens + 1)
         ]
+        each_s = [self._excess[size, known].value for known in nearest]
         return [
-            self._excess[size, known].value * (chain + 1) for chain, known in enumerate(nearest)
+            (chain + 1) * (each if known == chain else max(0.0, each))
+            for chain, (known, each) in enumerate(zip(nearest, each_s, strict=True))
         ]
 
     def _is_recent(self, key: tuple[int, int]) -> bool:
