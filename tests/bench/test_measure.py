@@ -1,6 +1,7 @@
 """What is reported of a case follows from its seconds, its plans and the ceilings."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.bench.test_ceilings import FakeLoops
@@ -11,12 +12,13 @@ from ridgeline.bench.cases import make_cases
 from ridgeline.bench.ceilings import CeilingMeter
 from ridgeline.bench.executor_bench import BenchReport, bits_per_weight
 from ridgeline.bench.measure import Measurement, reached, run_rounds
+from ridgeline.bench.steps import TimedStep
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.cli.main import main
-from ridgeline.core.formats import BFLOAT16, number_format
-from ridgeline.core.plan import ModelRole
+from ridgeline.core.formats import BFLOAT16, FLOAT16, number_format
+from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.executors import create_executor
-from ridgeline.roofline import PricedModel, Work
+from ridgeline.roofline import PricedModel, Work, energy, price
 
 
 def ceilings_of(loops=None):
@@ -31,17 +33,20 @@ def measurement(work: Work, seconds: float) -> Measurement:
 
 
 def test_shares_are_of_the_rate_of_memory_and_of_the_formats_peak():
-    ceilings = ceilings_of()  # every level at 30 bytes/s, float32 at 100 FLOP/s, int4 at 500
+    ceilings = (
+        ceilings_of().ceilings()
+    )  # every level at 30 bytes/s, float32 at 100 FLOP/s, int4 at 500
     work = Work(flops=50.0, weight_bytes=40.0, kv_read_bytes=15.0, kv_write_bytes=5.0,
                 activation_bytes=1e9)  # fmt: skip
-    share = reached(measurement(work, seconds=4.0), ceilings, "float16")
+    share = reached(measurement(work, seconds=4.0), ceilings, FLOAT16)
     assert share.mbu == pytest.approx(60 / (4 * 30))
     assert share.mfu == pytest.approx(50 / (4 * 100))
     assert share.bound == "memory"  # 2 s against 0.5 s
-    faster = reached(measurement(work, seconds=4.0), ceilings, "int4-g64")
+    faster = reached(measurement(work, seconds=4.0), ceilings, number_format("int4-g64"))
     assert faster.mfu == pytest.approx(50 / (4 * 500))
     compute = Work(flops=2000.0, weight_bytes=60.0)
-    assert reached(measurement(compute, seconds=30.0), ceilings, "int8").bound == "compute"
+    slow = reached(measurement(compute, seconds=30.0), ceilings, number_format("int8"))
+    assert slow.bound == "compute"
 
 
 def test_bits_per_weight_count_scales_and_the_head_but_not_an_embedding_that_is_looked_up():
@@ -96,7 +101,7 @@ def test_rounds_visit_every_case_and_report_its_own_work():
     executor.close()
 
 
-def test_a_prediction_is_reported_only_where_there_is_one():
+def test_a_prediction_is_the_calibrations_or_else_what_the_roof_allows():
     class Double:
         def raw_seconds(self, plan):
             return 2.0
@@ -104,17 +109,62 @@ def test_a_prediction_is_reported_only_where_there_is_one():
     model = tiny_model()
     priced = PricedModel(spec=model.spec, ops=model.ops)
     found = measurement(Work(flops=1.0, weight_bytes=1.0), seconds=0.5)
-    found = Measurement(**{f: getattr(found, f) for f in found.__slots__} | {"plans": ("a", "b")})
+    segments = tuple(Segment(slot=n, start=8, stop=9, token_ids=(1,)) for n in range(4))
+    plan = StepPlan(step_id=1, passes=(Pass(segments=segments),))
+    found = replace(found, plans=(plan, plan))
     fields = {
-        "model": "m", "executor": "cpu", "priced": priced, "product_format": "bfloat16",
-        "ceilings": ceilings_of(), "measurements": [found],
+        "model": "m", "executor": "cpu", "priced": priced, "ceilings": ceilings_of(),
+        "measurements": [found],
     }  # fmt: skip
-    (case,) = BenchReport(**fields).to_json()["cases"]
-    assert "predicted_s" not in case
+    report = BenchReport(**fields).to_json()
+    (case,) = report["cases"]
+    work = price({ModelRole.TARGET: priced}, plan).work
+    assert report["predicted_by"] == "roof"
+    # Every level reads 30 bytes/s; a few ops are bound by arithmetic instead.
+    assert 1 <= case["predicted_s"] / (2 * work.num_bytes / 30.0) < 1.2
     assert case["decode_tok_s"] == 8.0
     assert case["prefill_tok_s"] is None
-    (case,) = BenchReport(**fields, predictor=Double()).to_json()["cases"]
+    report = BenchReport(**fields, predictor=Double()).to_json()
+    (case,) = report["cases"]
+    assert report["predicted_by"] == "calibration"
     assert case["predicted_s"] == 4.0
+
+
+def test_energy_is_that_of_the_counters_while_a_case_ran(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "_RAPL", tmp_path)
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "energy_uj").write_text("0")
+
+    class Hungry:
+        """Five joules a visit."""
+
+        (case,) = make_cases([8], [], [0])
+
+        def prepare(self):
+            pass
+
+        def visit(self, seconds):
+            spent = int((zone / "energy_uj").read_text()) + 5_000_000
+            (zone / "energy_uj").write_text(str(spent))
+            plan = StepPlan(step_id=1, passes=())
+            return [[TimedStep(plan=plan, result=None, seconds=0.25)]]
+
+    model = tiny_model()
+    priced = PricedModel(spec=model.spec, ops=model.ops)
+    meter = CeilingMeter(FakeLoops(), threads=1)
+    (found,) = run_rounds([Hungry()], priced, meter, rounds=3)
+    assert found.energy == energy.Energy(joules=15.0, source="rapl", valid=True)
+    found = replace(found, visited_s=1.0)  # four prompts at that rate
+    assert found.joules_per_token == pytest.approx(15.0 / (4 * 8))
+    for contended in (False, True):
+        ceilings = replace(ceilings_of(), conditions={"contended": contended, "cpu": "c"})
+        report = BenchReport(
+            model="m", executor="cpu", priced=priced, ceilings=ceilings, measurements=[found]
+        )
+        (case,) = report.to_json()["cases"]
+        assert case["energy_source"] == "rapl"
+        assert case["energy_valid"] is not contended
 
 
 def test_the_command_ends_in_one_object_or_a_table(monkeypatch, capsys):
@@ -125,7 +175,8 @@ def test_the_command_ends_in_one_object_or_a_table(monkeypatch, capsys):
     report = json.loads(capsys.readouterr().out)
     assert [case["name"] for case in report["cases"]] == ["prefill 8", "decode 1", "decode 2"]
     required = {"name", "prompt_tokens", "batch", "context", "prefill_tok_s", "decode_tok_s",
-                "mfu", "mbu", "bound", "measured_s"}  # fmt: skip
+                "mfu", "mbu", "bound", "predicted_s", "measured_s", "joules_per_token",
+                "energy_valid"}  # fmt: skip
     assert all(required <= set(case) for case in report["cases"])
     assert report["ceilings"]["conditions"]["threads"] >= 1
     assert main(command) == 0

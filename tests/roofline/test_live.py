@@ -1,18 +1,20 @@
 """The observer against hand-made steps: attribution, wasted drafts, impossible shares, overhead."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.roofline.test_fitting import CEILINGS, samples
 from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
 
-from ridgeline.core.formats import FLOAT32
+from ridgeline.core.formats import FLOAT32, number_format
 from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, StepPlan
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel, decode_batch, pass_work, prefill_batch
 from ridgeline.roofline.calibration import calibrate
+from ridgeline.roofline.explain import product_peak
 from ridgeline.roofline.history import read, record, typical_error
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.predict import StepPredictor
@@ -63,6 +65,21 @@ def test_more_than_the_ceiling_is_an_error_of_ours(calibration):
     work = pass_work(MODEL, decode_batch(1, 100))
     watch.observe(*step(segment(0, 99, 1)), measured_s=0.5 * work.num_bytes / 20e9)
     assert "cannot be" in watch.report().warnings[0]
+
+
+def test_products_of_codes_are_a_share_of_the_peak_of_codes():
+    """The cpu executor holds activations in float32, and multiplies its weights as integers."""
+    ceilings = replace(CEILINGS, flops_per_s={"float32": 100e9, "int4": 400e9})
+    held = replace(MODEL, weights=number_format("int4"), products_by_weight=True)
+    models = {ModelRole.TARGET: held}
+    fitted = calibrate(samples(), ceilings, executor="test", dense_attention=False)
+    watch = Observer(models, StepPredictor(models, fitted))
+    work = pass_work(held, prefill_batch(300))
+    watch.observe(*step(segment(0, 0, 300)), measured_s=2 * work.flops / 400e9)
+    report = watch.report()
+    assert report.prefill.mfu == pytest.approx(0.5, rel=1e-6)
+    assert not report.warnings
+    assert product_peak(held, fitted) == 400e9
 
 
 def test_rejected_drafts_are_not_useful(calibration):

@@ -1,6 +1,5 @@
 """``ridgeline bench``: from settings to a report."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -13,13 +12,15 @@ from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.ops import Embed, Head, op_weights
-from ridgeline.core.plan import ModelRole
+from ridgeline.core.ops import Embed, op_weights
+from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.engine.loading import load_model, packed_cache
 from ridgeline.executors import create_executor
 from ridgeline.executors.priced import held_formats, priced_model
 from ridgeline.roofline import PricedModel
+from ridgeline.roofline.batch import batches_of
 from ridgeline.roofline.calibration import calibration_path, load
+from ridgeline.roofline.features import roof_seconds
 from ridgeline.roofline.predict import StepPredictor
 
 _DECODE_STEPS = 512  # of one case, over all rounds
@@ -31,14 +32,12 @@ Progress = Callable[[int, int, str], None]
 class BenchReport:
     """What was run, on what, and how fast it was.
 
-    ``product_format`` is what the weights are stored in and names the peak that counts.
     ``predictor`` is there if this machine was calibrated for the executor.
     """
 
     model: str
     executor: str
     priced: PricedModel
-    product_format: str
     ceilings: CeilingReport
     measurements: Sequence[Measurement]
     predictor: StepPredictor | None = None
@@ -54,23 +53,20 @@ class BenchReport:
                 "hidden_size": spec.hidden_size,
                 "vocab_size": spec.vocab_size,
             },
-            "dtype": self.product_format,
+            "dtype": self.priced.main_format.name,
             "kv_dtype": self.priced.kv_format.name,
             "bits_per_weight": bits_per_weight(self.priced),
-            "product_format": self.product_format,
+            "product_format": self.priced.main_product_format.name,
             "machine": self.ceilings.conditions["cpu"],
             "ceilings": self.ceilings.to_json(),
+            "predicted_by": "roof" if self.predictor is None else "calibration",
             "cases": [self._case(measurement) for measurement in self.measurements],
         }
 
     def _case(self, measurement: Measurement) -> dict[str, Any]:
         case, rate = measurement.case, measurement.tokens_per_s
         is_prefill = isinstance(case, PrefillCase)
-        share = reached(measurement, self.ceilings, self.product_format)
-        predicted = {}
-        if self.predictor is not None:
-            seconds = sum(map(self.predictor.raw_seconds, measurement.plans))
-            predicted = {"predicted_s": seconds}
+        share = reached(measurement, self.ceilings.ceilings(), self.priced.main_product_format)
         return {
             "name": case.name,
             "prompt_tokens": case.prompt_tokens if isinstance(case, PrefillCase) else 0,
@@ -81,10 +77,25 @@ class BenchReport:
             "mfu": share.mfu,
             "mbu": share.mbu,
             "bound": share.bound,
-            **predicted,
+            "predicted_s": sum(map(self._predicted_s, measurement.plans)),
             "measured_s": measurement.seconds,
+            "joules_per_token": measurement.joules_per_token,
+            "energy_source": measurement.energy.source,
+            # Counters are of the whole machine, whoever works on it.
+            "energy_valid": measurement.energy.valid and not self.ceilings.conditions["contended"],
             "samples": measurement.num_samples,
         }
+
+    def _predicted_s(self, plan: StepPlan) -> float:
+        """By the calibration; without one, what the measured ceilings allow at the least."""
+        if self.predictor is not None:
+            return self.predictor.raw_seconds(plan)
+        ceilings = self.ceilings.ceilings()
+        return sum(
+            roof_seconds(self.priced, batch, ceilings)
+            for a_pass in plan.passes
+            for batch in batches_of(a_pass)
+        )
 
 
 def bench_executor(
@@ -139,7 +150,6 @@ def bench_executor(
         model=loaded.name,
         executor=executor.name,
         priced=priced,
-        product_format=_product_format(priced),
         ceilings=meter.report(),
         measurements=measurements,
         predictor=_predictor(priced, executor.name),
@@ -152,16 +162,6 @@ def bits_per_weight(model: PricedModel) -> float:
     weights = {weight.name: weight for op in ops for weight in op_weights(op)}.values()
     elements = sum(prod(weight.shape) for weight in weights)
     return 8 * sum(map(model.bytes_of, weights)) / elements
-
-
-def _product_format(model: PricedModel) -> str:
-    """The format that most elements of the layers' weights are stored in."""
-    elements: Counter[str] = Counter()
-    for op in model.ops:
-        if not isinstance(op, Embed | Head):
-            for weight in op_weights(op):
-                elements[model.format_of(weight).name] += prod(weight.shape)
-    return elements.most_common(1)[0][0]
 
 
 def _predictor(model: PricedModel, executor: str) -> StepPredictor | None:

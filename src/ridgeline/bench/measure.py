@@ -1,14 +1,18 @@
 """Run cases in turns with the ceilings, and say what each reached of them."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.bench.cases import Case, DecodeCase
-from ridgeline.bench.ceilings import CeilingMeter, CeilingReport
+from ridgeline.bench.ceilings import CeilingMeter
 from ridgeline.bench.workloads import Sample, Workload
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.roofline import PricedModel, Work, price
+from ridgeline.roofline.ceilings import Ceilings
+from ridgeline.roofline.energy import UNKNOWN, Energy, EnergyMeter, add_energies
 from ridgeline.roofline.metrics import mbu, mfu
 from ridgeline.roofline.work import total
 
@@ -20,13 +24,18 @@ Progress = Callable[[int, int, str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """A case's median over all rounds: seconds of a step (or a whole prompt); ``plans`` and
-    ``work`` are those of a sample half-way, as contexts grow a little from step to step."""
+    ``work`` are those of a sample half-way, as contexts grow a little from step to step.
+
+    ``energy`` is that of the whole ``visited_s`` seconds, between the steps too.
+    """
 
     case: Case
     seconds: float
     plans: tuple[StepPlan, ...]
     work: Work
     num_samples: int
+    energy: Energy = UNKNOWN
+    visited_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -37,6 +46,11 @@ class Measurement:
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.seconds
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """The mean power of the processors over the rate; ``None`` where no counter is read."""
+        return self.energy.per_token(self.visited_s * self.tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,36 +80,40 @@ def run_rounds(
         _tell(progress, index, num_visits, f"prepare {workload.case.name}")
         workload.prepare()
     samples: list[list[Sample]] = [[] for _ in workloads]
+    energies: list[list[Energy]] = [[] for _ in workloads]
+    visited_s = [0.0] * len(workloads)
+    counter = EnergyMeter(gpus=False)
     for number in range(1, rounds + 1):
         _tell(progress, number * len(workloads), num_visits, "ceilings")
         meter.sample()
         for index, workload in enumerate(workloads):
             _tell(progress, number * len(workloads) + index, num_visits, workload.case.name)
+            counter.start()
+            start = time.perf_counter()
             samples[index] += workload.visit(_VISIT_S)
+            visited_s[index] += time.perf_counter() - start
+            energies[index].append(counter.stop())
     return [
-        _measurement(workload.case, found, model)
-        for workload, found in zip(workloads, samples, strict=True)
+        replace(
+            _measurement(workload.case, samples[index], model),
+            energy=add_energies(energies[index]),
+            visited_s=visited_s[index],
+        )
+        for index, workload in enumerate(workloads)
     ]
 
 
-def reached(measurement: Measurement, ceilings: CeilingReport, number_format: str) -> Reached:
+def reached(measurement: Measurement, ceilings: Ceilings, form: NumberFormat) -> Reached:
     """Shares of the bandwidth of memory, and of the peak of products in a format."""
-    work, peak = measurement.work, peak_of(ceilings, number_format)
+    work, peak = measurement.work, ceilings.peak_flops(form)
     moved = work.weight_bytes + work.kv_read_bytes + work.kv_write_bytes
-    bandwidth = ceilings.ceilings().bytes_per_s(moved)
+    bandwidth = ceilings.bytes_per_s(moved)
     is_memory = moved / bandwidth > work.flops / peak
     return Reached(
         mfu=mfu(work.flops, measurement.seconds, peak),
         mbu=mbu(moved, measurement.seconds, bandwidth),
         bound="memory" if is_memory else "compute",
     )
-
-
-def peak_of(ceilings: CeilingReport, number_format: str) -> float:
-    """Operations per second with weights of a format such as ``int4-g64`` or ``float16``; formats
-    without arithmetic of their own are widened to float32."""
-    name = number_format.partition("-")[0]
-    return ceilings.operations.get(name, ceilings.operations["float32"]).rate
 
 
 def _measurement(case: Case, samples: Sequence[Sample], model: PricedModel) -> Measurement:

@@ -58,14 +58,25 @@ def print_report(result: Mapping[str, Any]) -> None:
     console.print(f"{result['model']} · {result['executor']} · {result['dtype']} · "
                   f"{bits:.2f} bits per weight")  # fmt: skip
     table = Table(box=None)
-    for column in ("case", "tok/s", "ms", "MFU", "MBU", "bound"):
+    for column in ("case", "tok/s", "ms", "predicted", "MFU", "MBU", "bound"):
         table.add_column(column, justify="left" if column in ("case", "bound") else "right")
     for case in result["cases"]:
         rate = case["prefill_tok_s"] or case["decode_tok_s"]
         shares = (f"{case['mfu']:.1%}", f"{case['mbu']:.1%}")
         milliseconds = f"{case['measured_s'] * 1e3:.2f}"
-        table.add_row(case["name"], f"{rate:,.1f}", milliseconds, *shares, case["bound"])
+        predicted = f"{case['predicted_s'] * 1e3:.2f}"
+        table.add_row(case["name"], f"{rate:,.1f}", milliseconds, predicted, *shares, case["bound"])
     console.print(table)
+    if result["predicted_by"] == "roof":
+        console.print(
+            "Predicted is the least that the ceilings allow: this machine is not calibrated "
+            "(ridgeline roofline --calibrate).",
+            style="dim",
+        )
+    energies = [case for case in result["cases"] if case["energy_valid"]]
+    if energies:
+        parts = [f"{case['name']} {case['joules_per_token']:.3g} J" for case in energies]
+        console.print(f"Energy of a token ({energies[0]['energy_source']}): {', '.join(parts)}")
     print_ceilings(console, result["ceilings"])
 
 

@@ -22,17 +22,32 @@ class Energy:
     source: str | None
     valid: bool
 
-    def per_token(self, num_tokens: int) -> float | None:
+    def per_token(self, num_tokens: float) -> float | None:
         """Joules for each token, ``None`` where unknown."""
         return self.joules / num_tokens if self.valid and self.joules and num_tokens else None
+
+
+UNKNOWN = Energy(joules=None, source=None, valid=False)
+
+
+def add_energies(parts: Sequence[Energy]) -> Energy:
+    """Of several stretches; unknown if one of them is."""
+    if not parts or any(part.joules is None for part in parts):
+        return UNKNOWN
+    return Energy(
+        joules=sum(part.joules or 0.0 for part in parts),
+        source=parts[0].source,
+        valid=all(part.valid for part in parts),
+    )
 
 
 @dataclass
 class EnergyMeter:
     """Reads counters at `start` and `stop`; `sample` in between (every second) for GPUs and for
-    counters that wrap."""
+    counters that wrap. GPUs are asked by a program that takes some 50 ms, or not at all."""
 
-    root: Path = _RAPL
+    root: Path = field(default_factory=lambda: _RAPL)
+    gpus: bool = True
     _zones: list[Path] = field(default_factory=list)
     _last: list[int] = field(default_factory=list)
     _joules: float = 0.0
@@ -65,12 +80,12 @@ class EnergyMeter:
         self.sample()
         sources = ["rapl"] * bool(self._zones) + ["nvml"] * (len(self._power) > 1)
         if not sources:
-            return Energy(joules=None, source=None, valid=False)
+            return UNKNOWN
         joules = self._joules + trapezoid(self._power)
         return Energy(joules=joules, source="+".join(sources), valid=not self._failed)
 
     def _read_gpu(self) -> None:
-        watts = _gpu_watts()
+        watts = _gpu_watts() if self.gpus else None
         if watts is not None:
             self._power.append((time.monotonic(), watts))
         elif self._power:

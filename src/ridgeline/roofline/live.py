@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
 from ridgeline.roofline.account import StepAccount, account
@@ -154,6 +155,10 @@ class Observer:
     def _ceilings(self) -> Ceilings | None:
         return None if self._predictor is None else self._predictor.calibration.ceilings
 
+    @property
+    def _product_format(self) -> NumberFormat:
+        return self._models[ModelRole.TARGET].main_product_format
+
     def _account(self, plan: StepPlan, result: StepResult, measured_s: float) -> None:
         phase, predictor = step_phase(plan), self._predictor
         predicted = None
@@ -196,13 +201,13 @@ class Observer:
         ceilings = self._ceilings
         if ceilings is None:
             return work.num_bytes
-        peak = ceilings.peak_flops(self._models[ModelRole.TARGET].compute_format)
+        peak = ceilings.peak_flops(self._product_format)
         return max(work.flops / peak, work.num_bytes / ceilings.memory.bytes_per_s)
 
     def _phase(self, totals: _Totals) -> PhaseReport:
         mfu = mbu = bound = None
         if self._ceilings is not None and totals.seconds:
-            peak = self._ceilings.peak_flops(self._models[ModelRole.TARGET].compute_format)
+            peak = self._ceilings.peak_flops(self._product_format)
             mfu = totals.useful_flops / (totals.seconds * peak)
             mbu = totals.moved_bytes / totals.ceiling_bytes
             bound = "compute" if mfu > mbu else "memory"

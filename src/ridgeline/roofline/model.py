@@ -1,8 +1,10 @@
 """A model as the roofline prices it: its ops, the formats of its numbers, its ranks."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from ridgeline.core.formats import BFLOAT16, NumberFormat
@@ -58,6 +60,21 @@ class PricedModel:
         if self.products_by_weight and weight is not None:
             return self.format_of(weight)
         return self.compute_format
+
+    @cached_property
+    def main_format(self) -> NumberFormat:
+        """How most elements of the layers' weights are stored."""
+        elements: Counter[NumberFormat] = Counter()
+        for op in self.ops:
+            if not isinstance(op, Embed | Head):
+                for weight in op_weights(op):
+                    elements[self.format_of(weight)] += prod(weight.shape)
+        return elements.most_common(1)[0][0]
+
+    @property
+    def main_product_format(self) -> NumberFormat:
+        """Of most products of the layers; MFU is a share of this format's peak."""
+        return self.main_format if self.products_by_weight else self.compute_format
 
     @property
     def kv_format(self) -> NumberFormat:
