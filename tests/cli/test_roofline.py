@@ -6,7 +6,10 @@ from tests.roofline.test_fitting import CEILINGS, samples
 
 from ridgeline.cli.main import main
 from ridgeline.executors import default_executor
+from ridgeline.models import PRESETS, describe, lower
+from ridgeline.roofline import PricedModel, decode_batch, pass_work
 from ridgeline.roofline.calibration import calibrate, calibration_path, save
+from ridgeline.roofline.explain import crossover_context
 
 
 def run(capsys, *arguments):
@@ -30,12 +33,71 @@ def test_a_catalogue_device(capsys, tmp_path):
     gains = {each["change"]: each["gain"] for each in result["advice"]}
     assert 2 < gains["quantize weights to int4"] < 4
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    assert "<!-- roof of the datasheet -->" in svg.read_text()  # matplotlib writes glyphs, and this
 
 
 def test_decode_is_about_one_flop_a_byte(capsys):
     _, out, _ = run(capsys, "--shape", "llama-2-7b", "--hardware", "a100", "--batch", "1", "--json")
     first = json.loads(out)["points"][0]
     assert first["intensity"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_what_does_not_fit_is_said_and_not_advised(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    options = ("--shape", "llama-3.1-70b", "--hardware", "h100", "--batch", "8,32")
+    code, out, _ = run(capsys, *options)
+    assert code == 0
+    assert "It does not fit" in out
+    assert "memory; does not fit" in out
+    assert "instead of" not in out
+    _, out, _ = run(capsys, *options, "-tp", "4", "--json")
+    result = json.loads(out)
+    assert result["tensor_parallel"] == 4
+    assert result["fit"]["512"]["max_batch"] > 64
+    assert all(point["fits"] for point in result["points"])
+    assert any("instead of 8" in each["change"] for each in result["advice"])
+
+
+def test_a_larger_batch_is_advised_as_far_as_it_fits(capsys):
+    options = ("--shape", "llama-3.1-8b", "--hardware", "l4", "--batch", "8", "--context", "2048")
+    _, out, _ = run(capsys, *options, "--json")
+    result = json.loads(out)
+    room = result["fit"]["2048"]["max_batch"]
+    assert 8 < room < 64
+    changes = [each["change"] for each in result["advice"]]
+    assert f"batch {room} instead of 8" in changes
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_the_context_from_which_kv_outweighs_the_weights(batch_size):
+    spec = describe(dict(PRESETS["llama-3.1-8b"])).spec
+    model = PricedModel(spec=spec, ops=lower(spec))
+    found = crossover_context(model, batch_size)
+    for context, is_more in ((found - 1, False), (found, True)):
+        work = pass_work(model, decode_batch(batch_size, context))
+        assert (work.kv_read_bytes >= work.weight_bytes) is is_more
+
+
+def test_a_full_window_never_outweighs_the_weights(capsys):
+    _, out, _ = run(capsys, "--shape", "mistral-7b", "--hardware", "h100", "--json")
+    limits = " ".join(json.loads(out)["limits"])
+    assert "never reads more K and V than weights" in limits
+    assert "32,768" in limits
+
+
+def test_advice_has_the_formats_of_the_executor(capsys, tmp_path, monkeypatch):
+    """With layers in four bits the head has six."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calibration = calibrate(samples(), CEILINGS, executor="cpu", dense_attention=False)
+    save(calibration, calibration_path("cpu"))
+    options = ("--shape", "qwen2.5-0.5b", "--executor", "cpu", "--batch", "1", "--json")
+    _, out, _ = run(capsys, *options)
+    wide = json.loads(out)
+    _, out, _ = run(capsys, *options, "--quantization", "int4")
+    narrow = json.loads(out)
+    (gain,) = [e["gain"] for e in wide["advice"] if e["change"] == "quantize weights to int4"]
+    seconds = [result["points"][0]["seconds"] for result in (wide, narrow)]
+    assert gain == pytest.approx(seconds[0] / seconds[1], rel=1e-9)
 
 
 def test_this_machine_from_its_file(capsys, tmp_path, monkeypatch):
@@ -55,10 +117,15 @@ def test_this_machine_from_its_file(capsys, tmp_path, monkeypatch):
     [
         ("--hardware", "abacus"),
         ("--hardware", "l4", "--datasheet", "abacus"),
+        ("--hardware", "h100", "--shape", "gpt2", "-tp", "0"),
+        ("--hardware", "this", "--shape", "gpt2", "-tp", "2"),
         ("--hardware", "l4", "--shape", "gpt2", "--context", "100000"),
     ],
 )
-def test_mistakes_are_one_line(capsys, options):
-    code, out, err = run(capsys, *options)
+def test_mistakes_are_one_line(capsys, options, tmp_path, monkeypatch):
+    cache = calibrate(samples(), CEILINGS, executor="cpu", dense_attention=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save(cache, calibration_path("cpu"))
+    code, out, err = run(capsys, "--executor", "cpu", *options)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1

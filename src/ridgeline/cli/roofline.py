@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,17 +15,31 @@ from ridgeline.cli.hardware import (
     add_model_options,
     read_model,
     this_calibration,
+    this_memory_bytes,
 )
 from ridgeline.cli.options import Parser, numbers
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import DiskError, InvalidRequestError
+from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
-from ridgeline.roofline import decode_batch, prefill_batch
+from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration, typical
 from ridgeline.roofline.catalogue import load_catalogue
-from ridgeline.roofline.drawing import draw_svg, draw_text
-from ridgeline.roofline.explain import OpPoint, advise, ops, points, product_peak, sentences
+from ridgeline.roofline.drawing import Roof, draw_svg, draw_text
+from ridgeline.roofline.explain import (
+    OpPoint,
+    Point,
+    Variant,
+    advise,
+    fit_sentence,
+    ops,
+    points,
+    product_peak,
+    sentences,
+)
 from ridgeline.roofline.history import read as read_history
 from ridgeline.roofline.history import typical_error
+from ridgeline.roofline.memory import MemoryFit, fit
 from ridgeline.roofline.predict import StepPredictor
 
 
@@ -33,6 +48,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser("roofline", help="what bounds a model here, and what to try next")
     add_model_options(parser)
     add_machine_options(parser, default=THIS)
+    parser.add_argument(
+        "-tp", "--tensor-parallel", type=int, default=1, metavar="N", help="devices; default 1"
+    )
     parser.add_argument(
         "--batch", type=numbers(), default=[1, 8, 32], metavar="N,N", help="sequences that decode"
     )
@@ -52,40 +70,54 @@ def run(arguments: argparse.Namespace) -> int:
     catalogue = load_catalogue(arguments.catalogue)
     is_this = arguments.hardware.lower() == THIS
     other = None if is_this else catalogue.device(arguments.hardware)
-    named_roof = None
-    if arguments.datasheet is not None:
-        named_roof = catalogue.device(arguments.datasheet).ceilings()
+    named = None if arguments.datasheet is None else catalogue.device(arguments.datasheet)
     calibration = this_calibration(arguments) if other is None else typical(other.ceilings())
+    layout = _layout(arguments.tensor_parallel, calibration, is_this=is_this)
     model = read_model(arguments, calibration)
-    priced = model.priced
+    priced = replace(model.priced, layout=layout)
     predictor = StepPredictor({ModelRole.TARGET: priced}, calibration)
     found = points(predictor, arguments.batch, arguments.context)
     if not found:
         raise InvalidRequestError("Every --context is longer than the model's.")
+    memory_bytes = this_memory_bytes() if other is None else other.memory_bytes
+    fits = {point.context: _fit(priced, memory_bytes, point.context) for point in found}
     peak = product_peak(priced, calibration)
     memory = calibration.ceilings.memory.bytes_per_s
-    datasheet = None
-    if named_roof is not None:
-        datasheet = (named_roof.memory.bytes_per_s, named_roof.peak_flops(priced.compute_format))
-    context = min(arguments.context[0], priced.spec.max_position)
+    label = "measured roof" if calibration.measured else "roof of the datasheet"
+    roof, beside = Roof(label=label, bytes_per_s=memory, peak=peak), None
+    if named is not None:
+        ceilings = named.ceilings()
+        beside = Roof(
+            label=f"datasheet of {named.name}",
+            bytes_per_s=ceilings.memory.bytes_per_s,
+            peak=ceilings.peak_flops(priced.main_product_format),
+        )
+    context = found[0].context
     decode = decode_batch(arguments.batch[0], context)
     by_phase = {"decode": ops(predictor, decode), "prefill": ops(predictor, prefill_batch(context))}
-    advice = advise(predictor, batch_size=arguments.batch[0], context=context)
-    lines = sentences(predictor, found)
+    advice = advise(
+        predictor,
+        batch_size=arguments.batch[0],
+        context=context,
+        max_batch=fits[context].max_batch,
+        variants=_variants(arguments, calibration, priced),
+    )
+    lines = [fit_sentence(each, length) for length, each in fits.items()]
+    lines += sentences(predictor, found)
     past = typical_error(read_history(), calibration.executor)
+    title = f"{model.name} on {calibration.ceilings.name}"
+    if layout.tensor > 1:
+        title = f"{model.name}, one of {layout.tensor} tensor-parallel {calibration.ceilings.name}"
     if arguments.svg is not None:
-        title = f"{model.name} on {calibration.ceilings.name}"
         try:
-            draw_svg(
-                found, arguments.svg, title=title, bytes_per_s=memory, peak=peak,
-                datasheet=datasheet,
-            )  # fmt: skip
+            draw_svg(found, arguments.svg, roof, beside, title=title)
         except OSError as error:
             raise DiskError(f"{arguments.svg} cannot be written: {error.strerror}.") from error
     if arguments.json:
         result = {
             "model": model.name,
             "hardware": calibration.ceilings.name,
+            "tensor_parallel": layout.tensor,
             "measured": calibration.measured,
             "ceilings": {
                 "memory_bytes_per_s": memory,
@@ -93,7 +125,11 @@ def run(arguments: argparse.Namespace) -> int:
                 "ridge": peak / memory,
                 "conditions": dict(calibration.ceilings.conditions),
             },
-            "points": [asdict(point) | {"gap": point.gap} for point in found],
+            "fit": {str(length): asdict(each) for length, each in fits.items()},
+            "points": [
+                asdict(point) | {"gap": point.gap, "fits": _has_room(point, fits)}
+                for point in found
+            ],
             "ops": {phase: [asdict(op) for op in each] for phase, each in by_phase.items()},
             "limits": lines,
             "advice": [asdict(each) for each in advice],
@@ -102,20 +138,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result))
         return 0
     console = Console(highlight=False)
-    console.print(f"{model.name} on {calibration.ceilings.name}")
-    drawing = draw_text(found, bytes_per_s=memory, peak=peak, datasheet=datasheet)
-    console.print(drawing, markup=False)
-    table = Table("point", "FLOP/byte", "GFLOP/s", "roof", "ms (80 %)", "bound", box=None)
-    for point in found:
-        table.add_row(
-            point.name,
-            f"{point.intensity:.1f}",
-            f"{point.flops_per_s / 1e9:,.1f}",
-            f"{point.roof_flops_per_s / 1e9:,.1f}",
-            f"{point.seconds * 1e3:.2f} ({point.low_s * 1e3:.2f} to {point.high_s * 1e3:.2f})",
-            point.bound,
-        )
-    console.print(table)
+    console.print(title)
+    console.print(draw_text(found, roof, beside), markup=False)
+    console.print(_table(found, fits))
     for phase, rows in by_phase.items():
         _print_ops(console, phase, rows)
     for line in lines:
@@ -124,6 +149,68 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"  {each.gain:4.1f}× {each.what}: {each.change} ({each.how})", markup=False)
     console.print(_basis(calibration, past), style="dim")
     return 0
+
+
+def _layout(tensor: int, calibration: Calibration, *, is_this: bool) -> ParallelLayout:
+    if is_this and tensor != 1:
+        raise InvalidRequestError("There is one machine like this; -tp is for others.")
+    layout = ParallelLayout(tensor=tensor)
+    if tensor > 1 and not calibration.ceilings.link_bytes_per_s:
+        name = calibration.ceilings.name
+        raise InvalidRequestError(f"How fast {name} devices exchange data is not known.")
+    return layout
+
+
+def _fit(model: PricedModel, memory_bytes: float, context: int) -> MemoryFit:
+    """In the engine, with its defaults."""
+    config = EngineConfig()
+    return fit(
+        model,
+        memory_bytes=memory_bytes,
+        context=context,
+        step_tokens=config.max_num_batched_tokens,
+        block_tokens=config.block_tokens,
+    )
+
+
+def _has_room(point: Point, fits: Mapping[int, MemoryFit]) -> bool:
+    sequences = point.tokens if point.phase == "decode" else 1
+    return sequences <= fits[point.context].max_batch
+
+
+def _variants(
+    arguments: argparse.Namespace, calibration: Calibration, model: PricedModel
+) -> list[Variant]:
+    """The model with narrower weights or KV, as the executor would hold them."""
+
+    def variant(change: str, option: str, name: str) -> Variant:
+        changed = argparse.Namespace(**{**vars(arguments), option: name})
+        priced = replace(read_model(changed, calibration).priced, layout=model.layout)
+        return Variant(change=change, how=f"--{option.replace('_', '-')} {name}", model=priced)
+
+    found = []
+    if arguments.quantization is None:
+        found += [
+            variant(f"quantize weights to {name}", "quantization", name)
+            for name in ("int8", "int4")
+        ]
+    if not model.kv_format.is_quantized:
+        found.append(variant("int8 KV cache", "kv_cache_dtype", "int8"))
+    return found
+
+
+def _table(found: Sequence[Point], fits: Mapping[int, MemoryFit]) -> Table:
+    table = Table("point", "FLOP/byte", "GFLOP/s", "roof", "ms (80 %)", "bound", box=None)
+    for point in found:
+        table.add_row(
+            point.name,
+            f"{point.intensity:.1f}",
+            f"{point.flops_per_s / 1e9:,.1f}",
+            f"{point.roof_flops_per_s / 1e9:,.1f}",
+            f"{point.seconds * 1e3:.2f} ({point.low_s * 1e3:.2f} to {point.high_s * 1e3:.2f})",
+            point.bound if _has_room(point, fits) else f"{point.bound}; does not fit",
+        )
+    return table
 
 
 def _print_ops(console: Console, phase: str, found: list[OpPoint]) -> None:

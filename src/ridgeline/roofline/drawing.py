@@ -1,6 +1,7 @@
 """The roofline drawn: in characters for a terminal, and as SVG."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, floor, log10
 from pathlib import Path
 
@@ -10,23 +11,31 @@ from ridgeline.roofline.explain import Point
 _MARKS = {"decode": "o", "prefill": "#"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roof:
+    """A machine's bytes and FLOPs per second, and where they are from."""
+
+    label: str
+    bytes_per_s: float
+    peak: float
+
+
 def draw_text(
     points: Sequence[Point],
+    machine: Roof,
+    beside: Roof | None = None,
     *,
-    bytes_per_s: float,
-    peak: float,
-    datasheet: tuple[float, float] | None = None,
     width: int = 72,
     height: int = 18,
 ) -> str:
     """FLOP/s over FLOPs per byte, both logarithmic; ``/`` and ``-`` are the roof.
 
-    ``datasheet`` is another roof's (bytes/s, FLOP/s), drawn with dots.
+    The roof ``beside`` it is drawn with dots.
     """
-    xs = [point.intensity for point in points] + [peak / bytes_per_s]
-    ys = [point.flops_per_s for point in points] + [peak]
-    if datasheet is not None:
-        ys.append(datasheet[1])
+    xs = [point.intensity for point in points] + [machine.peak / machine.bytes_per_s]
+    ys = [point.flops_per_s for point in points] + [machine.peak]
+    if beside is not None:
+        ys.append(beside.peak)
     low_x, high_x = floor(log10(min(xs))), ceil(log10(max(xs)) + 0.3)
     low_y, high_y = floor(log10(min(ys))), ceil(log10(max(ys)) + 0.02)
     grid = [[" "] * width for _ in range(height)]
@@ -36,17 +45,17 @@ def draw_text(
         row = round((high_y - log10(y)) / (high_y - low_y) * (height - 1))
         return min(max(row, 0), height - 1), min(max(column, 0), width - 1)
 
-    def roof(rate: float, top: float, slope: str, flat: str) -> None:
+    def draw(roof: Roof, slope: str, flat: str) -> None:
         for column in range(width):
             x = 10 ** (low_x + column / (width - 1) * (high_x - low_x))
-            y = min(top, x * rate)
+            y = min(roof.peak, x * roof.bytes_per_s)
             if log10(y) >= low_y:
                 row, _ = cell(x, y)
-                grid[row][column] = flat if y == top else slope
+                grid[row][column] = flat if y == roof.peak else slope
 
-    if datasheet is not None:
-        roof(*datasheet, ".", ".")
-    roof(bytes_per_s, peak, "/", "-")
+    if beside is not None:
+        draw(beside, ".", ".")
+    draw(machine, "/", "-")
     for point in points:
         row, column = cell(point.intensity, point.flops_per_s)
         grid[row][column] = _MARKS[point.phase]
@@ -59,17 +68,17 @@ def draw_text(
     lines.append(" " * 6 + "+" + "-" * width)
     ends = f"1e{low_x}", f"1e{high_x} FLOPs/byte"
     lines.append(" " * 7 + ends[0] + ends[1].rjust(width - len(ends[0])))
-    return "\n".join([*lines, "       FLOP/s; o decode, # prefill (predicted), / - the roof"])
+    legend = f"       FLOP/s; o decode, # prefill (predicted), / - {machine.label}"
+    return "\n".join([*lines, legend if beside is None else f"{legend}, . {beside.label}"])
 
 
 def draw_svg(
     points: Sequence[Point],
     path: Path,
+    machine: Roof,
+    beside: Roof | None = None,
     *,
     title: str,
-    bytes_per_s: float,
-    peak: float,
-    datasheet: tuple[float, float] | None = None,
 ) -> None:
     """Write the drawing to a file, with the intervals of the predictions as bars.
 
@@ -85,13 +94,11 @@ def draw_svg(
         raise MissingDependencyError("Drawing needs matplotlib: pip install matplotlib.") from error
     figure, axes = pyplot.subplots(figsize=(8, 5))
     xs = [point.intensity for point in points]
-    left, right = min(xs) / 2, max([*xs, peak / bytes_per_s]) * 4
-    for rate, top, style, label in (
-        (bytes_per_s, peak, "k-", "measured"),
-        *([(*datasheet, "k:", "datasheet")] if datasheet is not None else []),
-    ):
-        ridge = top / rate
-        axes.plot([left, ridge, right], [left * rate, top, top], style, label=label)
+    left, right = min(xs) / 2, max([*xs, machine.peak / machine.bytes_per_s]) * 4
+    for roof, style in ((machine, "k-"), (beside, "k:")):
+        if roof is not None:
+            heights = [left * roof.bytes_per_s, roof.peak, roof.peak]
+            axes.plot([left, roof.peak / roof.bytes_per_s, right], heights, style, label=roof.label)
     for phase, mark, colour in (("decode", "o", "tab:blue"), ("prefill", "s", "tab:red")):
         chosen = [point for point in points if point.phase == phase]
         if not chosen:

@@ -1,17 +1,15 @@
 """What limits a model on a machine and what each change would gain, in numbers and sentences."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 
-from ridgeline.core.formats import number_format
-from ridgeline.core.ops import Weight
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline.batch import Batch, decode_batch, make_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.features import main_weight
-from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
-from ridgeline.roofline.model import PricedModel, weights_of
+from ridgeline.roofline.memory import USABLE_SHARE, MemoryFit
+from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.predict import Bound, StepPredictor
 from ridgeline.roofline.price import op_costs, pass_work
 from ridgeline.roofline.queueing import speculation_gain
@@ -19,6 +17,7 @@ from ridgeline.roofline.queueing import speculation_gain
 _DRAFTS, _ACCEPTANCE = 4, 0.6
 _DRAFT_SHARE = 0.05  # seconds of a drafted token, as a share of a step of the model
 _PREFIX_HIT = 0.5
+_LARGER = 8  # times the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +66,15 @@ class Advice:
     how: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The model in other formats, and the option that makes it so."""
+
+    change: str
+    how: str
+    model: PricedModel
+
+
 def points(
     predictor: StepPredictor, batches: Sequence[int], contexts: Sequence[int]
 ) -> list[Point]:
@@ -109,13 +117,7 @@ def _point(predictor: StepPredictor, name: str, batch: Batch, phase: str) -> Poi
 
 def product_peak(model: PricedModel, calibration: Calibration) -> float:
     """The arithmetic peak of the format that most of the model's products run in."""
-    return calibration.ceilings.peak_flops(model.product_format(_largest(model)))
-
-
-def _largest(model: PricedModel) -> Weight:
-    weights = (main_weight(op) for op, _ in model.token_ops)
-    matrices = [weight for weight in weights if weight is not None and "layers" in weight.name]
-    return max(matrices, key=lambda weight: prod(weight.shape))
+    return calibration.ceilings.peak_flops(model.main_product_format)
 
 
 def ops(predictor: StepPredictor, batch: Batch) -> list[OpPoint]:
@@ -150,42 +152,53 @@ def ops(predictor: StepPredictor, batch: Batch) -> list[OpPoint]:
     return sorted(found, key=lambda each: each.share, reverse=True)
 
 
-def crossover_context(model: PricedModel, batch_size: int) -> float:
-    """The context at which reading K and V takes as many bytes as reading the weights."""
-    return weights_bytes(model) / (batch_size * kv_bytes_per_token(model))
+def crossover_context(model: PricedModel, batch_size: int) -> int | None:
+    """The least context at which reading K and V takes as many bytes as reading the weights;
+    ``None`` if that is beyond the model's longest, or its windows are full before."""
+
+    def reads_more_kv(context: int) -> bool:
+        work = pass_work(model, decode_batch(batch_size, context))
+        return work.kv_read_bytes >= work.weight_bytes
+
+    contexts = range(1, model.spec.max_position + 1)
+    at = bisect_left(contexts, True, key=reads_more_kv)
+    return contexts[at] if at < len(contexts) else None
 
 
-def advise(predictor: StepPredictor, *, batch_size: int, context: int) -> list[Advice]:
-    """What to try next, the largest predicted gain first; what gains nothing is left out."""
-    model = predictor.models[ModelRole.TARGET]
+def advise(
+    predictor: StepPredictor,
+    *,
+    batch_size: int,
+    context: int,
+    max_batch: int,
+    variants: Sequence[Variant] = (),
+) -> list[Advice]:
+    """What to try next, the largest predicted gain first; what gains nothing is left out.
+
+    ``max_batch`` sequences of that context have room, and ``variants`` are the model otherwise.
+    """
     batch = decode_batch(batch_size, context)
     before = predictor.batch_seconds(batch)
-    found = []
-    for name in ("int8", "int4"):
-        if model.weights is None and not _is_quantized(model):
-            after = _with(predictor, _quantized(model, name)).batch_seconds(batch)
-            found.append(
-                Advice(
-                    change=f"quantize weights to {name}",
-                    gain=before / after,
-                    what="decode",
-                    how=f"--quantization {name}",
-                )
-            )
-    if not model.kv_format.is_quantized:
-        after = _with(predictor, replace(model, kv=number_format("int8"))).batch_seconds(batch)
-        how = "--kv-cache-dtype int8"
-        found.append(Advice(change="int8 KV cache", gain=before / after, what="decode", how=how))
-    larger = batch_size * 8
-    more = predictor.batch_seconds(decode_batch(larger, context))
-    found.append(
+    found = [
         Advice(
-            change=f"batch {larger} instead of {batch_size}",
-            gain=8 * before / more,
-            what="decode throughput",
-            how="more requests at once",
+            change=variant.change,
+            gain=before / _with(predictor, variant.model).batch_seconds(batch),
+            what="decode",
+            how=variant.how,
         )
-    )
+        for variant in variants
+    ]
+    larger = min(_LARGER * batch_size, max_batch)
+    if larger > batch_size:
+        more = predictor.batch_seconds(decode_batch(larger, context))
+        found.append(
+            Advice(
+                change=f"batch {larger} instead of {batch_size}",
+                gain=larger / batch_size * before / more,
+                what="decode throughput",
+                how="more requests at once",
+            )
+        )
     found.append(_speculation(predictor, batch_size, context, before))
     found.append(_prefixes(predictor, context))
     useful = [advice for advice in found if advice.gain > 1.02]
@@ -218,27 +231,6 @@ def _prefixes(predictor: StepPredictor, context: int) -> Advice:
     )
 
 
-def _is_quantized(model: PricedModel) -> bool:
-    return any(form.is_quantized for form in model.weight_formats.values())
-
-
-def _quantized(model: PricedModel, name: str) -> PricedModel:
-    """The layers' matrices, and others that the executor stores alike, in another format."""
-    form = number_format(name)
-    if not model.weight_formats:
-        return replace(model, weights=form)
-    formats = {
-        weight.name: form if _is_product(weight) else model.format_of(weight)
-        for weight in weights_of(model)
-    }
-    return replace(model, weight_formats=formats)
-
-
-def _is_product(weight: Weight) -> bool:
-    is_vector = len(weight.shape) < 2 or weight.name.endswith(("_bias", "_norm"))
-    return not is_vector and not weight.name.endswith("router")
-
-
 def _with(predictor: StepPredictor, model: PricedModel) -> StepPredictor:
     return StepPredictor({ModelRole.TARGET: model}, predictor.calibration)
 
@@ -259,8 +251,26 @@ def sentences(predictor: StepPredictor, found: Sequence[Point]) -> list[str]:
                 f"{first.name} has {first.intensity:.1f} FLOPs per byte and is bound by "
                 f"{first.bound}; it is predicted to be {first.gap:.1f} times slower than the roof."
             )
-    context = crossover_context(model, 1)
+    context, longest = crossover_context(model, 1), model.spec.max_position
     lines.append(
-        f"One sequence reads more K and V than weights beyond {context:,.0f} tokens of context."
+        f"One sequence never reads more K and V than weights: its context ends at {longest:,} "
+        "tokens."
+        if context is None
+        else f"One sequence reads more K and V than weights from {context:,} tokens of context on."
     )
     return lines
+
+
+def fit_sentence(found: MemoryFit, context: int) -> str:
+    """Whether sequences of ``context`` tokens have room, in words."""
+    gb = 1e9
+    held, memory = found.weights_bytes / gb, found.memory_bytes / gb
+    beside = f"beside {held:,.1f} GB of weights in {USABLE_SHARE:.0%} of {memory:,.0f} GB"
+    if found.fits:
+        return f"{found.max_batch:,} sequences of {context:,} tokens fit {beside}."
+    if found.max_context:
+        return (
+            f"It does not fit: {found.max_context:,} tokens of context have room {beside}, and "
+            f"{context:,} are asked for."
+        )
+    return f"It does not fit: there is no room {beside}."
