@@ -7,15 +7,18 @@ measures, and general clients spend more on a chunk than a small model does on a
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
 import msgspec
 
-from ridgeline.bench.serve.targets import Piece
+from ridgeline.bench.serve.prompts import Prompts, request_of
+from ridgeline.bench.serve.targets import Piece, StatusError
 from ridgeline.core.errors import InvalidRequestError, NetworkError
 
 _LIMIT = 1 << 22
 _MAX_ERROR_CHARS = 300
+_REFUSED = (400, 404, 405, 415, 422, 501)  # the form of a request, not its sender or moment
 
 
 class _Details(msgspec.Struct):
@@ -23,13 +26,26 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
 class _Choice(msgspec.Struct):
     text: str | None = None
+    delta: _Delta | None = None
     token_ids: list[int] | None = None
+
+    @property
+    def has_text(self) -> bool:
+        delta = self.delta or _Delta()
+        return bool(self.text or delta.content or delta.reasoning or delta.reasoning_content)
 
 
 class _Chunk(msgspec.Struct):
@@ -43,7 +59,14 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class HttpTarget:
     """``url`` is of the server or of its ``/v1``; ``model`` is what it calls the model."""
 
-    def __init__(self, url: str, *, model: str, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        api_key: str | None = None,
+        prompts: Prompts = Prompts.IDS,
+    ) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequestError(f"{url!r} is not an http or https URL.")
@@ -53,6 +76,7 @@ class HttpTarget:
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._authority = parts.netloc.rpartition("@")[2]
         self._model, self._api_key = model, api_key
+        self.prompts = prompts
 
     async def models(self) -> list[str]:
         """Names of the models that are served there."""
@@ -70,22 +94,32 @@ class HttpTarget:
         self._model = model
         return self
 
+    async def adapt(self, token_ids: tuple[int, ...]) -> None:
+        """Ask in the first way that the endpoint takes: token ids, text, or a chat.
+
+        Raises:
+            NetworkError: it takes none of them, or cannot be asked at all.
+        """
+        refused: StatusError | None = None
+        for self.prompts in Prompts:
+            try:
+                async with aclosing(self.stream(token_ids, 2)) as pieces:
+                    async for _ in pieces:
+                        pass
+            except StatusError as error:
+                if error.status not in _REFUSED:
+                    raise
+                refused = refused or error
+            else:
+                return
+        assert refused is not None
+        raise refused
+
     async def stream(
         self, token_ids: tuple[int, ...], max_tokens: int
     ) -> AsyncGenerator[Piece, None]:
-        payload = {
-            "model": self._model,
-            "prompt": token_ids,
-            "max_tokens": max_tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "return_token_ids": True,
-        }
-        reader, writer = await self._request(
-            "POST", "/v1/completions", msgspec.json.encode(payload)
-        )
+        path, payload = request_of(self.prompts, self._model, token_ids, max_tokens)
+        reader, writer = await self._request("POST", path, msgspec.json.encode(payload))
         try:
             seen = 0
             async for event in _events(_body(reader, await _head(reader))):
@@ -96,11 +130,16 @@ class HttpTarget:
                 if total is not None:
                     count = max(0, total - seen)
                 else:
-                    count = len(token_ids) or sum(bool(choice.text) for choice in chunk.choices)
+                    count = len(token_ids) or sum(choice.has_text for choice in chunk.choices)
                 seen += count
                 details = usage.prompt_tokens_details if usage else None
                 cached = details.cached_tokens if details else None
-                yield Piece(num_tokens=count, token_ids=token_ids, num_cached_tokens=cached)
+                yield Piece(
+                    num_tokens=count,
+                    token_ids=token_ids,
+                    num_prompt_tokens=usage.prompt_tokens if usage else None,
+                    num_cached_tokens=cached,
+                )
         finally:
             writer.close()
 
@@ -127,7 +166,7 @@ class HttpTarget:
 
 
 async def _head(reader: asyncio.StreamReader) -> dict[str, str]:
-    """The headers of a successful answer; raises `NetworkError` for another one."""
+    """The headers of a successful answer; raises `NetworkError` for none, and `StatusError`."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
@@ -138,10 +177,12 @@ async def _head(reader: asyncio.StreamReader) -> dict[str, str]:
         for name, colon, value in (line.partition(":") for line in lines)
         if colon
     }
-    if status.split(" ")[1:2] != ["200"]:
+    code = status.split(" ")[1:2]
+    if code != ["200"]:
         body = b"".join([part async for part in _body(reader, headers)])
         text = body.decode(errors="replace")[:_MAX_ERROR_CHARS]
-        raise NetworkError(f"{status.partition(' ')[2]}: {text}")
+        message = f"{status.partition(' ')[2]}: {text}"
+        raise StatusError(message, status=int(code[0]) if code and code[0].isdecimal() else 0)
     return headers
 
 

@@ -19,7 +19,7 @@ class RequestTrace:
 
     ``chunk_times_s[i]`` is when ``chunk_tokens[i]`` (> 0) output tokens came. ``queue_s`` is what
     the server says of its own queue, ``None`` where it says nothing. ``error`` is ``None`` if the
-    request was completed.
+    request was completed, and ``is_throttled`` says that there were too many (HTTP 429, 503).
     """
 
     scheduled_s: float
@@ -32,6 +32,7 @@ class RequestTrace:
     queue_s: float | None = None
     user: int = 0
     error: str | None = None
+    is_throttled: bool = False
 
     @property
     def is_complete(self) -> bool:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from ridgeline.bench.serve.metrics import Slo
+from ridgeline.bench.serve.metrics import RequestTrace, Slo
 from ridgeline.bench.serve.session import Load, Point, run_point
 from ridgeline.bench.serve.targets import Target
 from ridgeline.bench.serve.workload import Workload, parse_length
@@ -15,21 +16,28 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthPoint:
-    """Median time to the first token of a prompt so long, alone; seconds."""
+    """Median time to the first token of a prompt so long, alone; seconds.
 
-    input_tokens: int
+    ``input_tokens`` are what the endpoint counts, where it tells.
+    """
+
+    input_tokens: float
     ttft_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """What so many requests at once got; seconds and tokens per second."""
+    """What so many requests at once got; seconds and tokens per second.
+
+    ``num_failed`` count those that were ``num_throttled`` (HTTP 429, 503) too.
+    """
 
     concurrency: int
     output_tokens_s: float
     ttft_p50_s: float | None
     tpot_p50_s: float | None
     num_failed: int
+    num_throttled: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +45,8 @@ class ProbeReport:
     """``prefill_tokens_s`` is the slope of TTFT over length, ``overhead_s`` its value at length 0.
 
     ``saturation``: the least load beyond which output hardly grows, ``throttled_at`` the least at
-    which requests failed; ``None`` where neither was reached.
+    which requests were refused because there were too many; ``None`` where neither was reached.
+    ``error``: the first other failure. ``num_completed`` requests of all were answered.
     """
 
     lengths: Sequence[LengthPoint]
@@ -46,6 +55,8 @@ class ProbeReport:
     loads: Sequence[LoadPoint]
     saturation: int | None
     throttled_at: int | None
+    error: str | None
+    num_completed: int
 
 
 async def probe(
@@ -60,15 +71,17 @@ async def probe(
 ) -> ProbeReport:
     """Measure an endpoint, first alone by length, then under more and more load.
 
-    Prompts are random token ids of ``vocab``.
+    Prompts are random token ids of ``vocab``; answers may be shorter than was asked.
     """
-    lengths = []
+    lengths, traces = list[LengthPoint](), list[RequestTrace]()
     for length in input_lengths:
         progress(f"prompts of {length} tokens")
         point = await _run(target, length, 1, vocab, concurrency=1, count=requests_per_point)
+        traces += point.traces
         if point.summary.ttft_s is not None:
+            counted = median(t.num_prompt_tokens for t in point.traces if t.is_complete)
             ttft_s = point.summary.ttft_s.p50.value
-            lengths.append(LengthPoint(input_tokens=length, ttft_s=ttft_s))
+            lengths.append(LengthPoint(input_tokens=counted, ttft_s=ttft_s))
     loads: list[LoadPoint] = []
     saturation = throttled_at = None
     for concurrency in concurrencies:
@@ -77,9 +90,11 @@ async def probe(
         point = await _run(
             target, input_lengths[0], output_tokens, vocab, concurrency=concurrency, count=count
         )
+        traces += point.traces
         loads.append(_load_point(concurrency, point))
-        if point.summary.num_failed:
+        if loads[-1].num_throttled:
             throttled_at = concurrency
+        if loads[-1].num_throttled or point.summary.num_failed == point.summary.num_requests:
             break
         if len(loads) > 1:
             gain = loads[-1].output_tokens_s / max(loads[-2].output_tokens_s, 1e-9)
@@ -94,6 +109,8 @@ async def probe(
         loads=loads,
         saturation=saturation,
         throttled_at=throttled_at,
+        error=next((t.error for t in traces if t.error and not t.is_throttled), None),
+        num_completed=sum(trace.is_complete for trace in traces),
     )
 
 
@@ -114,7 +131,8 @@ async def _run(
         vocab=vocab,
     )
     load = Load(concurrency=concurrency)
-    return await run_point(target, load, list(workload.conversations()), slo=Slo())
+    conversations = list(workload.conversations())
+    return await run_point(target, load, conversations, slo=Slo(), may_be_short=True)
 
 
 def _load_point(concurrency: int, point: Point) -> LoadPoint:
@@ -125,6 +143,7 @@ def _load_point(concurrency: int, point: Point) -> LoadPoint:
         ttft_p50_s=summary.ttft_s.p50.value if summary.ttft_s else None,
         tpot_p50_s=summary.tpot_s.p50.value if summary.tpot_s else None,
         num_failed=summary.num_failed,
+        num_throttled=sum(trace.is_throttled for trace in point.traces),
     )
 
 

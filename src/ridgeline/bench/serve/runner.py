@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 
 from ridgeline.bench.serve.metrics import RequestTrace
-from ridgeline.bench.serve.targets import Target
+from ridgeline.bench.serve.targets import THROTTLED, StatusError, Target
 from ridgeline.bench.serve.workload import Conversation, Turn
 from ridgeline.core.errors import RidgelineError
 
@@ -38,10 +38,14 @@ async def run_closed_loop(
     *,
     concurrency: int,
     think_s: float = 0.0,
+    may_be_short: bool = False,
     progress: Progress = lambda _: None,
 ) -> list[RequestTrace]:
-    """Keep ``concurrency`` conversations in progress until all are done."""
-    recorder = _Recorder(target, think_s, progress)
+    """Keep ``concurrency`` conversations in progress until all are done.
+
+    Answers that end early are failures, unless they ``may_be_short``.
+    """
+    recorder = _Recorder(target, think_s, progress, may_be_short=may_be_short)
     waiting = iter(conversations)
 
     async def one_after_the_other() -> None:
@@ -53,10 +57,13 @@ async def run_closed_loop(
 
 
 class _Recorder:
-    def __init__(self, target: Target, think_s: float, progress: Progress) -> None:
+    def __init__(
+        self, target: Target, think_s: float, progress: Progress, *, may_be_short: bool = False
+    ) -> None:
         self._target = target
         self._think_s = think_s
         self._progress = progress
+        self._may_be_short = may_be_short
         self.traces: list[RequestTrace] = []
 
     async def converse(self, conversation: Conversation, due_s: float) -> None:
@@ -79,7 +86,7 @@ class _Recorder:
         times: list[float] = []
         counts: list[int] = []
         answer: list[int] = []
-        cached, queue_s, error = 0, None, None
+        cached, prompt_tokens, queue_s, error, is_throttled = 0, len(prompt), None, None, False
         sent_s = time.monotonic()
         try:
             async with aclosing(self._target.stream(prompt, turn.max_tokens)) as pieces:
@@ -89,22 +96,26 @@ class _Recorder:
                         counts.append(piece.num_tokens)
                     answer.extend(piece.token_ids)
                     cached = piece.num_cached_tokens or cached
+                    prompt_tokens = piece.num_prompt_tokens or prompt_tokens
                     queue_s = queue_s if piece.queue_s is None else piece.queue_s
         except (RidgelineError, OSError) as problem:
             error = f"{type(problem).__name__}: {problem}"
-        if error is None and sum(counts) != turn.max_tokens:
+            is_throttled = isinstance(problem, StatusError) and problem.status in THROTTLED
+        is_short = sum(counts) != turn.max_tokens and not (self._may_be_short and counts)
+        if error is None and is_short:
             error = f"{sum(counts)} tokens came instead of {turn.max_tokens}."
         trace = RequestTrace(
             scheduled_s=due_s,
             sent_s=sent_s,
             finished_s=time.monotonic(),
-            num_prompt_tokens=len(prompt),
+            num_prompt_tokens=prompt_tokens,
             chunk_times_s=tuple(times),
             chunk_tokens=tuple(counts),
             num_cached_tokens=cached,
             queue_s=queue_s,
             user=user,
             error=error,
+            is_throttled=is_throttled,
         )
         # A server that names no tokens gets others of the same number: its cache misses them.
         missing = turn.max_tokens - len(answer)

@@ -56,16 +56,22 @@ async def run_point(
     slo: Slo,
     think_s: float = 0.0,
     engine: AsyncEngine | None = None,
+    may_be_short: bool = False,
     progress: Progress = lambda _: None,
 ) -> Point:
-    """Run one load to the end."""
+    """Run one load to the end; in a closed loop answers ``may_be_short``."""
     run: Callable[[], Awaitable[list[RequestTrace]]]
     if load.concurrency is not None:
         concurrency = load.concurrency
 
         async def run() -> list[RequestTrace]:
             return await run_closed_loop(
-                target, conversations, concurrency=concurrency, think_s=think_s, progress=progress
+                target,
+                conversations,
+                concurrency=concurrency,
+                think_s=think_s,
+                may_be_short=may_be_short,
+                progress=progress,
             )
     else:
 

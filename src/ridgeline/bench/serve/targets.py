@@ -5,9 +5,20 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.core.errors import NetworkError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine import AsyncEngine
+
+THROTTLED = (429, 503)
+
+
+class StatusError(NetworkError):
+    """A server refused a request with an HTTP status."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +30,7 @@ class Piece:
 
     num_tokens: int
     token_ids: tuple[int, ...] = ()
+    num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
     queue_s: float | None = None
 
