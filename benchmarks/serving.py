@@ -29,12 +29,12 @@ from benchmarks.shapes import shape_folder
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.conditions import Watch, usable_cores
-from ridgeline.bench.serve.metrics import percentile
 from ridgeline.bench.serve.targets import EngineTarget
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.spec import ModelSpec
 from ridgeline.engine import AsyncEngine
 from ridgeline.models import PRESETS, read_config
+from ridgeline.roofline.metrics import percentile
 from ridgeline.weights import locate_model
 
 RESULTS = Path(__file__).parent / "results"

@@ -37,7 +37,7 @@ from benchmarks.shapes import shape_folder
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.conditions import Watch, usable_cores
-from ridgeline.bench.serve.metrics import percentile
+from ridgeline.roofline.metrics import percentile
 
 PORT = 8391
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64

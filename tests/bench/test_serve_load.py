@@ -11,12 +11,14 @@ import pytest
 
 from ridgeline.bench.serve.http_target import HttpTarget
 from ridgeline.bench.serve.runner import run_closed_loop, run_open_loop
+from ridgeline.bench.serve.session import _with_energy
 from ridgeline.bench.serve.targets import EngineTarget, Piece
 from ridgeline.bench.serve.workload import Workload, parse_length, read_trace
 from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, NetworkError
 from ridgeline.engine import AsyncEngine
+from ridgeline.roofline import energy
 
 
 def workload(**fields):
@@ -229,6 +231,22 @@ def test_continuous_usage_counts_the_tokens_of_each_chunk():
 def test_errors_of_the_server_are_errors(answer, message):
     with pytest.raises(NetworkError, match=message):
         stream_from(answer)
+
+
+def test_energy_is_read_while_a_load_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "_RAPL", tmp_path)
+    monkeypatch.setattr(energy, "_gpu_watts", lambda: None)
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "energy_uj").write_text("1000000")
+
+    async def run():
+        (zone / "energy_uj").write_text("3500000")
+        return ["a trace"]
+
+    traces, spent = asyncio.run(_with_energy(run))
+    assert traces == ["a trace"]
+    assert spent == energy.Energy(joules=2.5, source="rapl", valid=True)
 
 
 def test_nobody_listens():

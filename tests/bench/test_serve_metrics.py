@@ -10,10 +10,10 @@ from ridgeline.bench.serve.metrics import (
     Slo,
     distribution,
     littles_law,
-    percentile,
     quantile,
     summarize,
 )
+from ridgeline.roofline.metrics import percentile
 
 
 def trace(scheduled_s, *times_s, sent_s=None, tokens=None, **fields):

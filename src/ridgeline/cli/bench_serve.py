@@ -196,6 +196,12 @@ def print_points(name: str, points: Sequence[Mapping[str, Any]]) -> None:
                 table.add_row(f"{label} {share}", *cells)
     console.print(table)
     for point in points:
+        energy = point["energy"]
+        if energy["valid"]:
+            console.print(
+                f"{_label(point['load'])}: {energy['joules_per_output_token']:.3g} J for each "
+                f"token of output ({energy['source']})"
+            )
         for warning in _warnings(point):
             console.print(f"{_label(point['load'])}: {warning}", style="yellow")
 

@@ -1,7 +1,7 @@
 """Definitions of what is measured, so that every report means the same by a name."""
 
 from collections.abc import Sequence
-from math import ceil
+from math import floor
 
 
 def mbu(moved_bytes: float, seconds: float, bytes_per_s: float) -> float:
@@ -20,17 +20,19 @@ def mfu(useful_flops: float, seconds: float, flops_per_s: float) -> float:
     return useful_flops / (seconds * flops_per_s)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of the values do not exceed (nearest rank).
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The percentile of a sorted sample, interpolated between the nearest ranks.
 
-    A mean hides what a percentile shows; nine of these ten are at most 110 ms:
+    Hyndman and Fan 1996, definition 7, which numpy uses. A mean hides what a percentile shows:
 
-    >>> ttft_ms = [100, 102, 100, 100, 99, 104, 110, 90, 3000, 95]
-    >>> sum(ttft_ms) / len(ttft_ms), percentile(ttft_ms, 0.5), percentile(ttft_ms, 0.9)
-    (390.0, 100, 110)
+    >>> ttft_ms = sorted([100, 102, 100, 100, 99, 104, 110, 90, 3000, 95])
+    >>> sum(ttft_ms) / len(ttft_ms), percentile(ttft_ms, 0.5), round(percentile(ttft_ms, 0.9))
+    (390.0, 100.0, 399)
     """
-    ordered = sorted(values)
-    return ordered[max(0, ceil(share * len(ordered)) - 1)]
+    position = share * (len(ordered) - 1)
+    low = floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 def goodput(met_every_slo: Sequence[bool], seconds: float) -> float:

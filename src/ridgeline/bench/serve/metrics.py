@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ridgeline.roofline.metrics import concurrency, goodput, percentile
+
 MIN_P99_SAMPLES = 1000
 _Z95 = 1.959964  # two-sided 95% of the normal distribution
 
@@ -96,17 +98,6 @@ class Distribution:
     p99: Quantile | None
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The percentile of a sorted sample, interpolated between the nearest ranks.
-
-    Hyndman and Fan 1996, definition 7, which numpy uses.
-    """
-    position = share * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-
 def quantile(ordered: Sequence[float], share: float) -> Quantile:
     """A percentile with the interval between two order statistics that holds it at 95%.
 
@@ -191,8 +182,11 @@ def littles_law(
     arrived = [trace for trace in done if first <= trace.scheduled_s < last]
     spans = ((trace.scheduled_s, trace.scheduled_s + trace.end_to_end_s) for trace in done)
     inside_s = sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
-    waited_s = sum(trace.end_to_end_s for trace in arrived)
-    return LittlesLaw(concurrency=inside_s / (last - first), expected=waited_s / (last - first))
+    mean_s = sum(trace.end_to_end_s for trace in arrived) / len(arrived)
+    return LittlesLaw(
+        concurrency=inside_s / (last - first),
+        expected=concurrency(len(arrived) / (last - first), mean_s),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +226,7 @@ def summarize(traces: Sequence[RequestTrace], slo: Slo | None = None) -> Summary
     slo = slo or Slo()
     done = [trace for trace in traces if trace.is_complete]
     wall_s = max(t.finished_s for t in traces) - min(t.scheduled_s for t in traces)
-    good = sum(slo.is_met(trace) for trace in traces)
+    good = [slo.is_met(trace) for trace in traces]
     tpots = [tpot for trace in done if (tpot := trace.tpot_s) is not None]
     prompt_tokens = sum(trace.num_prompt_tokens for trace in done)
     cached_tokens = sum(trace.num_cached_tokens for trace in done)
@@ -243,8 +237,8 @@ def summarize(traces: Sequence[RequestTrace], slo: Slo | None = None) -> Summary
         wall_s=wall_s,
         request_rate=len(traces) / wall_s,
         completed_rate=len(done) / wall_s,
-        goodput=good / wall_s,
-        good_share=good / len(traces),
+        goodput=goodput(good, wall_s),
+        good_share=sum(good) / len(traces),
         input_tokens_s=prompt_tokens / wall_s,
         output_tokens_s=sum(trace.num_output_tokens for trace in done) / wall_s,
         cached_share=cached_tokens / prompt_tokens if prompt_tokens else 0.0,

@@ -12,8 +12,10 @@ from ridgeline.bench.serve.targets import Target
 from ridgeline.bench.serve.workload import Conversation, Workload
 from ridgeline.engine import AsyncEngine
 from ridgeline.engine.stats import StepRecord
+from ridgeline.roofline.energy import UNKNOWN, Energy, EnergyMeter
 
 _POLL_S = 0.05
+_ENERGY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +34,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run of a sweep; ``steps`` are the engine's, where it could be asked."""
+    """One run of a sweep; ``steps`` are the engine's, where it could be asked, and ``energy`` that
+    of this machine, if the engine is here."""
 
     load: Load
     summary: Summary
     traces: Sequence[RequestTrace]
     steps: Sequence[StepRecord] = field(default=())
+    energy: Energy = UNKNOWN
 
     def to_json(self, *, with_traces: bool = False) -> dict[str, Any]:
         result = {"load": asdict(self.load), **asdict(self.summary)}
+        output_tokens = self.summary.output_tokens_s * self.summary.wall_s
+        result["energy"] = asdict(self.energy) | {
+            "joules_per_output_token": self.energy.per_token(output_tokens)
+        }
         if self.steps:
             result["mean_sequences_per_step"] = _mean_occupancy(self.steps)
         if with_traces:
@@ -80,15 +88,44 @@ async def run_point(
 
     steps: list[StepRecord] = []
     watch = asyncio.create_task(_collect_steps(engine, steps)) if engine else None
+    energy = UNKNOWN
     try:
-        traces = await run()
+        if engine is None:
+            traces = await run()
+        else:
+            traces, energy = await _with_energy(run)
     finally:
         if watch is not None:
             await asyncio.sleep(2 * _POLL_S)
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
-    return Point(load=load, summary=summarize(traces, slo), traces=traces, steps=steps)
+    summary = summarize(traces, slo)
+    return Point(load=load, summary=summary, traces=traces, steps=steps, energy=energy)
+
+
+async def _with_energy(
+    run: Callable[[], Awaitable[list[RequestTrace]]],
+) -> tuple[list[RequestTrace], Energy]:
+    """What comes of a run, and the energy meanwhile; counters are read beside the event loop."""
+    meter, done = EnergyMeter(), asyncio.Event()
+    await asyncio.to_thread(meter.start)
+
+    async def sample() -> Energy:
+        while not done.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), _ENERGY_S)
+                break
+            await asyncio.to_thread(meter.sample)
+        return await asyncio.to_thread(meter.stop)
+
+    sampling = asyncio.create_task(sample())
+    try:
+        traces = await run()
+    finally:
+        done.set()
+        energy = await sampling
+    return traces, energy
 
 
 async def warm_up(target: Target, workload: Workload, count: int) -> None:
