@@ -3,7 +3,9 @@
 Its device is the CPU, as strict about graphs and waiting as a GPU.
 """
 
+import gc
 import threading
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +15,7 @@ import torch
 from tests.executors.host_cuda import host_executor
 from tests.tiny import CONFIG, EXPERTS, GREEDY, LATENT, WINDOWED, Driver, tiny_executor, tiny_model
 
-from ridgeline.core.plan import BlockTableUpdate, Outputs, Pass, step_in_flight
+from ridgeline.core.plan import BlockTableUpdate, ModelRole, Outputs, Pass, step_in_flight
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda.decode import batch_bucket
 from ridgeline.executors.cuda.host_device import HostDevice, HostEvent, HostWaitError, NoWaits
@@ -315,3 +317,25 @@ def test_more_sequences_than_a_bucket_and_tables_that_grow():
             tokens[s] += result.token_ids
     assert tokens == expected
     driver.executor.close()
+
+
+@pytest.mark.parametrize("config", [CONFIG, EXPERTS, LATENT], ids=["dense", "experts", "latents"])
+def test_closing_frees_weights_and_graphs_without_the_collector(config):
+    """A graph that is collected later may be destroyed while another one is captured."""
+    driver = driver_on(config=config)
+    driver.decode(0, PROMPT, 3)
+    executor = driver.executor
+    model = executor._models[ModelRole.TARGET]
+    (step,) = model.steps._steps.values()
+    parts = [model, model._program, model.steps, step.graph, step.inputs]
+    parts += [*model.weights.tensors.values()]
+    parts += [matrix.codes for matrix in model.weights.matrices.values()]
+    left = [weakref.ref(part) for part in parts]
+    gc.collect()
+    gc.disable()
+    try:
+        executor.close()
+        del model, step, parts
+        assert [ref() for ref in left if ref() is not None] == []
+    finally:
+        gc.enable()

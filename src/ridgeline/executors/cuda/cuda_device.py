@@ -1,7 +1,8 @@
 """`CUDADevice`: a GPU through PyTorch."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -40,6 +41,10 @@ class CUDADevice:
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
     def capture(self, body: Callable[[], None]) -> Graph:
         with self.scope():
             # Kernels are compiled, and libraries take their workspaces, outside of the capture.
@@ -48,11 +53,26 @@ class CUDADevice:
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Another thread may be waiting for an event of an earlier step meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        with (
+            _no_collection(),
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
         ):
             body()
         return graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Graphs that the collector destroys while a stream captures would spoil the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class CUDAEvent:

@@ -84,6 +84,11 @@ class DecodeSteps:
         self._record = record
         self._steps: dict[Variant, _Step] = {}
 
+    def close(self) -> None:
+        """Let go of what was recorded, and of the body, which refers to the model."""
+        self._steps.clear()
+        del self._body
+
     @property
     def num_recorded(self) -> int:
         return len(self._steps)

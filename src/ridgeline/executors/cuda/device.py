@@ -64,6 +64,9 @@ class Device(Protocol):
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Host memory that the device copies from and to without the host waiting."""
 
+    def release(self) -> None:
+        """Give memory that nothing uses any more back to the device, for other processes."""
+
     def capture(self, body: Callable[[], None]) -> Graph:
         """Record what ``body`` issues. It is run a few times, and so must do no harm.
 

@@ -165,10 +165,13 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     def free(self) -> None:
         self._finisher.shutdown()
         self.device.synchronize()
+        for model in self._models.values():
+            model.close()
         self._models.clear()
-        self._opened = None
+        self._opened, self._last = None, None
         for cache in self.pools.values():
             cache.free()
+        self.device.release()
 
     def new_state(self, admission: Admission) -> SequenceState:
         self._on_device().slots.admit(admission)

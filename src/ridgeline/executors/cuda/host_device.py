@@ -65,6 +65,9 @@ class HostDevice:
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
+    def release(self) -> None:
+        pass
+
     def capture(self, body: Callable[[], None]) -> Graph:
         recorder = Recorder()
         with recorder:

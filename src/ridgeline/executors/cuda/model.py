@@ -51,6 +51,7 @@ class DeviceModel:
         self.rope = RopeTables(rope_specs(model.ops), model.spec.max_position, device.torch_device)
         self.has_adapters = bool(model.adapters)
         self._device, self._kernels, self._execution = device, kernels, execution
+        self._is_open = False
         self._program = Program(model, self.weights, kernels, self.cache)
         self._adapted = self._program
         if model.adapters:
@@ -73,6 +74,14 @@ class DeviceModel:
             longest=slots.longest,
             record=self._execution == "graphs",
         )
+        self._is_open = True
+
+    def close(self) -> None:
+        """Free graphs and weights at once: what refers to itself would wait for the collector."""
+        if self._is_open:
+            self.steps.close()
+        self._program.close()
+        self._adapted.close()
 
     def hidden(
         self, batch: HostBatch, tokens_T: torch.Tensor, send: Callable[[Any], torch.Tensor]

@@ -47,7 +47,11 @@ class Program:
         *body, head = model.ops
         assert isinstance(head, ops.Head)
         self._head = head
-        self._calls = tuple(self._lowered(body))
+        self._calls: tuple[Call, ...] = tuple(self._lowered(body))
+
+    def close(self) -> None:
+        """Let go of the calls, which refer to the program and to its weights."""
+        self._calls = ()
 
     @property
     def num_calls(self) -> int:
