@@ -1,5 +1,7 @@
 """Accounted bytes and FLOPs against independent counts, over families, types and batches."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.parity.every_case import CASES
@@ -8,11 +10,19 @@ from tests.roofline.counting import count
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.formats import float_format
+from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.handle import Handle
 from ridgeline.models import describe, lower
-from ridgeline.roofline import PricedModel, account, pass_work, prefill_batch, price
+from ridgeline.roofline import (
+    PricedModel,
+    account,
+    decode_batch,
+    pass_work,
+    prefill_batch,
+    price,
+)
 from ridgeline.weights import dummy_weights
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
@@ -125,6 +135,54 @@ def test_replay_is_the_sum_of_its_steps():
         parts.append(price({ModelRole.TARGET: model}, driver.executor.plan).work)
     assert replay.work.num_bytes == pytest.approx(sum(part.num_bytes for part in parts))
     assert replay.work.flops == pytest.approx(sum(part.flops for part in parts))
+
+
+def test_experts_of_a_replay_that_was_cut_short():
+    """Those that were read take the place of those expected of the steps that ran."""
+    model = tiny_model(EXPERTS)
+    driver = Driver(_Recorder(tiny_executor(model=model)))
+    segment = driver.segment(0, 0, PROMPT, fresh=True)
+    result = driver.run(
+        passes=[Pass(segments=(segment,), num_steps=2)], admissions=(driver.admit(0, PROMPT),)
+    )
+    models, plan = {ModelRole.TARGET: priced(model)}, driver.executor.plan
+    longer = replace(plan, passes=(replace(plan.passes[0], num_steps=6),))
+    assert result.experts_read
+    assert account(models, longer, result).cost == account(models, plan, result).cost
+
+
+NARROW = {  # what a rank of two has of each configuration
+    "dense": (CONFIG, {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}),
+    "windowed": (WINDOWED, {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}),
+    "one KV head": (CONFIG | {"num_key_value_heads": 1}, {"num_attention_heads": 3, "head_dim": 8}),
+    "experts": (EXPERTS, {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}),
+    "latent": (LATENT, {"num_attention_heads": 3, "num_key_value_heads": 3}),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize(
+    "batch", [decode_batch(3, 40), prefill_batch(20)], ids=["decode", "prefill"]
+)
+def test_a_tensor_parallel_rank_is_priced_as_a_narrower_model(name, batch):
+    """With half the heads, half the inner widths and half the rows of the head."""
+    config, heads = NARROW[name]
+    config = config | {"vocab_size": 152}
+    halves = ("intermediate_size", "moe_intermediate_size", "vocab_size")
+    narrow = config | heads | {key: config[key] // 2 for key in halves if key in config}
+    models = []
+    for each in (config, narrow):
+        spec = describe(each).spec
+        models.append(PricedModel(spec=spec, ops=lower(spec)))
+    rank = replace(models[0], layout=ParallelLayout(tensor=2))
+    work, alone = pass_work(rank, batch), pass_work(models[1], batch)
+    for field in (*BYTES, "flops"):
+        assert getattr(work, field) == pytest.approx(getattr(alone, field)), field
+    # A rank sends its half of a ring's sum twice in each layer, and its logits once.
+    layers, hidden_bytes = len(rank.spec.layers), 2 * rank.spec.hidden_size
+    logits_bytes = 4 * batch.logit_rows * 76
+    assert work.link_messages == 2 * layers + 1
+    assert work.link_bytes == 2 * layers * batch.num_tokens * hidden_bytes + logits_bytes
 
 
 def test_causal_attention_is_half_the_square():

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.core.ops import MoE
-from ridgeline.core.plan import ModelRole, Segment, StepPlan, is_reference
+from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_reference
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.roofline.batch import batch_of, batches_of
 from ridgeline.roofline.model import PricedModel
@@ -41,7 +41,7 @@ def account(
     cost their bytes, and are not useful; experts are those that were read, where the executor
     reports it (``StepResult.experts_read``).
     """
-    costs, useful = [], dict.fromkeys(Phase, 0.0)
+    costs, useful, target = list[StepCost](), dict.fromkeys(Phase, 0.0), list[Pass]()
     drafted = accepted = yielded = 0
     for a_pass, outcomes in zip(plan.passes, result.passes, strict=True):
         model = models[a_pass.role]
@@ -56,10 +56,12 @@ def account(
         steps = (
             max(1, *(len(outcome.token_ids) for _, outcome in ran)) if a_pass.num_steps > 1 else 1
         )
-        cost = price_segments(model, replace(a_pass, num_steps=steps), segments)
+        run = replace(a_pass, segments=tuple(segments), num_steps=steps)
+        cost = price_segments(model, run, segments)
         costs.append(cost)
         if a_pass.role is not ModelRole.TARGET:
             continue
+        target.append(run)
         wasted = _rejected(model, ran)
         for phase, work in cost.by_phase.items():
             useful[phase] += work.flops - wasted.get(phase, 0.0)
@@ -68,7 +70,7 @@ def account(
         yielded += sum(len(outcome.token_ids) for _, outcome in ran)
     cost = add_costs(costs)
     if result.experts_read is not None:
-        cost = _with_experts(models[ModelRole.TARGET], plan, cost, result.experts_read)
+        cost = _with_experts(models[ModelRole.TARGET], target, cost, result.experts_read)
     return StepAccount(
         cost=cost, useful_flops=useful, drafted=drafted, accepted=accepted, yielded=yielded
     )
@@ -104,9 +106,9 @@ def _rejected(
 
 
 def _with_experts(
-    model: PricedModel, plan: StepPlan, cost: StepCost, experts_read: int
+    model: PricedModel, ran: Sequence[Pass], cost: StepCost, experts_read: int
 ) -> StepCost:
-    """Exchange the expected number of experts for the number that was read."""
+    """Exchange the expected number of experts for the number that the passes read."""
     correction = 0.0
     num_moe = sum(isinstance(op, MoE) for op in model.ops)
     for op, count in model.grouped_ops:
@@ -116,8 +118,7 @@ def _with_experts(
         one = sum(map(model.bytes_of, stacked)) / op.gate.shape[0]
         expected = sum(
             experts_touched(op.gate.shape[0], op.routing.top_k, batch.num_tokens)
-            for a_pass in plan.passes
-            if a_pass.role is ModelRole.TARGET
+            for a_pass in ran
             for batch in batches_of(a_pass)
         )
         ranks = max(model.layout.tensor, model.layout.expert)
