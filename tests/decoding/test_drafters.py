@@ -133,10 +133,12 @@ class Price:
 
     def __init__(self, *, token_s: float, draft_s: float) -> None:
         self.token_s, self.draft_s = token_s, draft_s
+        self.num_asked = 0
 
     def seconds(self, plan):
+        self.num_asked += 1
         return sum(
-            self.draft_s
+            self.draft_s * a_pass.num_steps
             if a_pass.role is ModelRole.DRAFT
             else 1.0 + self.token_s * a_pass.num_tokens
             for a_pass in plan.passes
@@ -153,8 +155,11 @@ def plan_of(drafted):
         for slot, n in enumerate(drafted)
     )
     draft = Segment(slot=0, start=100, stop=101, token_ids=(1,))
-    chain = (Pass(segments=(draft,), role=ModelRole.DRAFT),) * max(drafted)
-    return StepPlan(step_id=0, passes=(*chain, Pass(segments=target)))
+    target_pass = Pass(segments=target)
+    if not any(drafted):
+        return StepPlan(step_id=0, passes=(target_pass,))
+    chain = Pass(segments=(draft,), role=ModelRole.DRAFT, num_steps=max(drafted))
+    return StepPlan(step_id=0, passes=(chain, target_pass))
 
 
 def simulate(
@@ -177,7 +182,7 @@ def simulate(
             drafted = [drafter.propose(slot, max_tokens).num_model_tokens for slot in range(slots)]
             rest = drafter.rest_steps()
         plan = plan_of(drafted)
-        step_s = price.seconds(plan) + (overhead_s * len(plan.passes) if any(drafted) else 0.0)
+        step_s = price.seconds(plan) + (overhead_s * (1 + max(drafted)) if any(drafted) else 0.0)
         drafter.observe(plan, step_s)
         seconds += step_s
         current = rates(step) if callable(rates) else rates
@@ -231,6 +236,27 @@ def test_a_chain_that_was_never_tried_is_not_thought_cheaper_than_its_price():
     excess_s = costs.excess_s(1)
     assert excess_s[0] < 0
     assert excess_s[1:] == [0.0] * 6
+
+
+def test_steps_of_a_kind_are_priced_once():
+    """A price takes longer than a small model's step."""
+    price = Price(token_s=0.02, draft_s=0.01)
+    costs = StepCosts(price, max_tokens=6)
+    for _ in range(100):
+        costs.observe(plan_of([0]), 1.1, is_plain=True)
+        costs.observe(plan_of([3]), 1.5, is_plain=False)
+    assert price.num_asked <= 4
+    costs.of(1, 100)
+    assert price.num_asked <= 10
+
+
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_what_a_chain_takes_beyond_its_price_is_known_by_its_length(length):
+    costs = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6)
+    plain, chain = plan_of([0]), plan_of([length])
+    costs.observe(plain, 1.02, is_plain=True)
+    costs.observe(chain, 1.0 + 0.02 * (1 + length) + 0.01 * length + 0.5, is_plain=False)
+    assert costs.excess_s(1)[length] == pytest.approx(0.5)
 
 
 def test_it_follows_a_text_that_changes():

@@ -13,6 +13,7 @@ from ridgeline.core.protocols import StepPrice
 _SAMPLE = Outputs(sample=True)
 _WEIGHT = 0.25  # of the latest step in the mean
 _MOST_OFF = math.log(4.0)  # a step that is further off than that from the mean was interrupted
+_KNOWN_PRICES = 2048  # prices of passes that are remembered
 _KEPT_STEPS = 512  # after which a kind of step that was not seen again is tried again
 
 
@@ -74,7 +75,7 @@ class StepCosts:
     def __init__(self, price: StepPrice, *, max_tokens: int) -> None:
         self._price = price
         self._max_tokens = max_tokens
-        self._known: dict[tuple[int, int], tuple[npt.NDArray[np.float64], float]] = {}
+        self._known: dict[tuple[int, int, int, ModelRole], float] = {}
         # By the number of sequences as a power of two; of steps with drafts by draft passes, too.
         self._plain: dict[int, _Mean] = {}  # logarithms of measured over predicted seconds
         self._excess: dict[tuple[int, int], _Mean] = {}  # seconds for each pass
@@ -87,38 +88,28 @@ class StepCosts:
 
         Asked anew when the batch or, by an eighth, the context has changed.
         """
-        context = int(2.0 ** (round(8 * np.log2(max(1.0, mean_length))) / 8))
-        key = (num_sequences, context)
-        if key not in self._known:
-            if len(self._known) >= 256:
-                self._known.clear()
-            widths = range(1, self._max_tokens + 2)
-            target = [
-                self._seconds(_pass(num_sequences, context, width, ModelRole.TARGET))
-                for width in widths
-            ]
-            draft = self._seconds(_pass(num_sequences, context, 1, ModelRole.DRAFT))
-            self._known[key] = (np.array(target), draft)
-        seconds, draft = self._known[key]
-        tokens = num_sequences * np.arange(1, self._max_tokens + 2)
-        return lambda wanted: np.interp(wanted, tokens, seconds), draft
+        widths = range(1, self._max_tokens + 2)
+        seconds = [self._seconds(num_sequences, mean_length, width) for width in widths]
+        tokens = [num_sequences * width for width in widths]
+        draft_s = self._seconds(num_sequences, mean_length, 1, ModelRole.DRAFT)
+        return lambda wanted: np.interp(wanted, tokens, seconds), draft_s
 
     def observe(self, plan: StepPlan, seconds: float, *, is_plain: bool) -> None:
         """Learn from a step that decoded only, if it had drafts or ``is_plain``."""
-        *chain, target = plan.passes
+        *drafts, target = plan.passes
         if target.role is not ModelRole.TARGET or not _decodes(target) or seconds <= 0:
             return
         self._num_steps += target.num_steps
-        size, num_passes = len(target.segments).bit_length(), len(plan.passes)
-        predicted = self._price.seconds(plan)
+        size, predicted = len(target.segments).bit_length(), sum(map(self._priced, plan.passes))
         if is_plain:
             log = math.log(seconds / predicted)
             plain = self._plain.setdefault(size, _Mean(log, self._num_steps))
             plain.take(log, self._num_steps, _MOST_OFF)
         elif size in self._plain and any(segment.num_drafts for segment in target.segments):
-            least = -0.5 * predicted
+            chain = max((each.num_steps for each in drafts), default=0)
+            least, num_passes = -0.5 * predicted, chain + 1
             excess = max(least, seconds / self.slow_down(len(target.segments)) - predicted)
-            key, each = (size, len(chain)), excess / num_passes
+            key, each = (size, chain), excess / num_passes
             if self._is_recent(key):
                 known = self._excess[key]
                 known.take(each, self._num_steps, max(predicted / num_passes, abs(known.value)))
@@ -161,8 +152,32 @@ class StepCosts:
         known = self._excess.get(key)
         return known is not None and self._num_steps - known.step <= _KEPT_STEPS
 
-    def _seconds(self, a_pass: Pass) -> float:
-        return self._price.seconds(StepPlan(step_id=0, passes=(a_pass,)))
+    def _priced(self, a_pass: Pass) -> float:
+        """Seconds as `of` counts them; its first step may have several tokens of each sequence."""
+        count = len(a_pass.segments)
+        mean_length = sum(segment.start for segment in a_pass.segments) / count
+        width, part = divmod(a_pass.num_tokens / count, 1.0)
+        one_s, first_s, wider_s = (
+            self._seconds(count, mean_length, each, a_pass.role)
+            for each in (1, int(width), int(width) + bool(part))
+        )
+        return first_s + part * (wider_s - first_s) + (a_pass.num_steps - 1) * one_s
+
+    def _seconds(
+        self, num_sequences: int, mean_length: float, width: int, role: ModelRole = ModelRole.TARGET
+    ) -> float:
+        """Of one pass, at the nearest eighth of a power of two of the context.
+
+        Remembered: a price takes longer than what a step on the host may.
+        """
+        context = int(2.0 ** (round(8 * math.log2(max(1.0, mean_length))) / 8))
+        key = (num_sequences, context, width, role)
+        if key not in self._known:
+            if len(self._known) >= _KNOWN_PRICES:
+                self._known.clear()
+            plan = StepPlan(step_id=0, passes=(_pass(num_sequences, context, width, role),))
+            self._known[key] = self._price.seconds(plan)
+        return self._known[key]
 
 
 def _decodes(a_pass: Pass) -> bool:
