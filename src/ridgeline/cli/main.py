@@ -20,6 +20,7 @@ from ridgeline.cli import (
     roofline,
     serve,
 )
+from ridgeline.cli.config_file import apply_config_file
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
+        apply_config_file(arguments)
         code: int = arguments.run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
+from ridgeline.cli.config_file import add_config_option
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import SamplingParams
@@ -71,6 +72,7 @@ def add_model_options(parser: Parser) -> None:
         "model", nargs="?", metavar="MODEL", help="folder or hub name; default: the embedded model"
     )
     _add_fields(parser, EngineConfig, title="engine")
+    add_config_option(parser)
     parser.add_argument("--help-all", nargs=0, action=_HelpAll, help="show every option and exit")
 
 
