@@ -100,8 +100,9 @@ void activate(const rl_activation& activation, const float* gate, const float* u
     vf g = load_some(gate + i, n);
     if (activation.kind == RL_CLAMPED_SWIGLU) {
       vf limit = splat(activation.limit);
-      g = min(g, limit);
-      u = max(min(u, limit), -limit);
+      // In this order what is not a number stays so: comparisons with it give the second operand.
+      g = min(limit, g);
+      u = max(-limit, min(limit, u));
       store_some(out + i, (u + 1.0f) * g * sigmoid(activation.alpha * g), n);
     } else {
       store_some(out + i, apply(activation.kind, g) * u, n);
