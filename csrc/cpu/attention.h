@@ -4,7 +4,8 @@
 // all of them share one pass over K and V. KV slots are taken in chunks of 64 and splits of 512
 // that lie at absolute slots. Each split of a row gives (maximum, sum, out), and a row's splits are
 // merged in their order, whether one thread walks over them or several share them. Rows are taken
-// in blocks. So a row's result depends on nothing but the row and the cache.
+// in blocks; what one of them sees and another does not, numbers or not, reaches the one alone. So a
+// row's result depends on nothing but the row and the slots that it sees.
 //
 // A draft in a tree sees slots that are not consecutive. They are gathered, so that the row
 // computes what it would if its path alone were stored: speculation does not change the output.

@@ -179,22 +179,71 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
     float* scores = scratch.scores + row * kChunkTokens;
     vf sum = load(scratch.lane_sums + row * W) * splat(decay[row]);
     for (int i = 0; i < kChunkTokens; i += W) {
-      vf weight = exp2_of_negative(load(scores + i) - splat(maximum[row]));
+      vf score = load(scores + i), weight = exp2_of_negative(score - splat(maximum[row]));
       sum += weight;
-      if constexpr (F == RL_INT8) weight *= load(v_scales + i);
+      if constexpr (F == RL_INT8) {
+        // Of a slot that the row does not see, the scale may be anything.
+        weight = select((vi)(score == -INFINITY), vf{}, weight * load(v_scales + i));
+      }
       store(scores + i, weight);
     }
     store(scratch.lane_sums + row * W, sum);
   }
 }
 
+// Whether V of tokens [first, last) of a chunk is finite in all elements.
 template <int F>
-void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk& chunk, int last,
-               bool convert, BlockScratch& scratch, float* out) {
+bool is_finite(const ChunkValues& values, int first, int last, int width) {
+  vf probe = {};
+  for (int t = first; t < last; ++t) {
+    const uint8_t* stored = values.sub_blocks.now[t / kSubTokens];
+    int64_t start = int64_t{t % kSubTokens} * values.stride;
+    for (int i = 0; i < width; i += W) {
+      vf zeros = load_elements<F>(stored, start + i) * 0.0f;  // or not a number
+      for (int lane = width - i; lane < W; ++lane) zeros[lane] = 0;  // padding is anything
+      probe += zeros;
+    }
+  }
+  return sum(probe) == 0;
+}
+
+// Adds V times the weights to every row. Rows of a block do not all see the same slots; the weights
+// of what a row does not see are 0, and 0 times a number leaves the sum as it is. Where there is
+// something else among those slots each row goes over its own alone.
+template <int F>
+void mix_values(const RowBlock& block, const MixRows* kernels, ChunkValues values,
+                const Chunk& chunk, BlockScratch& scratch, float* out) {
+  const Visible by_any = {values.first_token, values.last_token};
+  auto in_chunk = [&](int slot) {
+    return std::min(std::max(slot - chunk.start, by_any.first), by_any.last);
+  };
+  Visible by_all = by_any;
+  for (int row = 0; row < block.num_rows; ++row) {
+    by_all.first = std::max(by_all.first, in_chunk(scratch.visible[row].first));
+    by_all.last = std::min(by_all.last, in_chunk(scratch.visible[row].last));
+  }
+  auto mix = [&](int row, int rows) {
+    kernels[rows - 1](values, scratch.scores + row * kChunkTokens, scratch.decay + row,
+                      out + row * block.out_stride, block.out_stride);
+  };
+  bool codes = block.group->format == RL_INT8;
+  if (codes || (is_finite<F>(values, by_any.first, by_all.first, block.out_width) &&
+                is_finite<F>(values, by_all.last, by_any.last, block.out_width)))
+    return for_panels(block.num_rows, mix);
+  for (int row = 0; row < block.num_rows; ++row) {
+    values.first_token = in_chunk(scratch.visible[row].first);
+    values.last_token = in_chunk(scratch.visible[row].last);
+    mix(row, 1);
+  }
+}
+
+template <int F>
+void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk& chunk,
+               Visible seen, bool convert, BlockScratch& scratch, float* out) {
   ChunkValues values = {};
   values.stride = convert ? block.out_stride : layout.v_stride;
-  values.first_sub_block = chunk.first;
-  values.last_token = std::min(last - chunk.start, kChunkTokens);
+  values.first_token = std::max(seen.first - chunk.start, 0);
+  values.last_token = std::min(seen.last - chunk.start, kChunkTokens);
   for (int s = chunk.first; s < chunk.last; ++s) {
     const uint8_t* stored = chunk.sub_blocks.now[s] + layout.v_offset;
     if (convert) {
@@ -206,11 +255,10 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
     values.sub_blocks.now[s] = stored;
     values.sub_blocks.later[s] = chunk.sub_blocks.later[s] + layout.v_offset;
   }
-  const MixRows* kernels = convert ? Tiles<RL_F32>::mix : Tiles<F>::mix;
-  for_panels(block.num_rows, [&](int row, int rows) {
-    kernels[rows - 1](values, scratch.scores + row * kChunkTokens, scratch.decay + row,
-                      out + row * block.out_stride, block.out_stride);
-  });
+  if (convert)
+    mix_values<RL_F32>(block, Tiles<RL_F32>::mix, values, chunk, scratch, out);
+  else
+    mix_values<F>(block, Tiles<F>::mix, values, chunk, scratch, out);
 }
 
 template <int F>
@@ -223,7 +271,7 @@ void split(const RowBlock& block, const SubBlockLayout& layout, int first, Visib
     Chunk chunk = find_chunk(block, layout, start, seen, scratch);
     score_chunk<F>(block, chunk, convert, scratch);
     weigh_chunk<F>(block, layout, chunk, scratch, partial.maximum);
-    mix_chunk<F>(block, layout, chunk, seen.last, convert, scratch, partial.out);
+    mix_chunk<F>(block, layout, chunk, seen, convert, scratch, partial.out);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "kv_cache.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "pool.h"
@@ -17,12 +18,19 @@ int64_t round_up(int64_t value, int64_t multiple) {
 
 int64_t bytes_of(int format) { return format == RL_F32 ? 4 : format == RL_INT8 ? 1 : 2; }
 
+constexpr float kLargestHalf = 65504;
+
+// A finite value that a half does not hold becomes the largest that it does: infinity would spoil
+// every later token.
 void store_element(int format, uint8_t* data, int64_t index, float value) {
+  auto* words = reinterpret_cast<uint16_t*>(data);
   if (format == RL_F32) {
     reinterpret_cast<float*>(data)[index] = value;
+  } else if (format == RL_F16) {
+    bool overflows = std::fabs(value) > kLargestHalf && value - value == 0;
+    words[index] = float_to_half(overflows ? std::copysign(kLargestHalf, value) : value);
   } else {
-    reinterpret_cast<uint16_t*>(data)[index] =
-        format == RL_F16 ? float_to_half(value) : float_to_bfloat(value);
+    words[index] = float_to_bfloat(value);
   }
 }
 

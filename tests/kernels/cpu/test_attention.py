@@ -304,9 +304,54 @@ def test_what_is_not_finite_spoils_its_own_sequence_only(level):
     bad = np.full((1, 1, 16), np.nan)
     kv.write([Part(sequence=1, start=20, num_tokens=1)], bad, bad)
     after = kv.attend(parts, q, scale=0.2)
-    np.testing.assert_array_equal(after[:40], before[:40])
+    np.testing.assert_array_equal(after[:60], before[:60])
     np.testing.assert_array_equal(after[80:], before[80:])
     assert np.isnan(after[60:80]).all()
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("v_width", [20, 0])
+@pytest.mark.parametrize("window", [0, 9, 40])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_reaches_only_those_that_see_it(
+    level, number_format, v_width, window, bad
+):
+    length, slot = 150, 70
+    kv = filled(
+        level=level,
+        format=number_format,
+        num_kv_heads=1,
+        k_width=20,
+        v_width=v_width,
+        lengths=[length],
+    )
+    parts, settings = [whole(length)], {"scale": 0.2, "window": window, "out_width": v_width or 20}
+    q = queries(parts, 4, 20)
+    before = kv.attend(parts, q, **settings)
+    k, v = kv.read(0, slot, 1)
+    # V alone, where it is not K: scores remain numbers then.
+    (v if v_width else k)[0, 0, 3] = bad
+    kv.write([Part(sequence=0, start=slot, num_tokens=1)], k, v)
+    after = kv.attend(parts, q, **settings)
+    last = min(slot + window, length) if window else length
+    # Writing what was read again leaves int8 codes as they were, but perhaps not its scale.
+    np.testing.assert_array_equal(after[:slot], before[:slot])
+    np.testing.assert_array_equal(after[last:], before[last:])
+    assert not np.isfinite(after[slot:last]).all(axis=-1).any()
+    for size in (1, 7):
+        for part in chunked(length, size):
+            rows = slice(part.start, part.start + part.num_tokens)
+            got = kv.attend([part], q[rows], **settings)
+            np.testing.assert_array_equal(got, after[rows])
+
+
+def test_a_half_that_overflows_is_the_largest_half(level):
+    kv = Cache(level=level, format="f16", num_kv_heads=1, k_width=5, v_width=5, lengths=[1])
+    values = np.array([65519.0, 65520.0, -1e30, np.inf, -np.inf], np.float32)
+    kv.write([whole(1)], values[None, None], values[None, None])
+    want = [65504.0, 65504.0, -65504.0, np.inf, -np.inf]
+    for got in kv.read(0, 0, 1):
+        np.testing.assert_array_equal(got[0, 0], want)
 
 
 LOST = {"f32": 1e-6, "f16": 5e-4, "bf16": 4e-3, "int8": 8e-3}
