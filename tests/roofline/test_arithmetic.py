@@ -6,6 +6,7 @@ import random
 import pytest
 
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.formats import number_format
 from ridgeline.roofline import (
     catalogue,
     cost,
@@ -34,6 +35,33 @@ def test_every_device_has_a_roof_and_every_source_is_explained():
         ceilings = device.ceilings()
         assert not ceilings.measured
         assert ceilings.memory.bytes_per_s > 1e11
+
+
+@pytest.mark.parametrize(
+    ("device", "form", "tflops"),
+    [
+        ("h100", "float32", 67),
+        ("t4", "fp8", 65),  # float16's: 130 are of integers
+        ("a100", "fp8", 312),
+        ("gaudi3", "int8", 1835),
+        ("l4", "bfloat16", 121),
+        ("m4-max", "bfloat16", 18),
+        ("b200", "mxfp4", 9000),
+        ("h100", "q6_k", 1979),
+        ("h100", "float64", 33.5),
+    ],
+)
+def test_a_format_has_its_own_rate_or_a_wider_ones(device, form, tflops):
+    ceilings = load_catalogue().device(device).ceilings()
+    assert ceilings.has_rate(number_format(form))
+    assert ceilings.peak_flops(number_format(form)) == pytest.approx(tflops * 1e12)
+
+
+def test_a_rate_that_nobody_published_is_not_made_up():
+    ceilings = load_catalogue().device("tpu-v5e").ceilings()
+    assert not ceilings.has_rate(number_format("float32"))
+    with pytest.raises(InvalidRequestError, match="v5e has no rate for float32"):
+        ceilings.peak_flops(number_format("float32"))
 
 
 def test_users_add_their_own(tmp_path):

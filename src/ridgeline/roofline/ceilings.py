@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log
 
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import NumberFormat
 
 
@@ -67,25 +68,37 @@ class Ceilings:
         return self.memory.bytes_per_s
 
     def peak_flops(self, form: NumberFormat) -> float:
-        """Dense peak of products in a format; of the next wider one where it has no rate."""
-        own = form.name.partition("-")[0]  # groups of other sizes are multiplied alike
-        for name in (own, *_WIDER.get(own, ())):
+        """Dense peak of products in a format; of the next wider one where it has no rate.
+
+        Raises:
+            InvalidRequestError: no format of that width or more has a rate.
+        """
+        for name in _as_wide(form):
             if name in self.flops_per_s:
                 return self.flops_per_s[name]
-        return max(self.flops_per_s.values())
+        if form.bits == 64 and "float32" in self.flops_per_s:
+            return self.flops_per_s["float32"] / 2  # vectors hold half as many
+        raise InvalidRequestError(f"{self.name} has no rate for {form.name}; choose another dtype.")
+
+    def has_rate(self, form: NumberFormat) -> bool:
+        """Whether `peak_flops` knows one."""
+        if form.bits == 64 and "float32" in self.flops_per_s:
+            return True
+        return any(name in self.flops_per_s for name in _as_wide(form))
 
     def ridge(self, form: NumberFormat) -> float:
         """Intensity, in FLOPs per byte of main memory, at which both limits meet."""
         return self.peak_flops(form) / self.memory.bytes_per_s
 
 
-# Formats whose rate holds for one that a machine has no rate for.
-_WIDER = {
-    "float16": ("bfloat16", "float32"),
-    "bfloat16": ("float16", "float32"),
-    "fp8": ("8bit", "bfloat16", "float32"),
-    "int8": ("8bit", "bfloat16", "float32"),
-    "int6": ("int8", "8bit", "bfloat16", "float32"),
-    "int4": ("4bit", "int8", "8bit", "bfloat16", "float32"),
-    "float64": ("float32",),
-}
+def _as_wide(form: NumberFormat) -> list[str]:
+    """A format and those whose rate holds for it as well: as wide or wider, the narrowest first."""
+    names = [form.name.partition("-")[0]]  # groups of other sizes are multiplied alike
+    if form.name.startswith(("fp8", "float8")):
+        names += ["fp8", "8bit"]
+    elif form.is_quantized:
+        names += ["int4", "4bit"] if form.bits <= 4 else []
+        names += ["int8", "8bit"]
+    if form.bits <= 16:
+        names += ["bfloat16", "float16"]
+    return [*names, "float32"] if form.bits <= 32 else names
