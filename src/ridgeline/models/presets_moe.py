@@ -1,7 +1,4 @@
-"""Shapes of published mixtures of experts, as the config.json that each was published with.
-
-DeepSeek-V3 and gpt-oss were published quantized; here their formats are left out.
-"""
+"""Shapes of published mixtures of experts, as the config.json that each was published with."""
 
 from collections.abc import Mapping
 
@@ -64,6 +61,15 @@ def _gpt_oss(*, num_layers: int, num_experts: int) -> dict[str, object]:
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
     }
 
 
@@ -176,6 +182,12 @@ MOE_PRESETS: Mapping[str, Mapping[str, object]] = {
         "scoring_func": "sigmoid",
         "routed_scaling_factor": 2.5,
         "num_nextn_predict_layers": 1,
+        "quantization_config": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+        },
         "rope_scaling": _deepseek_yarn(1.0),
     },
     "gpt-oss-20b": _gpt_oss(num_layers=24, num_experts=32),

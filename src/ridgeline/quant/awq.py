@@ -63,6 +63,18 @@ class AWQ:
             config.ignore(name)
         return cls(group_size=None if size < 0 else size)
 
+    @property
+    def format(self) -> NumberFormat:
+        """Of every weight."""
+        return NumberFormat(
+            name="uint4",
+            bits=4,
+            is_float=False,
+            group_size=self.group_size,
+            scale_bits=16,
+            zero_bits=4,
+        )
+
     def plan(self, tensors: Mapping[str, TensorInfo], read: Read) -> StoragePlan:
         modules = modules_with(tensors, ".qweight")
         return StoragePlan(weights=[self._weight(module) for module in modules])
@@ -76,14 +88,7 @@ class AWQ:
 
         def assemble(read: Read) -> QuantizedTensor:
             return QuantizedTensor(
-                format=NumberFormat(
-                    name="uint4",
-                    bits=4,
-                    is_float=False,
-                    group_size=self.group_size,
-                    scale_bits=16,
-                    zero_bits=4,
-                ),
+                format=self.format,
                 codes=_columns(read(f"{prefix}.qweight")).T.contiguous(),
                 scales=read(f"{prefix}.scales").T.contiguous(),
                 zeros=_columns(read(f"{prefix}.qzeros")).T.contiguous(),

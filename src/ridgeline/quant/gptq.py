@@ -77,6 +77,18 @@ class GPTQ:
             config.ignore(name)
         return cls(bits=bits, group_size=None if size < 0 else size, zeros_less_one=kind == "gptq")
 
+    @property
+    def format(self) -> NumberFormat:
+        """Of every weight."""
+        return NumberFormat(
+            name=f"uint{self.bits}",
+            bits=self.bits,
+            is_float=False,
+            group_size=self.group_size,
+            scale_bits=16,
+            zero_bits=self.bits,
+        )
+
     def plan(self, tensors: Mapping[str, TensorInfo], read: Read) -> StoragePlan:
         plan = StoragePlan()
         for module in modules_with(tensors, ".qweight"):
@@ -111,14 +123,7 @@ class GPTQ:
             if ordered:
                 order = group_order(read(f"{prefix}.g_idx"), self.group_size, groups)
             return QuantizedTensor(
-                format=NumberFormat(
-                    name=f"uint{self.bits}",
-                    bits=self.bits,
-                    is_float=False,
-                    group_size=self.group_size,
-                    scale_bits=16,
-                    zero_bits=self.bits,
-                ),
+                format=self.format,
                 codes=unpack_words(read(f"{prefix}.qweight").T.contiguous(), self.bits, inputs),
                 scales=read(f"{prefix}.scales").T.contiguous(),
                 zeros=zeros,
