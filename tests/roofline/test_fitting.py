@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ridgeline.core.errors import CorruptFileError
@@ -11,10 +12,11 @@ from ridgeline.core.formats import BFLOAT16, FLOAT32, number_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
-from ridgeline.roofline.calibration import calibrate, load, save, typical
+from ridgeline.roofline.calibration import calibrate, load, measured_elsewhere, save, typical
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 from ridgeline.roofline.features import Overlap, pass_terms, roof_seconds
 from ridgeline.roofline.fitting import Sample, fit, overlap_seconds, predict
+from ridgeline.roofline.host import cpu_name, usable_cores
 from ridgeline.roofline.kernels import NativeKernels
 from ridgeline.roofline.predict import Bound, StepPredictor
 
@@ -214,3 +216,41 @@ def test_marginal_seconds_follow_the_whole():
     assert 0 < ten < predictor.segment_seconds(200, 0) < predictor.segment_seconds(200, 3000)
     alone = predictor.batch_seconds(prefill_batch(300))
     assert predictor.segment_seconds(300, 0) <= alone
+
+
+def test_only_weights_in_fp8_are_multiplied_in_it():
+    """Neither attention nor a head of 16 bits."""
+    ceilings = replace(CEILINGS, flops_per_s={"bfloat16": 1e12, "fp8": 2e12})
+    fp8 = number_format("fp8")
+    plain = priced("llama-3.1-8b", BFLOAT16)
+    small = priced("llama-3.1-8b", BFLOAT16, weights=fp8, compute=fp8)
+
+    def arithmetic(model):
+        terms = pass_terms(model, prefill_batch(2000), ceilings)
+        found = {}
+        for overlap in terms.overlaps:
+            for name, seconds in overlap.arithmetic.items():
+                if name.split("/")[0] == "product" or overlap.kind == "attention":
+                    found[name] = found.get(name, 0.0) + seconds
+        return found
+
+    before, after = arithmetic(plain), arithmetic(small)
+    assert after["attention/product"] == before["attention/product"]
+    head_s = after["product/float/bfloat16"]
+    layers_s = before["product/float/bfloat16"] - head_s
+    assert 0 < head_s < 0.01 * layers_s
+    assert after["product/codes/fp8"] == pytest.approx(layers_s / 2)
+
+
+def test_a_calibration_of_another_machine_is_known():
+    made = calibrate(samples(), CEILINGS, executor="test", dense_attention=False)
+    assert measured_elsewhere(made) is None
+    here = {"cpu": cpu_name(), "cores": usable_cores()}
+
+    def measured_on(**conditions):
+        ceilings = replace(CEILINGS, conditions=here | conditions)
+        return measured_elsewhere(msgspec.structs.replace(made, ceilings=ceilings))
+
+    assert measured_on() is None
+    assert "is of Abacus with" in measured_on(cpu="Abacus")
+    assert f"with {usable_cores() + 1} cores" in measured_on(cores=usable_cores() + 1)

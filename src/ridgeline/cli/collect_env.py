@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import CorruptFileError
+from ridgeline.roofline.host import cpu_name
 
 PACKAGES = (
     "ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub",
@@ -62,7 +63,7 @@ def collect() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(psutil.Process().cpu_affinity())
         if sys.platform == "linux"
         else os.cpu_count(),
@@ -80,10 +81,16 @@ def collect() -> dict[str, Any]:
 def _step_price() -> str:
     """What the scheduler predicts the seconds of steps with."""
     from ridgeline.executors import default_executor
-    from ridgeline.roofline.calibration import calibration_path, describe, load
+    from ridgeline.roofline.calibration import (
+        calibration_path,
+        describe,
+        load,
+        measured_elsewhere,
+    )
 
     try:
-        return describe(load(calibration_path(default_executor())))
+        found = load(calibration_path(default_executor()))
+        return (measured_elsewhere(found) if found else None) or describe(found)
     except CorruptFileError as error:
         return str(error)
 
@@ -100,10 +107,6 @@ def _cpuinfo() -> dict[str, str]:
     lines = path.read_text().splitlines() if path.exists() else []
     pairs = (line.split(":", 1) for line in lines if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
-
-
-def _cpu_name() -> str:
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def _isa_flags() -> list[str]:

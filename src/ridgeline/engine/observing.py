@@ -10,7 +10,12 @@ from ridgeline.core.protocols import Executor
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.priced import held_formats, priced_model
 from ridgeline.roofline import history
-from ridgeline.roofline.calibration import calibration_path, describe, load
+from ridgeline.roofline.calibration import (
+    calibration_path,
+    describe,
+    load,
+    measured_elsewhere,
+)
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.predict import StepPredictor
 
@@ -35,6 +40,9 @@ def make_observer(
         calibration = load(calibration_path(executor.name))
     except CorruptFileError as error:
         _log.warning("%s", error)
+        calibration = None
+    if calibration is not None and (elsewhere := measured_elsewhere(calibration)):
+        _log.warning("%s", elsewhere)
         calibration = None
     _log.info("Steps are priced by a model that is %s.", describe(calibration))
     return Observer(priced, StepPredictor(priced, calibration) if calibration else None)

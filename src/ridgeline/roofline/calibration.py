@@ -14,6 +14,7 @@ import numpy as np
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.fitting import Sample, fit, held_out_errors
+from ridgeline.roofline.host import cpu_name, usable_cores
 from ridgeline.roofline.storage import cache_folder, write_json
 
 SCHEMA = 2
@@ -151,6 +152,19 @@ def describe(calibration: Calibration | None) -> str:
     return (
         f"calibrated for the {calibration.executor} executor, {calibration.created[:10]}; median "
         f"error on what it had not seen: {errors}"
+    )
+
+
+def measured_elsewhere(found: Calibration) -> str | None:
+    """A sentence if a calibration is of another processor, or of another number of its cores."""
+    conditions = found.ceilings.conditions
+    there = conditions.get("cpu"), conditions.get("cores")
+    here = cpu_name(), usable_cores()
+    if all(each in (None, own) for each, own in zip(there, here, strict=True)):
+        return None
+    return (
+        f"The calibration of the {found.executor} executor is of {there[0]} with {there[1]} cores, "
+        f"and this is {here[0]} with {here[1]}; `ridgeline roofline --calibrate` measures it."
     )
 
 

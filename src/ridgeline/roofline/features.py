@@ -163,7 +163,7 @@ def _attention(
     model: PricedModel, batch: Batch, ceilings: Ceilings, rate: float, alone: Amounts
 ) -> Overlap:
     """K and V are read once for each segment, and loaded once for a few rows of queries."""
-    peak = ceilings.peak_flops(model.compute_format)
+    peak = ceilings.peak_flops(model.activations)
     read_s = product_s = load_s = 0.0
     for op, count in model.attention_ops:
         work = op_work(op, batch, model)

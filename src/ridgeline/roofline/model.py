@@ -32,7 +32,8 @@ class PricedModel:
         weight_formats: formats of single weights by name, before all else.
         kv: format of the KV cache.
         layout: how the model is spread over ranks. Prices are those of one rank.
-        compute: format of the matrix products, if not that of the activations (FP8 by FP8).
+        compute: format of the products of weights in that format, if not that of the activations
+            (FP8 by FP8). Other weights, such as a 16-bit head, are multiplied in the activations'.
         products_by_weight: each product runs at the rate of its weight's format (the cpu executor).
         kernels: how the executor's products grow with tokens.
         dense_attention: masked scores are computed too (the reference executor does).
@@ -52,14 +53,17 @@ class PricedModel:
 
     @property
     def compute_format(self) -> NumberFormat:
-        """Of products without weights, and of all where weights are unpacked first."""
+        """Of products with weights of that format; others are in that of the activations."""
         return self.compute or self.activations
 
     def product_format(self, weight: Weight | None) -> NumberFormat:
-        """Of the products with a weight."""
-        if self.products_by_weight and weight is not None:
-            return self.format_of(weight)
-        return self.compute_format
+        """Of the products with a weight; of others (attention) it is the activations'."""
+        if weight is None:
+            return self.activations
+        form = self.format_of(weight)
+        if self.products_by_weight or form.name == self.compute_format.name:
+            return form
+        return self.activations
 
     @cached_property
     def main_format(self) -> NumberFormat:
