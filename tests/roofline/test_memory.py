@@ -7,6 +7,7 @@ import torch
 from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_executor, tiny_model
 
 from ridgeline.core.formats import BFLOAT16, FLOAT64, number_format
+from ridgeline.core.ops import op_weights
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel
@@ -82,3 +83,16 @@ def test_ranks_share_the_weights():
     pool = 8 * (0.9 * 80e9) - weights_bytes(whole)
     assert eight.max_batch == pytest.approx(pool / kv_bytes(whole, 4096), rel=0.01)
     assert eight.max_context == whole.spec.max_position
+
+
+def test_every_rank_has_routers_and_latents():
+    whole = preset("deepseek-v3")
+    everywhere = {
+        weight.name: whole.bytes_of(weight)
+        for op in whole.ops
+        for weight in op_weights(op)
+        if len(weight.shape) < 2 or weight.name.endswith((".router", ".q_a", ".kv_a"))
+    }
+    split = replace(whole, layout=ParallelLayout(tensor=8))
+    more = 8 * rank_weights_bytes(split) - weights_bytes(whole)
+    assert more == pytest.approx(7 * sum(everywhere.values()), rel=1e-6)

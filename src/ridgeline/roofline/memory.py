@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ridgeline.core.config import blocks_per_sequence
-from ridgeline.core.ops import MoE, Op, QKVProject, Weight, op_weights
+from ridgeline.core.ops import LatentProject, MoE, Op, QKVProject, Weight, op_weights
 from ridgeline.roofline.model import PricedModel, weights_of
 
 # Left to the runtime, activations and fragmentation, as vLLM's gpu_memory_utilization does.
@@ -19,7 +19,8 @@ def rank_weights_bytes(model: PricedModel) -> float:
     """Bytes of weights that the fullest rank holds.
 
     Matrices of the layers and the head are split over the tensor-parallel ranks, KV heads at most
-    by their number, experts over the expert-parallel ranks; layers over the pipeline.
+    by their number, experts over the expert-parallel ranks; layers over the pipeline. Every rank
+    has the routers and the projections to latents.
     """
     layout, seen, total = model.layout, set[str](), 0.0
     for op in model.ops:
@@ -34,11 +35,21 @@ def _split(op: Op, weight: Weight, model: PricedModel) -> int:
     ranks = model.layout.tensor
     if isinstance(op, MoE) and len(weight.shape) == 3:
         return max(ranks, model.layout.expert)
-    if len(weight.shape) < 2:
+    if len(weight.shape) < 2 or _is_everywhere(op, weight):
         return 1
     if isinstance(op, QKVProject) and weight in (op.key, op.value):
         return min(ranks, op.num_kv_heads)
     return ranks
+
+
+def _is_everywhere(op: Op, weight: Weight) -> bool:
+    """Whether every rank holds a matrix whole."""
+    match op:
+        case LatentProject():
+            return weight in (op.query_latent, op.latent)
+        case MoE():
+            return weight == op.router
+    return False
 
 
 def kv_bytes_per_token(model: PricedModel) -> float:
@@ -92,18 +103,29 @@ class MemoryFit:
 
 
 def fit(
-    model: PricedModel, *, memory_bytes: float, context: int, step_tokens: int, block_tokens: int
+    model: PricedModel,
+    *,
+    memory_bytes: float,
+    context: int,
+    step_tokens: int,
+    block_tokens: int,
+    kv_share: float | None = None,
 ) -> MemoryFit:
     """How many sequences of ``context`` tokens run, and how long a single one may be.
 
     ``step_tokens`` are computed in one step, at the most, and ``block_tokens`` are in a KV block.
+    ``kv_share`` is the part of the memory beside the weights that is KV's; without it KV has what
+    `USABLE_SHARE` of the memory leaves.
     """
 
     def pool_bytes(context: int) -> float:
         return rank_pool_bytes(model, context, step_tokens=step_tokens, block_tokens=block_tokens)
 
     held = rank_weights_bytes(model)
-    pool = max(0.0, memory_bytes * USABLE_SHARE - held)
+    if kv_share is None:
+        pool = max(0.0, memory_bytes * USABLE_SHARE - held)
+    else:
+        pool = max(0.0, memory_bytes - held) * kv_share
     low, high = 0, model.spec.max_position
     while low < high:  # the longest context whose KV fits
         middle = (low + high + 1) // 2
