@@ -124,6 +124,15 @@ def test_what_cannot_be_drawn_is_not(settings):
         draw(logits.to(DEVICE), rows, workspace=SampleWorkspace(3, DEVICE))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_part_of_a_row_that_has_nothing_but_nan_tells_of_it(temperature):
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 1024:2048] = float("-inf")  # what one program looks at, here as on a GPU
+    logits[0, 1500] = float("nan")
+    rows = rows_of([SamplingParams(temperature=temperature)], [1], [5])
+    assert draw(logits.to(DEVICE), rows, truncate=False) == [-1]
+
+
 def test_equal_logits_are_told_apart_by_noise_and_greedy_takes_the_first():
     logits = torch.zeros(2, VOCAB, dtype=torch.bfloat16, device=DEVICE)
     logits[:, 500:] = 1

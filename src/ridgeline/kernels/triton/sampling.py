@@ -186,9 +186,9 @@ def _draw(
         better = top > best
         best_token = tl.where(better, token, best_token)
         best = tl.where(better, top, best)
-    if is_nan > 0:
-        best_token = best_token * 0 - 1
-        best = best * 0 + float("inf")
+    # Not arithmetic on the best, which is −∞ where a part has nothing finite.
+    best_token = tl.where(is_nan > 0, -1, best_token)
+    best = tl.where(is_nan > 0, float("inf"), best)
     slot = row * MOST_PARTS + part
     if PARTS > 1:
         tl.store(scores + slot, best)
