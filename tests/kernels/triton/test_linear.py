@@ -18,6 +18,7 @@ from ridgeline.kernels.triton import (
     fp8_matrix,
     linear,
     matmul,
+    multiplies_scaled,
     pack_matrix,
     quantize_matrix,
     quantize_rows,
@@ -180,6 +181,18 @@ def test_float8_products_are_scaled_by_rows():
         scaled_matmul(x, scales, packed, out)
     with pytest.raises(ValueError, match="row"):
         scaled_matmul(codes, scales, quantize_matrix(weight, 8), out)
+
+
+def test_what_the_library_cannot_multiply_in_float8_is_known():
+    fits = fp8_matrix(random(48, 64))
+    assert multiplies_scaled(fits, torch.bfloat16)
+    assert not any(multiplies_scaled(fits, other) for other in (torch.float32, torch.float16))
+    for matrix in (
+        fp8_matrix(random(47, 64)),
+        fp8_matrix(random(48, 72)),
+        pack_matrix(random(8, 16)),
+    ):
+        assert not multiplies_scaled(matrix, torch.bfloat16)
 
 
 def test_what_does_not_fit_is_refused():

@@ -250,7 +250,7 @@ class TritonKernels:
         self, x_TI: torch.Tensor, matrix: PackedMatrix, bias_O: torch.Tensor | None
     ) -> torch.Tensor:
         out_TO = x_TI.new_empty(len(x_TI), matrix.shape[-2])
-        if matrix.format is Format.FP8 and matrix.group == 0 and self._multiplies_fp8:
+        if self._multiplies_fp8 and kernels.multiplies_scaled(matrix, x_TI.dtype):
             codes = torch.empty_like(x_TI, dtype=torch.float8_e4m3fn)
             scales_T = torch.empty(len(x_TI), dtype=torch.float32, device=x_TI.device)
             kernels.quantize_rows(x_TI, codes, scales_T)

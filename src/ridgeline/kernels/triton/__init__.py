@@ -34,7 +34,12 @@ from ridgeline.kernels.triton.kv_cache import (  # noqa: E402
     layer_tensors,
     move_slots,
 )
-from ridgeline.kernels.triton.library import dequantize, matmul, scaled_matmul  # noqa: E402
+from ridgeline.kernels.triton.library import (  # noqa: E402
+    dequantize,
+    matmul,
+    multiplies_scaled,
+    scaled_matmul,
+)
 from ridgeline.kernels.triton.linear import (  # noqa: E402
     SMALL_BATCH,
     FoldedNorm,
@@ -91,6 +96,7 @@ __all__ = [
     "linear",
     "matmul",
     "move_slots",
+    "multiplies_scaled",
     "normalise",
     "pack_matrix",
     "quantize_matrix",

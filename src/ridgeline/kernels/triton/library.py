@@ -70,6 +70,16 @@ def scaled_matmul(
     )
 
 
+def multiplies_scaled(matrix: PackedMatrix, dtype: torch.dtype) -> bool:
+    """Whether `scaled_matmul` can multiply this matrix, into outputs of ``dtype``.
+
+    cuBLASLt wants whole groups of 16 rows and columns, and scales by rows a bfloat16 output.
+    """
+    rows, columns = matrix.shape[-2:]
+    is_scaled_by_rows = matrix.format is Format.FP8 and matrix.group == 0
+    return is_scaled_by_rows and dtype == torch.bfloat16 and rows % 16 == columns % 16 == 0
+
+
 def dequantize(matrix: PackedMatrix, out_OI: torch.Tensor) -> None:
     """Expand a quantized matrix; products in float32, rounded once."""
     rows, columns = matrix.shape
