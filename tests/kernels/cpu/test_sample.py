@@ -7,7 +7,7 @@ from tests.kernels.cpu.native import LEVELS, pool
 
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, NothingToSampleError, sample
-from ridgeline.executors.cpu.adjust import adjust
+from ridgeline.executors.cpu.adjust import CountedHistory, adjust
 from ridgeline.kernels.cpu.structs import SAMPLING
 
 VOCAB = 1003
@@ -63,7 +63,7 @@ def test_draws_are_those_of_the_sampling_functions(level, spread, settings):
             seed=seed,
             mask_V=None if mask is None else torch.from_numpy(allowed),
         )
-        row = adjust(logits, params, known, 10)
+        row = adjust(logits, params, CountedHistory(10, known))
         token = draw(level, row, params, position=len(known), seed=seed, mask=mask)
         assert token == expected
 

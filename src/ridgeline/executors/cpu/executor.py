@@ -238,7 +238,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
             segment = item.segment
             count = num_kept_rows(segment)
             row += segment.num_tokens
-            if tokens is not None and state.is_plain and segment.outputs in _PLAIN and count == 1:
+            only_drawn = segment.outputs in _PLAIN and count == 1 and not state.wants_logprobs
+            if tokens is not None and only_drawn:
                 result = SegmentResult(token_ids=() if tokens[0] < 0 else (tokens[0],))
             elif segment.outputs == _NOTHING:
                 result = SegmentResult()
@@ -277,7 +278,9 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 masked[place] = np.ascontiguousarray(mask[row.node + 1])
             if state.is_adjusted:
                 logits_V = logits_NV[row.logit_row]
-                adjusted[place] = _adjusted(batch.items[row.number], state, row.node, logits_V)
+                adjusted[place] = _adjusted(
+                    batch.items[row.number], state, batch.role, row.node, logits_V
+                )
         logit_rows = np.array([row.logit_row for row in rows], dtype=np.uint64)
         table = np.concatenate([batch.states[row.number].sampling for row in rows])
         table["logits"] = logits_NV.ctypes.data + 4 * vocab * logit_rows
@@ -309,12 +312,19 @@ class CPUExecutor(PoolExecutor[KVCache]):
             state.proposals.clear()
 
 
-def _adjusted(item: SegmentContext, state: CPUSequence, node: int, logits_V: Floats) -> Floats:
+def _adjusted(
+    item: SegmentContext, state: CPUSequence, role: ModelRole, node: int, logits_V: Floats
+) -> Floats:
     """Logits of the row after draft ``node`` (−1: the last known token), with penalties."""
-    known = item.known[: item.segment.stop - item.segment.num_drafts]
-    path = [item.drafts[each] for each in ancestors(item.parents, node)]
-    admission = state.admission
-    return adjust(logits_V, admission.params, [*known, *path], admission.num_prompt_tokens)
+    params = state.admission.params
+    if not params.has_penalties:
+        return adjust(logits_V, params, None)
+    history = state.counted(role, item.segment.stop - item.segment.num_drafts)
+    num_known = len(history)
+    history.extend(item.drafts[each] for each in ancestors(item.parents, node))
+    row = adjust(logits_V, params, history)
+    history.forget(num_known)
+    return row
 
 
 def _hidden(model: _Model, row: int) -> Callable[[], torch.Tensor]:

@@ -1,9 +1,12 @@
 """What the CPU executor remembers of a sequence."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.plan import Admission, BlockTableUpdate, ModelRole
+from ridgeline.executors.cpu.adjust import CountedHistory
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels.cpu.structs import SAMPLING
 
@@ -25,14 +28,17 @@ class CPUSequence(SequenceState):
         self._pointers = {role: _addresses(tables) for role, tables in self._native.items()}
         # Looked up for every step, and slow to ask NumPy or the settings for.
         self._pointer_of = {role: table.ctypes.data for role, table in self._pointers.items()}
+        # Sorted, since the sampler searches them for each token of the vocabulary.
         barred = {*admission.eos_token_ids, *admission.params.stop_token_ids}
         self._barred = np.array(sorted(barred), dtype=np.int32)
         self.sampling = _sampling_row(admission, self._barred)
         params = admission.params
-        # Whether its logits are changed before a token is drawn, and whether a draw is all that is
-        # wanted.
+        # Whether its logits are changed before a token is drawn, and whether a draw from them as
+        # they are is all that is wanted.
         self.is_adjusted = params.has_penalties or bool(params.logit_bias)
-        self.is_plain = not self.is_adjusted and params.logprobs is None
+        self.wants_logprobs = params.logprobs is not None
+        self.is_plain = not self.is_adjusted and not self.wants_logprobs
+        self._counted: dict[ModelRole, CountedHistory] = {}
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:
         super().update_table(role, update)
@@ -45,6 +51,20 @@ class CPUSequence(SequenceState):
             self._pointers[role] = _addresses(tables)
             self._pointer_of[role] = self._pointers[role].ctypes.data
         tables[update.group][update.first : stop] = update.blocks
+
+    def set_tokens(self, role: ModelRole, start: int, token_ids: Sequence[int]) -> None:
+        if role in self._counted:
+            self._counted[role].forget(start)
+        super().set_tokens(role, start, token_ids)
+
+    def counted(self, role: ModelRole, stop: int) -> CountedHistory:
+        """The first ``stop`` known tokens, counted; kept, so that a step counts what is new."""
+        known = self.known(role)
+        if role not in self._counted:
+            prompt = self.admission.num_prompt_tokens
+            self._counted[role] = CountedHistory(prompt, known[:stop])
+        self._counted[role].advance(known, stop)
+        return self._counted[role]
 
     def native_table(self, role: ModelRole, group: int) -> npt.NDArray[np.int32]:
         return self._native[role][group]
