@@ -92,8 +92,8 @@ typedef struct {
 /* Fills in layer_bytes and block_bytes. */
 RL_API void rl_kv_group_sizes(rl_kv_group* group);
 
-/* One sequence's part of the batch: rows [first_row, first_row + num_tokens) of it are KV slots
- * [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if row i sees draft j,
+/* One sequence's part of the batch, of at least one token: rows [first_row, first_row + num_tokens)
+ * of it are KV slots [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if row i sees draft j,
  * which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a token sees all slots
  * up to its own. */
 typedef struct {
@@ -268,7 +268,8 @@ RL_API int32_t rl_head(rl_program* program, rl_pool* pool, const int32_t* rows, 
 /* ---- sampling --------------------------------------------------------------------------- */
 
 /* One row to draw a token from; see ridgeline.decoding.sampling for the order of the steps. The
- * barred tokens cannot come before position `barred_until`, unless nothing else can. */
+ * barred tokens, in ascending order, cannot come before position `barred_until`, unless nothing else
+ * can. */
 typedef struct {
   const float* logits;   /* [V] */
   const uint32_t* mask;  /* bit i of word w: token 32 w + i is allowed; NULL for all */

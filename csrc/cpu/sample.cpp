@@ -54,8 +54,7 @@ class Allowed {
 
   bool operator()(int32_t token) const {
     if (row_.mask && !(row_.mask[token / 32] >> token % 32 & 1)) return false;
-    return !bars_ || std::find(row_.barred, row_.barred + row_.num_barred, token) ==
-                         row_.barred + row_.num_barred;
+    return !bars_ || !std::binary_search(row_.barred, row_.barred + row_.num_barred, token);
   }
   void stop_barring() { bars_ = false; }
 
@@ -112,8 +111,9 @@ void keep_top_k(std::vector<Candidate>& candidates, int32_t k) {
   drop_if(candidates, [&](const Candidate& c) { return c.logit < least; });
 }
 
-// Keeps the smallest set of best tokens whose probabilities reach p. A histogram finds the logit
-// near which they do; only those near it are sorted.
+// Keeps the smallest set of best tokens whose probabilities reach p, the best of all even where p
+// is so small that it is 0 as a float. A histogram finds the logit near which they do; only those
+// near it are sorted.
 void keep_top_p(std::vector<Candidate>& candidates, double p) {
   if (p >= 1 || candidates.empty()) return;
   constexpr int kBins = 1024;
@@ -140,11 +140,11 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
     if (bin_of(c.logit) == last) edge.push_back(c);
   std::sort(edge.begin(), edge.end(), before);
   size_t kept = 0;
-  while (kept < edge.size() && reached < p * total) reached += exp_of(edge[kept++].logit);
-  Candidate limit = edge.empty() || kept == 0 ? Candidate{INT32_MAX, 0} : edge[kept - 1];
+  while (kept < edge.size() && (kept == 0 || reached < p * total))
+    reached += exp_of(edge[kept++].logit);
   drop_if(candidates, [&](const Candidate& c) {
     int bin = bin_of(c.logit);
-    return bin > last || (bin == last && (kept == 0 || before(limit, c)));
+    return bin > last || (bin == last && before(edge[kept - 1], c));
   });
 }
 

@@ -23,6 +23,7 @@ SETTINGS = [
     {"temperature": 0.9, "top_p": 0.9},
     {"temperature": 3.0, "top_p": 0.999},
     {"temperature": 1.0, "top_p": 1e-6},
+    {"temperature": 1.0, "top_p": 1e-46},  # 0 as the float that the row holds
     {"temperature": 0.9, "min_p": 0.1},
     {"temperature": 1.2, "top_k": 50, "top_p": 0.8, "min_p": 0.01},
     {"temperature": 1.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
@@ -69,7 +70,7 @@ def test_draws_are_those_of_the_sampling_functions(level, spread, settings):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("settings", SETTINGS[:12], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS[:13], ids=str)
 def test_what_cannot_be_drawn_is_not(level, settings):
     params = SamplingParams(**settings)
     logits = np.zeros(VOCAB, dtype=np.float32)
@@ -100,3 +101,14 @@ def test_barred_tokens_wait_for_their_position_unless_nothing_else_can_come(leve
     only = np.zeros(-(-VOCAB // 32), dtype=np.uint32)
     only[0] = 1 << 9
     assert draw(level, logits, params, position=11, seed=0, mask=only, **bars) == 9
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_each_of_many_barred_tokens_waits(level):
+    params = SamplingParams(temperature=0.0)
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=VOCAB).astype(np.float32)
+    order = np.argsort(-logits)
+    bars = {"barred": sorted(order[:-1].tolist()), "barred_until": 12}
+    assert draw(level, logits, params, position=11, seed=0, **bars) == order[-1]
+    assert draw(level, logits, params, position=12, seed=0, **bars) == order[0]
