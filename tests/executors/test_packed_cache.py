@@ -18,7 +18,7 @@ from ridgeline.engine.loading import load_model
 from ridgeline.engine.loading import packed_cache as settings_cache
 from ridgeline.executors.cpu import PackedCache, packed_cache
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
-from ridgeline.kernels.cpu import native_kernels_run, shared_pool
+from ridgeline.kernels.cpu import available_levels, native_kernels_run, shared_pool
 
 pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 
@@ -27,6 +27,11 @@ def pack(cache: PackedCache, model: Path, quantization: str | None = "int4") -> 
     loaded = load_model(EngineConfig(model=str(model), dtype="bfloat16")).model
     form = None if quantization is None else on_load_format(quantization)
     return cache.pack(shared_pool(), loaded, form)
+
+
+def pack_on(level: str, cache: PackedCache, model: Path) -> PackedWeights:
+    loaded = load_model(EngineConfig(model=str(model), dtype="bfloat16")).model
+    return cache.pack(shared_pool(level), loaded, on_load_format("int4"))
 
 
 def fresh(model: Path) -> PackedWeights:
@@ -71,6 +76,12 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def files(cache: PackedCache) -> list[Path]:
     return sorted(cache.folder.glob("*.packed"))
+
+
+def test_kernels_that_round_otherwise_pack_for_themselves(cache, model, packings) -> None:
+    for level in ("generic", available_levels()[-1]):
+        pack_on(level, cache, model)
+    assert len(files(cache)) == len({"generic", available_levels()[-1]}) == len(packings)
 
 
 def test_a_second_start_maps_what_the_first_one_packed(cache, model, packings) -> None:

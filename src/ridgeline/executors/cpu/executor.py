@@ -19,7 +19,7 @@ from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch, num_kept_rows
-from ridgeline.executors.cpu.kv_cache import KVCache
+from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
 from ridgeline.executors.cpu.state import CPUSequence
@@ -77,6 +77,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         packed_cache: PackedCache | None = None,
         level: str | None = None,
     ) -> None:
+        check_block_tokens(block_tokens)  # before minutes of packing
         super().__init__(
             self.name,
             {role: model.spec for role, model in models.items()},

@@ -23,19 +23,24 @@ _FORMATS = {
 }
 
 
+def check_block_tokens(block_tokens: int) -> None:
+    """Raises:
+    InvalidRequestError: blocks of so many tokens are not whole multiples of 16.
+    """
+    if block_tokens % KV_SUB_BLOCK:
+        raise InvalidRequestError(
+            f"The cpu executor's KV blocks are multiples of {KV_SUB_BLOCK} tokens, not "
+            f"{block_tokens}."
+        )
+
+
 class KVCache:
     """KV pool of one model. A block holds all layers of its group, so that it moves in one piece.
 
-    Raises:
-        InvalidRequestError: blocks are not whole multiples of 16 tokens.
+    `check_block_tokens` says which sizes of blocks there are.
     """
 
     def __init__(self, pool: Pool, spec: ModelSpec, dtype: str, block_tokens: int) -> None:
-        if block_tokens % KV_SUB_BLOCK:
-            raise InvalidRequestError(
-                f"The cpu executor's KV blocks are multiples of {KV_SUB_BLOCK} tokens, not "
-                f"{block_tokens}."
-            )
         self._library = pool.library
         self._dtype = dtype
         self._memory: list[npt.NDArray[np.uint8]] = []

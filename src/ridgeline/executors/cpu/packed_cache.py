@@ -29,9 +29,10 @@ class PackedCache:
     """A folder of files, one for each model and choice of formats.
 
     The key covers all bytes of the checkpoint (see `content_digest`, which reads a file once and
-    then knows it by inode, size and times), how they become weights, the formats, and the versions
-    of layouts and packing: whatever changes the packed bytes changes the name. A file appears by
-    renaming, so that processes that pack the same model at once replace equal files.
+    then knows it by inode, size and times), how they become weights, the formats, how the kernels
+    round, and the versions of layouts and packing: whatever changes the packed bytes changes the
+    name. A file appears by renaming, so that processes that pack the same model at once replace
+    equal files.
 
     Attributes:
         folder: made when it is first needed.
@@ -56,7 +57,7 @@ class PackedCache:
                 content = source.digest()
             case _:
                 return pack_weights(pool, model, quantization)
-        key = _key(content, quantization)
+        key = _key(content, quantization, pool.level)
         path = self.folder / (key + _SUFFIX)
         found = self._read(path, key)
         if found is None:
@@ -110,6 +111,7 @@ class PackedCache:
                 total -= size
 
 
-def _key(content: str, quantization: NumberFormat | None) -> str:
-    parts = (content, quantization, ABI_VERSION, PACKING_VERSION)
+def _key(content: str, quantization: NumberFormat | None, level: str) -> str:
+    # Plain C++ rounds products and sums apart where the others fuse them, and chooses other scales.
+    parts = (content, quantization, ABI_VERSION, PACKING_VERSION, level == "generic")
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -17,6 +17,7 @@ class Pool:
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         self.library = library
+        self.level = library.rl_isa_name().decode()
         self.num_threads = num_threads
         self.lock = threading.Lock()
         self.handle = library.rl_pool_new(num_threads)
