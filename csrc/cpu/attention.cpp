@@ -199,39 +199,36 @@ void finish(const RowBlock& block, const Partial& total, float* out) {
 }
 
 }  // namespace
-}  // namespace rl
 
-using namespace rl;
-
-void rl_attend(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int32_t layer,
-               const rl_attention* attention, const rl_batch* batch, const float* q, float* out,
-               void* memory) {
-  Pool& threads = *reinterpret_cast<Pool*>(pool);
-  Planner plan(*group, *attention, *batch, threads.num_threads());
+void attend(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t layer,
+            const rl_attention& attention, const rl_batch& batch, const float* q, int64_t q_stride,
+            float* out, void* memory) {
+  Planner plan(group, attention, batch, pool.num_threads());
   auto* shares = static_cast<Share*>(memory);
-  for (int i = 0; i < batch->num_sequences; ++i) shares[i] = plan.next(batch->sequences[i]);
-  Scratch scratch = take_scratch(memory, *group, *attention, *batch, plan, threads.num_threads());
+  for (int i = 0; i < batch.num_sequences; ++i) shares[i] = plan.next(batch.sequences[i]);
+  Scratch scratch = take_scratch(memory, group, attention, batch, plan, pool.num_threads());
   for (int64_t i = 0; i < plan.num_shared_blocks; ++i)
     new (scratch.splits_done + i) std::atomic<int32_t>(0);
-  Widths sizes = widths(*group, *attention);
+  Widths sizes = widths(group, attention);
   int64_t bytes = partial_bytes(sizes.out_stride);
 
-  threads.run(plan.num_items, [&](int64_t item, int thread) {
+  pool.run(plan.num_items, [&](int64_t item, int thread) {
     const Share& share =
-        *(std::upper_bound(shares, shares + batch->num_sequences, item,
+        *(std::upper_bound(shares, shares + batch.num_sequences, item,
                            [](int64_t i, const Share& s) { return i < s.first_item; }) -
           1);
-    const rl_sequence& sequence = batch->sequences[&share - shares];
+    const rl_sequence& sequence = batch.sequences[&share - shares];
     int64_t local = item - share.first_item, rest = local / share.num_blocks;
     // Later tokens see more, and come first.
     int index = share.num_blocks - 1 - static_cast<int>(local % share.num_blocks);
     int in_unit = index % share.blocks_per_unit * kBlockRows;
     RowBlock block = {};
-    block.group = group;
-    block.attention = attention;
+    block.group = &group;
+    block.attention = &attention;
     block.sequence = &sequence;
     block.block_table = sequence.block_tables[group_index];
     block.q = q;
+    block.q_stride = q_stride;
     block.layer = layer;
     block.kv_head = static_cast<int>(share.splits_shared ? rest / share.num_splits : rest);
     block.first_row = index / share.blocks_per_unit * share.unit_rows + in_unit;
@@ -265,6 +262,17 @@ void rl_attend(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int
     }
     finish(block, own.total, out);
   });
+}
+
+}  // namespace rl
+
+using namespace rl;
+
+void rl_attend(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int32_t layer,
+               const rl_attention* attention, const rl_batch* batch, const float* q, float* out,
+               void* scratch) {
+  attend(*reinterpret_cast<Pool*>(pool), *group, group_index, layer, *attention, *batch, q,
+         int64_t{attention->num_heads} * group->k_width, out, scratch);
 }
 
 int64_t rl_attend_scratch_bytes(const rl_kv_group* group, const rl_attention* attention,

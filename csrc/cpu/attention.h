@@ -14,9 +14,15 @@
 #include <cstdint>
 
 #include "attention_tiles.h"
+#include "pool.h"
 #include "ridgeline_cpu.h"
 
 namespace rl {
+
+// rl_attend for tokens whose q begin q_stride floats apart.
+void attend(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t layer,
+            const rl_attention& attention, const rl_batch& batch, const float* q, int64_t q_stride,
+            float* out, void* scratch);
 
 constexpr int kSplitTokens = 512;
 constexpr int kBlockRows = 48;
@@ -46,7 +52,8 @@ struct RowBlock {
   const rl_attention* attention;
   const rl_sequence* sequence;
   const int32_t* block_table;
-  const float* q;  // [T, H, k_width]
+  const float* q;  // [T][H, k_width], tokens q_stride apart
+  int64_t q_stride;
   int layer;
   int kv_head;
   int first_row;  // of the sequence and KV head

@@ -295,9 +295,9 @@ void begin_block(const RowBlock& block, BlockScratch& scratch) {
     for (int r = 0; r < rows; ++r) {
       int row = block.first_row + first + r, token = row / heads;
       scratch.visible[first + r] = visible_slots(*block.sequence, token, attention.window);
-      int64_t head = (int64_t{block.sequence->first_row} + token) * attention.num_heads +
-                     block.kv_head * heads + row % heads;
-      const float* q = block.q + head * width;
+      int64_t head = block.kv_head * heads + row % heads;
+      const float* q = block.q + (int64_t{block.sequence->first_row} + token) * block.q_stride +
+                       head * width;
       float* panel = scratch.q + first * width + r;
       for (int k = 0; k < width; ++k) panel[k * rows] = q[k] * scale;
     }

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <vector>
-
-#include "pool.h"
 
 namespace rl {
 namespace {
@@ -101,15 +100,15 @@ void store_floats(const SubBlockLayout& layout, const float* k, const float* v, 
 
 void write_tokens(const rl_kv_group& group, const SubBlockLayout& layout, int layer,
                   const rl_sequence& sequence, const int32_t* block_table, int first, int last,
-                  const float* k, const float* v) {
+                  const float* k, int64_t k_stride, const float* v, int64_t v_stride) {
   int heads = group.num_kv_heads;
   for (int token = first; token < last; ++token) {
     int64_t slot = sequence.start + token;
     int64_t row = sequence.first_row + token;
     for (int head = 0; head < heads; ++head) {
       uint8_t* sub_block = sub_block_at(group, layout, layer, head, block_table, slot);
-      const float* k_head = k + (row * heads + head) * layout.k_width;
-      const float* v_head = v + (row * heads + head) * layout.v_width;
+      const float* k_head = k + row * k_stride + head * layout.k_width;
+      const float* v_head = v + row * v_stride + head * layout.v_width;
       auto* store = layout.format == RL_INT8 ? store_int8 : store_floats;
       store(layout, k_head, v_head, sub_block, slot % kSubTokens);
     }
@@ -133,6 +132,23 @@ SubBlockLayout sub_block_layout(const rl_kv_group& group) {
   layout.v_scales_offset = layout.k_scales_offset + scales;
   layout.bytes = round_up(layout.v_scales_offset + (group.v_width ? scales : 0), kLine);
   return layout;
+}
+
+void write_kv(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t layer,
+              const rl_batch& batch, const float* k, int64_t k_stride, const float* v,
+              int64_t v_stride) {
+  SubBlockLayout layout = sub_block_layout(group);
+  int64_t num_items = (int64_t{batch.num_tokens} + kWriteTokens - 1) / kWriteTokens;
+  pool.run(num_items, [&](int64_t item, int) {
+    int first_row = static_cast<int>(item) * kWriteTokens;
+    for (int i = 0; i < batch.num_sequences; ++i) {
+      const rl_sequence& sequence = batch.sequences[i];
+      int first = std::max(first_row - sequence.first_row, 0);
+      int last = std::min(first_row + kWriteTokens - sequence.first_row, sequence.num_tokens);
+      write_tokens(group, layout, layer, sequence, sequence.block_tables[group_index], first, last,
+                   k, k_stride, v, v_stride);
+    }
+  });
 }
 
 void copy_slot(const SubBlockLayout& layout, const uint8_t* from, int from_lane, uint8_t* to,
@@ -168,22 +184,13 @@ void rl_kv_group_sizes(rl_kv_group* group) {
 
 void rl_kv_write(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int32_t layer,
                  const rl_batch* batch, const float* k, const float* v) {
-  SubBlockLayout layout = sub_block_layout(*group);
-  int64_t num_items = (int64_t{batch->num_tokens} + kWriteTokens - 1) / kWriteTokens;
-  reinterpret_cast<Pool*>(pool)->run(num_items, [&](int64_t item, int) {
-    int first_row = static_cast<int>(item) * kWriteTokens;
-    for (int i = 0; i < batch->num_sequences; ++i) {
-      const rl_sequence& sequence = batch->sequences[i];
-      int first = std::max(first_row - sequence.first_row, 0);
-      int last = std::min(first_row + kWriteTokens - sequence.first_row, sequence.num_tokens);
-      write_tokens(*group, layout, layer, sequence, sequence.block_tables[group_index], first, last,
-                   k, v);
-    }
-  });
+  int64_t heads = group->num_kv_heads;
+  write_kv(*reinterpret_cast<Pool*>(pool), *group, group_index, layer, *batch, k,
+           heads * group->k_width, v, heads * group->v_width);
 }
 
-void rl_kv_move(const rl_kv_group* group, const int32_t* block_table, const int32_t* from,
-                const int32_t* to, int32_t count) {
+int32_t rl_kv_move(const rl_kv_group* group, const int32_t* block_table, const int32_t* from,
+                   const int32_t* to, int32_t count) try {
   SubBlockLayout layout = sub_block_layout(*group);
   std::vector<uint8_t> moved((count + kSubTokens - 1) / kSubTokens * layout.bytes);
   for (int layer = 0; layer < group->num_layers; ++layer) {
@@ -198,6 +205,9 @@ void rl_kv_move(const rl_kv_group* group, const int32_t* block_table, const int3
         copy_slot(layout, kept(i), i % kSubTokens, place(to[i]), to[i] % kSubTokens);
     }
   }
+  return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
 }
 
 void rl_kv_read(const rl_kv_group* group, int32_t layer, const int32_t* block_table, int32_t start,

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "pool.h"
 #include "ridgeline_cpu.h"
 #include "simd.h"
 
@@ -48,6 +49,11 @@ inline uint8_t* sub_block_at(const rl_kv_group& group, const SubBlockLayout& lay
   return group.data + block * group.block_bytes + layer * group.layer_bytes +
          (head * sub_blocks + sub_block) * layout.bytes;
 }
+
+// rl_kv_write for tokens whose k and v begin k_stride and v_stride floats apart.
+void write_kv(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t layer,
+              const rl_batch& batch, const float* k, int64_t k_stride, const float* v,
+              int64_t v_stride);
 
 // Copies K, V and scales of one token.
 void copy_slot(const SubBlockLayout& layout, const uint8_t* from, int from_lane, uint8_t* to,

@@ -157,14 +157,17 @@ int64_t rl_matmul_scratch_bytes(const rl_matrix* matrix, int32_t num_tokens) {
   return rl::panel_bytes(*matrix, num_tokens);
 }
 
-void rl_matmul(rl_pool* pool, const rl_matrix* matrix, const float* bias, const float* x,
-               int64_t x_stride, float* out, int64_t out_stride, int32_t num_tokens,
-               void* scratch) {
+int32_t rl_matmul(rl_pool* pool, const rl_matrix* matrix, const float* bias, const float* x,
+                  int64_t x_stride, float* out, int64_t out_stride, int32_t num_tokens,
+                  void* scratch) try {
   auto& threads = *reinterpret_cast<rl::Pool*>(pool);
   rl::Panels panels = rl::panels_in(*matrix, num_tokens, scratch);
   rl::fill_panels(threads, *matrix, {x, x_stride, num_tokens, matrix->columns}, panels);
   rl::Product product{matrix, bias, out, out_stride};
   rl::multiply(threads, &product, 1, panels);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
 }
 
 }  // extern "C"

@@ -36,7 +36,7 @@ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 inline bool is_quantized(int format) { return format >= RL_Q4; }
 
-// Half-open ranges of bits: how many a code of the format has, and lines of a block.
+// The bits of a code, and the lines of a block.
 constexpr int code_bits(int format) {
   return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
 }

@@ -1,4 +1,5 @@
 // Packing: from rows of floats, or of codes, to tiles.
+#include <new>
 #include <vector>
 
 #include "matrix.h"
@@ -205,8 +206,8 @@ extern "C" {
 
 int64_t rl_matrix_bytes(const rl_matrix* m) { return num_tiles(*m) * tile_bytes(*m); }
 
-void rl_pack(rl_pool* pool, const rl_matrix* m, const void* source, int32_t source_format,
-             int32_t first_row, int32_t num_rows) {
+int32_t rl_pack(rl_pool* pool, const rl_matrix* m, const void* source, int32_t source_format,
+                int32_t first_row, int32_t num_rows) try {
   reinterpret_cast<Pool*>(pool)->run(ceil_div(num_rows, kTileRows), [&](int64_t i, int) {
     int64_t left = num_rows - i * kTileRows, groups = m->group ? num_groups(*m) : 0;
     std::vector<float> x(static_cast<size_t>(m->columns + groups) * kTileRows);
@@ -219,6 +220,9 @@ void rl_pack(rl_pool* pool, const rl_matrix* m, const void* source, int32_t sour
     else
       copy_tile(*m, x.data(), tile);
   });
+  return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
 }
 
 void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, const float* scales,

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <climits>
+#include <utility>
 
 namespace rl {
 namespace {
@@ -83,6 +84,7 @@ void Pool::share(uint32_t num_tiles, Call call, const void* body) {
   take_tiles(epoch, 0);
   auto unfinished = [&] { return done_.load(std::memory_order_acquire) != num_tiles; };
   while (!spin(unfinished)) std::this_thread::yield();
+  if (failed_.exchange(false)) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void Pool::take_tiles(uint32_t epoch, int thread) {
@@ -94,7 +96,12 @@ void Pool::take_tiles(uint32_t epoch, int thread) {
     uint32_t tile = static_cast<uint32_t>(seen);
     if (tile >= num_tiles) break;
     if (!next_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
-    call(body, tile, thread);
+    // The body lives on the caller's stack, so nobody leaves before all tiles are done.
+    try {
+      call(body, tile, thread);
+    } catch (...) {
+      if (!failed_.exchange(true)) failure_ = std::current_exception();
+    }
     done_.fetch_add(1, std::memory_order_release);
     seen = next_.load(std::memory_order_acquire);
   }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <new>
 #include <thread>
@@ -23,7 +24,8 @@ class Pool {
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls body(tile, thread) for each tile in [0, num_tiles), thread in [0, num_threads()), and
-  // returns when all are done. One caller at a time. Nothing is shared out below two tiles.
+  // returns when all are done, or throws what one of them threw. One caller at a time. Nothing is
+  // shared out below two tiles.
   template <class Body>
   void run(int64_t num_tiles, const Body& body) {
     if (num_tiles <= 1 || workers_.empty()) {
@@ -62,6 +64,8 @@ class Pool {
 
   alignas(64) std::atomic<uint64_t> next_{0};  // epoch in the high half, next tile in the low
   alignas(64) std::atomic<uint32_t> done_{0};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_;  // of the first tile that failed
   alignas(64) std::atomic<uint32_t> epoch_{0};  // what sleepers wait on
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};

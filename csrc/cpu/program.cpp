@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention.h"
 #include "elementwise.h"
+#include "kv_cache.h"
 #include "matmul.h"
 
 namespace rl {
@@ -109,8 +111,8 @@ struct KVWrite : Op {
   int group, layer;
 
   void run(Context& c) const override {
-    rl_kv_write(reinterpret_cast<rl_pool*>(&c.pool), &c.groups[group], group, layer, &c.batch,
-                c.buffers[RL_KEY], c.buffers[RL_VALUE]);
+    write_kv(c.pool, c.groups[group], group, layer, c.batch, c.buffers[RL_KEY], c.widths[RL_KEY],
+             c.buffers[RL_VALUE], c.widths[RL_VALUE]);
   }
 };
 
@@ -121,28 +123,28 @@ struct Attend : Op {
   void run(Context& c) const override {
     void* scratch = c.spare.get<char>(
         rl_attend_scratch_bytes(&c.groups[group], &attention, &c.batch, c.pool.num_threads()));
-    rl_attend(reinterpret_cast<rl_pool*>(&c.pool), &c.groups[group], group, layer, &attention,
-              &c.batch, c.buffers[RL_QUERY], c.buffers[RL_H], scratch);
+    attend(c.pool, c.groups[group], group, layer, attention, c.batch, c.buffers[RL_QUERY],
+           c.widths[RL_QUERY], c.buffers[RL_H], scratch);
   }
 };
 
-// h = out . h: the rows are read into panels before any is written.
+// h = out . h. All of h is in panels before any of it is written; adapters read it once more, and
+// get a copy.
 struct OutProject : Op {
   rl_linear linear;
 
   void run(Context& c) const override {
     int32_t columns = linear.matrix.columns;
+    // Attention leaves its rows dense, whatever the buffer's width.
+    Rows rows{c.buffers[RL_H], columns, c.num_tokens(), columns};
+    if (c.adapters) {
+      int64_t size = static_cast<int64_t>(c.num_tokens()) * columns;
+      float* copy = c.gathered.get<float>(size);
+      std::copy_n(c.buffers[RL_H], size, copy);
+      rows.data = copy;
+    }
     Target target{&linear, c.buffers[RL_H], c.widths[RL_H]};
-    Rows rows = c.rows(RL_H, columns);
-    rows.stride = columns;  // attention leaves its rows dense
-    float* out = c.gathered.get<float>(static_cast<int64_t>(c.num_tokens()) * linear.matrix.rows);
-    target.out = out;
-    target.stride = linear.matrix.rows;
     apply(c, rows, &target, 1, true);
-    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
-      std::copy_n(out + static_cast<int64_t>(t) * linear.matrix.rows, linear.matrix.rows,
-                  c.row(RL_H, t));
-    });
   }
 };
 
@@ -194,9 +196,15 @@ struct rl_program {
   float* buffers[RL_NUM_BUFFERS] = {};
   Buffer panels, inner, up, spare, gathered, logits;
 
-  int32_t add(std::unique_ptr<Op> op) {
-    ops.push_back(std::move(op));
-    return static_cast<int32_t>(ops.size()) - 1;
+  // Appends the op that `make` returns: its index, or -1 if there is no memory.
+  template <class Make>
+  int32_t add(const Make& make) {
+    try {
+      ops.push_back(make());
+      return static_cast<int32_t>(ops.size()) - 1;
+    } catch (const std::bad_alloc&) {
+      return -1;
+    }
   }
 
   Context context(rl_pool* pool, const rl_batch* batch, const rl_kv_group* groups,
@@ -266,10 +274,12 @@ rl_pool* rl_pool_new(int32_t num_threads) try {
 
 void rl_pool_free(rl_pool* pool) { delete reinterpret_cast<Pool*>(pool); }
 
-rl_program* rl_program_new(const int32_t* widths) {
+rl_program* rl_program_new(const int32_t* widths) try {
   auto* program = new rl_program;
   std::copy_n(widths, RL_NUM_BUFFERS, program->widths);
   return program;
+} catch (const std::bad_alloc&) {
+  return nullptr;
 }
 
 void rl_program_free(rl_program* program) { delete program; }
@@ -278,7 +288,7 @@ int32_t rl_add_embed(rl_program* p, const rl_matrix* table, float scale,
                      const float* position_table) {
   Embed op;
   op.table = *table, op.scale = scale, op.positions = position_table;
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_norm(rl_program* p, int32_t source, int32_t target, const rl_norm* norm,
@@ -286,16 +296,18 @@ int32_t rl_add_norm(rl_program* p, int32_t source, int32_t target, const rl_norm
   Norm op;
   op.source = source, op.target = target, op.norm = *norm;
   op.weight = weight, op.bias = bias, op.width = width;
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_qkv(rl_program* p, int32_t source, const rl_linear* query, const rl_linear* key,
                    const rl_linear* value, float clip) {
-  Project op;
-  op.source = source, op.clip = clip;
-  op.linears = {*query, *key, *value};
-  op.targets = {RL_QUERY, RL_KEY, RL_VALUE};
-  return p->add(boxed(std::move(op)));
+  return p->add([&] {
+    Project op;
+    op.source = source, op.clip = clip;
+    op.linears = {*query, *key, *value};
+    op.targets = {RL_QUERY, RL_KEY, RL_VALUE};
+    return boxed(std::move(op));
+  });
 }
 
 int32_t rl_add_head_norm(rl_program* p, const rl_norm* norm, int32_t scope,
@@ -304,7 +316,7 @@ int32_t rl_add_head_norm(rl_program* p, const rl_norm* norm, int32_t scope,
   HeadNorm op;
   op.norm = *norm, op.scope = scope, op.query_weight = query_weight, op.key_weight = key_weight;
   op.num_heads = num_heads, op.num_kv_heads = num_kv_heads, op.head_dim = head_dim;
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_rope(rl_program* p, int32_t table, int32_t interleaved, int32_t num_heads,
@@ -315,25 +327,25 @@ int32_t rl_add_rope(rl_program* p, int32_t table, int32_t interleaved, int32_t n
   op.num_heads = num_heads, op.num_kv_heads = num_kv_heads;
   op.query_dim = query_dim, op.key_dim = key_dim;
   op.query_start = query_start, op.key_start = key_start;
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_kv_write(rl_program* p, int32_t group, int32_t layer) {
   KVWrite op;
   op.group = group, op.layer = layer;
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_attend(rl_program* p, int32_t group, int32_t layer, const rl_attention* attention) {
   Attend op;
   op.group = group, op.layer = layer, op.attention = *attention;
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_out_project(rl_program* p, const rl_linear* linear) {
   OutProject op;
   op.linear = *linear;
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_mlp(rl_program* p, int32_t source, int32_t target, const rl_linear* gate,
@@ -342,39 +354,44 @@ int32_t rl_add_mlp(rl_program* p, int32_t source, int32_t target, const rl_linea
   MLP op;
   op.source = source, op.target = target, op.output_gate = output_gate;
   op.network = {linear_or_none(gate), *up, *down, *activation};
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_moe(rl_program* p, int32_t source, const rl_routing* routing,
                    const rl_linear* router, const float* correction, const rl_linear* gate,
                    const rl_linear* up, const rl_linear* down, const rl_activation* activation) {
-  return p->add(make_moe(source, *routing, *router, correction, gate, up, down, *activation));
+  return p->add(
+      [&] { return make_moe(source, *routing, *router, correction, gate, up, down, *activation); });
 }
 
 int32_t rl_add_add_shared(rl_program* p) {
   Add op;
   op.source = RL_SHARED, op.target = RL_H, op.scale = 1, op.width = p->widths[RL_SHARED];
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_residual(rl_program* p, float scale) {
   Add op;
   op.source = RL_H, op.target = RL_X, op.scale = scale, op.width = p->widths[RL_X];
-  return p->add(boxed(op));
+  return p->add([&] { return boxed(op); });
 }
 
 int32_t rl_add_latent_project(rl_program* p, int32_t source, const rl_linear* query_latent,
                               const float* query_norm, const rl_linear* query,
                               const rl_linear* latent, const float* latent_norm,
                               int32_t latent_dim, const rl_norm* norm) {
-  return p->add(make_latent_project(source, query_latent, query_norm, *query, *latent, latent_norm,
-                                    latent_dim, *norm));
+  return p->add([&] {
+    return make_latent_project(source, query_latent, query_norm, *query, *latent, latent_norm,
+                               latent_dim, *norm);
+  });
 }
 
 int32_t rl_add_latent_attend(rl_program* p, int32_t group, int32_t layer,
                              const rl_attention* attention, const rl_linear* key_up,
                              const rl_linear* value_up, int32_t nope_dim, int32_t rope_dim) {
-  return p->add(make_latent_attend(group, layer, *attention, key_up, value_up, nope_dim, rope_dim));
+  return p->add([&] {
+    return make_latent_attend(group, layer, *attention, key_up, value_up, nope_dim, rope_dim);
+  });
 }
 
 void rl_set_head(rl_program* p, const rl_linear* head, float scale, float softcap) {
@@ -382,12 +399,14 @@ void rl_set_head(rl_program* p, const rl_linear* head, float scale, float softca
 }
 
 int32_t rl_add_rope_table(rl_program* p, const float* frequencies, int32_t half,
-                          float attention_factor) {
+                          float attention_factor) try {
   RopeTable table;
   if (frequencies) table.frequencies.assign(frequencies, frequencies + half);
   table.half = half, table.factor = attention_factor;
   p->ropes.push_back(std::move(table));
   return static_cast<int32_t>(p->ropes.size()) - 1;
+} catch (const std::bad_alloc&) {
+  return -1;
 }
 
 int32_t rl_reserve(rl_program* p, int32_t num_tokens) try {
@@ -453,7 +472,7 @@ int32_t rl_decode(rl_program* p, rl_pool* pool, const rl_batch* batch, const rl_
                             adapters);
     if (failed || rl_head(p, pool, hidden_rows.data(), count, logits)) return -1;
     int32_t* drawn = tokens + static_cast<int64_t>(done) * count;
-    rl_sample(pool, draws.data(), count, vocab, drawn);
+    if (rl_sample(pool, draws.data(), count, vocab, drawn)) return -1;
     ++done;
     if (*abort || *std::min_element(drawn, drawn + count) < 0) return done;
     for (int32_t s = 0; s < count; ++s) {

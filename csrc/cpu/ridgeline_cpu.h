@@ -1,9 +1,11 @@
 /* Ridgeline's CPU kernels: plain structs, raw pointers, row-major arrays.
  *
- * One shared library per instruction set has these functions; nothing in them allocates per token
- * or calls back. Every function that takes a pool may be called from one thread at a time for that
- * pool. Pointers stay the caller's. Results do not depend on the number of threads, and those of a
- * token do not depend on what else is in the batch.
+ * One shared library per instruction set has these functions; nothing in them calls back. Buffers
+ * grow to the largest batch and are kept; beside that, ops and draws allocate little, and nothing
+ * for each token of a prompt. Without memory a function that has a result for it says so: NULL, or
+ * -1 in place of 0 or of an index. Every function that takes a pool may be called from one thread at
+ * a time for that pool. Pointers stay the caller's. Results do not depend on the number of threads,
+ * and those of a token do not depend on what else is in the batch.
  *
  * Shapes: T tokens of the batch, D hidden size, H heads, K KV heads, d head width, F feed-forward
  * width, V vocabulary.
@@ -20,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct, a function or a packed layout does. */
-#define RL_ABI_VERSION 2
+#define RL_ABI_VERSION 3
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -53,8 +55,8 @@ RL_API int64_t rl_matrix_bytes(const rl_matrix* matrix);
 /* Packs rows [first_row, first_row + num_rows) of a float matrix [*, columns] (row-major, RL_F32,
  * RL_F16 or RL_BF16) into `matrix`, whose data is written. `source` points to row `first_row`,
  * a multiple of 16. Quantized formats choose each group's scale for the least squared error. */
-RL_API void rl_pack(rl_pool* pool, const rl_matrix* matrix, const void* source,
-                    int32_t source_format, int32_t first_row, int32_t num_rows);
+RL_API int32_t rl_pack(rl_pool* pool, const rl_matrix* matrix, const void* source,
+                       int32_t source_format, int32_t first_row, int32_t num_rows);
 
 /* Packs codes [rows, columns] (one byte each, already offset to be non-negative) with scales and
  * mins [rows, groups] in float; mins is NULL for a matrix without them. */
@@ -65,10 +67,11 @@ RL_API void rl_pack_codes(rl_pool* pool, const rl_matrix* matrix, const uint8_t*
 RL_API void rl_unpack_rows(rl_pool* pool, const rl_matrix* matrix, const int32_t* rows,
                            int32_t num_rows, float* destination);
 
-/* out[T, rows] = x[T, columns] . matrix^T + bias (NULL for none). Strides are in floats. */
-RL_API void rl_matmul(rl_pool* pool, const rl_matrix* matrix, const float* bias, const float* x,
-                      int64_t x_stride, float* out, int64_t out_stride, int32_t num_tokens,
-                      void* scratch);
+/* out[T, rows] = x[T, columns] . matrix^T + bias (NULL for none). Strides are in floats. For tests
+ * and measurements: programs multiply by their ops. */
+RL_API int32_t rl_matmul(rl_pool* pool, const rl_matrix* matrix, const float* bias, const float* x,
+                         int64_t x_stride, float* out, int64_t out_stride, int32_t num_tokens,
+                         void* scratch);
 
 /* Bytes of scratch that rl_matmul needs. */
 RL_API int64_t rl_matmul_scratch_bytes(const rl_matrix* matrix, int32_t num_tokens);
@@ -118,10 +121,11 @@ RL_API void rl_kv_write(rl_pool* pool, const rl_kv_group* group, int32_t group_i
                         const rl_batch* batch, const float* k, const float* v);
 
 /* Copies KV slots from[i] to to[i] of one sequence, in all layers; reads before it writes. */
-RL_API void rl_kv_move(const rl_kv_group* group, const int32_t* block_table, const int32_t* from,
-                       const int32_t* to, int32_t count);
+RL_API int32_t rl_kv_move(const rl_kv_group* group, const int32_t* block_table,
+                          const int32_t* from, const int32_t* to, int32_t count);
 
-/* K [count, K, k_width] and V [count, K, v_width] of slots [start, start + count), as floats. */
+/* K [count, K, k_width] and V [count, K, v_width] of slots [start, start + count), as floats. For
+ * tests. */
 RL_API void rl_kv_read(const rl_kv_group* group, int32_t layer, const int32_t* block_table,
                        int32_t start, int32_t count, float* k, float* v);
 
@@ -286,8 +290,8 @@ typedef struct {
 } rl_sampling;
 
 /* tokens[i] is the token drawn from row i, or -1 if none is possible. */
-RL_API void rl_sample(rl_pool* pool, const rl_sampling* rows, int32_t num_rows, int32_t vocab_size,
-                      int32_t* tokens);
+RL_API int32_t rl_sample(rl_pool* pool, const rl_sampling* rows, int32_t num_rows,
+                         int32_t vocab_size, int32_t* tokens);
 
 /* Up to num_steps decode steps of a batch of one token for each sequence: all ops, the head, and a
  * draw by rows[s] (logits are set here, positions count up), each token fed back. Block tables hold

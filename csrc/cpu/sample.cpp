@@ -3,6 +3,7 @@
 // (Philox4x32-10, Salmon et al., SC'11; see ridgeline.core.philox for the counter).
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <vector>
 
 #include "pool.h"
@@ -206,8 +207,11 @@ int32_t draw(const rl_sampling& row, int32_t vocab) {
 }  // namespace
 }  // namespace rl
 
-extern "C" void rl_sample(rl_pool* pool, const rl_sampling* rows, int32_t num_rows,
-                          int32_t vocab_size, int32_t* tokens) {
+extern "C" int32_t rl_sample(rl_pool* pool, const rl_sampling* rows, int32_t num_rows,
+                             int32_t vocab_size, int32_t* tokens) try {
   reinterpret_cast<rl::Pool*>(pool)->run(
       num_rows, [&](int64_t i, int) { tokens[i] = rl::draw(rows[i], vocab_size); });
+  return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
 }

@@ -183,11 +183,6 @@ inline vf load_int8(const int8_t* p) {
 #endif
 }
 
-// W floats to bfloats, to nearest, ties to even; NaN stays NaN.
-inline void store_bfloat(uint16_t* p, vf x) {
-  for (int i = 0; i < W; ++i) p[i] = float_to_bfloat(x[i]);
-}
-
 // e^x to about 1 unit in the last place; 0 below -87.3, infinity above 88.7. Cody and Waite's
 // reduction, then a polynomial of degree 6 (minimax on [-ln 2 / 2, ln 2 / 2]).
 inline vf exp(vf x) {

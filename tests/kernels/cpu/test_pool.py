@@ -1,6 +1,10 @@
-"""How many threads there are."""
+"""How many threads there are, and jobs that run out of memory."""
+
+import subprocess
+import sys
 
 import pytest
+from tests.kernels.cpu.native import LEVELS
 
 from ridgeline.kernels.cpu.pool import cgroup_cores
 
@@ -57,3 +61,41 @@ def test_files_that_say_nothing(cores, tmp_path):
     assert cores("0::/a\n", {"a/cpu.max": "what\n"}) == NO_QUOTA
     assert cores("", {}) == NO_QUOTA
     assert cgroup_cores(tmp_path / "none", tmp_path) == NO_QUOTA
+
+
+# Draws whose candidates do not fit into what is left of the address space, on every thread of a
+# pool, and then some that do.
+WITHOUT_MEMORY = """
+import resource, sys
+import numpy as np
+from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.kernels.cpu import Pool, load_library
+from ridgeline.kernels.cpu.structs import SAMPLING
+
+pool = Pool(load_library(sys.argv[1]), 3)
+logits = np.zeros(1 << 25, dtype=np.float32)
+rows, tokens = np.zeros(12, dtype=SAMPLING), np.full(12, -5, dtype=np.int32)
+rows["logits"], rows["temperature"], rows["top_p"] = logits.ctypes.data, 1.0, 0.9
+
+def sample(vocab):
+    pool.library.rl_sample(pool.handle, rows.ctypes.data, 12, vocab, tokens.ctypes.data)
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20), resource.RLIM_INFINITY))
+for _ in range(3):
+    try:
+        sample(len(logits))
+    except OutOfMemoryError as error:
+        print(error)
+    sample(1000)
+    assert (tokens >= 0).all()
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_job_without_memory_raises_and_the_next_runs(level):
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY, level], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["The CPU kernels have no memory left (rl_sample)."] * 3

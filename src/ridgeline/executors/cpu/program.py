@@ -66,6 +66,8 @@ class Program:
         self.slots: dict[str, int] = {}  # products that adapters may change, by weight
         widths = _widths(spec, model_ops)
         self._handle = self._library.rl_program_new((ctypes.c_int32 * len(Buffer))(*widths))
+        if not self._handle:
+            raise OutOfMemoryError("No memory for the program of a model.")
         self.hidden_width = widths[Buffer.H]
         self.num_ops = 0
         for op in model_ops:

@@ -4,11 +4,12 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from ridgeline.core.errors import MachineError
-from ridgeline.kernels.cpu.structs import FUNCTIONS
+from ridgeline.core.errors import MachineError, OutOfMemoryError
+from ridgeline.kernels.cpu.structs import FUNCTIONS, RAISING
 
-ABI_VERSION = 2  # RL_ABI_VERSION of the header that this package was written for
+ABI_VERSION = 3  # RL_ABI_VERSION of the header that this package was written for
 
 # Instruction-set levels in the numbering of csrc/cpu/detect.cpp, the best last.
 LEVELS = ("generic", "avx2", "avxvnni", "avx512", "avx512bf16")
@@ -54,9 +55,17 @@ def load_library(level: str | None = None) -> ctypes.CDLL:
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
+        if name in RAISING:
+            function.errcheck = _unless_out_of_memory
     if library.rl_abi_version() != ABI_VERSION:
         raise NativeLibraryError("The CPU kernels are of another version; install Ridgeline again.")
     return library
+
+
+def _unless_out_of_memory(result: int, function: Any, _arguments: Any) -> int:
+    if result < 0:
+        raise OutOfMemoryError(f"The CPU kernels have no memory left ({function.__name__}).")
+    return result
 
 
 def _find(level: str) -> Path | None:

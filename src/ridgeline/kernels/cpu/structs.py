@@ -1,7 +1,7 @@
 """The structs of csrc/cpu/ridgeline_cpu.h, which says what their fields mean."""
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
 import numpy as np
@@ -147,7 +147,7 @@ SAMPLING = np.dtype(
 )
 
 P = c_void_p
-I32, I64, F32, U32, U64 = c_int32, c_int64, c_float, c_uint32, c_uint64
+I32, I64, F32 = c_int32, c_int64, c_float
 
 # Result and argument types of every function; structs go by reference.
 FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
@@ -156,14 +156,14 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_pool_new": (P, (I32,)),
     "rl_pool_free": (None, (P,)),
     "rl_matrix_bytes": (I64, (P,)),
-    "rl_pack": (None, (P, P, P, I32, I32, I32)),
+    "rl_pack": (I32, (P, P, P, I32, I32, I32)),
     "rl_pack_codes": (None, (P, P, P, P, P)),
     "rl_unpack_rows": (None, (P, P, P, I32, P)),
-    "rl_matmul": (None, (P, P, P, P, I64, P, I64, I32, P)),
+    "rl_matmul": (I32, (P, P, P, P, I64, P, I64, I32, P)),
     "rl_matmul_scratch_bytes": (I64, (P, I32)),
     "rl_kv_group_sizes": (None, (P,)),
     "rl_kv_write": (None, (P, P, I32, I32, P, P, P)),
-    "rl_kv_move": (None, (P, P, P, P, I32)),
+    "rl_kv_move": (I32, (P, P, P, P, I32)),
     "rl_kv_read": (None, (P, I32, P, I32, I32, P, P)),
     "rl_attend": (None, (P, P, I32, I32, P, P, P, P, P)),
     "rl_attend_scratch_bytes": (I64, (P, P, P, I32)),
@@ -189,6 +189,12 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_buffer": (P, (P, I32)),
     "rl_run": (I32, (P, P, I32, I32, P, P, P, P)),
     "rl_head": (I32, (P, P, P, I32, P)),
-    "rl_sample": (None, (P, P, I32, I32, P)),
+    "rl_sample": (I32, (P, P, I32, I32, P)),
     "rl_decode": (I32, (P, P, P, P, P, P, I32, P, P)),
 }
+
+# Those whose negative result says that there is no memory, and whose callers do not ask.
+RAISING = frozenset(
+    {"rl_pack", "rl_matmul", "rl_kv_move", "rl_sample"}
+    | {name for name in FUNCTIONS if name.startswith("rl_add_")}
+)
