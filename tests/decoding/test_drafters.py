@@ -15,7 +15,7 @@ from ridgeline.decoding.drafters import (
     NgramDrafter,
     SuffixDrafter,
 )
-from ridgeline.decoding.drafters.acceptance import Acceptance
+from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
 from ridgeline.decoding.drafters.control import StepCosts, choose_lengths
 from ridgeline.decoding.drafters.hash_chains import MAX_CANDIDATES, MAX_MATCH, HashChains
 
@@ -106,6 +106,17 @@ def test_acceptance_follows_what_is_seen():
     for _ in range(200):
         acceptance.observe(4, 4)
     assert acceptance.rates() == pytest.approx([1, 1, 1, 1], abs=0.1)
+
+
+def test_what_one_sequence_shows_is_expected_of_the_others():
+    everyone = Acceptance(3)
+    shown, other = Acceptance(3, everyone), Acceptance(3, everyone)
+    guess = other.rates()
+    for _ in range(20):
+        shown.observe(1, 1)
+    gains = expected_gains([shown, other], everyone)
+    assert gains[0, 0] > gains[1, 0] > guess[0] + 0.2
+    assert gains[1] == pytest.approx(np.cumprod(other.rates()))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -213,7 +224,7 @@ def test_never_much_slower_than_off_nor_than_the_best_fixed_length(slots, accept
     )
     best = max(fixed(price, rates, length, slots) for length in range(7))
     assert rate > 0.97 * fixed(price, rates, 0, slots)
-    assert rate > 0.94 * best
+    assert rate > 0.95 * best
 
 
 @pytest.mark.parametrize("slots", [1, 4])

@@ -1,7 +1,9 @@
 """How often drafts are accepted, by position, measured as they are verified."""
 
-from itertools import accumulate
-from operator import mul
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 _MEMORY = 0.985  # weight of what was seen one verification ago
 _BEFORE_TRIES = 4.0  # verifications that the rate of the position before counts for
@@ -12,40 +14,42 @@ _FIRST_GUESS = 0.6  # before anything was seen
 class Acceptance:
     """Per position: how often a draft was accepted, given that those before it were.
 
-    Observations fade, so that the estimate follows the text. What was not tried is taken to be as
-    the position before it, so that longer drafts are tried where shorter ones do well; a sequence
-    that has shown nothing is taken to be as all others (its ``prior``).
+    Observations fade, so that the estimate follows the text. What was not tried lately is taken to
+    be as the position before it, so that longer drafts are tried where shorter ones do well; a
+    sequence that has shown nothing is taken to be as all others (its ``prior``, which learns of it
+    too).
     """
 
     def __init__(self, max_tokens: int, prior: "Acceptance | None" = None) -> None:
         self._prior = prior
-        self._tries = [0.0] * max_tokens
-        self._hits = [0.0] * max_tokens
-        self._rates: list[float] | None = None
+        self._tries_K = np.zeros(max_tokens)
+        self._hits_K = np.zeros(max_tokens)
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """A draft of so many tokens was verified. What follows a rejection was not tried."""
-        for position in range(min(num_drafted, num_accepted + 1, len(self._tries))):
-            hit = position < num_accepted
-            self._tries[position] = self._tries[position] * _MEMORY + 1
-            self._hits[position] = self._hits[position] * _MEMORY + hit
-        self._rates = None
+        num_tried = min(num_drafted, num_accepted + 1)
+        for counts_K, more in ((self._tries_K, num_tried), (self._hits_K, num_accepted)):
+            counts_K *= _MEMORY
+            counts_K[:more] += 1
         if self._prior is not None:
             self._prior.observe(num_drafted, num_accepted)
 
-    def rates(self) -> list[float]:
-        """Probability of each position, given the ones before."""
-        if self._rates is None:
-            rates, before = [], _FIRST_GUESS
-            for position, (tries, hits) in enumerate(zip(self._tries, self._hits, strict=True)):
-                weight = _BEFORE_TRIES
-                if self._prior is not None:
-                    weight, before = _PRIOR_TRIES, self._prior.rates()[position]
-                before = (hits + weight * before) / (tries + weight)
-                rates.append(before)
-            self._rates = rates
-        return self._rates
+    def rates(self) -> npt.NDArray[np.float64]:
+        """Probability ``[K]`` of each position, given the ones before."""
+        if self._prior is not None:
+            hits_K = self._hits_K + _PRIOR_TRIES * self._prior.rates()
+            return hits_K / (self._tries_K + _PRIOR_TRIES)
+        rates_K, before = np.empty(len(self._tries_K)), _FIRST_GUESS
+        for position, tries in enumerate(self._tries_K):
+            hits = self._hits_K[position] + _BEFORE_TRIES * before
+            rates_K[position] = before = hits / (tries + _BEFORE_TRIES)
+        return rates_K
 
-    def gains(self) -> list[float]:
-        """Expected tokens that drafting one position more adds."""
-        return list(accumulate(self.rates(), mul))
+
+def expected_gains(sequences: Sequence[Acceptance], prior: Acceptance) -> npt.NDArray[np.float64]:
+    """Expected tokens ``[N, K]`` that drafting one position more adds, all of one prior."""
+    tries_NK = np.array([each._tries_K for each in sequences])
+    hits_NK = np.array([each._hits_K for each in sequences])
+    rates_NK = (hits_NK + _PRIOR_TRIES * prior.rates()) / (tries_NK + _PRIOR_TRIES)
+    gains_NK: npt.NDArray[np.float64] = np.cumprod(rates_NK, axis=1)
+    return gains_NK

@@ -9,13 +9,13 @@ import numpy.typing as npt
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.protocols import Draft, Drafter, StepPrice
 from ridgeline.core.speculation_figures import DraftChoices
-from ridgeline.decoding.drafters.acceptance import Acceptance
+from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
 from ridgeline.decoding.drafters.control import Choice, StepCosts, choose_lengths
 
 HYSTERESIS = 1.02  # another length of the model's chains must be better by this factor
 PROBE_STEPS, MAX_PROBE_STEPS = 16, 1024  # between tries of a sequence that drafts nothing
 PATIENCE = 4  # steps in which nothing paid, before the drafter rests
-BASELINE_STEPS = 16  # without drafts, to know what they must be better than
+BASELINE_STEPS = 8  # without drafts, to know what they must be better than
 MIN_REST, MAX_REST = 12, 192  # steps; doubled each time that nothing pays after a rest
 
 
@@ -130,13 +130,13 @@ class AdaptiveDrafter(Drafter):
     def _choose(self, slots: Sequence[_Slot], found: Sequence[Draft], mean_length: float) -> Choice:
         """The best lengths; those of the model's chains change only if that is worth it."""
         seconds, draft_s = self._costs.of(len(slots), mean_length)
-        lookup = np.array([state.lookup.gains() for state in slots])
+        lookup = expected_gains([state.lookup for state in slots], self._all_lookup)
         for row, draft in zip(lookup, found, strict=True):
             row[len(draft.token_ids) :] = 0.0
         excess_s = self._costs.excess_s(len(slots))
         choices = {0: choose_lengths(lookup, seconds, excess_s[0])}
         if self._has_model:
-            model = np.array([state.model.gains() for state in slots])
+            model = expected_gains([state.model for state in slots], self._all_model)
             without = np.array([not draft.token_ids for draft in found])
             for chain in range(1, self._max_tokens + 1) if without.any() else ():
                 gains = _cut(np.where(without[:, None], model, lookup), without, chain)
