@@ -1,17 +1,23 @@
 """The GPU benchmark, in miniature on the CPU, so that it runs at its first use on a GPU."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ridgeline.bench.gpu.__main__ import main
 from ridgeline.bench.gpu.ceilings import datasheet
+from ridgeline.bench.gpu.processes import Job, Part, conduct
+from ridgeline.bench.gpu.progress import Message
+from ridgeline.bench.gpu.settings import MINIATURE
 from ridgeline.kernels.gpu import missing_for_gpu
 
-# Refuses every import but those that a GPU machine without our other dependencies has.
+# Refuses every import but those that a GPU machine without our other dependencies has: as a
+# sitecustomize, since parts are measured in processes of their own.
 ALONE = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -22,9 +28,8 @@ class Refuse(MetaPathFinder):
             raise ImportError(f"{{name}} is not there")
 
 sys.meta_path.insert(0, Refuse())
-from ridgeline.bench.gpu.__main__ import main
-sys.exit(main(sys.argv[1:]))
 """
+SOURCES = Path(__file__).parents[2] / "src"
 REFUSED = {
     "huggingface_hub", "jinja2", "llguidance", "msgspec", "prometheus_client", "psutil", "zmq",
     "rich", "safetensors", "starlette", "tokenizers", "transformers", "uvicorn",
@@ -32,9 +37,10 @@ REFUSED = {
 
 
 def test_everything_is_measured_with_nothing_but_torch_triton_and_numpy(tmp_path):
-    code = ALONE.format(refused=REFUSED)
+    (tmp_path / "sitecustomize.py").write_text(ALONE.format(refused=REFUSED))
     done = subprocess.run(
-        [sys.executable, "-c", code, "--host", "--out", str(tmp_path)],
+        [sys.executable, "-m", "ridgeline.bench.gpu", "--host", "--out", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{SOURCES}"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -48,13 +54,64 @@ def test_everything_is_measured_with_nothing_but_torch_triton_and_numpy(tmp_path
     assert {each["format"] for each in report["steps"]} == {"bfloat16", "int4", "fp8"}
     assert {each["phase"] for each in report["steps"]} == {"decode", "prefill"}
     assert all(each["seconds"] > 0 and each["moved_bytes"] > 0 for each in report["steps"])
+    assert {each["sampled"] for each in report["steps"]} == {False, True}
     rungs = [each["rung"] for each in report["ladder"] if each["shape"] == "tiny"]
     assert rungs[0] == "PyTorch, op by op"
     assert rungs[-1] == "batch of 8"
     assert any("attention" in each["name"] for each in report["kernels"])
+    assert set(report["ceilings"]["measured"]) == {"read", "copy", "add", "matmul bfloat16"}
     assert set(report["predictions"]["median_errors"]) == {"decode", "prefill"}
     for text in ("gate·up int4", "decode 1 at 32", "a graph for the step"):
         assert text in done.stdout
+
+
+def breaks(bench):
+    for case in ("first", "refused", "fatal", "last"):
+        if bench.progress.allows(case):
+            if case == "refused":
+                raise ValueError("not here")
+            if case == "fatal":
+                os._exit(3)
+            bench.progress.result("rate", (case, 1.0))
+
+
+def cannot_begin(bench):
+    raise OSError("nothing there")
+
+
+def test_what_fails_costs_a_single_case():
+    messages = []
+    job = Job(
+        parts=(Part("broken", breaks), Part("absent", cannot_begin), Part("again", breaks)),
+        settings=MINIATURE,
+        on_host=True,
+        ends_at=time.time() + 600,
+        stops_at=time.time() + 600,
+        patience_s=600,
+        done=frozenset({"late"}),
+    )
+    conduct(job, messages.append)
+    told = [(kind, what) for kind, what, _ in messages if kind not in ("began", "device")]
+    assert told == [
+        ("rate", "first"), ("failed", "refused"), ("failed", "fatal"), ("rate", "last"),
+        ("finished", "broken"), ("failed", "absent"), ("finished", "absent"),
+        ("finished", "again"),
+    ]  # fmt: skip
+    problems = [value for kind, _, value in messages if kind == "failed"]
+    assert problems[0].startswith("ValueError: not here")
+    assert problems[1] == "its process ended"
+    assert problems[2].startswith("OSError: nothing there")
+
+
+def test_no_case_begins_when_the_time_is_over():
+    messages = []
+    now = time.time()
+    job = Job(
+        parts=(Part("late", breaks),), settings=MINIATURE, on_host=True, ends_at=now,
+        stops_at=now, patience_s=1,
+    )  # fmt: skip
+    conduct(job, messages.append)
+    assert messages == [Message("left out", "late", "no time left")]
 
 
 @pytest.mark.skipif(missing_for_gpu() is None, reason="there is a GPU")

@@ -3,19 +3,11 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from ridgeline.bench.gpu.checks import check_all
-from ridgeline.bench.gpu.run import run
+from ridgeline.bench.gpu.run import check, run
 from ridgeline.bench.gpu.settings import FULL, MINIATURE
-from ridgeline.executors.cuda import gpu_kernels, open_gpu
-from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.host_device import HostDevice
-from ridgeline.executors.cuda.kernels import Kernels
-from ridgeline.executors.cuda.torch_kernels import TorchKernels
 from ridgeline.kernels.gpu import missing_for_gpu
 
 
@@ -43,16 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.shapes:
         shapes = {name: FULL.shapes[name] for name in options.shapes}
         settings = replace(settings, shapes=shapes)
-    began = time.monotonic()
-
-    def tell(what: str) -> None:
-        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
-
-    device: Device
-    kernels: Callable[[], Kernels]
-    if options.host:
-        device, kernels = HostDevice(), TorchKernels
-    else:
+    if not options.host:
         reason = missing_for_gpu()
         if reason is not None:
             if options.check:
@@ -60,22 +43,17 @@ def main(arguments: list[str] | None = None) -> int:
                 return 0
             print(f"No GPU can be measured here: {reason}", file=sys.stderr)
             return 1
-        device, _ = open_gpu()
-        kernels = partial(gpu_kernels, device)
     if options.check:
-        return _check(device, kernels)
-    report = run(device, kernels, settings, tell)
+        return check(settings, on_host=options.host)
+    began = time.monotonic()
+
+    def tell(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+    report, path = run(settings, on_host=options.host, folder=options.out, tell=tell)
     print(report.text())
-    print(f"\nwritten to {report.write(options.out)}")
+    print(f"\nwritten to {path}")
     return 1 if report.failed else 0
-
-
-def _check(device: Device, kernels: Callable[[], Kernels]) -> int:
-    failed = 0
-    for check in check_all(device, kernels):
-        print(check.text(), flush=True)
-        failed += not check.passed
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

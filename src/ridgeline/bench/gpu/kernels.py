@@ -1,6 +1,6 @@
 """Single kernels at the shapes of a model: bytes and operations per second."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, prod
@@ -8,7 +8,8 @@ from math import ceil, prod
 import numpy as np
 import torch
 
-from ridgeline.bench.gpu.settings import Deadline, Settings
+from ridgeline.bench.gpu.progress import Bench
+from ridgeline.bench.gpu.steps import random_model
 from ridgeline.bench.gpu.timing import measure
 from ridgeline.core import ops
 from ridgeline.core.formats import number_format
@@ -22,6 +23,7 @@ from ridgeline.executors.model import ExecutorModel
 
 _BEYOND_CACHES = 192 << 20  # bytes of data that calls in turn go through
 _BLOCK = 16
+_BATCHES = (1, 8, 64, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,38 +36,39 @@ class KernelTime:
     flops: float = 0.0
 
 
-def bench_kernels(
-    device: Device,
-    kernels: Kernels,
-    model: ExecutorModel,
-    settings: Settings,
-    deadline: Deadline,
-) -> Iterator[KernelTime]:
-    """Products by format and batch, attention by batch and context, norms and sampling."""
-    timer = _Timer(device, kernels, model, settings)
+def bench_kernels(bench: Bench, shape: str) -> None:
+    """Products by format and batch, attention by batch and context, and a norm."""
+    settings, progress = bench.settings, bench.progress
+    model = random_model(bench.device, settings.shapes[shape])
+    timer = _Timer(bench.device, bench.kernels(), model, settings.repeats)
+
+    def case(name: str, time: Callable[[], KernelTime]) -> None:
+        if progress.allows(f"kernel: {name}"):
+            with bench.device.scope(), torch.inference_mode():
+                progress.result("kernel", time())
+
     for form in settings.formats:
-        for batch in (1, 8, 64):
-            if deadline.allows(f"kernel: products, {form}, batch {batch}"):
-                yield timer.product(form, batch)
+        for batch in _BATCHES:
+            case(f"products, {form}, batch {batch}", partial(timer.product, form, batch))
     for batch, context in settings.decode:
-        if not timer.fits(batch, context):
-            deadline.left_out.append(f"kernel: attention {batch} at {context}: no memory for KV")
-        elif deadline.allows(f"kernel: attention {batch} at {context}"):
-            yield timer.attention(batch, context)
+        name = f"attention {batch} at {context}"
+        if timer.fits(batch, context):
+            case(name, partial(timer.attention, batch, context))
+        else:
+            progress.leave_out(f"kernel: {name}", "no memory for KV")
     for prompt in settings.prompts:
-        if deadline.allows(f"kernel: attention of a prompt of {prompt}"):
-            yield timer.prompt(prompt)
-    if deadline.allows("kernel: norm and large products"):
-        yield timer.norm(max(settings.prompts))
-        yield timer.product("bfloat16", max(settings.prompts))
+        case(f"attention of a prompt of {prompt}", partial(timer.prompt, prompt))
+    longest = max(settings.prompts)
+    case("norm", partial(timer.norm, longest))
+    case("large products", partial(timer.product, "bfloat16", longest))
 
 
 class _Timer:
     def __init__(
-        self, device: Device, kernels: Kernels, model: ExecutorModel, settings: Settings
+        self, device: Device, kernels: Kernels, model: ExecutorModel, repeats: int
     ) -> None:
         self._device, self._kernels, self._model = device, kernels, model
-        self._repeats, self._at = settings.repeats, device.torch_device
+        self._repeats, self._at = repeats, device.torch_device
         self._mlp = next(op for op in model.ops if isinstance(op, ops.MLP))
         self._attend = next(op for op in model.ops if isinstance(op, ops.Attend))
         self._norm = next(op for op in model.ops if isinstance(op, ops.Norm))
@@ -94,14 +97,20 @@ class _Timer:
 
     def attention(self, batch: int, context: int) -> KernelTime:
         """One token of each sequence over its context, in blocks scattered over the pool."""
-        op, cache = self._attend, self._cache(batch, context)
-        q = self._random(batch, op.num_heads, op.head_dim)
-        at = self._input(batch, [context] * batch, 1, cache)
-        spec = AttendSpec(group=0, scale=op.scale)
+        op = self._attend
         row = 2.0 * 2 * op.num_kv_heads * op.head_dim
-        needed = ceil(_BEYOND_CACHES / (batch * context * row))
-        kvs = [cache.layer(layer) for layer in cache.groups[0].layers[:needed]]
-        calls = [partial(self._kernels.attend, q, kv, at, spec) for kv in kvs]
+        calls_needed = ceil(_BEYOND_CACHES / (batch * context * row))
+        layers = kv_groups(self._model.spec)[0].layers[:calls_needed]
+        copies = ceil(calls_needed / len(layers))  # of the batch, beside each other in the pool
+        cache = self._cache(copies * batch, context)
+        q = self._random(batch, op.num_heads, op.head_dim)
+        inputs = [self._input(batch, [context] * batch, 1, copy, copies) for copy in range(copies)]
+        spec = AttendSpec(group=0, scale=op.scale)
+        calls = [
+            partial(self._kernels.attend, q, cache.layer(layer), at, spec)
+            for at in inputs
+            for layer in layers
+        ]
         flops = 4.0 * batch * context * op.num_heads * op.head_dim
         found = self._time(f"attention, {batch} at {context}", calls, batch * context * row, flops)
         cache.free()
@@ -111,7 +120,7 @@ class _Timer:
         """A prompt over itself."""
         op, cache = self._attend, self._cache(1, tokens)
         q = self._random(tokens, op.num_heads, op.head_dim)
-        at = self._input(1, [tokens], tokens, cache)
+        at = self._input(1, [tokens], tokens)
         spec = AttendSpec(group=0, scale=op.scale)
         kv = cache.layer(cache.groups[0].layers[0])
         flops = 2.0 * tokens * (tokens + 1) * op.num_heads * op.head_dim
@@ -156,10 +165,16 @@ class _Timer:
             cache.fill_random()
         return cache
 
-    def _input(self, batch: int, stops: list[int], longest: int, cache: KVCache) -> PassInput:
-        """Sequences whose blocks are scattered over the pool; their last tokens are queries."""
+    def _input(
+        self, batch: int, stops: list[int], longest: int, copy: int = 0, copies: int = 1
+    ) -> PassInput:
+        """Sequences whose blocks are scattered over the pool; their last tokens are queries.
+
+        A pool for several copies of the batch holds other blocks for each.
+        """
         each = ceil((max(stops) + 1) / _BLOCK)
-        scattered = np.random.default_rng(0).permutation(batch * each).reshape(batch, each)
+        every = np.random.default_rng(0).permutation(copies * batch * each)
+        scattered = every.reshape(copies, batch, each)[copy]
         tokens = batch * longest
         is_decode = longest == 1
         positions = [stop - 1 for stop in stops] if is_decode else range(tokens)

@@ -1,12 +1,10 @@
 """From plain PyTorch to this engine, one change at a time, on one shape."""
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ridgeline.bench.gpu.settings import Deadline, Settings
+from ridgeline.bench.gpu.progress import Bench
 from ridgeline.bench.gpu.steps import StepBench, StepTime, random_model
-from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
 _COMPILE_S = 150.0  # that PyTorch may take to compile a step
@@ -42,42 +40,41 @@ RUNGS = (
 )  # fmt: skip
 
 
-GRAPH_RUNGS = RUNGS[1:3]  # what graphs alone bring
+# What graphs alone bring, and what takes minutes, are measured by themselves.
+LADDERS = {"whole": RUNGS[:-1], "graphs": RUNGS[1:3], "compiled": RUNGS[-1:]}
 
 
-def climb(
-    device: Device,
-    kernels: Callable[[], Kernels],
-    settings: Settings,
-    deadline: Deadline,
-    *,
-    shape: str,
-    rungs: Sequence[Rung] = RUNGS,
-) -> Iterator[tuple[Rung, StepTime]]:
+class Climbed(NamedTuple):
+    """A rung's decode step."""
+
+    rung: Rung
+    time: StepTime
+
+
+def climb(bench: Bench, shape: str, which: str) -> None:
     """Each rung's decode step at the first context of the settings."""
-    config = settings.shapes[shape]
+    device, settings = bench.device, bench.settings
     context = settings.decode[0][1]
-    for rung in rungs:
+    for rung in LADDERS[which]:
         compiles = rung.execution == "compile"
         if compiles and not settings.compiles:
             continue
-        if not deadline.allows(f"ladder: {rung.name}", _COMPILE_S if compiles else 0.0):
+        name = f"ladder of {shape}: {rung.name}"
+        if not bench.progress.allows(name, _COMPILE_S if compiles else 0.0):
             continue
-        model = random_model(device, config)
-        own = kernels() if rung.own_kernels else TorchKernels()
-        bench = StepBench(
+        own = StepBench(
             device,
-            own,
+            bench.kernels() if rung.own_kernels else TorchKernels(),
             shape,
-            model,
+            random_model(device, settings.shapes[shape]),
             rung.format,
             max_batch=rung.batch,
             repeats=settings.repeats,
             execution=rung.execution,
         )
         try:
-            bench.open(bench.blocks_of(rung.batch, context))
-            time = bench.decode(rung.batch, context, replay=rung.replay, ahead=rung.ahead)
+            own.open(own.blocks_of(rung.batch, context))
+            time = own.decode(rung.batch, context, replay=rung.replay, ahead=rung.ahead)
         finally:
-            bench.close()
-        yield rung, time
+            own.close()
+        bench.progress.result("rung", (shape, Climbed(rung, time)))

@@ -7,7 +7,19 @@ from typing import Any
 
 import torch
 
+from ridgeline.bench.gpu.progress import Bench
+
+_COMPILE_S = 60.0  # that it takes at the least
 _PROMPT, _OUTPUT = 512, 64
+
+
+def bench_transformers(bench: Bench) -> None:
+    """The shape of the fewest layers."""
+    shapes, progress = bench.settings.shapes, bench.progress
+    shape = min(shapes, key=lambda name: _layers(shapes[name]))
+    if bench.settings.compiles and progress.allows("transformers", _COMPILE_S):
+        found = transformers_tokens_per_s(shapes[shape], bench.device.torch_device)
+        progress.result("transformers", (shape, found))
 
 
 def transformers_tokens_per_s(config: Mapping[str, object], at: torch.device) -> float | str:
@@ -39,3 +51,9 @@ def transformers_tokens_per_s(config: Mapping[str, object], at: torch.device) ->
         return (_OUTPUT - 1) / (seconds(_OUTPUT) - seconds(1))
     except (RuntimeError, ValueError) as error:
         return f"transformers could not: {type(error).__name__}: {error}"
+
+
+def _layers(config: Mapping[str, object]) -> int:
+    layers = config["num_hidden_layers"]
+    assert isinstance(layers, int)
+    return layers

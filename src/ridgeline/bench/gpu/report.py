@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from ridgeline.bench.gpu.ceilings import datasheet, measured_ceilings
 from ridgeline.bench.gpu.kernels import KernelTime
-from ridgeline.bench.gpu.ladder import Rung
+from ridgeline.bench.gpu.ladder import Climbed
 from ridgeline.bench.gpu.predictions import Predictions
+from ridgeline.bench.gpu.progress import Message
 from ridgeline.bench.gpu.steps import StepTime
 from ridgeline.core.formats import number_format
 from ridgeline.roofline.ceilings import Ceilings
@@ -23,30 +25,65 @@ from ridgeline.roofline.metrics import mbu, mfu
 class Report:
     """Grows as things are measured; can be printed and written at any time."""
 
-    device: str
-    measured: Ceilings
-    rates: dict[str, float]
-    datasheet: Ceilings | None
+    date: datetime = field(default_factory=lambda: datetime.now(UTC))
+    device: str = ""
+    total_bytes: float = 0.0
+    rates: dict[str, float] = field(default_factory=dict)
     kernels: list[KernelTime] = field(default_factory=list)
     steps: list[StepTime] = field(default_factory=list)
-    ladders: dict[str, list[tuple[Rung, StepTime]]] = field(default_factory=dict)
+    ladders: dict[str, list[Climbed]] = field(default_factory=dict)
     transformers: dict[str, float | str] = field(default_factory=dict)
     predictions: Predictions | None = None
     left_out: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
+    @property
+    def measured(self) -> Ceilings | None:
+        """What was reached; ``None`` before the bandwidth is measured."""
+        return measured_ceilings(self.device, self.rates, self.total_bytes)
+
+    @property
+    def datasheet(self) -> Ceilings | None:
+        """That of the device, if it is in the catalogue."""
+        return datasheet(self.device)
+
+    def add(self, message: Message) -> None:
+        """Take in what a process tells."""
+        kind, what, value = message
+        match kind:
+            case "device":
+                self.device, self.total_bytes = what, value
+            case "rate":
+                name, rate = value
+                self.rates[name] = rate
+            case "step":
+                self.steps.append(value)
+            case "rung":
+                shape, climbed = value
+                self.ladders.setdefault(shape, []).append(climbed)
+            case "kernel":
+                self.kernels.append(value)
+            case "transformers":
+                shape, found = value
+                self.transformers[shape] = found
+            case "left out":
+                self.left_out.append(f"{what}: {value}")
+            case "failed":
+                self.failed.append(f"{what}: {value}")
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; rates in bytes, FLOPs and tokens per second."""
+        sheet = self.datasheet
         return {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": self.date.isoformat(timespec="seconds"),
             "machine": self.device,
             "host": platform.node(),
             "versions": versions(),
             "seconds": round(self.seconds, 1),
             "ceilings": {
                 "measured": dict(self.rates),
-                "datasheet": None if self.datasheet is None else _ceilings(self.datasheet),
+                "datasheet": None if sheet is None else _ceilings(sheet),
             },
             "kernels": [self._kernel(each) for each in self.kernels],
             "steps": [self._step(each) for each in self.steps],
@@ -56,7 +93,7 @@ class Report:
                     "rung": rung.name,
                     "batch": rung.batch,
                     "tokens_per_s": time.tokens_per_s,
-                    "times_first": time.tokens_per_s / rungs[0][1].tokens_per_s,
+                    "times_first": time.tokens_per_s / rungs[0].time.tokens_per_s,
                 }
                 for shape, rungs in self.ladders.items()
                 for rung, time in rungs
@@ -72,15 +109,16 @@ class Report:
             **asdict(each),
             "bytes_per_s": each.num_bytes / each.seconds,
             "flops_per_s": each.flops / each.seconds,
-            "share_of_bandwidth": mbu(
-                each.num_bytes, each.seconds, self.measured.memory.bytes_per_s
-            ),
+            **{
+                f"mbu_{name}": mbu(each.num_bytes, each.seconds, roof.memory.bytes_per_s)
+                for name, roof in self._roofs().items()
+            },
         }
 
     def _step(self, each: StepTime) -> dict[str, Any]:
         form = number_format("fp8" if each.format == "fp8" else "bfloat16")
         moved = each.work.weight_bytes + each.work.kv_read_bytes + each.work.kv_write_bytes
-        roofs = {"measured": self.measured, "datasheet": self.datasheet}
+        roofs = self._roofs()
         return {
             "name": each.name,
             "shape": each.shape,
@@ -88,6 +126,7 @@ class Report:
             "phase": each.phase,
             "batch": each.batch,
             "tokens": each.tokens,
+            "sampled": each.sampled,
             "seconds": each.seconds,
             "wall_seconds": each.wall_seconds,
             "tokens_per_s": each.tokens_per_s,
@@ -96,21 +135,26 @@ class Report:
             **{
                 f"mbu_{name}": mbu(moved, each.wall_seconds, roof.memory.bytes_per_s)
                 for name, roof in roofs.items()
-                if roof is not None
             },
             **{
                 f"mfu_{name}": mfu(each.work.flops, each.wall_seconds, roof.peak_flops(form))
                 for name, roof in roofs.items()
-                if roof is not None
+                if roof.has_rate(form)
             },
         }
+
+    def _roofs(self) -> dict[str, Ceilings]:
+        roofs = {"measured": self.measured, "datasheet": self.datasheet}
+        return {name: roof for name, roof in roofs.items() if roof is not None}
 
     def write(self, folder: Path) -> Path:
         """A file named by the date and the machine."""
         folder.mkdir(parents=True, exist_ok=True)
         words = "-".join(self.device.lower().split())
-        path = folder / f"gpu-{datetime.now(UTC):%Y-%m-%d}-{words}.json"
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        path = folder / f"gpu-{self.date:%Y-%m-%d}-{words}.json"
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(path)
         return path
 
     def text(self) -> str:
@@ -118,10 +162,10 @@ class Report:
         data = self.to_json()
         parts = [f"{self.device}, {data['date']}"]
         rates = [(name, _rate(name, value)) for name, value in self.rates.items()]
-        if self.datasheet is not None:
-            level = self.datasheet.memory
-            rates.append(("datasheet: memory", _rate("read", level.bytes_per_s)))
-            for name, value in self.datasheet.flops_per_s.items():
+        sheet = self.datasheet
+        if sheet is not None:
+            rates.append(("datasheet: memory", _rate("read", sheet.memory.bytes_per_s)))
+            for name, value in sheet.flops_per_s.items():
                 rates.append((f"datasheet: {name}", _rate("matmul", value)))
         parts.append(_table(("ceiling", "rate"), rates))
         parts.append(
@@ -132,7 +176,7 @@ class Report:
                         each["name"],
                         f"{1e6 * each['seconds']:.1f}",
                         f"{each['bytes_per_s'] / 1e9:.0f}",
-                        f"{each['share_of_bandwidth']:.0%}",
+                        _share(each, "mbu_measured"),
                         f"{each['flops_per_s'] / 1e12:.1f}",
                     )
                     for each in data["kernels"]
@@ -148,12 +192,9 @@ class Report:
                         f"{1e3 * each['wall_seconds']:.3f}",
                         f"{each['tokens_per_s']:.0f}",
                         *(
-                            f"{each[key]:.0%}" if key in each else "-"
-                            for key in ("mbu_measured", "mfu_measured")
-                        ),
-                        *(
-                            f"{each[key]:.0%}" if key in each else "-"
-                            for key in ("mbu_datasheet", "mfu_datasheet")
+                            _share(each, f"{share}_{roof}")
+                            for roof in ("measured", "datasheet")
+                            for share in ("mbu", "mfu")
                         ),
                     )
                     for each in data["steps"]
@@ -209,6 +250,10 @@ def _ceilings(roof: Ceilings) -> dict[str, Any]:
 
 def _rate(name: str, value: float) -> str:
     return f"{value / 1e12:.1f} TFLOP/s" if name.startswith("matmul") else f"{value / 1e9:.0f} GB/s"
+
+
+def _share(entry: dict[str, Any], key: str) -> str:
+    return f"{entry[key]:.0%}" if key in entry else "-"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

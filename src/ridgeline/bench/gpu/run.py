@@ -1,137 +1,131 @@
 """Everything, in the order of its weight, until the time is over."""
 
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
 
-import torch
-
-from ridgeline.bench.gpu.ceilings import datasheet, measured_ceilings
+from ridgeline.bench.gpu.ceilings import bench_ceilings
+from ridgeline.bench.gpu.checks import bench_checks, case_names
 from ridgeline.bench.gpu.kernels import bench_kernels
-from ridgeline.bench.gpu.ladder import GRAPH_RUNGS, RUNGS, Rung, climb
-from ridgeline.bench.gpu.peers import transformers_tokens_per_s
+from ridgeline.bench.gpu.ladder import climb
+from ridgeline.bench.gpu.peers import bench_transformers
 from ridgeline.bench.gpu.predictions import predictions
+from ridgeline.bench.gpu.processes import Job, Part, conduct
+from ridgeline.bench.gpu.progress import Message
 from ridgeline.bench.gpu.report import Report
-from ridgeline.bench.gpu.settings import Deadline, Settings
-from ridgeline.bench.gpu.steps import StepBench, bench_steps, random_model
-from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.kernels import Kernels
+from ridgeline.bench.gpu.settings import Settings
+from ridgeline.bench.gpu.steps import bench_steps
 
 # The first steps of each model and format, which the figures to be shown are about.
 _FIRST_STEPS = 4
-_COMPILE_S = 60.0  # that transformers takes at the least
+_GRACE_S = 45.0  # that the last case has
+_CHECK_MINUTES = 5.0
+_MOST_CHECKING = 8  # processes
 
 
 def run(
-    device: Device,
-    kernels: Callable[[], Kernels],
-    settings: Settings,
-    tell: Callable[[str], None],
-) -> Report:
-    """``kernels`` makes those to be measured. What fails is told, and does not stop the rest."""
-    deadline = Deadline(settings.minutes)
-    tell("ceilings")
-    with device.scope(), torch.inference_mode():
-        measured, rates = measured_ceilings(
-            device,
-            matrix=settings.matrix,
-            stream_bytes=settings.stream_bytes,
-            repeats=settings.repeats,
-        )
-    report = Report(
-        device=device.name, measured=measured, rates=rates, datasheet=datasheet(device.name)
+    settings: Settings, *, on_host: bool, folder: Path, tell: Callable[[str], None]
+) -> tuple[Report, Path]:
+    """The report, and where it was written: anew after each case, so that nothing is lost."""
+    began, ends_at = time.monotonic(), time.time() + 60 * settings.minutes
+    report = Report()
+
+    def handle(message: Message) -> None:
+        if message.kind in ("began", "failed"):
+            tell(f"{message.what}" + (f": {message.value}" if message.value else ""))
+        report.add(message)
+        report.seconds = time.monotonic() - began
+        if report.device:
+            report.write(folder)
+
+    job = Job(
+        parts=parts(settings),
+        settings=settings,
+        on_host=on_host,
+        ends_at=ends_at,
+        stops_at=ends_at + _GRACE_S,
+        patience_s=settings.patience_s,
     )
-    report.left_out = deadline.left_out
-    guarded = _guard(report, tell)
+    conduct(job, handle)
+    try:
+        ceilings = report.measured
+        steps = [step for step in report.steps if not step.sampled]
+        report.predictions = None if ceilings is None else predictions(steps, ceilings)
+    except Exception as error:
+        handle(Message("failed", "predictions", f"{type(error).__name__}: {error}"))
+    report.seconds = time.monotonic() - began
+    return report, report.write(folder)
+
+
+def check(settings: Settings, *, on_host: bool) -> int:
+    """Print what came of each check, and return 1 if one of them failed.
+
+    Several processes share a GPU, since most of the time is that of compilers.
+    """
+    names = case_names()
+    count = 1 if on_host else min(_MOST_CHECKING, len(os.sched_getaffinity(0)) // 2 or 1)
+    told: dict[str, bool] = {}
+    lock = Lock()
+    ends_at = time.time() + 60 * _CHECK_MINUTES
+
+    def handle(message: Message) -> None:
+        with lock:
+            if message.kind == "check":
+                told[message.what] = message.value.passed
+                print(message.value.text(), flush=True)
+            elif message.kind in ("failed", "left out") and message.what not in told:
+                told[message.what] = False
+                print(f"FAILED  {message.what}: {message.value}", flush=True)
+
+    def some(number: int) -> None:
+        part = Part(f"checks {number + 1} of {count}", bench_checks, names[number::count])
+        job = Job(
+            parts=(part,),
+            settings=settings,
+            on_host=on_host,
+            ends_at=ends_at,
+            stops_at=ends_at + _GRACE_S,
+            patience_s=settings.patience_s,
+        )
+        conduct(job, handle)
+
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(some, range(count)))
+    passed = [told.get(name, False) for name in names]
+    print(f"{sum(passed)} of {len(names)} checks passed")
+    return 0 if all(passed) else 1
+
+
+def parts(settings: Settings) -> tuple[Part, ...]:
+    """What is measured, in order."""
     first, *others = settings.shapes
     early, late = settings.formats[:2], settings.formats[2:]
 
-    def steps(shapes: Sequence[str], formats: Sequence[str]) -> None:
-        for shape in shapes:
-            for form in formats:
-                with guarded(f"steps of {shape} in {form}"):
-                    if deadline.allows(f"steps of {shape} in {form}"):
-                        _steps(device, kernels, settings, shape, form, deadline, report)
-
-    def ladder(shape: str, rungs: Sequence[Rung]) -> None:
-        with guarded(f"the ladder of {shape}"):
-            for rung, time in climb(device, kernels, settings, deadline, shape=shape, rungs=rungs):
-                tell(f"{rung.name}: {time.tokens_per_s:.1f} tokens/s")
-                report.ladders.setdefault(shape, []).append((rung, time))
-
-    steps([first, *others[:1]], early)
-    ladder(first, RUNGS[:-1])
-    for other in others[:1]:
-        ladder(other, GRAPH_RUNGS)
-    with guarded("single kernels"):
-        model = random_model(device, settings.shapes[first])
-        own = kernels()
-        with device.scope(), torch.inference_mode():
-            for each in bench_kernels(device, own, model, settings, deadline):
-                report.kernels.append(each)
-    steps([first, *others[:1]], late)
-    steps(others[1:], settings.formats)
-    ladder(first, RUNGS[-1:])
-    with guarded("transformers"):
-        shape = min(settings.shapes, key=lambda name: _layers(settings, name))
-        if settings.compiles and deadline.allows("transformers", _COMPILE_S):
-            report.transformers[shape] = transformers_tokens_per_s(
-                settings.shapes[shape], device.torch_device
+    def steps(shapes: Sequence[str], formats: Sequence[str]) -> list[Part]:
+        return [
+            Part(
+                f"steps of {shape} in {form}",
+                bench_steps,
+                (shape, form, None if shape == first else _FIRST_STEPS),
             )
-    with guarded("predictions"):
-        report.predictions = predictions(report.steps, measured)
-    report.seconds = deadline.elapsed_s
-    return report
+            for shape in shapes
+            for form in formats
+        ]
 
+    def ladder(shape: str, which: str) -> Part:
+        return Part(f"the ladder of {shape}, {which}", climb, (shape, which))
 
-def _steps(
-    device: Device,
-    kernels: Callable[[], Kernels],
-    settings: Settings,
-    shape: str,
-    form: str,
-    deadline: Deadline,
-    report: Report,
-) -> None:
-    model = random_model(device, settings.shapes[shape])
-    bench = StepBench(
-        device,
-        kernels(),
-        shape,
-        model,
-        form,
-        max_batch=max(batch for batch, _ in settings.decode),
-        repeats=settings.repeats,
+    return (
+        Part("ceilings", bench_ceilings),
+        *steps([first, *others[:1]], early),
+        ladder(first, "whole"),
+        *(ladder(other, "graphs") for other in others[:1]),
+        Part("single kernels", bench_kernels, (first,)),
+        *steps([first, *others[:1]], late),
+        *steps(others[1:], settings.formats),
+        ladder(first, "compiled"),
+        Part("transformers", bench_transformers),
     )
-    most = None if shape == next(iter(settings.shapes)) else _FIRST_STEPS
-    try:
-        for step in bench_steps(bench, settings, deadline, most=most):
-            report.steps.append(step)
-    finally:
-        bench.close()
-
-
-Guard = Callable[[str], AbstractContextManager[None]]
-
-
-def _guard(report: Report, tell: Callable[[str], None]) -> Guard:
-    @contextmanager
-    def guarded(what: str) -> Iterator[None]:
-        """One part that fails is noted, with where it failed, and the others go on."""
-        tell(what)
-        try:
-            yield
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            report.failed.append(
-                f"{what}: {type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-            )
-            tell(traceback.format_exc())
-
-    return guarded
-
-
-def _layers(settings: Settings, name: str) -> int:
-    layers = settings.shapes[name]["num_hidden_layers"]
-    assert isinstance(layers, int)
-    return layers

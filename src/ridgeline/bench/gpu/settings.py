@@ -1,8 +1,7 @@
 """What is measured, and in how long."""
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ridgeline.models import PRESETS
 
@@ -32,9 +31,11 @@ class Settings:
             ladder's.
         formats: of the weights; bfloat16 is that of the model.
         decode: (batch, tokens of context) of decode steps.
+        sampled: the same, of decode steps that draw tokens by top-p.
         prompts: tokens of prompts.
         compiles: the ladder has PyTorch's compiler beside it, which takes minutes.
         minutes: after which no other case is begun.
+        patience_s: after which a case counts as hanging.
         matrix: side of the square matrices of the measured peaks.
         stream_bytes: of the arrays that are read and copied for the measured bandwidth.
         repeats: measurements of one thing, of which the median counts.
@@ -43,9 +44,11 @@ class Settings:
     shapes: Mapping[str, Mapping[str, object]]
     formats: tuple[str, ...]
     decode: tuple[tuple[int, int], ...]
+    sampled: tuple[tuple[int, int], ...]
     prompts: tuple[int, ...]
     compiles: bool
     minutes: float
+    patience_s: float
     matrix: int
     stream_bytes: int
     repeats: int
@@ -53,11 +56,13 @@ class Settings:
 
 FULL = Settings(
     shapes={name: PRESETS[name] for name in ("llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b")},
-    formats=("bfloat16", "int4", "fp8", "int8"),
+    formats=("bfloat16", "int4", "fp8", "int8", "int4-g128"),
     decode=tuple((batch, at) for at in (512, 4096, 32_000) for batch in (1, 8, 64, 256)),
+    sampled=((1, 512), (64, 512)),
     prompts=(4096, 512, 16_384),
     compiles=True,
     minutes=8.0,
+    patience_s=240.0,
     matrix=8192,
     stream_bytes=4 << 30,
     repeats=5,
@@ -67,30 +72,12 @@ MINIATURE = Settings(
     shapes={"tiny": _TINY, "tiny-2": _TINY | {"num_hidden_layers": 1}},
     formats=("bfloat16", "int4", "fp8"),
     decode=((1, 32), (3, 40)),
+    sampled=((1, 32),),
     prompts=(24,),
     compiles=False,
     minutes=10.0,
+    patience_s=240.0,
     matrix=256,
     stream_bytes=1 << 16,
     repeats=1,
 )
-
-
-@dataclass(slots=True)
-class Deadline:
-    """How long there is yet. ``left_out`` collects what was not begun, and why."""
-
-    minutes: float
-    left_out: list[str] = field(default_factory=list)
-    _start: float = field(default_factory=time.monotonic)
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._start
-
-    def allows(self, what: str, needed_s: float = 0.0) -> bool:
-        """Whether something that takes ``needed_s`` may begin."""
-        if self.elapsed_s + needed_s < 60 * self.minutes:
-            return True
-        self.left_out.append(f"{what}: no time left")
-        return False

@@ -2,14 +2,15 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import ceil
 
 import torch
 
-from ridgeline.bench.gpu.settings import Deadline, Settings
+from ridgeline.bench.gpu.progress import Bench
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.formats import number_format
 from ridgeline.core.plan import (
@@ -37,13 +38,15 @@ _BLOCK = 16
 _REPLAY = 8  # steps of a plan
 _PLANS = 2  # that follow each other in one measurement
 _GREEDY = SamplingParams(temperature=0.0)
+_SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 _SAMPLE = Outputs(sample=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """A decode step or a whole prompt: seconds by the device's clock, and those that pass while one
-    step follows the other; ``work`` is what has to move and be computed for ``rows``."""
+    step follows the other; ``work`` is what has to move and be computed for ``rows``, without
+    sampling. ``sampled`` steps draw by top-p, the others take the best token."""
 
     shape: str
     format: str
@@ -55,10 +58,12 @@ class StepTime:
     model: PricedModel
     rows: Batch
     work: Work
+    sampled: bool = False
 
     @property
     def name(self) -> str:
         what = f"{self.batch} at {self.tokens}" if self.phase == "decode" else f"{self.tokens}"
+        what += ", top-p" if self.sampled else ""
         return f"{self.shape} {self.format}, {self.phase} {what}"
 
     @property
@@ -121,6 +126,7 @@ class StepBench:
         room = self.executor.kv_budget_bytes(8192)
         self.num_blocks = room // self._block_bytes
         if self.num_blocks < 1:
+            self.close()
             raise OutOfMemoryError("There is no memory left for KV.")
 
     def open(self, num_blocks: int) -> None:
@@ -133,16 +139,24 @@ class StepBench:
         return batch * ceil((tokens + _REPLAY * _PLANS + 1) / _BLOCK)
 
     def decode(
-        self, batch: int, context: int, *, replay: int = _REPLAY, ahead: bool = True
+        self,
+        batch: int,
+        context: int,
+        *,
+        replay: int = _REPLAY,
+        ahead: bool = True,
+        sampled: bool = False,
     ) -> StepTime:
         """Steps of one token of each sequence, after ``context`` tokens.
 
         ``replay`` steps are one plan; with ``ahead`` the next is submitted while one runs.
         """
-        runner = _Decode(self, batch, context, replay=replay, ahead=ahead)
+        params = _SAMPLED if sampled else _GREEDY
+        runner = _Decode(self, batch, context, replay=replay, ahead=ahead, params=params)
         runner.run()
         found = [runner.run() for _ in range(self._repeats)]
-        return self._time("decode", batch, context, found, decode_batch(batch, context + 1))
+        rows = decode_batch(batch, context + 1)
+        return self._time("decode", batch, context, found, rows, sampled=sampled)
 
     def prefill(self, tokens: int) -> StepTime:
         """A prompt from the start to its first output."""
@@ -179,6 +193,7 @@ class StepBench:
         *,
         admissions: Sequence[tuple[int, tuple[int, ...]]] = (),
         num_steps: int = 1,
+        params: SamplingParams = _GREEDY,
     ) -> Callable[[], StepResult]:
         """Submit a plan; those who are admitted take the places of all that ran before."""
         releases = self._live if admissions else ()
@@ -189,7 +204,7 @@ class StepBench:
             passes=(Pass(segments=tuple(segments), num_steps=num_steps),),
             admissions=tuple(
                 Admission(
-                    slot=slot, token_ids=tokens, num_prompt_tokens=len(tokens), params=_GREEDY,
+                    slot=slot, token_ids=tokens, num_prompt_tokens=len(tokens), params=params,
                     seed=0,
                 )
                 for slot, tokens in admissions
@@ -208,6 +223,8 @@ class StepBench:
         tokens: int,
         found: Sequence[tuple[float, float]],
         rows: Batch,
+        *,
+        sampled: bool = False,
     ) -> StepTime:
         return StepTime(
             shape=self._name,
@@ -220,6 +237,7 @@ class StepBench:
             model=self._priced,
             rows=rows,
             work=pass_work(self._priced, rows),
+            sampled=sampled,
         )
 
 
@@ -227,10 +245,17 @@ class _Decode:
     """A batch whose every measurement starts from its context."""
 
     def __init__(
-        self, bench: StepBench, batch: int, context: int, *, replay: int, ahead: bool
+        self,
+        bench: StepBench,
+        batch: int,
+        context: int,
+        *,
+        replay: int,
+        ahead: bool,
+        params: SamplingParams,
     ) -> None:
         self._bench, self._batch, self._context = bench, batch, context
-        self._replay, self._ahead = replay, ahead
+        self._replay, self._ahead, self._params = replay, ahead, params
         self._tokens = (7,) * (context + 1)
         self._each = bench.blocks_of(batch, context) // batch
 
@@ -277,26 +302,47 @@ class _Decode:
             segments,
             admissions=[(slot, self._tokens) for slot in range(self._batch)],
             num_steps=self._replay,
+            params=self._params,
         )
 
 
-def bench_steps(
-    bench: StepBench, settings: Settings, deadline: Deadline, *, most: int | None = None
-) -> Iterator[StepTime]:
-    """Decode steps and prompts of one model, those whose KV has room."""
-    decodes = settings.decode[:most]
-    fitting = []
-    for batch, context in decodes:
-        if bench.blocks_of(batch, context) <= bench.num_blocks:
-            fitting.append((batch, context))
-        else:
-            deadline.left_out.append(f"decode {batch} at {context}: no memory for KV")
-    wanted = [bench.blocks_of(1, prompt) for prompt in settings.prompts]
-    wanted += [bench.blocks_of(batch, context) for batch, context in fitting]
-    bench.open(min(bench.num_blocks, max(wanted)))
-    for batch, context in fitting:
-        if deadline.allows(f"decode {batch} at {context}"):
-            yield bench.decode(batch, context)
-    for prompt in settings.prompts:
-        if deadline.allows(f"prompt of {prompt}"):
-            yield bench.prefill(prompt)
+def bench_steps(bench: Bench, shape: str, form: str, most: int | None) -> None:
+    """Decode steps and prompts of one model, those whose KV has room; ``most`` decode steps."""
+    settings, progress = bench.settings, bench.progress
+    own = StepBench(
+        bench.device,
+        bench.kernels(),
+        shape,
+        random_model(bench.device, settings.shapes[shape]),
+        form,
+        max_batch=max(batch for batch, _ in (*settings.decode, *settings.sampled)),
+        repeats=settings.repeats,
+    )
+
+    def case(name: str, time: Callable[[], StepTime]) -> None:
+        if progress.allows(f"{shape} {form}: {name}"):
+            progress.result("step", time())
+
+    try:
+        fitting = [
+            (batch, context, sampled)
+            for cases, sampled in ((settings.decode[:most], False), (settings.sampled, True))
+            for batch, context in cases
+            if own.blocks_of(batch, context) <= own.num_blocks
+        ]
+        for batch, context in settings.decode[:most]:
+            if (batch, context, False) not in fitting:
+                name = f"{shape} {form}: decode {batch} at {context}"
+                progress.leave_out(name, "no memory for KV")
+        wanted = [own.blocks_of(1, prompt) for prompt in settings.prompts]
+        wanted += [own.blocks_of(batch, context) for batch, context, _ in fitting]
+        own.open(min(own.num_blocks, max(wanted)))
+        for batch, context, sampled in fitting:
+            case(
+                f"decode {batch} at {context}" + (", top-p" if sampled else ""),
+                partial(own.decode, batch, context, sampled=sampled),
+            )
+        for prompt in settings.prompts:
+            case(f"prompt of {prompt}", partial(own.prefill, prompt))
+    finally:
+        own.close()
