@@ -1,17 +1,22 @@
-"""A tiny model folder with a tokenizer of its own, in float64 so that equalities are exact."""
+"""A tiny model folder with a tokenizer of its own, in float64 so that equalities are exact.
+
+What only some tests need is imported where it is needed: those of `make test-gpu` run on machines
+that have little beside torch, triton, numpy and pytest.
+"""
 
 import json
 import os
 
 import pytest
 import torch
-from hypothesis import settings
-from safetensors.torch import save_file
 from tests.tiny import CONFIG, tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ridgeline import LLM
 from ridgeline.kernels.gpu import missing_for_gpu
+
+try:
+    from hypothesis import settings
+except ImportError:
+    settings = None
 
 # Tiny matrices: more threads only wait for each other. Inherited by subprocesses of tests, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,9 +24,10 @@ torch.set_num_threads(1)
 
 # The same examples in every run, so that what fails, fails again; new ones are looked for with
 # `--hypothesis-profile explore` (`make test-all`).
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.register_profile("explore", max_examples=2000, deadline=None)
-settings.load_profile("repeatable")
+if settings is not None:
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
+    settings.register_profile("explore", max_examples=2000, deadline=None)
+    settings.load_profile("repeatable")
 
 NO_GPU = missing_for_gpu()
 if NO_GPU is not None:  # before the first import of a Triton kernel
@@ -44,6 +50,8 @@ VOCAB = 300
 
 
 def write_tokenizer(folder):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -61,6 +69,8 @@ def write_tokenizer(folder):
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
+    from safetensors.torch import save_file
+
     folder = tmp_path_factory.mktemp("tiny")
     config = CONFIG | {"vocab_size": VOCAB, "architectures": ["LlamaForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
@@ -78,5 +88,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def llm(model_folder):
+    from ridgeline import LLM
+
     with LLM(str(model_folder), dtype="float64", block_tokens=4, max_num_seqs=8) as llm:
         yield llm
