@@ -1,15 +1,19 @@
 import json
+from dataclasses import replace
 
 import pytest
 
+from ridgeline.cli import plan
 from ridgeline.cli.main import main
+from ridgeline.roofline.catalogue import load_catalogue
 
 PROMISED = {
     "fits", "weights_bytes", "kv_bytes_per_token", "max_batch", "ttft_s", "tpot_s",
     "output_tok_s", "goodput_rps", "usd_per_1m_output", "usd_per_1k_requests", "bound",
     "interval_80",
 }  # fmt: skip
-SHORT = ("--prompt", "200", "--output", "20", "--requests", "40")
+SHORT = ("--prompt", "200", "--output", "20")
+FEW = (*SHORT, "--requests", "40")
 
 
 def run(capsys, *arguments):
@@ -29,7 +33,7 @@ def test_one_object_with_what_was_promised(capsys):
         "--slo",
         "ttft=1,tpot=0.1",
     )
-    code, out, _ = run(capsys, *options, *SHORT, "--json")
+    code, out, _ = run(capsys, *options, *FEW, "--json")
     assert code == 0
     result = json.loads(out)
     assert result.keys() >= PROMISED
@@ -69,7 +73,7 @@ def test_any_config(capsys, tmp_path):
     options = ("--config", str(path), "--hardware", "h100", "--quantization", "int4")
     code, out, _ = run(capsys, *options, "--kv-cache-dtype", "int8", *SHORT, "--json")
     assert code == 0
-    assert json.loads(out)["kv_bytes_per_token"] == 2 * 4 * 2 * (64 + 2)
+    assert json.loads(out)["kv_bytes_per_token"] == 2 * 4 * 2 * (64 + 4)
 
 
 def test_people_are_told_that_it_was_not_measured(capsys):
@@ -94,6 +98,10 @@ def test_people_are_told_that_it_was_not_measured(capsys):
         ("--hardware", "l4", "--config", "/nowhere/config.json"),
         ("--hardware", "this", "--count", "2"),
         ("--hardware", "l4", "--place", "gpt2:many"),
+        ("--hardware", "l4", "--kv-cache-dtype", "q4_k"),
+        ("--hardware", "l4", "--kv-cache-dtype", "ternary"),
+        ("--hardware", "tpu-v5e", "--shape", "gpt2", "--dtype", "float32"),
+        ("--hardware", "l4", "--rate", "1", "--requests", "39"),
     ],
 )
 def test_mistakes_are_one_line(capsys, options):
@@ -102,6 +110,62 @@ def test_mistakes_are_one_line(capsys, options):
     assert out == ""
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--hardware", "l4", "--max-rate", "--slo", "ttft=1", "--rate", "1"),
+        ("--hardware", "l4", "--max-rate", "--slo", "ttft=1", "--trace", "trace.jsonl"),
+        ("--hardware", "l4", "--trace", "trace.jsonl", "--rate", "1"),
+        ("--hardware", "l4", "--trace", "trace.jsonl", "--prompt", "5"),
+        ("--cheapest", "--rate", "1", "--hardware", "l4"),
+        ("--cheapest", "--rate", "1", "--count", "2"),
+        ("--cheapest", "--rate", "1", "-tp", "2"),
+        ("--cheapest", "--rate", "1", "--usd-per-hour", "2"),
+        ("--hardware", "l4", "--place", "gpt2", "--rate", "1"),
+        ("--hardware", "l4", "--place", "gpt2", "-tp", "2"),
+        ("--hardware", "l4", "--place", "gpt2", "--shape", "gpt2"),
+        ("--hardware", "l4", "--calibrate"),
+        ("--hardware", "l4", "--executor", "cpu"),
+        ("--hardware", "l4", "--requests", "50"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(capsys, options):
+    code, out, err = run(capsys, *options)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "means nothing" in err or "is for --hardware this" in err or "of a rate" in err
+
+
+def test_auto_is_what_is_done_anyway(capsys):
+    base = ("--shape", "llama-3.1-8b", "--hardware", "l4", *SHORT, "--json")
+    _, plain, _ = run(capsys, *base)
+    _, auto, _ = run(capsys, *base, "--dtype", "auto", "--kv-cache-dtype", "auto")
+    assert json.loads(plain) == json.loads(auto)
+
+
+def test_a_quantized_checkpoint_is_priced_as_it_is(capsys):
+    base = ("--hardware", "h100", *SHORT, "--json")
+    _, out, _ = run(capsys, "--shape", "gpt-oss-20b", *base)
+    assert json.loads(out)["weights_bytes"] == pytest.approx(13.8e9, rel=0.01)
+
+
+def test_the_cheapest_machines_run_no_formats_of_this_one(capsys, monkeypatch):
+    """Nor is this machine calibrated for it."""
+
+    def calibrates(_):
+        raise AssertionError
+
+    whole = load_catalogue()
+    few = replace(whole, devices={name: whole.devices[name] for name in ("t4", "l4")})
+    monkeypatch.setattr(plan, "this_calibration", calibrates)
+    monkeypatch.setattr(plan, "load_catalogue", lambda _: few)
+    options = ("--shape", "qwen2.5-0.5b", "--rate", "2", "--cheapest", *SHORT, "--json")
+    code, out, _ = run(capsys, *options)
+    assert code == 0
+    first = json.loads(out)["machines"][0]
+    assert first["weights_bytes"] == pytest.approx(2 * 494e6, rel=0.01)
 
 
 def test_placement(capsys):

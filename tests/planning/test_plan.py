@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ridgeline.bench.serve.workload import read_trace as bench_trace
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import number_format
+from ridgeline.core.formats import FLOAT32, number_format
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.planning import (
     Arrival,
@@ -24,6 +25,8 @@ from ridgeline.planning import (
     read_trace,
     simulate,
 )
+from ridgeline.planning.replica import choose_replica, splits
+from ridgeline.planning.workload import paced
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.memory import kv_bytes, weights_bytes
@@ -97,7 +100,8 @@ def test_what_fits_behind_a_window_is_what_the_engine_takes(share):
 
 
 def test_the_highest_rate_holds_and_a_higher_one_does_not():
-    asked = question(slo=Slo(ttft_s=1.0, tpot_s=0.1))
+    few = EngineConfig(max_num_seqs=32)
+    asked = question(slo=Slo(ttft_s=1.0, tpot_s=0.1), config=few)
     best = highest_rate(asked)
     assert best.traffic.attainment(asked.slo) >= 0.9
     worse = answer(replace(best.question, rate_rps=best.question.rate_rps * 1.6))
@@ -112,6 +116,12 @@ def test_the_cheapest_machines_come_first():
     prices = [plan.usd_per_hour for plan in plans]
     assert prices == sorted(prices)
     assert plans[0].question.machine.key == "t4"
+
+
+def test_machines_without_a_rate_for_the_models_type_are_no_candidates():
+    single = question("gpt2", model=model("gpt2", activations=FLOAT32), rate_rps=1.0)
+    few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("tpu-v5e", "t4")})
+    assert [plan.question.machine.key for plan in cheapest(single, few)] == ["t4"]
 
 
 def test_models_are_placed_within_memory_and_load():
@@ -172,11 +182,117 @@ def test_a_simulated_step_takes_about_a_millisecond():
 def test_traces_are_read_or_refused(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text(
-        '{"arrival_s": 2, "prompt_tokens": 5, "output_tokens": 3}\n\n'
-        '{"arrival_s": 1, "prompt_tokens": 7, "output_tokens": 1}\n'
+        '{"at_s": 2, "prompt_tokens": 5, "output_tokens": 3, "prefix": "a", "prefix_tokens": 4}\n\n'
+        '{"at_s": 1, "prompt_tokens": 7, "output_tokens": 1}\n'
     )
-    assert read_trace(path)[0] == Arrival(arrival_s=1, prompt_tokens=7, output_tokens=1)
-    for bad in ("", "{}", '{"arrival_s": -1, "prompt_tokens": 5, "output_tokens": 3}', "[1]"):
+    first, second = read_trace(path)
+    assert first == Arrival(arrival_s=1, prompt_tokens=7, output_tokens=1)
+    assert (second.prefix, second.prefix_tokens) == ("a", 4)
+    for bad in (
+        "",
+        "{}",
+        '{"at_s": -1, "prompt_tokens": 5, "output_tokens": 3}',
+        '{"at_s": 1, "prompt_tokens": 5, "output_tokens": 3, "prefix_tokens": 6}',
+        "[1]",
+    ):
         path.write_text(bad)
         with pytest.raises(InvalidRequestError, match="trace"):
             read_trace(path)
+
+
+def test_the_trace_of_a_benchmark_is_one_of_a_plan(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"at_s": 1, "prompt_tokens": 9, "output_tokens": 2, "prefix_tokens": 4}\n')
+    (conversation,), (arrival,) = bench_trace(path, vocab=range(9)), read_trace(path)
+    assert conversation.at_s == arrival.arrival_s
+    assert len(conversation.turns[0].new_token_ids) == arrival.prompt_tokens
+
+
+def test_prefixes_of_a_trace_are_computed_once():
+    def prefill_s(**prefix):
+        arrivals = [
+            Arrival(arrival_s=5.0 * i, prompt_tokens=1000, output_tokens=2, **prefix)
+            for i in range(4)
+        ]
+        return answer(question(trace=arrivals)).traffic.prefill_s
+
+    assert prefill_s(prefix="a", prefix_tokens=960) < 0.5 * prefill_s()
+
+
+def test_a_machine_that_keeps_up_answers_what_arrives():
+    """Neither the filling of an empty machine nor its emptying counts."""
+    plan = answer(question("llama-3.1-8b", "h100", rate_rps=20.0, prompt_tokens=1000))
+    assert plan.keeps_up
+    assert plan.to_json()["completed_rps"] == pytest.approx(20.0, rel=0.05)
+    last_s = max(each.arrival.arrival_s for each in plan.traffic.answers)
+    assert last_s > 4 * plan.traffic.mean_end_to_end_s
+
+
+def test_paced_arrivals_have_their_rate():
+    arrivals = poisson(rate_rps=7.0, num_requests=100, prompt_tokens=1, output_tokens=1, seed=3)
+    times = [each.arrival_s for each in paced(arrivals, 7.0)]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(100 / 7)
+    assert times[33] == pytest.approx(34 / 7)
+
+
+def test_a_machine_that_falls_behind_says_so():
+    plan = answer(question("qwen2.5-0.5b", "t4", rate_rps=1000.0, output_tokens=20))
+    assert not plan.keeps_up
+    assert plan.to_json()["completed_rps"] < 500
+
+
+def test_one_long_line_leaves_room_for_short_ones():
+    long = Arrival(arrival_s=0.0, prompt_tokens=30_000, output_tokens=50)
+    short = [Arrival(arrival_s=0.0, prompt_tokens=50, output_tokens=50)] * 12
+    plan = answer(question(trace=[*short, long]))
+    assert plan.fits
+    residences = sum(each.timings.end_to_end_s for each in plan.traffic.answers)
+    assert residences > 5 * plan.traffic.seconds
+
+
+def test_a_trace_is_answered_by_its_own_lengths():
+    lines = [Arrival(arrival_s=i / 2, prompt_tokens=600, output_tokens=30) for i in range(10)]
+    of_trace = answer(question(trace=lines)).to_json()
+    same = answer(question(prompt_tokens=600, output_tokens=30)).to_json()
+    assert of_trace["alone_ttft_s"] == same["alone_ttft_s"]
+    assert of_trace["alone_ttft_s"] > answer(question()).to_json()["alone_ttft_s"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "low", "high"), [(2000, 4, 0.8, 1), (20, 200, 0, 0.2)]
+)
+def test_money_goes_where_the_time_goes(prompt, output, low, high):
+    result = answer(question(prompt_tokens=prompt, output_tokens=output)).to_json()
+    prices = result["usd_per_1m_by_phase"]
+    spent = prices["input"] * result["input_tok_s"] * 3600 / 1e6
+    rest = prices["output"] * result["output_tok_s"] * 3600 / 1e6
+    assert spent + rest == pytest.approx(result["usd_per_hour"])
+    assert low < spent / result["usd_per_hour"] < high
+
+
+def test_a_load_is_not_faster_than_a_lone_request():
+    """The host's time hides behind the step before in both."""
+    result = answer(question("qwen2.5-0.5b", "h100", rate_rps=1.0)).to_json()
+    assert result["alone_tpot_s"] <= 1.001 * result["loaded_tpot_s"]
+
+
+def test_ranks_share_whole_heads():
+    spec = model("qwen2.5-0.5b").spec  # 14 heads, 2 of K and V
+    assert [n for n in range(1, 15) if splits(spec, n)] == [1, 2, 14]
+    with pytest.raises(InvalidRequestError, match="heads cannot be split over 4"):
+        answer(question("qwen2.5-0.5b", "h100", 4, tensor=4))
+    with pytest.raises(InvalidRequestError, match="cross hosts"):
+        answer(question("llama-3.1-70b", "h100", 16, tensor=16))
+
+
+def test_copies_of_kv_heads_hold_no_more_sequences():
+    wide = choose_replica(question("gemma-3-1b", "l4", 4, tensor=4))
+    assert wide.kv_pool_bytes == wide.fit.kv_pool_bytes
+
+
+def test_here_kv_has_the_share_that_an_engine_gives_it():
+    asked = question(model=model("gpt2"))
+    machine = replace(asked.machine, memory_bytes=2e9, kv_share=0.4)
+    found = choose_replica(replace(asked, machine=machine)).fit
+    assert found.kv_pool_bytes == pytest.approx(0.4 * (2e9 - weights_bytes(model("gpt2"))))

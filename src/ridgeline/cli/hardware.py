@@ -2,18 +2,25 @@
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
+from ridgeline.core.config import DEFAULT_KV_SHARE, KV_CACHE_DTYPES
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import NumberFormat, float_format, number_format
 from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
 from ridgeline.roofline import PricedModel
-from ridgeline.roofline.calibration import Calibration, calibration_path, load, save
+from ridgeline.roofline.calibration import (
+    Calibration,
+    calibration_path,
+    load,
+    measured_elsewhere,
+    save,
+)
 
 THIS = "this"
 
@@ -26,14 +33,18 @@ def add_model_options(parser: Parser) -> None:
     )
     which.add_argument("--shape", metavar="NAME", help=f"one of {', '.join(sorted(PRESETS))}")
     which.add_argument("--config", type=Path, metavar="FILE", help="any config.json; no weights")
-    parser.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, …; default: its own")
+    parser.add_argument(
+        "--dtype", metavar="NAME", help="float32, bfloat16, …; default auto: its own"
+    )
     parser.add_argument(
         "--quantization", metavar="NAME", help="format of the layers' weights: int8, int4, fp8, …"
     )
-    parser.add_argument("--kv-cache-dtype", metavar="NAME", help="format of the KV cache")
+    parser.add_argument(
+        "--kv-cache-dtype", metavar="NAME", help="format of the KV cache; default auto"
+    )
 
 
-def add_machine_options(parser: Parser, *, default: str) -> None:
+def add_machine_options(parser: Parser, *, default: str | None) -> None:
     """--hardware and what is assumed of it."""
     parser.add_argument(
         "--hardware", default=default, metavar="NAME", help="this, or a device of the catalogue"
@@ -56,32 +67,50 @@ class NamedModel:
 def read_model(arguments: argparse.Namespace, calibration: Calibration) -> NamedModel:
     """The model of the command line, as the calibrated executor runs it; weights are not read.
 
+    A machine of the catalogue is taken to run it as the cuda executor does. ``--quantization`` is
+    that of the unquantized checkpoint.
+
     Raises:
         RidgelineError: there is no such model, shape, file or format.
     """
+    from ridgeline.executors.priced import priced_as_cpu, priced_as_cuda  # torch takes a second
+    from ridgeline.quant import declared_formats
+
     name, config = _config(arguments)
     definition = describe(config)
     quantization = None if arguments.quantization is None else number_format(arguments.quantization)
-    kv = None if arguments.kv_cache_dtype is None else number_format(arguments.kv_cache_dtype)
+    declared = declared_formats(definition) if quantization is None else {}
     priced = PricedModel(
         spec=definition.spec,
         ops=lower(definition.spec),
-        activations=float_format(arguments.dtype or definition.dtype),
+        activations=float_format(_chosen(arguments.dtype) or definition.dtype),
         weights=quantization,
-        kv=kv,
-        compute=_compute(quantization),
+        weight_formats=declared,
+        kv=_kv_format(arguments.kv_cache_dtype),
+        compute=_compute(quantization, *declared.values()),
         dense_attention=calibration.dense_attention,
     )
     if calibration.executor == "cpu":
-        from ridgeline.executors.priced import priced_as_cpu  # torch takes a second
-
-        priced = priced_as_cpu(priced)
+        codes = {weight: form for weight, form in declared.items() if not form.is_float}
+        priced = priced_as_cpu(replace(priced, weight_formats=codes))
+    elif calibration.executor != "reference":
+        priced = priced_as_cuda(priced)
     return NamedModel(name=name, priced=priced)
 
 
-def _compute(weights: NumberFormat | None) -> NumberFormat | None:
-    """FP8 weights are multiplied by FP8 activations; integers are unpacked to the activations'."""
-    return weights if weights is not None and weights.name == "fp8" else None
+def _chosen(name: str | None) -> str | None:
+    return None if name == "auto" else name
+
+
+def _kv_format(name: str | None) -> NumberFormat | None:
+    if name is not None and name not in KV_CACHE_DTYPES:
+        raise InvalidRequestError(f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}.")
+    return None if name in (None, "auto") else number_format(str(name))
+
+
+def _compute(*weights: NumberFormat | None) -> NumberFormat | None:
+    """FP8 weights are multiplied by FP8 activations; others are unpacked to the activations'."""
+    return next((form for form in weights if form is not None and form.name == "fp8"), None)
 
 
 def _config(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
@@ -123,6 +152,9 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
 
     path = calibration_path(executor)
     found = None if anew else load(path)
+    if found is not None and (elsewhere := measured_elsewhere(found)):
+        print(elsewhere, file=sys.stderr)
+        found = None
     if found is None:
         print(f"Calibrating the {executor} executor here: some minutes.", file=sys.stderr)
         with loading_bar(enabled=sys.stderr.isatty()) as progress:
@@ -134,3 +166,13 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
 def this_memory_bytes() -> float:
     """Memory of this machine."""
     return float(psutil.virtual_memory().total)
+
+
+def this_engine_memory(executor: str) -> tuple[float, float | None]:
+    """Bytes for weights and KV, and the share of what weights leave that an engine here gives KV;
+    ``None`` where it is all but a reserve, on a GPU."""
+    if executor == "cuda":
+        import torch
+
+        return float(torch.cuda.mem_get_info()[1]), None
+    return float(psutil.virtual_memory().available), DEFAULT_KV_SHARE

@@ -17,7 +17,7 @@ from ridgeline.cli.hardware import (
     add_model_options,
     read_model,
     this_calibration,
-    this_memory_bytes,
+    this_engine_memory,
 )
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import InvalidRequestError
@@ -34,22 +34,26 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         "plan", help="predict memory, latency, throughput and cost on any hardware"
     )
     add_model_options(parser)
-    add_machine_options(parser, default=THIS)
-    parser.add_argument("--count", type=int, default=1, metavar="N", help="devices; default 1")
+    add_machine_options(parser, default=None)
+    parser.add_argument("--count", type=int, metavar="N", help="devices; default 1")
     parser.add_argument(
         "-tp", "--tensor-parallel", type=int, metavar="N", help="devices of one replica"
     )
-    parser.add_argument("--prompt", type=int, default=1000, metavar="N", help="prompt tokens")
-    parser.add_argument("--output", type=int, default=200, metavar="N", help="output tokens")
+    parser.add_argument("--prompt", type=int, metavar="N", help="prompt tokens; default 1000")
+    parser.add_argument("--output", type=int, metavar="N", help="output tokens; default 200")
     parser.add_argument("--rate", type=float, metavar="R", help="requests/s; default: saturation")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON lines")
     parser.add_argument("--slo", metavar="S", help="limits in seconds: ttft=0.5,tpot=0.05")
     parser.add_argument("--usd-per-hour", type=float, metavar="X", help="price of one device")
-    parser.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="at once")
+    parser.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="at once; default 256, here an engine's"
+    )
     parser.add_argument(
         "--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens of a step"
     )
-    parser.add_argument("--requests", type=int, default=80, metavar="N", help="to simulate")
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help="simulate at least so many; default 80"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -74,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     slo = _slo(arguments.slo)
     if arguments.place:
         return _place(arguments, slo)
-    machine = _machine(arguments)
+    machine = _any_machine(arguments) if arguments.cheapest else _machine(arguments)
     model = read_model(arguments, machine.calibration)
     question = _question(arguments, model, machine, slo)
     if arguments.cheapest:
@@ -92,20 +96,63 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# What an option leaves no room for, and why.
+_EXCLUDED = {
+    "max_rate": (("rate", "trace"), "it looks for the rate"),
+    "trace": (("rate", "requests", "prompt", "output"), "a trace has its own"),
+    "cheapest": (
+        ("hardware", "count", "tensor_parallel", "usd_per_hour", "executor", "calibrate"),
+        "it goes through the catalogue",
+    ),
+    "place": (
+        ("model", "shape", "config", "rate", "trace", "tensor_parallel"),
+        "each --place is a shape, perhaps with a rate, on one device",
+    ),
+}
+_MIN_REQUESTS = 40
+
+
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("count", "prompt", "output", "max_num_seqs", "max_num_batched_tokens", "requests"):
-        if getattr(arguments, name) < 1:
-            raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least 1.")
-    if arguments.count > 1024 or arguments.requests > 100_000:
-        raise InvalidRequestError("At most 1,024 devices and 100,000 requests are planned for.")
+    for name, (others, why) in _EXCLUDED.items():
+        for other in others if _given(arguments, name) else ():
+            if _given(arguments, other):
+                raise InvalidRequestError(
+                    f"{_option(other)} means nothing with {_option(name)}: {why}."
+                )
+    if _hardware(arguments) != THIS:
+        for name in ("executor", "calibrate"):
+            if _given(arguments, name):
+                raise InvalidRequestError(f"{_option(name)} is for --hardware this.")
+    for name in ("count", "prompt", "output", "max_num_seqs", "max_num_batched_tokens"):
+        if _given(arguments, name) and getattr(arguments, name) < 1:
+            raise InvalidRequestError(f"{_option(name)} must be at least 1.")
+    if (arguments.count or 1) > 1024:
+        raise InvalidRequestError("At most 1,024 devices are planned for.")
     for name in ("rate", "usd_per_hour"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < 1e9:
-            raise InvalidRequestError(f"--{name.replace('_', '-')} must be greater than 0.")
+        if _given(arguments, name) and not 0 < getattr(arguments, name) < 1e9:
+            raise InvalidRequestError(f"{_option(name)} must be greater than 0.")
+    if arguments.requests is not None:
+        if not _MIN_REQUESTS <= arguments.requests <= 100_000:
+            raise InvalidRequestError("--requests must be from 40 to 100,000.")
+        if not any(_given(arguments, name) for name in ("rate", "max_rate", "place")):
+            raise InvalidRequestError("--requests are those of a rate: give --rate or --max-rate.")
     if arguments.max_rate and arguments.slo is None:
         raise InvalidRequestError("--max-rate needs --slo.")
     if arguments.cheapest and arguments.rate is None and arguments.trace is None:
         raise InvalidRequestError("--cheapest needs a load: --rate or --trace.")
+
+
+def _given(arguments: argparse.Namespace, name: str) -> bool:
+    value = getattr(arguments, name)
+    return value is not None and value is not False and (name, value) != ("executor", "auto")
+
+
+def _option(name: str) -> str:
+    return "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+
+
+def _hardware(arguments: argparse.Namespace) -> str:
+    return str(arguments.hardware or THIS).lower()
 
 
 def _slo(text: str | None) -> "Slo":
@@ -129,22 +176,34 @@ def _slo(text: str | None) -> "Slo":
 def _machine(arguments: argparse.Namespace) -> "Machine":
     from ridgeline.planning import Machine, catalogue_machine
 
-    if arguments.hardware.lower() == THIS:
-        if arguments.count != 1:
+    count = arguments.count or 1
+    if _hardware(arguments) == THIS:
+        if count != 1:
             raise InvalidRequestError("There is one machine like this; --count is for others.")
         calibration = this_calibration(arguments)
+        memory_bytes, kv_share = this_engine_memory(calibration.executor)
         machine = Machine(
             key=THIS,
             name=calibration.ceilings.name,
             calibration=calibration,
-            memory_bytes=this_memory_bytes(),
+            memory_bytes=memory_bytes,
+            kv_share=kv_share,
         )
     else:
-        catalogue = load_catalogue(arguments.catalogue)
-        machine = catalogue_machine(catalogue, arguments.hardware, arguments.count)
+        machine = catalogue_machine(
+            load_catalogue(arguments.catalogue), _hardware(arguments), count
+        )
     if arguments.usd_per_hour is not None:
         machine = replace(machine, usd_per_hour=arguments.usd_per_hour)
     return machine
+
+
+def _any_machine(arguments: argparse.Namespace) -> "Machine":
+    """One of the catalogue's: they all run a model in the same formats."""
+    from ridgeline.planning import catalogue_machine
+
+    catalogue = load_catalogue(arguments.catalogue)
+    return catalogue_machine(catalogue, next(iter(catalogue.devices)))
 
 
 def _question(
@@ -152,21 +211,23 @@ def _question(
 ) -> "Question":
     from ridgeline.core.config import EngineConfig
     from ridgeline.planning import Question, read_trace
+    from ridgeline.planning.question import MAX_SEQS, MIN_REQUESTS
 
+    default = EngineConfig().max_num_seqs if machine.key == THIS else MAX_SEQS
     config = EngineConfig(
-        max_num_seqs=arguments.max_num_seqs,
+        max_num_seqs=arguments.max_num_seqs or default,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
     )
     return Question(
         model=model.priced,
         machine=machine,
-        prompt_tokens=arguments.prompt,
-        output_tokens=arguments.output,
+        prompt_tokens=arguments.prompt or 1000,
+        output_tokens=arguments.output or 200,
         rate_rps=arguments.rate,
         slo=slo,
         tensor=arguments.tensor_parallel,
         trace=() if arguments.trace is None else read_trace(arguments.trace),
-        num_requests=arguments.requests,
+        num_requests=arguments.requests or MIN_REQUESTS,
         seed=arguments.seed,
         config=config,
     )
@@ -297,6 +358,8 @@ def _goodput(result: dict[str, Any]) -> str:
         "poisson": f"of {result['rate_rps'] or 0.0:.2f} that arrive in a second",
     }[result["load"]]
     answered = f"{result['completed_rps']:.2f} requests/s are answered, {load}"
+    if not result["keeps_up"]:
+        answered += ": it does not keep up, and the longer it lasts the longer they wait"
     limits = [
         f"{name.upper()} up to {limit:g} s"
         for name, limit in (("ttft", result["slo"]["ttft_s"]), ("tpot", result["slo"]["tpot_s"]))

@@ -1,70 +1,25 @@
 """What a machine can do for a workload: memory, latency, throughput, goodput and cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import StepPrice
 from ridgeline.planning.machine import Machine
-from ridgeline.planning.simulation import ScaledPrice, Traffic, simulate
-from ridgeline.planning.workload import Arrival, Slo, poisson
-from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
+from ridgeline.planning.question import Question
+from ridgeline.planning.replica import Replica, choose_replica
+from ridgeline.planning.simulation import ScaledPrice, simulate
+from ridgeline.planning.traffic import Traffic
+from ridgeline.planning.workload import Arrival, paced, poisson
+from ridgeline.roofline import decode_batch, prefill_batch
 from ridgeline.roofline.cost import token_prices, usd_per_million_tokens, usd_per_thousand_requests
-from ridgeline.roofline.memory import MemoryFit, fit, kv_bytes_per_token, weights_bytes
+from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
 from ridgeline.roofline.predict import StepPredictor
 
-_MAX_SEQS = 256
-_MIN_REQUESTS = 40
-_ROOMY = 16  # sequences that a replica should hold before it is spread over more devices
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A model, a machine and a load.
-
-    ``rate_rps`` ``None`` asks for saturation: as many requests at once as fit. ``trace`` takes the
-    place of Poisson arrivals of ``prompt_tokens`` and ``output_tokens``.
-    """
-
-    model: PricedModel
-    machine: Machine
-    prompt_tokens: int
-    output_tokens: int
-    rate_rps: float | None = None
-    slo: Slo = field(default_factory=Slo)
-    tensor: int | None = None
-    trace: Sequence[Arrival] = ()
-    num_requests: int = 80
-    seed: int = 0
-    config: EngineConfig = field(default_factory=lambda: EngineConfig(max_num_seqs=_MAX_SEQS))
-
-    @property
-    def is_saturating(self) -> bool:
-        return self.rate_rps is None and not self.trace
-
-    @property
-    def load(self) -> str:
-        """Where requests come from: a trace, poisson arrivals, or all at once: saturation."""
-        return "trace" if self.trace else "saturation" if self.rate_rps is None else "poisson"
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence, prompt and output."""
-        lengths = [each.prompt_tokens + each.output_tokens for each in self.trace]
-        return max(lengths, default=self.prompt_tokens + self.output_tokens)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replica:
-    """One copy of the model, spread over some devices of the machine."""
-
-    model: PricedModel
-    fit: MemoryFit
-    count: int
+_RESIDENCES = 6  # times that a request stays, for which requests arrive
+_MORE = 1.25  # times the requests that were simulated: with so many, they are again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +52,14 @@ class CapacityPlan:
         return self.traffic.goodput_rps(self.question.slo) * self.replica.count
 
     @property
+    def keeps_up(self) -> bool:
+        """Whether answers come as fast as requests; at saturation there is no such question."""
+        traffic = self.traffic
+        if traffic is None or self.question.is_saturating:
+            return traffic is not None
+        return (traffic.steady() if self.question.trace else traffic).keeps_up
+
+    @property
     def usd_per_hour(self) -> float | None:
         machine = self.question.machine
         return None if machine.usd_per_hour is None else machine.usd_per_hour * machine.count
@@ -126,12 +89,15 @@ class CapacityPlan:
             **self._latencies(traffic, self.low, self.high),
             "output_tok_s": tokens,
             "input_tok_s": traffic.input_tok_s * self.replica.count,
-            "completed_rps": len(traffic.answers) / traffic.seconds * self.replica.count,
+            "completed_rps": traffic.completed_rps * self.replica.count,
+            "keeps_up": self.keeps_up,
             "goodput_rps": goodput,
             "slo": {"ttft_s": question.slo.ttft_s, "tpot_s": question.slo.tpot_s},
             "slo_attainment": traffic.attainment(question.slo),
             "usd_per_hour": usd,
-            "usd_per_1m_output": None if usd is None else usd_per_million_tokens(usd, tokens),
+            "usd_per_1m_output": (
+                usd_per_million_tokens(usd, tokens) if usd is not None and tokens else None
+            ),
             "usd_per_1k_requests": (
                 usd_per_thousand_requests(usd, goodput) if usd is not None and goodput else None
             ),
@@ -168,34 +134,26 @@ class CapacityPlan:
         }
 
     def _token_prices(self) -> dict[str, float] | None:
-        """Input and output apart: each second of the machine is split by a request's phases."""
-        question = self.question
-        if self.usd_per_hour is None or self.traffic is None:
+        """Input and output apart: the machine's time is split as its steps' seconds are."""
+        traffic, count = self.traffic, self.replica.count
+        if self.usd_per_hour is None or traffic is None or not traffic.completed:
             return None
-        prefill_s = self.alone_ttft_s
-        decode_s = question.output_tokens * self.traffic.mean_tpot_s / self._concurrency()
-        share = prefill_s / (prefill_s + decode_s)
+        share = traffic.prefill_s / (traffic.prefill_s + traffic.decode_s)
         prices = token_prices(
             self.usd_per_hour,
             prefill_s=share,
             decode_s=1.0 - share,
-            input_tokens=self.traffic.input_tok_s * self.replica.count,
-            output_tokens=self.output_tok_s,
+            input_tokens=traffic.input_tok_s * count,
+            output_tokens=traffic.output_tok_s * count,
         )
         return {"input": prices.input, "output": prices.output}
-
-    def _concurrency(self) -> float:
-        """Requests that decode at once, by Little's law."""
-        assert self.traffic is not None
-        rate = len(self.traffic.answers) / self.traffic.seconds
-        return max(1.0, rate * self.question.output_tokens * self.traffic.mean_tpot_s)
 
 
 _UNKNOWN = (
     "ttft_s", "tpot_s", "alone_ttft_s", "alone_tpot_s", "loaded_tpot_s", "output_tok_s",
     "input_tok_s", "completed_rps", "goodput_rps", "slo", "slo_attainment", "usd_per_hour",
-    "usd_per_1m_output", "usd_per_1k_requests", "usd_per_1m_by_phase", "bound", "interval_80",
-    "past_error",
+    "keeps_up", "usd_per_1m_output", "usd_per_1k_requests", "usd_per_1m_by_phase", "bound",
+    "interval_80", "past_error",
 )  # fmt: skip
 
 
@@ -208,7 +166,7 @@ def answer(question: Question) -> CapacityPlan:
     replica = choose_replica(question)
     if not replica.fit.fits:
         return CapacityPlan(question=question, replica=replica)
-    machine = question.machine
+    machine, typical = question.machine, question.typical
     predictor = StepPredictor({ModelRole.TARGET: replica.model}, machine.calibration)
     prefill, decode = (machine.calibration.spreads[phase] for phase in ("prefill", "decode"))
     traffic = run_traffic(question, replica, predictor)
@@ -217,113 +175,80 @@ def answer(question: Question) -> CapacityPlan:
         if question.is_saturating and prefill_factor == decode_factor:
             return traffic.slower(decode_factor)
         price = ScaledPrice(price=predictor, prefill=prefill_factor, decode=decode_factor)
-        return run_traffic(question, replica, price)
+        return _run(question, replica, [each.arrival for each in traffic.answers], price)
 
-    context = question.prompt_tokens + question.output_tokens // 2
-    chunk = min(question.prompt_tokens, question.config.max_num_batched_tokens)
-    host_s = machine.calibration.host_step_s + machine.calibration.host_segment_s
-    typical_batch = max(1, round(min(_decoding(question, traffic), replica.fit.max_batch)))
+    context = typical.prompt_tokens + typical.output_tokens // 2
+    chunk = min(typical.prompt_tokens, question.config.max_num_batched_tokens)
+    in_progress = traffic.completed_rps * typical.output_tokens * traffic.mean_tpot_s
+    typical_batch = max(1, round(min(in_progress, replica.fit.max_batch)))
+    alone = _run(question, replica, [typical], predictor)
     return CapacityPlan(
         question=question,
         replica=replica,
         traffic=traffic,
         low=scaled(prefill.low, decode.low),
         high=scaled(prefill.high, decode.high),
-        alone_ttft_s=_prefill_s(predictor, question.prompt_tokens, chunk) + host_s,
-        alone_tpot_s=predictor.batch_seconds(decode_batch(1, context)) + host_s,
+        alone_ttft_s=alone.mean_ttft_s,
+        alone_tpot_s=alone.mean_tpot_s,
         prefill_bound=predictor.bound(prefill_batch(chunk)),
         decode_bound=predictor.bound(decode_batch(typical_batch, context)),
     )
 
 
-def _check(question: Question) -> None:
-    limit = question.model.spec.max_position
-    if question.longest > limit:
-        raise InvalidRequestError(
-            f"Prompt and output are {question.longest} tokens together, and the model's context "
-            f"is {limit}."
-        )
-    count, tensor = question.machine.count, question.tensor
-    if tensor is not None and (tensor < 1 or count % tensor):
-        raise InvalidRequestError(f"{tensor} tensor-parallel ranks do not divide {count} devices.")
-
-
-def choose_replica(question: Question) -> Replica:
-    """Spread over the asked number of devices, or over the fewest that hold 16 sequences.
-
-    Raises:
-        InvalidRequestError: the load or the layout contradicts the model or the machine.
-    """
-    _check(question)
-    machine = question.machine
-    choices = [n for n in range(1, machine.count + 1) if machine.count % n == 0]
-    found = None
-    for tensor in [question.tensor] if question.tensor else choices:
-        model = replace(question.model, layout=ParallelLayout(tensor=tensor))
-        memory = fit(
-            model,
-            memory_bytes=machine.memory_bytes,
-            context=question.longest,
-            step_tokens=question.config.max_num_batched_tokens,
-            block_tokens=question.config.block_tokens,
-        )
-        found = Replica(model=model, fit=memory, count=machine.count // tensor)
-        if memory.max_batch >= _ROOMY:
-            break
-    assert found is not None
-    if found.model.layout.tensor > 1 and not machine.calibration.ceilings.link_bytes_per_s:
-        raise InvalidRequestError(
-            f"How fast {machine.name} devices exchange data is not known; use -tp 1."
-        )
-    return found
-
-
 def run_traffic(question: Question, replica: Replica, price: StepPrice) -> Traffic:
-    """One replica under its part of the load."""
-    arrivals = _arrivals(question, replica)
-    config = replace(
-        question.config,
-        max_num_seqs=min(question.config.max_num_seqs, replica.fit.max_batch),
-        max_model_len=question.longest,
-    )
-    pool = replica.fit.kv_pool_bytes * replica.model.layout.tensor
-    calibration = question.machine.calibration
-    return simulate(replica.model, calibration, arrivals, config, kv_pool_bytes=pool, price=price)
+    """One replica under its part of the load; of Poisson arrivals, its steady state."""
+    if question.rate_rps is None or question.trace:
+        return _run(question, replica, _part(question, replica), price)
+    alone = _run(question, replica, [question.typical], price)
+    first = _arrivals(question, replica, alone.mean_end_to_end_s)
+    traffic = _run(question, replica, first, price)
+    again = _arrivals(question, replica, traffic.mean_end_to_end_s)  # they stay longer under load
+    return traffic if len(again) <= _MORE * len(first) else _run(question, replica, again, price)
 
 
-def _arrivals(question: Question, replica: Replica) -> Sequence[Arrival]:
-    """One replica's part of the load."""
-    if question.trace:
-        return question.trace[:: replica.count]
-    if question.rate_rps is not None:
-        return poisson(
-            rate_rps=question.rate_rps / replica.count,
-            num_requests=max(_MIN_REQUESTS, question.num_requests),
-            prompt_tokens=question.prompt_tokens,
-            output_tokens=question.output_tokens,
-            seed=question.seed,
-        )
-    at_once = min(replica.fit.max_batch, question.config.max_num_seqs)
-    one = Arrival(
-        arrival_s=0.0,
+def _arrivals(question: Question, replica: Replica, residence_s: float) -> Sequence[Arrival]:
+    """One replica's part of Poisson arrivals, where requests stay for so many seconds."""
+    assert question.rate_rps is not None
+    rate_rps = question.rate_rps / replica.count
+    in_progress = min(rate_rps * residence_s, num_at_once(question, replica))
+    arrivals = poisson(
+        rate_rps=rate_rps,
+        num_requests=max(question.num_requests, ceil(_RESIDENCES * in_progress)),
         prompt_tokens=question.prompt_tokens,
         output_tokens=question.output_tokens,
+        seed=question.seed,
     )
-    return [one] * (2 * at_once)
+    return paced(arrivals, rate_rps)
 
 
-def _prefill_s(predictor: StepPredictor, prompt_tokens: int, chunk: int) -> float:
-    """Seconds until the first token of a request that is alone."""
-    starts = range(0, prompt_tokens, chunk)
-    return sum(
-        predictor.batch_seconds(prefill_batch(min(chunk, prompt_tokens - start), start=start))
-        for start in starts
+def num_at_once(question: Question, replica: Replica) -> int:
+    """Requests of the load that a replica runs at once, at the most."""
+    return min(replica.fit.max_batch, question.config.max_num_seqs)
+
+
+def _part(question: Question, replica: Replica) -> Sequence[Arrival]:
+    """One replica's part of a trace, or what saturates it."""
+    if question.trace:
+        return question.trace[:: replica.count]
+    return [question.typical] * (2 * num_at_once(question, replica))
+
+
+def _run(
+    question: Question, replica: Replica, arrivals: Sequence[Arrival], price: StepPrice
+) -> Traffic:
+    """Sequences of a trace differ, and are admitted as long as there are blocks."""
+    at_once = question.config.max_num_seqs if question.trace else num_at_once(question, replica)
+    config = replace(question.config, max_num_seqs=at_once, max_model_len=question.longest)
+    traffic = simulate(
+        replica.model,
+        question.machine.calibration,
+        arrivals,
+        config,
+        kv_pool_bytes=replica.kv_pool_bytes,
+        price=price,
     )
-
-
-def _decoding(question: Question, traffic: Traffic) -> float:
-    rate = len(traffic.answers) / traffic.seconds
-    return rate * question.output_tokens * traffic.mean_tpot_s
+    is_poisson = question.load == "poisson" and len(arrivals) > 1
+    return traffic.steady() if is_poisson else traffic
 
 
 def _past_error(machine: Machine) -> dict[str, Any]:

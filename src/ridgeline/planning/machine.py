@@ -8,7 +8,11 @@ from ridgeline.roofline.catalogue import Catalogue
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """``count`` equal devices; rates, memory and price are of one of them."""
+    """``count`` equal devices; rates, memory and price are of one of them.
+
+    ``kv_share`` is the part of the memory beside the weights that KV takes, where that is not all
+    but a reserve (`roofline.memory.fit`).
+    """
 
     key: str
     name: str
@@ -17,6 +21,7 @@ class Machine:
     count: int = 1
     usd_per_hour: float | None = None
     power_w: float | None = None
+    kv_share: float | None = None
 
     @property
     def measured(self) -> bool:

@@ -5,14 +5,11 @@ from dataclasses import dataclass, replace
 
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
-from ridgeline.planning.capacity import (
-    CapacityPlan,
-    Question,
-    answer,
-    choose_replica,
-    run_traffic,
-)
+from ridgeline.planning.capacity import CapacityPlan, answer, run_traffic
 from ridgeline.planning.machine import Machine, catalogue_machine
+from ridgeline.planning.question import Question
+from ridgeline.planning.replica import choose_replica
+from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline.catalogue import Catalogue
 from ridgeline.roofline.memory import kv_bytes, rank_pool_bytes, weights_bytes
 from ridgeline.roofline.placement import Device, Item, Placement, place
@@ -20,68 +17,67 @@ from ridgeline.roofline.predict import StepPredictor
 
 ATTAINMENT = 0.9  # share of requests that must meet every SLO
 _COUNTS = (1, 2, 4, 8)
-_STEPS = 7
-_ENOUGH = 300
+_STEPS = 6
+_BEYOND = 1.25  # times the throughput of a machine that fills and empties
 
 
 def highest_rate(question: Question) -> CapacityPlan | None:
-    """The highest Poisson load whose requests meet the SLOs nine times of ten, by bisection.
+    """The highest Poisson load that is kept up with and whose requests meet the SLOs nine times of
+    ten, by bisection.
 
-    ``None`` if the model does not fit, or even a trickle does not meet them. Enough requests are
-    simulated for a queue to show.
+    ``None`` if the model does not fit, or even a trickle does not meet them.
     """
     replica = choose_replica(question)
     if not replica.fit.fits:
         return None
     predictor = StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
-    at_once = min(replica.fit.max_batch, question.config.max_num_seqs)
-    enough = max(question.num_requests, min(_ENOUGH, 4 * at_once))
-    question = replace(question, num_requests=enough)
     saturated = run_traffic(replace(question, rate_rps=None), replica, predictor)
-    low, high = 0.0, saturated.output_tok_s * replica.count / question.output_tokens
+    low, high = 0.0, _BEYOND * saturated.completed_rps * replica.count
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        traffic = run_traffic(replace(question, rate_rps=middle), replica, predictor)
-        if traffic.attainment(question.slo) >= ATTAINMENT:
+        if _holds(run_traffic(replace(question, rate_rps=middle), replica, predictor), question):
             low = middle
         else:
             high = middle
     return answer(replace(question, rate_rps=low)) if low else None
 
 
-def _holds(plan: CapacityPlan) -> bool:
-    assert plan.traffic is not None
-    return plan.traffic.attainment(plan.question.slo) >= ATTAINMENT
+def _if_it_holds(question: Question) -> CapacityPlan | None:
+    """The plan; most machines of a search are too small, which one simulation shows."""
+    replica = choose_replica(question)
+    if not replica.fit.fits:
+        return None
+    predictor = StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
+    holds = _holds(run_traffic(question, replica, predictor), question)
+    return answer(question) if holds else None
+
+
+def _holds(traffic: Traffic, question: Question) -> bool:
+    steady = traffic.steady() if question.trace else traffic
+    return steady.keeps_up and traffic.attainment(question.slo) >= ATTAINMENT
 
 
 def cheapest(question: Question, catalogue: Catalogue) -> list[CapacityPlan]:
     """Machines of the catalogue with a price that hold the load, the cheapest first.
 
-    Each device in ones, twos, fours and eights, until a number holds it.
+    Each device in ones, twos, fours and eights, until a number holds it. Devices without a rate for
+    the model's type are left out.
     """
     found = []
     for key, device in catalogue.devices.items():
-        if device.usd_per_hour is None:
+        if device.usd_per_hour is None or not device.ceilings().has_rate(
+            question.model.activations
+        ):
             continue
         for count in _COUNTS:
             if count > 1 and device.link_gbps is None:
                 break
             machine = catalogue_machine(catalogue, key, count)
-            plan = answer(replace(question, machine=machine, tensor=None))
-            if plan.traffic is not None and _holds(plan) and _keeps_up(plan):
+            plan = _if_it_holds(replace(question, machine=machine, tensor=None))
+            if plan is not None:
                 found.append(plan)
                 break
     return sorted(found, key=lambda plan: plan.usd_per_hour or 0.0)
-
-
-def _keeps_up(plan: CapacityPlan) -> bool:
-    """Whether the answers come as fast as the requests, to within a tail."""
-    rate, traffic = plan.question.rate_rps, plan.traffic
-    if rate is None or traffic is None:
-        return True
-    last = max(item.arrival.arrival_s for item in traffic.answers)
-    longest = max(item.timings.end_to_end_s for item in traffic.answers)
-    return traffic.seconds <= last + max(longest, 1.0) and longest <= 0.5 * last + 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,16 +124,10 @@ def _items(load: Load, machine: Machine) -> list[Item]:
     capacity = best.question.rate_rps or 0.0
     replicas = max(1, -int(-load.rate_rps // capacity))
     share = load.rate_rps / replicas / capacity
-    in_flight = load.rate_rps / replicas * _residence_s(best)
+    in_flight = load.rate_rps / replicas * best.traffic.mean_end_to_end_s
     held = weights_bytes(question.model) + in_flight * kv_bytes(question.model, question.longest)
     item = Item(name=load.name, memory_bytes=max(memory, held), time_share=share)
     return [item] * replicas
-
-
-def _residence_s(plan: CapacityPlan) -> float:
-    assert plan.traffic is not None
-    times = [item.timings.end_to_end_s for item in plan.traffic.answers]
-    return sum(times) / len(times)
 
 
 def placement_json(placement: Placement, machine: Machine) -> Mapping[str, object]:

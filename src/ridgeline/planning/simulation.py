@@ -1,88 +1,26 @@
 """Traffic on a simulated executor: the real scheduler and the real loop, on virtual time."""
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Executor, StepPrice
-from ridgeline.core.request import Request, RequestTimings
+from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
-from ridgeline.planning.workload import Arrival, Slo
+from ridgeline.planning.traffic import Answer, Traffic
+from ridgeline.planning.workload import Arrival
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.predict import StepPredictor
+from ridgeline.roofline.price import Phase, phase_of
 from ridgeline.scheduler import Scheduler, SchedulerConfig, Speculation
 
 _TOKEN = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What one request got; seconds since its arrival."""
-
-    arrival: Arrival
-    timings: RequestTimings
-
-    def good(self, slo: Slo) -> bool:
-        timings = self.timings
-        return timings.ttft_s is not None and slo.met(timings.ttft_s, timings.tpot_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """What became of a workload. ``seconds`` are from the first arrival to the last token."""
-
-    answers: tuple[Answer, ...]
-    seconds: float
-    num_steps: int
-    num_preemptions: int
-
-    @property
-    def output_tok_s(self) -> float:
-        return sum(answer.arrival.output_tokens for answer in self.answers) / self.seconds
-
-    @property
-    def input_tok_s(self) -> float:
-        return sum(answer.arrival.prompt_tokens for answer in self.answers) / self.seconds
-
-    @property
-    def mean_ttft_s(self) -> float:
-        return _mean([a.timings.ttft_s for a in self.answers if a.timings.ttft_s is not None])
-
-    @property
-    def mean_tpot_s(self) -> float:
-        return _mean([a.timings.tpot_s for a in self.answers if a.timings.tpot_s is not None])
-
-    def slower(self, factor: float) -> "Traffic":
-        """As if everything took ``factor`` times as long; true where all requests came at once."""
-
-        def scaled(seconds: float | None) -> float | None:
-            return None if seconds is None else seconds * factor
-
-        answers = tuple(
-            replace(
-                answer,
-                timings=replace(
-                    answer.timings,
-                    queue_s=answer.timings.queue_s * factor,
-                    ttft_s=scaled(answer.timings.ttft_s),
-                    tpot_s=scaled(answer.timings.tpot_s),
-                    end_to_end_s=answer.timings.end_to_end_s * factor,
-                ),
-            )
-            for answer in self.answers
-        )
-        return replace(self, answers=answers, seconds=self.seconds * factor)
-
-    def goodput_rps(self, slo: Slo) -> float:
-        return sum(answer.good(slo) for answer in self.answers) / self.seconds
-
-    def attainment(self, slo: Slo) -> float:
-        """The share of requests that meet every SLO."""
-        return sum(answer.good(slo) for answer in self.answers) / len(self.answers)
+_OWN_TOKENS = 1 << 31  # from here on tokens that belong to one request alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +40,30 @@ class ScaledPrice:
         return self.price.segment_seconds(num_tokens, context) * scale
 
 
+class PhaseSeconds:
+    """A price that adds up the seconds of the steps it was asked for, by phase.
+
+    In a step of both phases, prefill takes what its segments add to the step.
+    """
+
+    def __init__(self, price: StepPrice) -> None:
+        self._price = price
+        self.prefill_s = self.decode_s = 0.0
+
+    def seconds(self, plan: StepPlan) -> float:
+        total = self._price.seconds(plan)
+        segments = [segment for a_pass in plan.passes for segment in a_pass.segments]
+        prefills = [segment for segment in segments if phase_of(segment) is Phase.PREFILL]
+        added = sum(self._price.segment_seconds(s.num_tokens, s.start) for s in prefills)
+        prefill_s = total if len(prefills) == len(segments) else min(total, added)
+        self.prefill_s += prefill_s
+        self.decode_s += total - prefill_s
+        return total
+
+    def segment_seconds(self, num_tokens: int, context: int) -> float:
+        return self._price.segment_seconds(num_tokens, context)
+
+
 def simulate(
     model: PricedModel,
     calibration: Calibration,
@@ -114,9 +76,10 @@ def simulate(
     """Run a workload on one replica, as the engine would with this configuration."""
     clock = VirtualClock()
     price = price or StepPredictor({ModelRole.TARGET: model}, calibration)
+    account = PhaseSeconds(price)
     executor = SimulatedExecutor(
         {ModelRole.TARGET: model},
-        price,
+        account,
         clock,
         block_tokens=config.block_tokens,
         host_step_s=calibration.host_step_s,
@@ -126,7 +89,10 @@ def simulate(
     answers = run_arrivals(loop, scheduler, arrivals, clock)
     return Traffic(
         answers=tuple(answers),
-        seconds=clock() - min(arrival.arrival_s for arrival in arrivals),
+        begin_s=min(arrival.arrival_s for arrival in arrivals),
+        end_s=clock(),
+        prefill_s=account.prefill_s,
+        decode_s=account.decode_s,
         num_steps=executor.num_steps,
         num_preemptions=scheduler.num_preemptions,
     )
@@ -179,22 +145,24 @@ def run_arrivals(
         for chunk in loop.step():
             if chunk.timings is not None:
                 arrival = open_requests.pop(chunk.request_id)
-                answers.append(Answer(arrival=arrival, timings=chunk.timings))
+                answers.append(Answer(arrival=arrival, timings=chunk.timings, done_s=clock()))
         if clock() == before and scheduler.wait_s:
             clock.advance(scheduler.wait_s)
     return answers
 
 
 def _request(request_id: int, arrival: Arrival) -> Request:
-    """A prompt that shares no prefix with another, and an output of exactly its length."""
+    """A prompt that shares its prefix, if it has one, and an output of exactly its length."""
+    prompt = (_TOKEN,) * arrival.prompt_tokens
+    if arrival.prefix_tokens:
+        shared = zlib.crc32(arrival.prefix.encode()) % _OWN_TOKENS
+        own = arrival.prompt_tokens - arrival.prefix_tokens
+        prompt = (shared,) * arrival.prefix_tokens + (_OWN_TOKENS + request_id,) * own
     return Request(
         request_id=request_id,
-        prompt_token_ids=(_TOKEN,) * arrival.prompt_tokens,
+        prompt_token_ids=prompt,
         params=SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True, temperature=0.0),
         seed=request_id,
+        cache_key=b"trace" if arrival.prefix_tokens else None,
         arrival_s=arrival.arrival_s,
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -10,12 +10,34 @@ import msgspec
 from ridgeline.core.errors import InvalidRequestError
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request: when it is sent, in seconds, and how many tokens go in and come out."""
+class Arrival(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One request: when it is sent, in seconds, and how many tokens go in and come out.
+
+    Requests of the same ``prefix`` begin with the same ``prefix_tokens`` tokens.
+    """
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
+    prefix: str = ""
+    prefix_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return self.prompt_tokens + self.output_tokens
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A line of a trace, as ``ridgeline bench serve --trace`` reads them."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix: str = ""
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +80,25 @@ def poisson(
     return found
 
 
+def paced(arrivals: Sequence[Arrival], rate_rps: float) -> list[Arrival]:
+    """Random arrivals, each third of which takes as long as it does on average."""
+    found, before_s, begin_s = list[Arrival](), 0.0, 0.0
+    third = -(-len(arrivals) // 3)
+    for first in range(0, len(arrivals), third):
+        part = arrivals[first : first + third]
+        last_s = part[-1].arrival_s
+        scale = len(part) / rate_rps / (last_s - before_s)
+        found += [
+            msgspec.structs.replace(each, arrival_s=begin_s + scale * (each.arrival_s - before_s))
+            for each in part
+        ]
+        before_s, begin_s = last_s, found[-1].arrival_s
+    return found
+
+
 def read_trace(path: Path) -> list[Arrival]:
-    """JSON lines of ``arrival_s``, ``prompt_tokens`` and ``output_tokens``, in any order.
+    """JSON lines of ``at_s``, ``prompt_tokens``, ``output_tokens``, and perhaps ``prefix`` and
+    ``prefix_tokens``, in any order: the traces of ``ridgeline bench serve``.
 
     Raises:
         InvalidRequestError: the file cannot be read, or a line is something else.
@@ -69,22 +108,26 @@ def read_trace(path: Path) -> list[Arrival]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"The trace {path} cannot be read.") from error
     found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
             continue
         try:
-            arrival = msgspec.json.decode(line, type=Arrival)
+            line = msgspec.json.decode(text, type=_Line)
         except msgspec.DecodeError as error:
             raise InvalidRequestError(f"{path}, line {number}: {error}") from error
-        if arrival.arrival_s < 0 or min(arrival.prompt_tokens, arrival.output_tokens) < 1:
+        if line.at_s < 0 or min(line.prompt_tokens, line.output_tokens) < 1:
             raise InvalidRequestError(f"{path}, line {number}: values must be positive.")
-        found.append(arrival)
+        if not 0 <= line.prefix_tokens <= line.prompt_tokens:
+            raise InvalidRequestError(f"{path}, line {number}: a prefix is part of the prompt.")
+        found.append(
+            Arrival(
+                arrival_s=line.at_s,
+                prompt_tokens=line.prompt_tokens,
+                output_tokens=line.output_tokens,
+                prefix=line.prefix,
+                prefix_tokens=line.prefix_tokens,
+            )
+        )
     if not found:
         raise InvalidRequestError(f"The trace {path} is empty.")
     return sorted(found, key=lambda arrival: arrival.arrival_s)
-
-
-def offered_rps(arrivals: Sequence[Arrival]) -> float:
-    """Requests per second of a trace."""
-    last = max(arrival.arrival_s for arrival in arrivals)
-    return len(arrivals) / last if last > 0 else float("inf")

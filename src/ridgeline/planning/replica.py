@@ -1,0 +1,100 @@
+"""How a model is spread over the devices of a machine."""
+
+from dataclasses import dataclass, replace
+
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.planning.question import Question
+from ridgeline.roofline import PricedModel
+from ridgeline.roofline.memory import MemoryFit, fit
+
+_ROOMY = 16  # sequences that a replica should hold before it is spread over more devices
+_HOST = 8  # devices within a host; the links of the catalogue go no further
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One copy of the model, spread over some devices of the machine."""
+
+    model: PricedModel
+    fit: MemoryFit
+    count: int
+
+    @property
+    def kv_pool_bytes(self) -> float:
+        """Of all its ranks; what some of them hold twice counts once."""
+        tensor = self.model.layout.tensor
+        holders = min(min(tensor, group.num_kv_heads) for group in self.model.groups)
+        return self.fit.kv_pool_bytes * holders
+
+
+def choose_replica(question: Question) -> Replica:
+    """Spread over the asked number of devices, or over the fewest that hold 16 sequences.
+
+    Raises:
+        InvalidRequestError: the load or the layout contradicts the model or the machine.
+    """
+    _check(question)
+    count, spec = question.machine.count, question.model.spec
+    choices = [n for n in range(1, min(count, _HOST) + 1) if count % n == 0 and splits(spec, n)]
+    found = None
+    for tensor in [question.tensor] if question.tensor else choices:
+        found = _replica(question, tensor)
+        if found.fit.max_batch >= _ROOMY:
+            break
+    assert found is not None
+    machine = question.machine
+    if found.model.layout.tensor > 1 and not machine.calibration.ceilings.link_bytes_per_s:
+        raise InvalidRequestError(
+            f"How fast {machine.name} devices exchange data is not known; use -tp 1."
+        )
+    return found
+
+
+def splits(spec: ModelSpec, tensor: int) -> bool:
+    """Whether so many ranks can share the heads: each has as many, and whole KV heads or one."""
+    for layer in spec.layers:
+        attention = layer.attention
+        if attention.num_heads % tensor:
+            return False
+        if isinstance(attention, AttentionSpec):  # every rank has the latents of the other kind
+            heads = attention.num_kv_heads
+            if heads % tensor and tensor % heads:
+                return False
+    return True
+
+
+def _replica(question: Question, tensor: int) -> Replica:
+    model = replace(question.model, layout=ParallelLayout(tensor=tensor))
+    memory = fit(
+        model,
+        memory_bytes=question.machine.memory_bytes,
+        context=question.typical.num_tokens,
+        step_tokens=question.config.max_num_batched_tokens,
+        block_tokens=question.config.block_tokens,
+        kv_share=question.machine.kv_share,
+    )
+    if memory.max_context < question.longest:
+        memory = replace(memory, max_batch=0)
+    return Replica(model=model, fit=memory, count=question.machine.count // tensor)
+
+
+def _check(question: Question) -> None:
+    spec, count, tensor = question.model.spec, question.machine.count, question.tensor
+    if question.longest > spec.max_position:
+        raise InvalidRequestError(
+            f"Prompt and output are {question.longest} tokens together, and the model's context "
+            f"is {spec.max_position}."
+        )
+    question.machine.calibration.ceilings.peak_flops(question.model.activations)
+    if tensor is None:
+        return
+    if tensor < 1 or count % tensor:
+        raise InvalidRequestError(f"{tensor} tensor-parallel ranks do not divide {count} devices.")
+    if tensor > _HOST:
+        raise InvalidRequestError(
+            f"{tensor} tensor-parallel ranks cross hosts of {_HOST}, whose network is not known."
+        )
+    if not splits(spec, tensor):
+        raise InvalidRequestError(f"The model's heads cannot be split over {tensor} ranks.")
