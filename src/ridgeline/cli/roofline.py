@@ -49,7 +49,13 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     add_model_options(parser)
     add_machine_options(parser, default=THIS)
     parser.add_argument(
-        "-tp", "--tensor-parallel", type=int, default=1, metavar="N", help="devices; default 1"
+        "-tp",
+        "--tensor-parallel",
+        type=int,
+        choices=(1, 2, 4, 8),
+        default=1,
+        metavar="N",
+        help="devices of one host: 1, 2, 4 or 8",
     )
     parser.add_argument(
         "--batch", type=numbers(), default=[1, 8, 32], metavar="N,N", help="sequences that decode"
@@ -72,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     other = None if is_this else catalogue.device(arguments.hardware)
     named = None if arguments.datasheet is None else catalogue.device(arguments.datasheet)
     calibration = this_calibration(arguments) if other is None else typical(other.ceilings())
-    layout = _layout(arguments.tensor_parallel, calibration, is_this=is_this)
     model = read_model(arguments, calibration)
+    layout = _layout(arguments.tensor_parallel, calibration, is_this=is_this)
     priced = replace(model.priced, layout=layout)
     predictor = StepPredictor({ModelRole.TARGET: priced}, calibration)
     found = points(predictor, arguments.batch, arguments.context)
@@ -82,9 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     memory_bytes = this_memory_bytes() if other is None else other.memory_bytes
     fits = {point.context: _fit(priced, memory_bytes, point.context) for point in found}
     peak = product_peak(priced, calibration)
-    memory = calibration.ceilings.memory.bytes_per_s
+    bytes_per_s = calibration.ceilings.memory.bytes_per_s
     label = "measured roof" if calibration.measured else "roof of the datasheet"
-    roof, beside = Roof(label=label, bytes_per_s=memory, peak=peak), None
+    roof, beside = Roof(label=label, bytes_per_s=bytes_per_s, peak=peak), None
     if named is not None:
         ceilings = named.ceilings()
         beside = Roof(
@@ -120,11 +126,12 @@ def run(arguments: argparse.Namespace) -> int:
             "tensor_parallel": layout.tensor,
             "measured": calibration.measured,
             "ceilings": {
-                "memory_bytes_per_s": memory,
+                "memory_bytes_per_s": bytes_per_s,
                 "peak_flops_per_s": peak,
-                "ridge": peak / memory,
+                "ridge": peak / bytes_per_s,
                 "conditions": dict(calibration.ceilings.conditions),
             },
+            "datasheet": None if beside is None else asdict(beside),
             "fit": {str(length): asdict(each) for length, each in fits.items()},
             "points": [
                 asdict(point) | {"gap": point.gap, "fits": _has_room(point, fits)}
@@ -154,11 +161,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _layout(tensor: int, calibration: Calibration, *, is_this: bool) -> ParallelLayout:
     if is_this and tensor != 1:
         raise InvalidRequestError("There is one machine like this; -tp is for others.")
-    layout = ParallelLayout(tensor=tensor)
     if tensor > 1 and not calibration.ceilings.link_bytes_per_s:
         name = calibration.ceilings.name
         raise InvalidRequestError(f"How fast {name} devices exchange data is not known.")
-    return layout
+    return ParallelLayout(tensor=tensor)
 
 
 def _fit(model: PricedModel, memory_bytes: float, context: int) -> MemoryFit:
@@ -189,7 +195,7 @@ def _variants(
         return Variant(change=change, how=f"--{option.replace('_', '-')} {name}", model=priced)
 
     found = []
-    if arguments.quantization is None:
+    if not model.main_format.is_quantized:
         found += [
             variant(f"quantize weights to {name}", "quantization", name)
             for name in ("int8", "int4")

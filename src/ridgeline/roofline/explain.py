@@ -8,7 +8,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.roofline.batch import Batch, decode_batch, make_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.features import main_weight
-from ridgeline.roofline.memory import USABLE_SHARE, MemoryFit
+from ridgeline.roofline.memory import MemoryFit
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.predict import Bound, StepPredictor
 from ridgeline.roofline.price import op_costs, pass_work
@@ -263,14 +263,11 @@ def sentences(predictor: StepPredictor, found: Sequence[Point]) -> list[str]:
 
 def fit_sentence(found: MemoryFit, context: int) -> str:
     """Whether sequences of ``context`` tokens have room, in words."""
-    gb = 1e9
-    held, memory = found.weights_bytes / gb, found.memory_bytes / gb
-    beside = f"beside {held:,.1f} GB of weights in {USABLE_SHARE:.0%} of {memory:,.0f} GB"
+    held, memory = found.weights_bytes / 1e9, found.memory_bytes / 1e9
+    beside = (
+        f"beside {held:,.1f} GB of weights KV has {found.kv_pool_bytes / 1e9:,.1f} of "
+        f"{memory:,.0f} GB"
+    )
     if found.fits:
-        return f"{found.max_batch:,} sequences of {context:,} tokens fit {beside}."
-    if found.max_context:
-        return (
-            f"It does not fit: {found.max_context:,} tokens of context have room {beside}, and "
-            f"{context:,} are asked for."
-        )
-    return f"It does not fit: there is no room {beside}."
+        return f"{found.max_batch:,} sequences of {context:,} tokens fit: {beside}."
+    return f"One sequence of {context:,} tokens does not fit: {beside}."
