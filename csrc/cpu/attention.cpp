@@ -27,13 +27,46 @@ Widths widths(const rl_kv_group& group, const rl_attention& attention) {
           static_cast<int32_t>(ceil_div(out, 16) * 16)};
 }
 
+// Takes pieces of memory one after another; without memory it only counts their bytes.
+class Arena {
+ public:
+  explicit Arena(void* memory) : memory_(static_cast<uint8_t*>(memory)) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    T* piece = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
+    used_ += ceil_div(count * static_cast<int64_t>(sizeof(T)), kLine) * kLine;
+    return piece;
+  }
+
+  int64_t used() const { return used_; }
+
+ private:
+  uint8_t* memory_;
+  int64_t used_ = 0;
+};
+
+Partial take_partial(Arena& arena, int num_rows, int out_stride) {
+  Partial partial = {};
+  partial.maximum = arena.take<float>(num_rows);
+  partial.sum = arena.take<float>(num_rows);
+  partial.out = arena.take<float>(int64_t{num_rows} * out_stride);
+  return partial;
+}
+
+int64_t partial_bytes(int num_rows, int out_stride) {
+  Arena arena(nullptr);
+  take_partial(arena, num_rows, out_stride);
+  return arena.used();
+}
+
 // One sequence's work. Its items are (KV head, split, block), blocks innermost, so that those that
 // read the same part of the cache follow each other. Where splits are not shared out an item is
 // (KV head, block), and walks over all splits.
 struct Share {
   int64_t first_item;
   int64_t first_block;    // among the blocks whose splits are shared out, of all KV heads
-  int64_t first_partial;  // among their partial results
+  int64_t first_partial;  // bytes of the partial results before its own
   int32_t unit_rows;      // blocks do not extend over a multiple of this
   int32_t blocks_per_unit;
   int32_t num_blocks;
@@ -41,7 +74,8 @@ struct Share {
   int32_t num_splits;
   bool splits_shared;
 
-  int64_t cost_of_block() const { return int64_t{std::min(unit_rows, kBlockRows)} * num_splits; }
+  int block_rows() const { return std::min(unit_rows, kBlockRows); }  // at most
+  int64_t cost_of_block() const { return int64_t{block_rows()} * num_splits; }
 };
 
 // Cuts sequences up, one after another.
@@ -63,17 +97,19 @@ class Planner {
     share.splits_shared = share.num_splits > 1 && share.cost_of_block() > most_alone_;
     share.first_item = num_items;
     share.first_block = num_shared_blocks;
-    share.first_partial = num_partials;
+    share.first_partial = num_partial_bytes;
     int64_t blocks = heads_ * share.num_blocks;
     num_items += blocks * (share.splits_shared ? share.num_splits : 1);
     num_shared_blocks += share.splits_shared ? blocks : 0;
-    num_partials += share.splits_shared ? blocks * share.num_splits : 0;
+    if (share.splits_shared)
+      num_partial_bytes += blocks * share.num_splits *
+                           partial_bytes(share.block_rows(), widths_.out_stride);
     return share;
   }
 
   int64_t num_items = 0;
   int64_t num_shared_blocks = 0;
-  int64_t num_partials = 0;
+  int64_t num_partial_bytes = 0;
 
  private:
   Share cut(const rl_sequence& sequence) const {
@@ -95,39 +131,6 @@ class Planner {
   int64_t most_alone_;  // cost of a block whose splits are not shared out
 };
 
-// Takes pieces of memory one after another; without memory it only counts their bytes.
-class Arena {
- public:
-  explicit Arena(void* memory) : memory_(static_cast<uint8_t*>(memory)) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    T* piece = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
-    used_ += ceil_div(count * static_cast<int64_t>(sizeof(T)), kLine) * kLine;
-    return piece;
-  }
-
-  int64_t used() const { return used_; }
-
- private:
-  uint8_t* memory_;
-  int64_t used_ = 0;
-};
-
-Partial take_partial(Arena& arena, int out_stride) {
-  Partial partial = {};
-  partial.maximum = arena.take<float>(kBlockRows);
-  partial.sum = arena.take<float>(kBlockRows);
-  partial.out = arena.take<float>(int64_t{kBlockRows} * out_stride);
-  return partial;
-}
-
-int64_t partial_bytes(int out_stride) {
-  Arena arena(nullptr);
-  take_partial(arena, out_stride);
-  return arena.used();
-}
-
 struct ThreadScratch {
   BlockScratch block;
   Partial total;
@@ -144,7 +147,8 @@ void take_thread(Arena& arena, const rl_kv_group& group, int out_stride, ThreadS
   block.keys = arena.take<float>(int64_t{kSubTokens} * group.k_width);
   block.values = arena.take<float>(int64_t{kChunkTokens} * out_stride);
   block.gathered = arena.take<uint8_t>(kChunkSubBlocks * sub_block_layout(group).bytes);
-  Partial total = take_partial(arena, out_stride), part = take_partial(arena, out_stride);
+  Partial total = take_partial(arena, kBlockRows, out_stride);
+  Partial part = take_partial(arena, kBlockRows, out_stride);
   if (thread) *thread = {block, total, part};
 }
 
@@ -166,7 +170,7 @@ Scratch take_scratch(void* memory, const rl_kv_group& group, const rl_attention&
   scratch.threads = arena.take<ThreadScratch>(num_threads);
   for (int i = 0; i < num_threads; ++i)
     take_thread(arena, group, out_stride, memory ? scratch.threads + i : nullptr);
-  scratch.partials = arena.take<uint8_t>(plan.num_partials * partial_bytes(out_stride));
+  scratch.partials = arena.take<uint8_t>(plan.num_partial_bytes);
   scratch.bytes = arena.used();
   return scratch;
 }
@@ -210,7 +214,6 @@ void attend(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t l
   for (int64_t i = 0; i < plan.num_shared_blocks; ++i)
     new (scratch.splits_done + i) std::atomic<int32_t>(0);
   Widths sizes = widths(group, attention);
-  int64_t bytes = partial_bytes(sizes.out_stride);
 
   pool.run(plan.num_items, [&](int64_t item, int thread) {
     const Share& share =
@@ -242,23 +245,28 @@ void attend(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t l
     auto add = [&](const Partial& part) {
       merge(own.total, part, block.num_rows, block.out_stride);
     };
+    auto sees = [&](int split) { return sees_split(block, own.block, share.first_split + split); };
     if (!share.splits_shared) {
       for (int split = 0; split < share.num_splits; ++split) {
+        if (!sees(split)) continue;
         attend_split(block, share.first_split + split, own.block, own.part);
         add(own.part);
       }
     } else {
       int64_t index_of_all = int64_t{block.kv_head} * share.num_blocks + index;
+      int64_t bytes = partial_bytes(share.block_rows(), block.out_stride);
       auto partial = [&](int64_t split) {
-        int64_t number = share.first_partial + index_of_all * share.num_splits + split;
-        Arena arena(scratch.partials + number * bytes);
-        return take_partial(arena, block.out_stride);
+        int64_t number = index_of_all * share.num_splits + split;
+        Arena arena(scratch.partials + share.first_partial + number * bytes);
+        return take_partial(arena, share.block_rows(), block.out_stride);
       };
       int split = static_cast<int>(rest % share.num_splits);
-      attend_split(block, share.first_split + split, own.block, partial(split));
+      if (sees(split))
+        attend_split(block, share.first_split + split, own.block, partial(split));
       int done = scratch.splits_done[share.first_block + index_of_all].fetch_add(1) + 1;
       if (done < share.num_splits) return;
-      for (split = 0; split < share.num_splits; ++split) add(partial(split));
+      for (split = 0; split < share.num_splits; ++split)
+        if (sees(split)) add(partial(split));
     }
     finish(block, own.total, out);
   });

@@ -77,6 +77,9 @@ struct BlockScratch {
 // Prepares q and visible; then any number of splits of the same block may follow.
 void begin_block(const RowBlock& block, BlockScratch& scratch);
 
+// Whether any row of the block sees a slot of the split.
+bool sees_split(const RowBlock& block, const BlockScratch& scratch, int split);
+
 // Computes one split, overwriting `partial`.
 void attend_split(const RowBlock& block, int split, BlockScratch& scratch, const Partial& partial);
 

@@ -39,6 +39,17 @@ void for_panels(int num_rows, const Body& body) {
   for (int row = 0; row < num_rows; row += step) body(row, std::min(step, num_rows - row));
 }
 
+// The slots that a block's rows see: those of any row, from first to last, and those of all.
+struct Seen {
+  Visible by_any;
+  Visible by_all;
+
+  // Whether every row sees the whole chunk that begins at a slot.
+  bool all_see(int start) const {
+    return by_all.first <= start && start + kChunkTokens <= by_all.last;
+  }
+};
+
 // A chunk of the cache as one block of rows sees it: sub-blocks [first, last) of it.
 struct Chunk {
   int start;  // slot
@@ -138,7 +149,7 @@ void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockS
 // Turns scores into weights 2^(score - maximum), and updates maximum, sum and decay.
 template <int F>
 void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk& chunk,
-                 BlockScratch& scratch, float* maximum) {
+                 const Seen& seen, BlockScratch& scratch, float* maximum) {
   float cap = block.attention->softcap;
   float k_scales[kChunkTokens] = {}, v_scales[kChunkTokens] = {};
   if constexpr (F == RL_INT8) {
@@ -148,6 +159,13 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
       std::memcpy(k_scales + s * kSubTokens, sub_block + layout.k_scales_offset, 64);
       std::memcpy(v_scales + s * kSubTokens, sub_block + v_offset, 64);
     }
+  }
+  // Where some rows do not see all of the chunk, scales that are not finite need care.
+  bool with_care = false;
+  if (F == RL_INT8 && !seen.all_see(chunk.start)) {
+    vf probe = {};
+    for (int i = 0; i < kChunkTokens; i += W) probe += load(v_scales + i) * 0.0f;
+    with_care = sum(probe) != 0;  // or not a number
   }
   vi lanes;
   for (int i = 0; i < W; ++i) lanes[i] = i;
@@ -179,71 +197,92 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
     float* scores = scratch.scores + row * kChunkTokens;
     vf sum = load(scratch.lane_sums + row * W) * splat(decay[row]);
     for (int i = 0; i < kChunkTokens; i += W) {
-      vf score = load(scores + i), weight = exp2_of_negative(score - splat(maximum[row]));
+      vf weight = exp2_of_negative(load(scores + i) - splat(maximum[row]));
       sum += weight;
-      if constexpr (F == RL_INT8) {
-        // Of a slot that the row does not see, the scale may be anything.
-        weight = select((vi)(score == -INFINITY), vf{}, weight * load(v_scales + i));
-      }
+      if constexpr (F == RL_INT8) weight *= load(v_scales + i);
       store(scores + i, weight);
     }
     store(scratch.lane_sums + row * W, sum);
+    if (with_care) {  // 0 times such a scale is not 0
+      Visible own = scratch.visible[row];
+      int first = std::clamp(own.first - chunk.start, 0, kChunkTokens);
+      int last = std::clamp(own.last - chunk.start, first, kChunkTokens);
+      std::fill(scores, scores + first, 0.0f);
+      std::fill(scores + last, scores + kChunkTokens, 0.0f);
+    }
   }
 }
 
 // Whether V of tokens [first, last) of a chunk is finite in all elements.
 template <int F>
-bool is_finite(const ChunkValues& values, int first, int last, int width) {
-  vf probe = {};
+__attribute__((noinline)) bool is_finite(const ChunkValues& values, int first, int last,
+                                         int width) {
+  constexpr int32_t kExponent = 0x7f800000;
+  vi odd = {};
   for (int t = first; t < last; ++t) {
     const uint8_t* stored = values.sub_blocks.now[t / kSubTokens];
     int64_t start = int64_t{t % kSubTokens} * values.stride;
     for (int i = 0; i < width; i += W) {
-      vf zeros = load_elements<F>(stored, start + i) * 0.0f;  // or not a number
-      for (int lane = width - i; lane < W; ++lane) zeros[lane] = 0;  // padding is anything
-      probe += zeros;
+      vi exponents = bits_of(load_elements<F>(stored, start + i)) & kExponent;
+      for (int lane = width - i; lane < W; ++lane) exponents[lane] = 0;  // padding is anything
+      odd |= exponents == kExponent;
     }
   }
-  return sum(probe) == 0;
+  int32_t any = 0;
+  for (int lane = 0; lane < W; ++lane) any |= odd[lane];
+  return any == 0;
+}
+
+// One row over its own tokens alone, with the bits of a tile.
+template <int F>
+__attribute__((noinline)) void mix_alone(const ChunkValues& values, int first, int last,
+                                         const float* weights, float decay, float* out,
+                                         int out_stride) {
+  for (int column = 0; column < out_stride; column += W) {
+    vf sum = load(out + column) * splat(decay);
+    for (int t = first; t < last; ++t) {
+      const uint8_t* stored = values.sub_blocks.now[t / kSubTokens];
+      vf elements = load_elements<F>(stored, int64_t{t % kSubTokens} * values.stride + column);
+      sum = fma(splat(weights[t]), elements, sum);
+    }
+    store(out + column, sum);
+  }
 }
 
 // Adds V times the weights to every row. Rows of a block do not all see the same slots; the weights
 // of what a row does not see are 0, and 0 times a number leaves the sum as it is. Where there is
 // something else among those slots each row goes over its own alone.
 template <int F>
-void mix_values(const RowBlock& block, const MixRows* kernels, ChunkValues values,
-                const Chunk& chunk, BlockScratch& scratch, float* out) {
-  const Visible by_any = {values.first_token, values.last_token};
-  auto in_chunk = [&](int slot) {
-    return std::min(std::max(slot - chunk.start, by_any.first), by_any.last);
-  };
-  Visible by_all = by_any;
-  for (int row = 0; row < block.num_rows; ++row) {
-    by_all.first = std::max(by_all.first, in_chunk(scratch.visible[row].first));
-    by_all.last = std::min(by_all.last, in_chunk(scratch.visible[row].last));
+void mix_values(const RowBlock& block, const MixRows* kernels, const ChunkValues& values,
+                const Chunk& chunk, const Seen& seen, const BlockScratch& scratch, float* out) {
+  int first = values.first_sub_block * kSubTokens, last = values.last_token;
+  auto in_chunk = [&](int slot) { return std::clamp(slot - chunk.start, first, last); };
+  // Codes are finite; their scales are in the weights.
+  bool together = block.group->format == RL_INT8 || seen.all_see(chunk.start) ||
+                  (is_finite<F>(values, first, in_chunk(seen.by_all.first), block.out_width) &&
+                   is_finite<F>(values, in_chunk(seen.by_all.last), last, block.out_width));
+  if (together) {
+    for_panels(block.num_rows, [&](int row, int rows) {
+      kernels[rows - 1](values, scratch.scores + row * kChunkTokens, scratch.decay + row,
+                        out + row * block.out_stride, block.out_stride);
+    });
+    return;
   }
-  auto mix = [&](int row, int rows) {
-    kernels[rows - 1](values, scratch.scores + row * kChunkTokens, scratch.decay + row,
-                      out + row * block.out_stride, block.out_stride);
-  };
-  bool codes = block.group->format == RL_INT8;
-  if (codes || (is_finite<F>(values, by_any.first, by_all.first, block.out_width) &&
-                is_finite<F>(values, by_all.last, by_any.last, block.out_width)))
-    return for_panels(block.num_rows, mix);
   for (int row = 0; row < block.num_rows; ++row) {
-    values.first_token = in_chunk(scratch.visible[row].first);
-    values.last_token = in_chunk(scratch.visible[row].last);
-    mix(row, 1);
+    Visible own = scratch.visible[row];
+    mix_alone<F>(values, in_chunk(own.first), in_chunk(own.last),
+                 scratch.scores + row * kChunkTokens, scratch.decay[row],
+                 out + row * block.out_stride, block.out_stride);
   }
 }
 
 template <int F>
 void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk& chunk,
-               Visible seen, bool convert, BlockScratch& scratch, float* out) {
+               const Seen& seen, bool convert, BlockScratch& scratch, float* out) {
   ChunkValues values = {};
   values.stride = convert ? block.out_stride : layout.v_stride;
-  values.first_token = std::max(seen.first - chunk.start, 0);
-  values.last_token = std::min(seen.last - chunk.start, kChunkTokens);
+  values.first_sub_block = chunk.first;
+  values.last_token = std::min(seen.by_any.last - chunk.start, kChunkTokens);
   for (int s = chunk.first; s < chunk.last; ++s) {
     const uint8_t* stored = chunk.sub_blocks.now[s] + layout.v_offset;
     if (convert) {
@@ -256,23 +295,36 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
     values.sub_blocks.later[s] = chunk.sub_blocks.later[s] + layout.v_offset;
   }
   if (convert)
-    mix_values<RL_F32>(block, Tiles<RL_F32>::mix, values, chunk, scratch, out);
+    mix_values<RL_F32>(block, Tiles<RL_F32>::mix, values, chunk, seen, scratch, out);
   else
-    mix_values<F>(block, Tiles<F>::mix, values, chunk, scratch, out);
+    mix_values<F>(block, Tiles<F>::mix, values, chunk, seen, scratch, out);
 }
 
 template <int F>
-void split(const RowBlock& block, const SubBlockLayout& layout, int first, Visible seen,
+void split(const RowBlock& block, const SubBlockLayout& layout, int first, const Seen& seen,
            BlockScratch& scratch, const Partial& partial) {
+  Visible by_any = seen.by_any;
   // Converting once pays as soon as several panels read the result; latents are always transposed.
   bool convert = layout.v_width == 0 || (F != RL_F32 && block.num_rows > kTileRowsMax);
   for (int start = first; start < first + kSplitTokens; start += kChunkTokens) {
-    if (start + kChunkTokens <= seen.first || start >= seen.last) continue;
-    Chunk chunk = find_chunk(block, layout, start, seen, scratch);
+    if (start + kChunkTokens <= by_any.first || start >= by_any.last) continue;
+    Chunk chunk = find_chunk(block, layout, start, by_any, scratch);
     score_chunk<F>(block, chunk, convert, scratch);
-    weigh_chunk<F>(block, layout, chunk, scratch, partial.maximum);
+    weigh_chunk<F>(block, layout, chunk, seen, scratch, partial.maximum);
     mix_chunk<F>(block, layout, chunk, seen, convert, scratch, partial.out);
   }
+}
+
+Seen seen_slots(const RowBlock& block, const BlockScratch& scratch) {
+  Seen seen = {scratch.visible[0], scratch.visible[0]};
+  for (int row = 1; row < block.num_rows; ++row) {
+    Visible own = scratch.visible[row];
+    seen.by_any.first = std::min(seen.by_any.first, own.first);
+    seen.by_any.last = std::max(seen.by_any.last, own.last);
+    seen.by_all.first = std::max(seen.by_all.first, own.first);
+    seen.by_all.last = std::min(seen.by_all.last, own.last);
+  }
+  return seen;
 }
 
 }  // namespace
@@ -304,14 +356,15 @@ void begin_block(const RowBlock& block, BlockScratch& scratch) {
   });
 }
 
+bool sees_split(const RowBlock& block, const BlockScratch& scratch, int split) {
+  Visible seen = seen_slots(block, scratch).by_any;
+  return seen.first < (split + 1) * kSplitTokens && split * kSplitTokens < seen.last;
+}
+
 void attend_split(const RowBlock& block, int split_index, BlockScratch& scratch,
                   const Partial& partial) {
   SubBlockLayout layout = sub_block_layout(*block.group);
-  Visible seen = scratch.visible[0];
-  for (int row = 0; row < block.num_rows; ++row) {
-    seen.first = std::min(seen.first, scratch.visible[row].first);
-    seen.last = std::max(seen.last, scratch.visible[row].last);
-  }
+  Seen seen = seen_slots(block, scratch);
   std::fill_n(partial.maximum, block.num_rows, kNoMaximum);
   std::fill_n(partial.out, int64_t{block.num_rows} * block.out_stride, 0.0f);
   std::fill_n(scratch.lane_sums, block.num_rows * W, 0.0f);

@@ -78,13 +78,12 @@ void score_rows(const Operands& keys, int first, int last, const float* q, int w
   for (; s < last; ++s) score_tile<F, R, 1>(keys, s, q, width, scores + s * kSubTokens);
 }
 
-// V of tokens [first_token, last_token) of a chunk; what lies beyond may never have been written.
-// Token t of sub-block s begins at element t * stride of sub_blocks[s].
+// V of a chunk: token t of sub-block s begins at element t * stride of sub_blocks[s].
 struct ChunkValues {
   Operands sub_blocks;
   int stride;
-  int first_token;
-  int last_token;
+  int first_sub_block;
+  int last_token;  // of the chunk; what lies beyond may never have been written
 };
 
 // out[r][16 u + lane] = out * decay[r] + sum over tokens t of weights[r][t] * V[t][16 u + lane].
@@ -97,10 +96,10 @@ inline void mix_tile(const ChunkValues& values, const float* weights, const floa
   for (int u = 0; u < U; ++u) RL_UNROLL
   for (int v = 0; v < kVectors; ++v)
     sums[r][u][v] = load(out + r * out_stride + u * 16 + v * W) * splat(decay[r]);
-  for (int s = values.first_token / kSubTokens; s * kSubTokens < values.last_token; ++s) {
+  for (int s = values.first_sub_block; s * kSubTokens < values.last_token; ++s) {
     const float* p = weights + s * kSubTokens;
     int num_tokens = std::min(kSubTokens, values.last_token - s * kSubTokens);
-    for (int t = std::max(values.first_token - s * kSubTokens, 0); t < num_tokens; ++t) {
+    for (int t = 0; t < num_tokens; ++t) {
       vf elements[U][kVectors];
       RL_UNROLL
       for (int u = 0; u < U; ++u) RL_UNROLL
