@@ -144,12 +144,19 @@ bool same_panels(const rl_matrix& a, const rl_matrix& b) {
 }
 
 void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Panels& panels) {
-  int32_t padded = panels.padded_columns;
-  int64_t chunks = ceil_div(padded, kChunkColumns);
+  fill_each(pool, matrix, &rows, &panels, 1);
+}
+
+void fill_each(Pool& pool, const rl_matrix& matrix, const Rows* all_rows, const Panels* all_panels,
+               int count) {
+  int32_t padded = all_panels[0].padded_columns;
+  int64_t chunks = ceil_div(padded, kChunkColumns), tiles = all_panels[0].num_panels() * chunks;
   bool quantized = is_quantized(matrix.format);
   int group = quantized ? activation_group(matrix) : 0;
-  auto fill = [&](int64_t tile, int) {
-    int64_t panel = tile / chunks;
+  auto fill = [&](int64_t item, int) {
+    const Rows& rows = all_rows[item / tiles];
+    const Panels& panels = all_panels[item / tiles];
+    int64_t tile = item % tiles, panel = tile / chunks;
     int32_t first = static_cast<int32_t>(tile % chunks) * kChunkColumns;
     int32_t last = first + kChunkColumns < padded ? first + kChunkColumns : padded;
     int M = panels.panel_tokens(panel);
@@ -167,7 +174,7 @@ void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Pa
                        panels.minus_sums + offset * panels.num_units);
     }
   };
-  pool.run(panels.num_panels() * chunks, fill);
+  pool.run(tiles * count, fill);
 }
 
 }  // namespace rl

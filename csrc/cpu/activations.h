@@ -73,4 +73,8 @@ bool same_panels(const rl_matrix& a, const rl_matrix& b);
 // the scale.
 void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Panels& panels);
 
+// The same for as many rows as panels, all of one size, in one job.
+void fill_each(Pool& pool, const rl_matrix& matrix, const Rows* rows, const Panels* panels,
+               int count);
+
 }  // namespace rl

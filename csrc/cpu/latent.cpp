@@ -46,11 +46,14 @@ struct LatentAttend : Op {
     int32_t wide = latent_dim + rope_dim, v_dim = value_up[0].matrix.rows;
     float* queries = c.inner.get<float>(static_cast<int64_t>(num_tokens) * heads * wide);
     float* mixed = c.up.get<float>(static_cast<int64_t>(num_tokens) * heads * latent_dim);
+    std::vector<Rows> rows;
+    std::vector<Target> targets;
     for (int h = 0; h < heads; ++h) {
-      Rows rows{c.buffers[RL_QUERY] + h * query_dim, c.widths[RL_QUERY], num_tokens, nope_dim};
-      Target target{&key_up[h], queries + h * wide, static_cast<int64_t>(heads) * wide};
-      apply(c, rows, &target, 1, false);
+      rows.push_back(
+          {c.buffers[RL_QUERY] + h * query_dim, c.widths[RL_QUERY], num_tokens, nope_dim});
+      targets.push_back({&key_up[h], queries + h * wide, static_cast<int64_t>(heads) * wide});
     }
+    apply_each(c, rows.data(), targets.data(), heads);
     for_tokens(c.pool, num_tokens, [&](int32_t t) {
       for (int h = 0; h < heads; ++h)
         std::copy_n(c.row(RL_QUERY, t) + h * query_dim + nope_dim, rope_dim,
@@ -61,11 +64,11 @@ struct LatentAttend : Op {
         rl_attend_scratch_bytes(&c.groups[group], &attention, &c.batch, c.pool.num_threads()));
     rl_attend(pool, &c.groups[group], group, layer, &attention, &c.batch, queries, mixed, scratch);
     for (int h = 0; h < heads; ++h) {
-      Rows rows{mixed + h * latent_dim, static_cast<int64_t>(heads) * latent_dim, num_tokens,
-                latent_dim};
-      Target target{&value_up[h], c.buffers[RL_H] + h * v_dim, static_cast<int64_t>(heads) * v_dim};
-      apply(c, rows, &target, 1, false);
+      rows[h] = {mixed + h * latent_dim, static_cast<int64_t>(heads) * latent_dim, num_tokens,
+                 latent_dim};
+      targets[h] = {&value_up[h], c.buffers[RL_H] + h * v_dim, static_cast<int64_t>(heads) * v_dim};
     }
+    apply_each(c, rows.data(), targets.data(), heads);
   }
 };
 

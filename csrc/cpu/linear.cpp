@@ -1,10 +1,15 @@
 // Products of a program's rows: panels are filled once for all matrices that read the same ones.
+#include <algorithm>
+#include <vector>
+
 #include "elementwise.h"
 #include "matmul.h"
 #include "program.h"
 
 namespace rl {
 namespace {
+
+constexpr int64_t kPanelBytesAtOnce = 8 << 20;
 
 const rl_adapter_part* part_of(const rl_adapter* adapter, int32_t slot) {
   for (int i = 0; adapter && slot && i < adapter->num_parts; ++i)
@@ -60,6 +65,26 @@ void apply(Context& c, const Rows& rows, const Target* targets, int count, bool 
   }
   for (int i = 0; adapted && i < count; ++i)
     if (is_adapted(c, *targets[i].linear)) add_adapters(c, rows, targets[i]);
+}
+
+void apply_each(Context& c, const Rows* rows, const Target* targets, int count) {
+  const rl_matrix& matrix = targets[0].linear->matrix;
+  int32_t num_tokens = rows[0].num_tokens;
+  int64_t bytes = panel_bytes(matrix, num_tokens);
+  int at_once = static_cast<int>(std::clamp<int64_t>(kPanelBytesAtOnce / bytes, 1, count));
+  char* scratch = c.panels.get<char>(at_once * bytes);
+  std::vector<Panels> panels;
+  for (int i = 0; i < at_once; ++i)
+    panels.push_back(panels_in(matrix, num_tokens, scratch + i * bytes));
+  std::vector<Product> products;
+  for (int i = 0; i < count; ++i)
+    products.push_back({&targets[i].linear->matrix, targets[i].linear->bias, targets[i].out,
+                        targets[i].stride});
+  for (int first = 0; first < count; first += at_once) {
+    int some = std::min(at_once, count - first);
+    fill_each(c.pool, matrix, rows + first, panels.data(), some);
+    multiply_each(c.pool, products.data() + first, panels.data(), some);
+  }
 }
 
 void feed_forward(Context& c, const FeedForward& network, const Rows& rows, float* out,

@@ -1,5 +1,7 @@
 #include "matmul.h"
 
+#include <algorithm>
+
 #include "elementwise.h"
 #include "matmul_tile.h"
 
@@ -7,6 +9,7 @@ namespace rl {
 namespace {
 
 constexpr int64_t kItemBytes = 48 * 1024;  // of weights that one thread takes at a time
+constexpr int kItemsPerThread = 8;         // at least, where there are tiles enough
 constexpr int kTilesAtOnce = 4;            // whose results are kept before they are stored
 
 constexpr int64_t kExpandedBytes = 128 * 1024;  // of codes that stay in a near cache meanwhile
@@ -45,17 +48,23 @@ struct ChunkSize {
 ChunkSize chunk_size(const rl_matrix& matrix, const Panels& panels) {
   int64_t bytes = panels.num_panels() > 1 ? expanded_bytes(matrix) : 0;
   if (!bytes) return {kTilesAtOnce, 0};
-  int64_t tiles = kExpandedBytes / bytes;
-  tiles = tiles < 1 ? 1 : tiles > kTilesAtOnce ? kTilesAtOnce : tiles;
+  int64_t tiles = std::clamp<int64_t>(kExpandedBytes / bytes, 1, kTilesAtOnce);
   return {static_cast<int>(tiles), tiles * bytes};
 }
 
-int64_t tiles_per_item(const rl_matrix& m, int64_t tiles_in_all, int num_threads) {
-  int64_t by_size = kItemBytes / tile_bytes(m);
-  int64_t by_balance = tiles_in_all / (num_threads * 8);
-  int64_t tiles = by_size < by_balance ? by_size : by_balance;
-  int64_t least = tiles_in_all < kTilesAtOnce * num_threads ? 1 : kTilesAtOnce;
-  return tiles < least ? least : tiles;
+// Tiles that one thread takes at a time: so many that its stream is long, and so few that threads
+// end together. Several panels are read once for each chunk of tiles, so that less than a chunk is
+// taken only where there is not one for each thread; with one panel, less than what the kernel takes
+// together.
+int64_t tiles_per_item(const rl_matrix& m, const Panels& panels, int64_t tiles_in_all,
+                       int num_threads) {
+  int64_t by_size = std::max<int64_t>(kItemBytes / tile_bytes(m), kTilesAtOnce);
+  int64_t by_balance = tiles_in_all / (num_threads * kItemsPerThread);
+  int64_t least = panels.num_panels() > 1      ? kTilesAtOnce
+                  : is_quantized(m.format) ? 1
+                                           : float_tiles_together(panels.num_tokens);
+  if (tiles_in_all < least * num_threads) least = 1;
+  return std::max(std::min(by_size, by_balance), least);
 }
 
 void store_tile(const Product& product, int64_t tile, int64_t first_token, int M,
@@ -78,13 +87,30 @@ void add_bias(const rl_linear& linear, int64_t row, int rows, float* values) {
   for (int i = 0; linear.bias && i < rows; ++i) values[i] += linear.bias[row + i];
 }
 
+// Tiles [first, last) of a product. `codes` is room for those of a chunk, if it needs any.
+void multiply_tiles(const Product& product, const Panels& panels, int64_t first, int64_t last,
+                    uint8_t* codes) {
+  float result[kTilesAtOnce * kPanelTokens * kTileRows];
+  ChunkSize size = chunk_size(*product.matrix, panels);
+  for (int64_t tile = first; tile < last; tile += size.tiles) {
+    int count = last - tile < size.tiles ? static_cast<int>(last - tile) : size.tiles;
+    Chunk chunk(*product.matrix, tile, count, size.bytes ? codes : nullptr);
+    for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
+      int M = panels.panel_tokens(panel);
+      chunk.multiply(panels, panel, result);
+      for (int n = 0; n < count; ++n)
+        store_tile(product, tile + n, panel * kPanelTokens, M, result + n * M * kTileRows);
+    }
+  }
+}
+
 }  // namespace
 
 void multiply(Pool& pool, const Product* products, int num_products, const Panels& panels) {
   int64_t tiles_in_all = 0, num_items = 0;
   for (int i = 0; i < num_products; ++i) tiles_in_all += num_tiles(*products[i].matrix);
   auto item_tiles = [&](int i) {
-    return tiles_per_item(*products[i].matrix, tiles_in_all, pool.num_threads());
+    return tiles_per_item(*products[i].matrix, panels, tiles_in_all, pool.num_threads());
   };
   for (int i = 0; i < num_products; ++i)
     num_items += ceil_div(num_tiles(*products[i].matrix), item_tiles(i));
@@ -97,20 +123,24 @@ void multiply(Pool& pool, const Product* products, int num_products, const Panel
       ++i;
     }
     const Product& product = products[i];
-    int64_t first = item * item_tiles(i), last = first + item_tiles(i);
-    if (last > num_tiles(*product.matrix)) last = num_tiles(*product.matrix);
-    float result[kTilesAtOnce * kPanelTokens * kTileRows];
-    ChunkSize size = chunk_size(*product.matrix, panels);
-    for (int64_t tile = first; tile < last; tile += size.tiles) {
-      int count = last - tile < size.tiles ? static_cast<int>(last - tile) : size.tiles;
-      Chunk chunk(*product.matrix, tile, count, size.bytes ? pool.scratch(thread) : nullptr);
-      for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
-        int M = panels.panel_tokens(panel);
-        chunk.multiply(panels, panel, result);
-        for (int n = 0; n < count; ++n)
-          store_tile(product, tile + n, panel * kPanelTokens, M, result + n * M * kTileRows);
-      }
-    }
+    int64_t first = item * item_tiles(i);
+    int64_t last = std::min(first + item_tiles(i), num_tiles(*product.matrix));
+    bool expands = chunk_size(*product.matrix, panels).bytes > 0;
+    multiply_tiles(product, panels, first, last, expands ? pool.scratch(thread) : nullptr);
+  });
+}
+
+void multiply_each(Pool& pool, const Product* products, const Panels* panels, int count) {
+  const rl_matrix& matrix = *products[0].matrix;
+  int64_t tiles = num_tiles(matrix), threads = pool.num_threads();
+  int64_t per_item = std::min(
+      tiles, tiles_per_item(matrix, panels[0], tiles * count, static_cast<int>(threads)));
+  int64_t items = ceil_div(tiles, per_item), bytes = chunk_size(matrix, panels[0]).bytes;
+  pool.reserve(static_cast<size_t>(bytes));
+  pool.run(items * count, [&](int64_t item, int thread) {
+    int64_t i = item / items, first = item % items * per_item;
+    multiply_tiles(products[i], panels[i], first, std::min(first + per_item, tiles),
+                   bytes ? pool.scratch(thread) : nullptr);
   });
 }
 
@@ -118,7 +148,7 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
                     const rl_activation& activation, float* out, int64_t stride,
                     const Panels& panels) {
   int64_t tiles_in_all = num_tiles(up.matrix);
-  int64_t per_item = tiles_per_item(up.matrix, 2 * tiles_in_all, pool.num_threads());
+  int64_t per_item = tiles_per_item(up.matrix, panels, 2 * tiles_in_all, pool.num_threads());
   ChunkSize gate_size = chunk_size(gate.matrix, panels), up_size = chunk_size(up.matrix, panels);
   int tiles_at_once = gate_size.tiles < up_size.tiles ? gate_size.tiles : up_size.tiles;
   pool.reserve(static_cast<size_t>(gate_size.bytes + up_size.bytes));

@@ -22,14 +22,6 @@ inline vf weights(const uint8_t* tile, int64_t column, int i, int row) {
   return float_of(i == 0 ? pairs << 16 : pairs & static_cast<int32_t>(0xffff0000));
 }
 
-// A sum over columns is one chain of additions, each waiting for the one before. So with few tokens
-// several tiles are taken together, as many as registers hold.
-template <int M>
-constexpr int tiles_together() {
-  constexpr int kVectors = kTileRows / W;
-  return M * kVectors <= 2 ? 4 : M * kVectors <= 4 ? 2 : 1;
-}
-
 template <int F, int M, int N>
 void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Panels& panels, int64_t panel,
                     float* out) {
@@ -89,7 +81,10 @@ void multiply_pairs(const uint8_t* tiles, int64_t tile_bytes, const Panels& pane
         asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(result[n][m]) : "v"(w), "m"(x[k * M + m]));
     }
   }
+  // Unrolled here as well: an array that a variable indexes anywhere lives in memory everywhere.
+  RL_UNROLL
   for (int n = 0; n < N; ++n)
+    RL_UNROLL
     for (int m = 0; m < M; ++m) store(out + (n * M + m) * kTileRows, (vf)result[n][m]);
 }
 
@@ -107,7 +102,7 @@ void multiply_together(const uint8_t* tiles, int64_t bytes, const Panels& panels
 template <int F, int M>
 void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t*, int count,
               const Panels& panels, int64_t panel, float* out) {
-  constexpr int N = tiles_together<M>();
+  constexpr int N = float_tiles_together(M);
   const int64_t bytes = tile_bytes(matrix);
   int n = 0;
   for (; n + N <= count; n += N)

@@ -10,6 +10,14 @@ namespace rl {
 using TileKernel = void (*)(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes,
                             int count, const Panels& panels, int64_t panel, float* out);
 
+// A sum over columns of a float matrix is one chain of additions, each waiting for the one before.
+// So with few tokens several tiles are taken together, as many as registers hold.
+constexpr int float_tiles_together(int num_tokens) {
+  constexpr int kVectors = kTileRows / W;
+  int chains = num_tokens * kVectors;
+  return chains <= 2 ? 4 : chains <= (W == 16 ? 8 : 4) ? 2 : 1;
+}
+
 TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes);
 TileKernel float_kernel(int format, int num_tokens);
 

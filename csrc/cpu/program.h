@@ -89,6 +89,9 @@ struct Target {
 };
 void apply(Context& context, const Rows& rows, const Target* targets, int count, bool adapted);
 
+// The same for many matrices of one shape and format, each with rows of its own, and no adapters.
+void apply_each(Context& context, const Rows* rows, const Target* targets, int count);
+
 // out[T, D] = down . (act(gate . rows) * (up . rows)), or without a gate down . act(up . rows).
 struct FeedForward {
   rl_linear gate, up, down;  // gate.matrix.data is null if there is none
