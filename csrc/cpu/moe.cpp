@@ -12,9 +12,19 @@ namespace {
 
 constexpr float kTiny = 1e-20f;  // keeps the sum of scores from zero
 
-struct Choice {
-  int32_t token;
-  float weight;
+// Where a step's tokens go, in one piece of memory. Choices are of top_k experts for each token.
+struct Routes {
+  float* scores;     // [T][experts]
+  float* ranking;    // [T][experts]
+  int32_t* order;    // [T][experts]
+  float* worth;      // [T][groups]
+  int32_t* best;     // [T][groups]
+  int32_t* experts;  // [T][top_k]
+  float* weights;    // [T][top_k]
+  int32_t* starts;   // [experts + 1] where an expert's tokens begin in what follows
+  int32_t* tokens;   // [T * top_k], by expert, ascending
+  float* shares;     // [T * top_k] their weights
+  float* rows;       // [T][width] if the source is overwritten, or null
 };
 
 class MoEOp : public Op {
@@ -27,40 +37,60 @@ class MoEOp : public Op {
 
   void run(Context& c) const override {
     int32_t num_tokens = c.num_tokens(), width = router.matrix.columns;
-    std::vector<float> scores(static_cast<size_t>(num_tokens) * routing.num_experts);
-    Target target{&router, scores.data(), routing.num_experts};
+    Routes routes = take_routes(c);
+    Target target{&router, routes.scores, routing.num_experts};
     apply(c, c.rows(source, width), &target, 1, false);
-    std::vector<std::vector<Choice>> chosen(static_cast<size_t>(routing.num_experts));
-    for (int32_t t = 0; t < num_tokens; ++t)
-      choose(scores.data() + static_cast<int64_t>(t) * routing.num_experts, t, chosen);
-
-    // The source and the target may be the same buffer, so the rows are gathered before h is set.
-    std::vector<float> rows(static_cast<size_t>(num_tokens) * width);
-    for (int32_t t = 0; t < num_tokens; ++t)
-      std::copy_n(c.row(source, t), width, rows.data() + static_cast<int64_t>(t) * width);
-    for (int32_t t = 0; t < num_tokens; ++t) std::fill_n(c.row(RL_H, t), width, 0.0f);
-    for (size_t e = 0; e < chosen.size(); ++e)
-      if (!chosen[e].empty()) run_expert(c, experts[e], chosen[e], rows.data(), width);
+    for_tokens(c.pool, num_tokens, [&](int32_t t) {
+      choose(routes, t);
+      if (routes.rows)
+        std::copy_n(c.row(source, t), width, routes.rows + static_cast<int64_t>(t) * width);
+      std::fill_n(c.row(RL_H, t), width, 0.0f);
+    });
+    group_by_expert(routes, num_tokens);
+    Rows rows = c.rows(source, width);
+    if (routes.rows) rows = {routes.rows, width, num_tokens, width};
+    for (int e = 0; e < routing.num_experts; ++e)
+      if (routes.starts[e] < routes.starts[e + 1]) run_expert(c, e, routes, rows);
   }
 
  private:
-  void run_expert(Context& c, const FeedForward& expert, const std::vector<Choice>& choices,
-                  const float* rows, int32_t width) const {
-    auto count = static_cast<int32_t>(choices.size());
-    float* in = c.gathered.get<float>(2 * static_cast<int64_t>(count) * width);
-    float* out = in + static_cast<int64_t>(count) * width;
-    for (int32_t i = 0; i < count; ++i)
-      std::copy_n(rows + static_cast<int64_t>(choices[i].token) * width, width,
-                  in + static_cast<int64_t>(i) * width);
-    feed_forward(c, expert, {in, width, count, width}, out, width, false);
-    for (int32_t i = 0; i < count; ++i)
-      add_scaled(c.row(RL_H, choices[i].token), out + static_cast<int64_t>(i) * width,
-                 choices[i].weight, width);
+  Routes take_routes(Context& c) const {
+    int64_t count = c.num_tokens(), n = routing.num_experts, k = routing.top_k;
+    int64_t width = source == RL_H ? router.matrix.columns : 0, groups = routing.num_groups;
+    auto* memory = c.spare.get<float>(count * (3 * n + 2 * groups + 4 * k + width) + n + 1);
+    auto floats = [&](int64_t size) { return (memory += size) - size; };
+    auto ints = [&](int64_t size) { return reinterpret_cast<int32_t*>(floats(size)); };
+    Routes routes;
+    routes.scores = floats(count * n), routes.ranking = floats(count * n);
+    routes.order = ints(count * n);
+    routes.worth = floats(count * groups), routes.best = ints(count * groups);
+    routes.experts = ints(count * k), routes.weights = floats(count * k);
+    routes.starts = ints(n + 1);
+    routes.tokens = ints(count * k), routes.shares = floats(count * k);
+    routes.rows = width ? floats(count * width) : nullptr;
+    return routes;
   }
 
-  // Appends a token's experts and their weights. `scores` holds its logits, and is overwritten.
-  void choose(float* scores, int32_t token, std::vector<std::vector<Choice>>& chosen) const {
-    int n = routing.num_experts;
+  void run_expert(Context& c, int e, const Routes& routes, const Rows& rows) const {
+    int32_t count = routes.starts[e + 1] - routes.starts[e], width = rows.columns;
+    const int32_t* tokens = routes.tokens + routes.starts[e];
+    const float* shares = routes.shares + routes.starts[e];
+    float* in = c.gathered.get<float>(2 * static_cast<int64_t>(count) * width);
+    float* out = in + static_cast<int64_t>(count) * width;
+    for_tokens(c.pool, count, [&](int32_t i) {
+      std::copy_n(rows.data + tokens[i] * rows.stride, width,
+                  in + static_cast<int64_t>(i) * width);
+    });
+    feed_forward(c, experts[static_cast<size_t>(e)], {in, width, count, width}, out, width, false);
+    for_tokens(c.pool, count, [&](int32_t i) {
+      add_scaled(c.row(RL_H, tokens[i]), out + static_cast<int64_t>(i) * width, shares[i], width);
+    });
+  }
+
+  // Finds a token's experts and their weights from its logits, which are overwritten.
+  void choose(const Routes& routes, int64_t token) const {
+    int n = routing.num_experts, k = routing.top_k;
+    float *scores = routes.scores + token * n, *ranking = routes.ranking + token * n;
     if (routing.scoring == RL_SOFTMAX) {
       float largest = *std::max_element(scores, scores + n), total = 0;
       for (int e = 0; e < n; ++e) total += scores[e] = std::exp(scores[e] - largest);
@@ -68,36 +98,60 @@ class MoEOp : public Op {
     } else {
       for (int e = 0; e < n; ++e) scores[e] = 1.0f / (1.0f + std::exp(-scores[e]));
     }
-    std::vector<float> ranking(scores, scores + n);
-    for (int e = 0; correction && e < n; ++e) ranking[e] += correction[e];
-    if (routing.num_groups) bar_groups(ranking);
-    std::vector<int> order(static_cast<size_t>(n));
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + routing.top_k, order.end(), [&](int a, int b) {
+    for (int e = 0; e < n; ++e) ranking[e] = correction ? scores[e] + correction[e] : scores[e];
+    if (routing.num_groups) bar_groups(routes, token);
+    int32_t* order = routes.order + token * n;
+    std::iota(order, order + n, 0);
+    std::partial_sort(order, order + k, order + n, [&](int a, int b) {
       return ranking[a] != ranking[b] ? ranking[a] > ranking[b] : a < b;
     });
     float total = kTiny;
-    for (int i = 0; i < routing.top_k; ++i) total += scores[order[i]];
-    for (int i = 0; i < routing.top_k; ++i) {
+    for (int i = 0; i < k; ++i) total += scores[order[i]];
+    for (int i = 0; i < k; ++i) {
       float weight = routing.normalised ? scores[order[i]] / total : scores[order[i]];
-      chosen[order[i]].push_back({token, weight * routing.scale});
+      routes.experts[token * k + i] = order[i];
+      routes.weights[token * k + i] = weight * routing.scale;
     }
   }
 
   // Experts outside the best groups cannot be chosen.
-  void bar_groups(std::vector<float>& ranking) const {
-    int size = routing.num_experts / routing.num_groups;
-    std::vector<float> worth;
-    for (int g = 0; g < routing.num_groups; ++g) {
-      std::vector<float> group(ranking.begin() + g * size, ranking.begin() + (g + 1) * size);
-      std::sort(group.begin(), group.end(), std::greater<>());
-      worth.push_back(group[0] + (routing.group_best_two && size > 1 ? group[1] : 0.0f));
+  void bar_groups(const Routes& routes, int64_t token) const {
+    int groups = routing.num_groups, size = routing.num_experts / groups;
+    float *ranking = routes.ranking + token * routing.num_experts;
+    float *worth = routes.worth + token * groups;
+    int32_t* order = routes.best + token * groups;
+    for (int g = 0; g < groups; ++g) {
+      float best = -INFINITY, second = -INFINITY;
+      for (int i = 0; i < size; ++i) {
+        float rank = ranking[g * size + i];
+        second = std::max(second, std::min(best, rank));
+        best = std::max(best, rank);
+      }
+      worth[g] = best + (routing.group_best_two && size > 1 ? second : 0.0f);
     }
-    std::vector<int> order(worth.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return worth[a] > worth[b]; });
-    for (size_t i = static_cast<size_t>(routing.top_groups); i < order.size(); ++i)
-      std::fill_n(ranking.begin() + order[i] * size, size, -INFINITY);
+    std::iota(order, order + groups, 0);
+    std::partial_sort(order, order + groups, order + groups, [&](int a, int b) {
+      return worth[a] != worth[b] ? worth[a] > worth[b] : a < b;
+    });
+    for (int i = routing.top_groups; i < groups; ++i)
+      std::fill_n(ranking + order[i] * size, size, -INFINITY);
+  }
+
+  // Lists each expert's tokens, in order.
+  void group_by_expert(const Routes& routes, int64_t num_tokens) const {
+    int n = routing.num_experts;
+    int64_t count = num_tokens * routing.top_k;
+    std::fill_n(routes.starts, n + 1, 0);
+    for (int64_t i = 0; i < count; ++i) ++routes.starts[routes.experts[i] + 1];
+    std::partial_sum(routes.starts, routes.starts + n + 1, routes.starts);
+    for (int64_t i = 0; i < count; ++i) {
+      int32_t place = routes.starts[routes.experts[i]]++;
+      routes.tokens[place] = static_cast<int32_t>(i / routing.top_k);
+      routes.shares[place] = routes.weights[i];
+    }
+    // Each start has moved to the next expert's.
+    std::copy_backward(routes.starts, routes.starts + n, routes.starts + n + 1);
+    routes.starts[0] = 0;
   }
 };
 

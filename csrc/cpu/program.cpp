@@ -155,17 +155,20 @@ struct MLP : Op {
 
   void run(Context& c) const override {
     int32_t width = network.up.matrix.columns;
-    std::vector<float> gates(output_gate ? static_cast<size_t>(c.num_tokens()) : 0);
-    for (size_t t = 0; t < gates.size(); ++t) {
-      const float* row = c.row(source, static_cast<int32_t>(t));
-      double sum = 0;
-      for (int32_t i = 0; i < width; ++i) sum += static_cast<double>(row[i]) * output_gate[i];
-      gates[t] = 1.0f / (1.0f + std::exp(-static_cast<float>(sum)));
-    }
+    float* gates = output_gate ? c.gathered.get<float>(c.num_tokens()) : nullptr;
+    if (gates)
+      for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+        const float* row = c.row(source, t);
+        double sum = 0;
+        for (int32_t i = 0; i < width; ++i) sum += static_cast<double>(row[i]) * output_gate[i];
+        gates[t] = 1.0f / (1.0f + std::exp(-static_cast<float>(sum)));
+      });
     feed_forward(c, network, c.rows(source, width), c.buffers[target], c.widths[target], true);
-    for (size_t t = 0; t < gates.size(); ++t)
-      for (int32_t i = 0; i < network.down.matrix.rows; ++i)
-        c.row(target, static_cast<int32_t>(t))[i] *= gates[t];
+    if (gates)
+      for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+        float* row = c.row(target, t);
+        for (int32_t i = 0; i < network.down.matrix.rows; ++i) row[i] *= gates[t];
+      });
   }
 };
 
