@@ -131,6 +131,7 @@ def test_this_machine_from_its_file(capsys, tmp_path, monkeypatch):
     [
         ("--hardware", "abacus"),
         ("--hardware", "l4", "--datasheet", "abacus"),
+        ("--hardware", "h100", "--shape", "gpt2", "-tp", "8"),  # of 12 heads
         ("--hardware", "this", "--shape", "gpt2", "-tp", "2"),
         ("--hardware", "l4", "--shape", "gpt2", "--context", "100000"),
     ],

@@ -163,11 +163,6 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
     return found
 
 
-def this_memory_bytes() -> float:
-    """Memory of this machine."""
-    return float(psutil.virtual_memory().total)
-
-
 def this_engine_memory(executor: str) -> tuple[float, float | None]:
     """Bytes for weights and KV, and the share of what weights leave that an engine here gives KV;
     ``None`` where it is all but a reserve, on a GPU."""

@@ -15,7 +15,7 @@ from ridgeline.cli.hardware import (
     add_model_options,
     read_model,
     this_calibration,
-    this_memory_bytes,
+    this_engine_memory,
 )
 from ridgeline.cli.options import Parser, numbers
 from ridgeline.core.config import EngineConfig
@@ -79,14 +79,16 @@ def run(arguments: argparse.Namespace) -> int:
     named = None if arguments.datasheet is None else catalogue.device(arguments.datasheet)
     calibration = this_calibration(arguments) if other is None else typical(other.ceilings())
     model = read_model(arguments, calibration)
-    layout = _layout(arguments.tensor_parallel, calibration, is_this=is_this)
+    layout = _layout(arguments.tensor_parallel, model.priced, calibration, is_this=is_this)
     priced = replace(model.priced, layout=layout)
     predictor = StepPredictor({ModelRole.TARGET: priced}, calibration)
     found = points(predictor, arguments.batch, arguments.context)
     if not found:
         raise InvalidRequestError("Every --context is longer than the model's.")
-    memory_bytes = this_memory_bytes() if other is None else other.memory_bytes
-    fits = {point.context: _fit(priced, memory_bytes, point.context) for point in found}
+    memory = (
+        this_engine_memory(calibration.executor) if other is None else (other.memory_bytes, None)
+    )
+    fits = {point.context: _fit(priced, *memory, point.context) for point in found}
     peak = product_peak(priced, calibration)
     bytes_per_s = calibration.ceilings.memory.bytes_per_s
     label = "measured roof" if calibration.measured else "roof of the datasheet"
@@ -158,16 +160,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _layout(tensor: int, calibration: Calibration, *, is_this: bool) -> ParallelLayout:
+def _layout(
+    tensor: int, model: PricedModel, calibration: Calibration, *, is_this: bool
+) -> ParallelLayout:
+    from ridgeline.planning.replica import splits  # torch takes a second: not for --help
+
     if is_this and tensor != 1:
         raise InvalidRequestError("There is one machine like this; -tp is for others.")
+    if not splits(model.spec, tensor):
+        raise InvalidRequestError(f"The model's heads cannot be split over {tensor} ranks.")
     if tensor > 1 and not calibration.ceilings.link_bytes_per_s:
         name = calibration.ceilings.name
         raise InvalidRequestError(f"How fast {name} devices exchange data is not known.")
     return ParallelLayout(tensor=tensor)
 
 
-def _fit(model: PricedModel, memory_bytes: float, context: int) -> MemoryFit:
+def _fit(
+    model: PricedModel, memory_bytes: float, kv_share: float | None, context: int
+) -> MemoryFit:
     """In the engine, with its defaults."""
     config = EngineConfig()
     return fit(
@@ -176,6 +186,7 @@ def _fit(model: PricedModel, memory_bytes: float, context: int) -> MemoryFit:
         context=context,
         step_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
+        kv_share=kv_share,
     )
 
 
