@@ -22,6 +22,7 @@ from ridgeline.executors.cuda.host_device import HostDevice, HostEvent, HostWait
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
+LONG = CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
 
 
 def driver_on(device=None, *, config=CONFIG, num_slots=8, num_blocks=160, **settings):
@@ -339,3 +340,18 @@ def test_closing_frees_weights_and_graphs_without_the_collector(config):
         assert [ref() for ref in left if ref() is not None] == []
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("config", [CONFIG, LATENT, LONG], ids=["dense", "latents", "long"])
+def test_warming_up_records_every_batch_and_changes_nothing(config):
+    device = HostDevice()
+    driver = driver_on(device, config=config, warm_up=True)
+    executor = driver.executor
+    assert executor.num_recorded() == (0 if config is LONG else 4)  # batches of 1, 2, 4 and 8
+    assert device.num_replays == 0
+    found = driver.decode(0, PROMPT, 8)
+    assert executor.num_recorded() == (0 if config is LONG else 4)
+    executor.close()
+    reference = Driver(tiny_executor(model=tiny_model(config), num_blocks=160))
+    assert found == reference.decode(0, PROMPT, 8)
+    reference.executor.close()

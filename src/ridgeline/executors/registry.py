@@ -76,6 +76,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
         kv_cache_dtype=options.kv_cache_dtype,
         num_slots=options.max_num_seqs,
         memory_share=options.gpu_memory_utilization,
+        warm_up=True,
     )
 
 

@@ -111,6 +111,26 @@ def build_batch(
     )
 
 
+def void_batch(num_tokens: int, slot: int) -> HostBatch:
+    """A prompt of no sequence, in the slot of padding: it writes where nobody reads."""
+    positions = np.arange(num_tokens, dtype=np.int64)
+    return HostBatch(
+        order=(0,),
+        spans=(Span(first=0, last=num_tokens, start=0, stop=num_tokens),),
+        short=Short(0, 0, 0),
+        sources=np.full(num_tokens, -1, dtype=np.int64),
+        positions=positions,
+        kv_positions=positions,
+        slots=np.full(num_tokens, slot, dtype=np.int64),
+        query_starts=np.array([0, num_tokens], dtype=np.int32),
+        stops=np.array([num_tokens], dtype=np.int32),
+        segment_slots=np.array([slot], dtype=np.int64),
+        logit_rows=np.array([num_tokens - 1], dtype=np.int64),
+        rope_lengths=(num_tokens,) * num_tokens,
+        tree=None,
+    )
+
+
 def note_known(
     segments: Sequence[Segment], states: Mapping[int, SequenceState], role: ModelRole
 ) -> None:

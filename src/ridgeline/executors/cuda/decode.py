@@ -101,6 +101,11 @@ class DecodeSteps:
         rows = min(batch_bucket(num_rows), max(self._num_slots, num_rows))
         return Variant(rows, min(blocks, self._longest), truncate)
 
+    def warm_up(self) -> None:
+        """Record steps of every size of batch over short contexts, before one is waited for."""
+        for num_rows in range(1, self._num_slots + 1):
+            self._step(self.variant(num_rows, 1, truncate=False))
+
     def run(
         self,
         variant: Variant,

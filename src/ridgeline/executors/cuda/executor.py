@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from ridgeline.core.errors import EngineError, InvalidRequestError
+from ridgeline.core.errors import EngineError, InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import Admission, ModelRole, Pass, Segment, StepPlan, referenced_output
 from ridgeline.core.result import SegmentResult, StepResult
@@ -68,6 +68,8 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         num_slots: sequences that run at once.
         memory_share: how much of the device's memory this process may take.
         execution: how decode steps run: graphs, compile (by PyTorch), or eager.
+        warm_up: compile and record what every load needs once the KV pools are there, rather than
+            when a request waits for it.
 
     Raises:
         InvalidRequestError: a setting is not possible here.
@@ -88,6 +90,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         num_slots: int = 64,
         memory_share: float = 0.9,
         execution: str = "graphs",
+        warm_up: bool = False,
     ) -> None:
         super().__init__(
             self.name,
@@ -98,6 +101,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             raise InvalidRequestError(f"execution must be one of {', '.join(EXECUTIONS)}.")
         self.device, self._kernels = device, kernels
         self._num_slots, self._memory_share = num_slots, memory_share
+        self._warms_up = warm_up
         self._staging = Staging(device)
         self._models: dict[ModelRole, DeviceModel] = {}
         with device.scope(), torch.inference_mode():
@@ -146,6 +150,20 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
         with self.device.scope(), torch.inference_mode():
             super().allocate_kv(num_blocks, role)
+        if self._warms_up and all(cache.num_blocks for cache in self.pools.values()):
+            self.in_turn(self._warm_up)
+
+    def _warm_up(self) -> None:
+        self._on_device()
+        try:
+            for model in self._models.values():
+                model.warm_up(self._staging.send)
+        except torch.OutOfMemoryError:
+            raise OutOfMemoryError(
+                f"Decode steps cannot be recorded in the {self.device.memory().free / 1e9:.2f} GB "
+                f"that {self.device.name} has left; lower gpu_memory_utilization or max_num_seqs."
+            ) from None
+        self.device.synchronize()
 
     def submit(self, plan: StepPlan) -> Handle:
         handle = self.new_handle(plan)

@@ -10,7 +10,7 @@ import torch
 
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole
-from ridgeline.executors.cuda.batch import HostBatch
+from ridgeline.executors.cuda.batch import HostBatch, void_batch
 from ridgeline.executors.cuda.decode import DecodeSteps, TokenLog, Variant
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import PassInput, Short, Tree
@@ -26,6 +26,7 @@ from ridgeline.weights import Adapter, LoRAWeights
 
 # How decode steps are run: op by op, compiled by PyTorch, or recorded.
 EXECUTIONS = ("eager", "compile", "graphs")
+_WARM_UP_PROMPTS = (100, 300)  # tokens: weights expanded within a product, and by a library
 
 
 class DeviceModel:
@@ -75,6 +76,15 @@ class DeviceModel:
             record=self._execution == "graphs",
         )
         self._is_open = True
+
+    def warm_up(self, send: Callable[[Any], torch.Tensor]) -> None:
+        """Have the kernels compiled and the decode steps recorded that every load needs."""
+        for num_tokens in _WARM_UP_PROMPTS:
+            if num_tokens <= self.spec.max_position:
+                batch = void_batch(num_tokens, self._slots.padding)
+                self.hidden(batch, send(batch.sources), send)
+        if not self.rope.needs_lengths:  # or steps are run as prompts are
+            self.steps.warm_up()
 
     def close(self) -> None:
         """Free graphs and weights at once: what refers to itself would wait for the collector."""

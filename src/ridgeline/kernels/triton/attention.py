@@ -71,9 +71,10 @@ def attend_decode(
         ValueError: shapes or dtypes do not fit.
     """
     shape = _Shape.of(q_THd, kv, out_THv, batch)
-    block_m = min(max(16, next_power_of_2(max_query_tokens * shape.group)), 64)
+    most_tokens = next_power_of_2(max_query_tokens)  # few kernels for all lengths of drafts
+    block_m = min(max(16, next_power_of_2(most_tokens * shape.group)), 64)
     heads_each = min(shape.group, block_m)
-    block_q = min(max_query_tokens, block_m // heads_each)
+    block_q = min(most_tokens, block_m // heads_each)
     work = shape.kv_heads * -(-shape.group // heads_each) * -(-max_query_tokens // block_q)
     num_sequences = len(batch.kv_lengths_S)
     programs = num_multiprocessors(q_THd.device) * (1 if shape.wide else _PROGRAMS_EACH)
@@ -82,6 +83,7 @@ def attend_decode(
         reductions=num_sequences * work,
         floats_each=block_m * (next_power_of_2(shape.v_width) + 2),
     )
+    precise = q_THd.dtype == torch.float32
     block_n = 32 if shape.kv_bytes == 4 else (128 if shape.kv_bytes == 1 else 64)
     block_n = 32 if shape.wide else block_n
     _launch(
@@ -99,8 +101,8 @@ def attend_decode(
         SPLITS=splits,
         SPLIT_TOKENS=max(_SPLIT_TOKENS, block_n),
         RAGGED=False,
-        num_warps=8 if shape.wide and block_m > 32 else 4,
-        num_stages=_stages(shape, block_n, most=4),
+        num_warps=8 if precise or (shape.wide and block_m > 32) else 4,
+        num_stages=_stages(shape, block_m, block_n),
     )
 
 
@@ -123,8 +125,8 @@ def attend_prefill(
     shape = _Shape.of(q_THd, kv, out_THv, batch)
     precise = q_THd.dtype == torch.float32
     block_m = 32 if precise else (64 if shape.wide else 128)
-    block_n = 32 if precise or shape.d_width > 128 else (64 if shape.d_width > 64 else 128)
-    block_n = 32 if shape.wide else block_n
+    block_n = 32 if shape.d_width > 128 else (64 if shape.d_width > 64 else 128)
+    block_n = 16 if precise else (32 if shape.wide else block_n)
     heads_each = min(shape.group, block_m)
     block_q = block_m // heads_each
     blocks = batch.num_query_tokens // block_q + len(batch.kv_lengths_S)
@@ -143,8 +145,8 @@ def attend_prefill(
         SPLITS=1,
         SPLIT_TOKENS=block_n,
         RAGGED=True,
-        num_warps=4 if precise else 8,
-        num_stages=_stages(shape, block_n, most=3),
+        num_warps=8,
+        num_stages=_stages(shape, block_m, block_n),
     )
 
 
@@ -194,10 +196,17 @@ class _Shape:
         )
 
 
-def _stages(shape: _Shape, block_n: int, *, most: int) -> int:
-    """How many tiles of K and V are on their way at a time."""
+def _stages(shape: _Shape, block_m: int, block_n: int) -> int:
+    """Stages of the compiler's pipeline at which two tiles of K and V are on their way, where
+    shared memory has room for them and for the one that is multiplied; else one.
+
+    Blocks are looked up before tiles are loaded, and the compiler gives half of the stages to each
+    of such loads.
+    """
     widths = shape.d_width + shape.rope_width + (0 if shape.is_latent else shape.v_width)
-    return max(2, min(most, _TILE_BYTES // (widths * block_n * shape.kv_bytes)))
+    in_use = 2 if block_m >= 64 else 1  # products of whole warp groups are waited for a turn later
+    tiles = _TILE_BYTES // (widths * block_n * shape.kv_bytes) - in_use
+    return 2 * max(1, min(2, tiles)) + 1
 
 
 def _launch(

@@ -13,7 +13,14 @@ from ridgeline.kernels.triton.attention_tiles import LOG2E, attend_slots
 MERGED_AT_ONCE = tl.constexpr(16)
 
 
-@triton.jit
+# What changes from step to step is no reason to compile again: counts, and tables of a part of a
+# batch, which begin anywhere.
+@triton.jit(
+    do_not_specialize=["num_sequences", "table_stride"],
+    do_not_specialize_on_alignment=[
+        "tables", "query_starts", "kv_lengths", "num_drafts", "ancestors", "positions",
+    ],
+)  # fmt: skip
 def attention_kernel(
     q,
     out,

@@ -184,7 +184,7 @@ def _best_groups(
     return tl.where(chosen > 0, ranking, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _count_pairs(experts, counts, num_pairs, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
     found = tl.zeros((BLOCK,), tl.int32)
@@ -194,7 +194,7 @@ def _count_pairs(experts, counts, num_pairs, BLOCK: tl.constexpr):
     tl.store(counts + expert, tl.sum(found, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _place_pairs(
     experts,
     counts,

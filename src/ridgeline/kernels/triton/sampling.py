@@ -87,8 +87,8 @@ def sample(
             logits_NV.stride(0),
             mask_stride,
             MASKED=masks_NW is not None,
-            BLOCK=min(4096, next_power_of_2(vocab)),
-            num_warps=16,
+            BLOCK=min(8192, next_power_of_2(vocab)),
+            num_warps=32,
         )
     wanted = num_multiprocessors(logits_NV.device) * _PROGRAMS_EACH // num_rows
     blocks = -(-vocab // _BLOCK)
@@ -121,7 +121,12 @@ def sample(
     )
 
 
-@triton.jit
+# Settings are rows of tables of any width.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "temperatures", "seeds", "sample_indices", "positions", "min_ps",
+    ],
+)  # fmt: skip
 def _draw(
     logits,
     masks,

@@ -12,7 +12,7 @@ NO_TIE = tl.constexpr(2147483647)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps"])
 def truncation_kernel(
     logits,
     masks,
