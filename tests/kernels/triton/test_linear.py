@@ -111,6 +111,31 @@ def test_batches_of_all_sizes_and_columns_that_end_within_a_step(tokens):
     assert_near(found, x.double() @ weight.double().T, torch.float32)
 
 
+@pytest.mark.parametrize("tokens", [20, 100])
+@pytest.mark.parametrize("name", ["int8", "int4-g32", "int4-g128", "int4-zeros", "fp8"])
+def test_larger_batches_of_quantized_weights(name, tokens):
+    """Scales multiply the weights, and one program has up to 128 tokens."""
+    packed, exact = matrices(40, torch.float16)[name]
+    x = random(tokens, COLUMNS, dtype=torch.float16)
+    expected = x.double().cpu() @ exact_values(packed, exact).T
+    assert_near(run(x, packed, 40), expected, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("columns", "group", "unit"),
+    [(96, 32, 32), (192, 32, 64), (320, 64, 64), (96, None, 32), (192, None, 64)],
+)
+def test_int4_of_any_width_that_is_whole_groups(columns, group, unit):
+    packed = quantize_matrix(random(20, columns).cpu(), 4, group)
+    assert packed.unit == unit
+    exact, packed = exact_values(packed, None), packed.to(DEVICE)
+    x, out = random(3, columns), torch.empty(20, columns, device=DEVICE)
+    found = run(x, packed, 20, config=LinearConfig(16, 64, 1, 4, 2))
+    assert_near(found, x.double().cpu() @ exact.T, torch.float32)
+    dequantize(packed, out)
+    assert_near(out, exact, torch.float32)
+
+
 @pytest.mark.parametrize("name", ["plain", "int4-g32", "int8"])
 @pytest.mark.parametrize("splits", [1, 2])
 def test_norm_gate_and_residual_in_one_kernel(name, splits):

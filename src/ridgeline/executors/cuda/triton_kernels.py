@@ -49,9 +49,9 @@ class TritonKernels:
         residual_scale: float = 1.0,
     ) -> torch.Tensor:
         folds = x_TI.dtype != torch.float16
-        if norm is not None and not (folds and len(x_TI) <= kernels.SMALL_BATCH):
+        if norm is not None and not (folds and len(x_TI) <= kernels.MOST_NORMED):
             x_TI, norm = self.normalise(x_TI, norm), None
-        if len(x_TI) > kernels.SMALL_BATCH:
+        if len(x_TI) > self._small_batch(matrix, x_TI.dtype):
             out = self._large(x_TI, matrix, bias_O)
             if activation is not None:
                 gate, up = out.chunk(2, dim=-1)
@@ -250,7 +250,7 @@ class TritonKernels:
         self, x_TI: torch.Tensor, matrix: PackedMatrix, bias_O: torch.Tensor | None
     ) -> torch.Tensor:
         out_TO = x_TI.new_empty(len(x_TI), matrix.shape[-2])
-        if self._multiplies_fp8 and kernels.multiplies_scaled(matrix, x_TI.dtype):
+        if self._multiplies_scaled(matrix, x_TI.dtype):
             codes = torch.empty_like(x_TI, dtype=torch.float8_e4m3fn)
             scales_T = torch.empty(len(x_TI), dtype=torch.float32, device=x_TI.device)
             kernels.quantize_rows(x_TI, codes, scales_T)
@@ -261,3 +261,12 @@ class TritonKernels:
             scratch = self._scratch.view(x_TI.dtype)
         kernels.matmul(x_TI, matrix, out_TO, scratch=scratch, bias_O=bias_O)
         return out_TO
+
+    def _small_batch(self, matrix: PackedMatrix, dtype: torch.dtype) -> int:
+        """Tokens up to which one kernel reads the weights as they are."""
+        if self._multiplies_scaled(matrix, dtype):
+            return kernels.SMALL_BATCH
+        return kernels.small_batch(matrix, dtype)
+
+    def _multiplies_scaled(self, matrix: PackedMatrix, dtype: torch.dtype) -> bool:
+        return self._multiplies_fp8 and kernels.multiplies_scaled(matrix, dtype)

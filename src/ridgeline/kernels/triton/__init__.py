@@ -41,10 +41,12 @@ from ridgeline.kernels.triton.library import (  # noqa: E402
     scaled_matmul,
 )
 from ridgeline.kernels.triton.linear import (  # noqa: E402
+    MOST_NORMED,
     SMALL_BATCH,
     FoldedNorm,
     LinearConfig,
     linear,
+    small_batch,
     tune_linear,
 )
 from ridgeline.kernels.triton.norm import normalise, quantize_rows  # noqa: E402
@@ -69,6 +71,7 @@ correct_interpreter()
 __all__ = [
     "IN_PROMPT",
     "MAX_TREE_DRAFTS",
+    "MOST_NORMED",
     "SMALL_BATCH",
     "AttentionBatch",
     "ExpertOrder",
@@ -105,6 +108,7 @@ __all__ = [
     "route",
     "sample",
     "scaled_matmul",
+    "small_batch",
     "sort_by_expert",
     "tune_linear",
 ]

@@ -132,14 +132,14 @@ def _dequantize(
         codes + rows.to(tl.int64) * code_stride, valid, column // HALVES + inner,
         num_columns // HALVES, FORMAT, False,
     )  # fmt: skip
-    group = rows
-    if GROUP > 0:
-        group = column // GROUP * scale_stride + rows
     zeros_O = rows
-    if HAS_ZEROS:
-        zeros_O = tl.load(zeros + group, mask=valid, other=0)
-    scale = tl.load(scales + group, mask=valid, other=0.0).to(tl.float32)
     for half in tl.static_range(HALVES):
+        group = rows
+        if GROUP > 0:
+            group = (column + half * WIDTH) // GROUP * scale_stride + rows
+        if HAS_ZEROS:
+            zeros_O = tl.load(zeros + group, mask=valid, other=0)
+        scale = tl.load(scales + group, mask=valid, other=0.0).to(tl.float32)
         at = column + half * WIDTH + inner
         values = expand_codes(tile, zeros_O, half, FORMAT, HAS_ZEROS, tl.float32)
         target = out + rows.to(tl.int64)[:, None] * out_stride + at[None, :]

@@ -18,8 +18,12 @@ from ridgeline.kernels.triton.linear_kernel import linear_kernel
 from ridgeline.kernels.triton.packing import Format, PackedMatrix
 from ridgeline.kernels.triton.workspace import Workspace
 
-SMALL_BATCH = 64  # up to which `linear` is faster than expanding weights, or than a library
+MOST_NORMED = 32  # tokens up to which a norm is folded: beyond, registers do not suffice
+SMALL_BATCH = 64  # tokens up to which a product is bound by reading weights
+_LARGE_BLOCK = 128
+_MOST_EXPANDED = 256  # tokens up to which weights are expanded within `linear`
 _MOST_SPLITS = 8
+_SHORT_STEP = 64  # columns
 _PROGRAMS_EACH = 2
 
 
@@ -78,7 +82,7 @@ def linear(
         or _tuned.get(_key(matrix, num_tokens, gated_pair))
         or guess(matrix, num_tokens, x_TI)
     )
-    block_t = min(64, max(16, next_power_of_2(num_tokens)))
+    block_t = _block_tokens(matrix, num_tokens, x_TI)
     blocks = (-(-out_TO.shape[1] // chosen.block_o), -(-num_tokens // block_t))
     floats_each = 2 * chosen.block_o * block_t + block_t
     splits = workspace.most_splits(
@@ -111,7 +115,10 @@ def guess(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> LinearConfi
     rows, columns = matrix.shape[-2:]
     precise = x.dtype == torch.float32
     if num_tokens > SMALL_BATCH and not precise:
-        return LinearConfig(128, max(64, matrix.unit or matrix.group), 1, 8, 3)
+        tiles = -(-rows // 128) * -(-num_tokens // _LARGE_BLOCK)
+        splits = max(1, min(num_multiprocessors(x.device) // tiles, _MOST_SPLITS))
+        block_k = max(64, matrix.unit or matrix.group)
+        return LinearConfig(128, block_k, 1 << (splits.bit_length() - 1), 8, 3)
     block_k = 64 if precise else (128 if matrix.format is Format.PLAIN else 256)
     block_k = min(block_k, next_power_of_2(columns))
     unit = matrix.unit or matrix.group
@@ -128,6 +135,19 @@ def guess(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> LinearConfi
         num_warps=4,
         num_stages=2 if precise else 4,
     )
+
+
+def small_batch(matrix: PackedMatrix, dtype: torch.dtype) -> int:
+    """Tokens up to which `linear` is to be used: beyond, a library is faster, for which quantized
+    weights have to be expanded and written first."""
+    is_expanded = matrix.format is not Format.PLAIN and dtype != torch.float32
+    return _MOST_EXPANDED if is_expanded else SMALL_BATCH
+
+
+def _block_tokens(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> int:
+    """Tokens of a program; more of them share what is expanded."""
+    most = _LARGE_BLOCK if small_batch(matrix, x.dtype) > SMALL_BATCH else SMALL_BATCH
+    return min(most, max(16, next_power_of_2(num_tokens)))
 
 
 def candidates(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> list[LinearConfig]:
@@ -183,7 +203,7 @@ _tuned: dict[tuple[object, ...], LinearConfig] = {}
 
 
 def _key(matrix: PackedMatrix, num_tokens: int, gated_pair: bool) -> tuple[object, ...]:
-    bucket = min(64, max(16, next_power_of_2(num_tokens)))
+    bucket = min(_LARGE_BLOCK, max(16, next_power_of_2(num_tokens)))
     return (matrix.format, matrix.group, matrix.shape, bucket, gated_pair)
 
 
@@ -212,6 +232,9 @@ def launch(
     codes, scales, zeros = matrix.codes, matrix.scales, matrix.zeros
     kind, alpha, limit = (-1, 0.0, 0.0) if activation is None else kind_of(activation)
     columns = matrix.shape[-1]
+    # The squares of a step's inputs are kept in registers, as are its weights.
+    is_short = norm is not None or block_t >= SMALL_BATCH
+    most_columns = _SHORT_STEP if is_short else config.block_k
     sorted_pairs, experts, count = pairs or (unused, unused, unused)
     linear_kernel[grid](
         x,
@@ -248,7 +271,9 @@ def launch(
         FORMAT=int(matrix.format),
         GROUP=matrix.group,
         HAS_ZEROS=zeros is not None,
-        STEP=min(config.block_k, matrix.unit or matrix.group or config.block_k),
+        # Fewer operations (one does for two 16-bit weights), and fewer registers.
+        SCALE_WEIGHTS=block_t > 16 and 0 < matrix.group <= 4 * block_t,
+        STEP=min(config.block_k, matrix.unit or matrix.group or most_columns),
         BLOCK_K=config.block_k,
         BLOCK_O=config.block_o,
         BLOCK_T=block_t,

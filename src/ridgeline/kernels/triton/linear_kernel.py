@@ -12,7 +12,7 @@ from ridgeline.kernels.triton.activation import activated, gated
 from ridgeline.kernels.triton.weight_tiles import INT4, expand_codes, load_codes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])  # or every size of a batch would be compiled
 def linear_kernel(
     x,
     codes,
@@ -48,6 +48,7 @@ def linear_kernel(
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    SCALE_WEIGHTS: tl.constexpr,
     STEP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -68,6 +69,8 @@ def linear_kernel(
 
     GROUPED: a block of tokens is a block of pairs (token, expert) of one expert, whose input is row
     pair // PAIRS_PER_ROW and whose output row is the pair's. ACTIVATION −1 is none.
+
+    SCALE_WEIGHTS: scales of groups multiply the weights, in x's type; otherwise the sums.
     """
     block_t = tl.program_id(1)
     split = tl.program_id(2)
@@ -107,26 +110,34 @@ def linear_kernel(
             codes_OK = load_codes(
                 code_rows, rows_valid, codes_at, num_columns // HALVES, FORMAT, EVEN
             )
-            part = acc
-            part_up = acc_up
             if GATED:
                 up_OK = load_codes(
                     up_rows, rows_valid, codes_at, num_columns // HALVES, FORMAT, EVEN
                 )
             group = rows
-            group_valid = rows_valid
-            if GROUP > 0:
-                part = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
-                part_up = part
-                group = column // GROUP * scale_stride + rows
-                group_valid = rows_valid & (column < num_columns)
+            group_valid = rows_valid & (column < num_columns)
             zeros_O = rows
             up_zeros_O = rows
-            if HAS_ZEROS:
-                zeros_O = tl.load(zeros + group, mask=group_valid, other=0)
-                if GATED:
-                    up_zeros_O = tl.load(zeros + group + num_outputs, mask=group_valid, other=0)
+            part = acc
+            part_up = acc_up
             for half in tl.static_range(HALVES):
+                if (half == 0) or (GROUP < STEP):  # the first of its group's columns
+                    if GROUP > 0:
+                        group = (column + half * WIDTH) // GROUP * scale_stride + rows
+                        scale = tl.load(scales + group, mask=group_valid, other=0.0)
+                        if GATED:
+                            scale_up = tl.load(
+                                scales + group + num_outputs, mask=group_valid, other=0.0
+                            )
+                        if not SCALE_WEIGHTS:
+                            part = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
+                            part_up = part
+                    if HAS_ZEROS:
+                        zeros_O = tl.load(zeros + group, mask=group_valid, other=0)
+                        if GATED:
+                            up_zeros_O = tl.load(
+                                zeros + group + num_outputs, mask=group_valid, other=0
+                            )
                 at = column + half * WIDTH + inner
                 x_valid = tokens_valid[None, :]
                 if not EVEN:
@@ -138,17 +149,20 @@ def linear_kernel(
                     gain = tl.load(gains + at, mask=at < num_columns, other=0.0).to(tl.float32)
                     x_KT = (wide * (gain + GAIN_OFFSET)[:, None]).to(x_type)
                 values = expand_codes(codes_OK, zeros_O, half, FORMAT, HAS_ZEROS, x_type)
+                if SCALE_WEIGHTS:
+                    values *= scale.to(x_type)[:, None]
                 part = tl.dot(values, x_KT, part, input_precision="ieee")
                 if GATED:
                     values = expand_codes(up_OK, up_zeros_O, half, FORMAT, HAS_ZEROS, x_type)
+                    if SCALE_WEIGHTS:
+                        values *= scale_up.to(x_type)[:, None]
                     part_up = tl.dot(values, x_KT, part_up, input_precision="ieee")
-            if GROUP > 0:
-                scale = tl.load(scales + group, mask=group_valid, other=0.0).to(tl.float32)
-                acc += part * scale[:, None]
-                if GATED:
-                    scale = tl.load(scales + group + num_outputs, mask=group_valid, other=0.0)
-                    acc_up += part_up * scale.to(tl.float32)[:, None]
-            else:
+                is_last = (half == HALVES - 1) or (GROUP < STEP)  # of its group's columns
+                if (GROUP > 0) and (not SCALE_WEIGHTS) and is_last:
+                    acc += part * scale.to(tl.float32)[:, None]
+                    if GATED:
+                        acc_up += part_up * scale_up.to(tl.float32)[:, None]
+            if (GROUP == 0) or SCALE_WEIGHTS:
                 acc = part
                 acc_up = part_up
     squares = tl.sum(squares_KT, 0)

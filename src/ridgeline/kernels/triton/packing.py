@@ -15,7 +15,8 @@ fp8        ``[O, I]`` float8_e4m3fn    code · scale
 =========  ==========================  ============================================
 
 A byte of int4 holds columns j and j + U/2 of a unit of U columns, in its low and its high half: a
-tile of bytes is then two tiles of columns, and nothing moves between threads.
+tile of bytes is then two tiles of columns, and nothing moves between threads. A unit is part of a
+group, or two of them, one in each half.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +30,10 @@ from ridgeline.quant import QuantizedTensor
 
 _GROUPS = (128, 64, 32)
 _SCALE_SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)  # of the scale that reaches the largest magnitude
-_ROW_UNIT = 128  # columns of int4 that are packed together where a whole row has one scale
+# Columns of int4 that are packed together, at the most: 64 are what all threads of a program load
+# at once.
+_UNITS = (128, 64, 32)
+_SHORT_UNIT = 64
 
 
 class Format(IntEnum):
@@ -109,8 +113,8 @@ def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> PackedMatrix | None:
         return None
     codes, unit = weight.codes.contiguous(), 0
     if kind is Format.INT4:
-        unit = group or _ROW_UNIT
-        if columns % unit:
+        unit = _unit(columns, group)
+        if not unit:
             return None
         if codes.dtype == torch.int8:
             codes = (codes + 8).to(torch.uint8)
@@ -133,10 +137,10 @@ def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -
     bits the scale is made smaller where that lessens the squared error.
 
     Raises:
-        ValueError: other bits, or columns that are not whole groups (of 128 where there are none).
+        ValueError: other bits, or columns that are not whole groups (of 32 where there are none).
     """
     columns = weight.shape[-1]
-    if bits not in (4, 8) or columns % (group or (_ROW_UNIT if bits == 4 else 1)):
+    if bits not in (4, 8) or columns % (group or (_UNITS[-1] if bits == 4 else 1)):
         raise ValueError(f"{list(weight.shape)} cannot be quantized to {bits} bits by {group}")
     parts = weight.float().unflatten(-1, (-1, group or columns))
     largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
@@ -151,7 +155,7 @@ def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -
         )
         error = torch.minimum(error, other_error)
     codes = codes.flatten(-2)
-    unit = (group or _ROW_UNIT) if bits == 4 else 0
+    unit = _unit(columns, group or 0) if bits == 4 else 0
     return PackedMatrix(
         format=Format.INT4 if bits == 4 else Format.INT8,
         shape=tuple(weight.shape),
@@ -181,6 +185,12 @@ def pack_nibbles(codes: torch.Tensor, unit: int) -> torch.Tensor:
     halves = codes.unflatten(-1, (-1, 2, unit // 2))
     packed: torch.Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
     return packed.flatten(-2)
+
+
+def _unit(columns: int, group: int) -> int:
+    """Columns of int4 that are packed together; 0 if there are no whole units."""
+    most = max(group, _SHORT_UNIT) if group else _UNITS[0]
+    return next((unit for unit in _UNITS if unit <= most and columns % unit == 0), 0)
 
 
 def _rounded(
