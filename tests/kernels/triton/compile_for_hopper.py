@@ -1,12 +1,18 @@
 """Compile the kernels for compute capability 9.0, at the shapes of an 8B model, without a GPU.
 
 Launches go through the package's own functions on CPU tensors, and end where the kernel has been
-compiled. Prints one JSON line for each: its name, what it takes of a multiprocessor, and how many
-tensor-core instructions it has.
+compiled. Prints one JSON line for each: its name, what it takes of a multiprocessor, how much of
+the stack (for registers that did not suffice), and how many tensor-core instructions it has.
+Arguments choose among `PARTS`.
 """
 
 import json
 import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "0"
 
@@ -16,10 +22,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from ridgeline.core import spec
+from ridgeline.core.formats import number_format
 from ridgeline.kernels import triton as kernels
 from ridgeline.kernels.triton import attention, linear, sampling
+from ridgeline.quant import QuantizedTensor
 
-BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 RMS = spec.NormSpec(kind=spec.NormKind.RMS, eps=1e-5)
 
 
@@ -36,12 +46,29 @@ class Hopper:
         return 0
 
 
+case = ""  # what is compiled now
+
+
+def resources(kernel):
+    """Registers and bytes of stack of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [str(CUOBJDUMP), "-res-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(re.search(rf"{name}:(\d+)", told)[1]) for name in ("REG", "STACK")}
+
+
 def compile_only(run):
     def compiled(self, *args, grid, warmup, **options):
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        ptx = kernel.asm["ptx"]
+        ptx, used = kernel.asm["ptx"], resources(kernel)
         entry = {
             "kernel": self.__name__,
+            "case": case,
+            "hash": kernel.hash,
+            "registers": used["REG"],
+            "stack_bytes": used["STACK"],
             "shared_bytes": kernel.metadata.shared,
             "warps": kernel.metadata.num_warps,
             "tensor_core": ptx.count("wgmma.mma_async") + ptx.count("mma.sync"),
@@ -57,40 +84,62 @@ def zeros(*shape, dtype=BF16):
     return torch.zeros(shape, dtype=dtype)
 
 
-def attend(form, kv_dtype=BF16, *, kv_heads=8, width=128, latent=None, **options):
+def attend(
+    form, kv_dtype=BF16, *, dtype=BF16, kv_heads=8, width=128, latent=None, page=16, tokens=1,
+    tree=False, sinks=False, first=0, blocks=64, **options,
+):  # fmt: skip
+    global case
+    case = (
+        f"{form.__name__} {dtype}, KV {kv_dtype}, width {width}, page {page}, tokens {tokens}, "
+        f"tree {tree}, sinks {sinks}, {options}"
+    )
     shape = {
-        "num_kv_heads": kv_heads, "block_tokens": 16, "k_width": width,
+        "num_kv_heads": kv_heads, "block_tokens": page, "k_width": width,
         "v_width": 0 if latent else width,
     }  # fmt: skip
     pool = zeros(4, kernels.layer_bytes(kv_dtype, **shape), dtype=torch.uint8)
     kv = kernels.layer_tensors(pool, kv_dtype, latent_dim=latent, **shape)
     heads = 128 if latent else 32
     batch = kernels.AttentionBatch(
-        query_starts_S1=zeros(9, dtype=torch.int32),
-        kv_lengths_S=zeros(8, dtype=torch.int32),
-        block_tables_SP=zeros(8, 64, dtype=torch.int32),
-        num_query_tokens=8,
+        query_starts_S1=zeros(9 + first, dtype=torch.int32)[first:],
+        kv_lengths_S=zeros(8 + first, dtype=torch.int32)[first:],
+        block_tables_SP=zeros(8 + first, blocks, dtype=torch.int32)[first:],
+        num_query_tokens=8 * tokens,
+        tree=kernels.TreeMask(
+            num_drafts_S=zeros(8, dtype=torch.int32),
+            ancestors_T=zeros(8 * tokens, dtype=torch.int64),
+            positions_T=zeros(8 * tokens, dtype=torch.int32),
+        )
+        if tree
+        else None,
     )
+    if sinks:
+        options["sinks_H"] = zeros(heads, dtype=dtype)
     if form is kernels.attend_decode:
-        options |= {"max_query_tokens": 1, "workspace": kernels.Workspace("cpu")}
-    form(zeros(8, heads, width), kv, zeros(8, heads, latent or width), batch, scale=0.1, **options)
+        options |= {"max_query_tokens": tokens, "workspace": kernels.Workspace("cpu")}
+    q = zeros(8 * tokens, heads, width, dtype=dtype)
+    out = zeros(8 * tokens, heads, latent or width, dtype=dtype)
+    form(q, kv, out, batch, scale=0.1, **options)
 
 
-def multiply(matrix, tokens=1, **options):
+def multiply(matrix, tokens=1, dtype=BF16, **options):
+    global case
+    case = f"{matrix.format.name} by {matrix.group}, {tokens} tokens, {dtype}, {[*options]}"
     rows, columns = matrix.shape
-    out = zeros(tokens, rows // 2 if "activation" in options else rows)
-    kernels.linear(
-        zeros(tokens, columns), matrix, out, workspace=kernels.Workspace("cpu"), **options
-    )
+    out = zeros(tokens, rows // 2 if "activation" in options else rows, dtype=dtype)
+    x = zeros(tokens, columns, dtype=dtype)
+    kernels.linear(x, matrix, out, workspace=kernels.Workspace("cpu"), **options)
 
 
 def rows_and_heads():
+    global case
+    case = "4 rows of 4096"
     x, scales = zeros(4, 4096), zeros(4, dtype=torch.float32)
     kernels.normalise(x, zeros(4, 4096), RMS, weight=x[0], branch_TD=zeros(4, 4096))
     kernels.quantize_rows(x, zeros(4, 4096, dtype=FP8), scales)
     for kind in spec.Activation:
         kernels.activate(x, zeros(4, 4096), kind, gate_TF=x)
-    for kv_dtype in (BF16, torch.int8, FP8):
+    for kv_dtype in (BF16, INT8, FP8):
         shape = {"num_kv_heads": 8, "block_tokens": 16, "k_width": 128, "v_width": 128}
         pool = zeros(4, kernels.layer_bytes(kv_dtype, **shape), dtype=torch.uint8)
         kernels.rope_and_write(
@@ -102,7 +151,9 @@ def rows_and_heads():
         )  # fmt: skip
 
 
-def experts(tokens):
+def experts(tokens, matrix):
+    global case
+    case = f"{tokens} tokens, experts in {matrix.format.name}"
     routing = spec.RoutingSpec(
         top_k=8, scoring=spec.Scoring.SIGMOID, normalised=True,
         groups=spec.GroupLimit(num_groups=8, top_groups=4, score=spec.GroupScore.BEST_TWO),
@@ -112,7 +163,6 @@ def experts(tokens):
     kernels.route(logits, chosen, weights, routing, correction_E=logits[0])
     order = kernels.ExpertOrder(8 * tokens, 64, "cpu")
     kernels.sort_by_expert(chosen, order)
-    matrix = kernels.quantize_matrix(torch.ones(64, 256, 128), 4, 128)
     out = zeros(8 * tokens, 128)
     kernels.grouped_linear(
         zeros(tokens, 128), matrix, out, order, pairs_per_row=8, activation=spec.Activation.SILU
@@ -121,6 +171,9 @@ def experts(tokens):
 
 
 def draw():
+    global case
+    case = "8 rows of logits"
+
     def column(dtype):
         return zeros(8, dtype=dtype)
 
@@ -145,34 +198,95 @@ def draw():
     kernels.count_tokens(history, tokens, tokens)
 
 
-def main():
-    triton.runtime.driver.set_active(Hopper())
-    JITFunction.run = compile_only(JITFunction.run)
-    for module in (attention, linear, sampling):
-        module.num_multiprocessors = lambda _device: 132
+def attentions():
     for form in (kernels.attend_decode, kernels.attend_prefill):
-        for kv_dtype in (BF16, torch.int8, FP8):
+        for kv_dtype in (BF16, INT8, FP8):
             attend(form, kv_dtype)
         attend(form, kv_heads=1, width=576, latent=512)
-    weight = torch.ones(512, 1024)
-    norm = kernels.FoldedNorm(weight_I=zeros(1024), eps=1e-5)
-    matrices = [
+        for dtype in (FP32, FP16):
+            attend(form, dtype, dtype=dtype)
+        for width in (64, 256):
+            attend(form, width=width)
+        attend(form, page=128)
+        attend(form, window=1000)
+        attend(form, softcap=30.0, sinks=True)
+        attend(form, tokens=16)
+        attend(form, tokens=16, tree=True)
+
+
+def matrices(rows, columns):
+    weight = torch.ones(rows, columns)
+    zero_points = QuantizedTensor(
+        format=number_format("int4-g128"),
+        codes=zeros(rows, columns, dtype=torch.uint8),
+        scales=zeros(rows, columns // 128, dtype=FP16),
+        zeros=zeros(rows, columns // 128, dtype=torch.uint8),
+    )
+    return [
         kernels.pack_matrix(weight.to(BF16)),
         kernels.quantize_matrix(weight, 8),
         kernels.quantize_matrix(weight, 4, 32),
         kernels.quantize_matrix(weight, 4, 128),
+        kernels.pack_matrix(zero_points),
         kernels.fp8_matrix(weight),
     ]
-    for matrix in matrices:
+
+
+def products():
+    global case
+    # As long as the rows of an 8B model, so that sums are split as they are there.
+    norm = kernels.FoldedNorm(weight_I=zeros(4096), eps=1e-5)
+    for matrix in matrices(1024, 4096):
         multiply(matrix)
-    multiply(matrices[0], norm=norm, activation=spec.Activation.SILU)
-    multiply(matrices[3], tokens=64)
-    kernels.dequantize(matrices[3], zeros(512, 1024))
-    rows_and_heads()
-    experts(16)
-    experts(4096)
-    draw()
+        for tokens in (16, kernels.MOST_NORMED):
+            multiply(matrix, tokens, norm=norm, activation=spec.Activation.SILU)
+        multiply(matrix, 64, activation=spec.Activation.SILU)
+        if matrix.format is not kernels.Format.PLAIN:
+            multiply(matrix, 128, activation=spec.Activation.SILU)
+            multiply(matrix, dtype=FP16)
+            case = f"{matrix.format.name} by {matrix.group}"
+            kernels.dequantize(matrix, zeros(1024, 4096))
+    multiply(kernels.pack_matrix(zeros(1024, 4096, dtype=FP32)), dtype=FP32)
+
+
+def mixtures():
+    weight = torch.ones(64, 256, 128)
+    for matrix in (
+        kernels.pack_matrix(weight.to(BF16)),
+        kernels.quantize_matrix(weight, 8),
+        kernels.quantize_matrix(weight, 4, 128),
+        kernels.fp8_matrix(weight),
+    ):
+        experts(16, matrix)
+        experts(4096, matrix)
+
+
+def batches():
+    """Batches that one kernel each has to serve, whatever their size and where they begin."""
+    global case
+    weight = kernels.pack_matrix(zeros(1024, 4096))
+    for tokens in (1, 2, 7, 16):
+        multiply(weight, tokens)
+    for form in (kernels.attend_decode, kernels.attend_prefill):
+        for first, blocks, tokens in ((0, 64, 4), (1, 61, 3), (2, 1, 4)):
+            attend(form, first=first, blocks=blocks, tokens=tokens)
+
+
+PARTS = {
+    "batches": batches,
+    "attention": attentions, "products": products, "experts": mixtures, "rows": rows_and_heads,
+    "sampling": draw,
+}  # fmt: skip
+
+
+def main(names):
+    triton.runtime.driver.set_active(Hopper())
+    JITFunction.run = compile_only(JITFunction.run)
+    for module in (attention, linear, sampling):
+        module.num_multiprocessors = lambda _device: 132
+    for name in names or PARTS:
+        PARTS[name]()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -11,6 +11,7 @@ import pytest
 from tests.kernels.triton.device import DEVICE  # noqa: F401  (skips the file without triton)
 
 SHARED_BYTES = 227 << 10  # that a block may have
+STACK_BYTES = 64  # a few registers, at 128 tokens
 KERNELS = {
     "attention_kernel", "linear_kernel", "truncation_kernel", "_draw", "_add_and_bar", "_penalise",
     "_count", "_normalise", "_quantize", "_activate", "_rope", "_dequantize", "_route",
@@ -18,16 +19,33 @@ KERNELS = {
 }  # fmt: skip
 
 
+def compiled(folder, *parts):
+    """What `compile_for_hopper` prints."""
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    environment = os.environ | {"TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"}
+    output = subprocess.run(
+        [sys.executable, str(script), *parts],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_batches_of_any_size_share_a_kernel(tmp_path):
+    found = compiled(tmp_path, "batches")
+    products, decodes, prompts = found[:4], found[4:7], found[7:]
+    for some in (products, decodes, prompts):
+        assert len({entry["hash"] for entry in some}) == 1, some
+
+
 @pytest.mark.slow
 def test_kernels_compile_for_hopper(tmp_path):
-    script = Path(__file__).with_name("compile_for_hopper.py")
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    output = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    found = [json.loads(line) for line in output.splitlines()]
+    found = compiled(tmp_path)
     assert {entry["kernel"] for entry in found} == KERNELS
     for entry in found:
+        assert entry["stack_bytes"] <= STACK_BYTES, entry
         assert entry["shared_bytes"] <= SHARED_BYTES, entry
         multiplies = entry["kernel"] in ("attention_kernel", "linear_kernel")
         assert bool(entry["tensor_core"]) == multiplies, entry
