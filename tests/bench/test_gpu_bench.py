@@ -65,6 +65,21 @@ def test_everything_is_measured_with_nothing_but_torch_triton_and_numpy(tmp_path
         assert text in done.stdout
 
 
+def test_tests_of_kernels_need_nothing_more_than_pytest(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(ALONE.format(refused=REFUSED | {"hypothesis"}))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "tests/kernels/triton"],
+        cwd=SOURCES.parent,
+        env=os.environ
+        | {"PYTHONPATH": f"{tmp_path}:{SOURCES}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def breaks(bench):
     for case in ("first", "refused", "fatal", "last"):
         if bench.progress.allows(case):
