@@ -23,6 +23,7 @@ from ridgeline.planning import (
     place_models,
     poisson,
     read_trace,
+    search,
     simulate,
 )
 from ridgeline.planning.replica import choose_replica, splits
@@ -116,6 +117,15 @@ def test_the_cheapest_machines_come_first():
     prices = [plan.usd_per_hour for plan in plans]
     assert prices == sorted(prices)
     assert plans[0].question.machine.key == "t4"
+
+
+def test_machines_that_are_far_too_small_are_not_simulated(monkeypatch):
+    def simulates(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(search, "run_traffic", simulates)
+    few = replace(CATALOGUE, devices={"t4": CATALOGUE.devices["t4"]})
+    assert cheapest(question("qwen2.5-0.5b", rate_rps=5000.0), few) == []
 
 
 def test_machines_without_a_rate_for_the_models_type_are_no_candidates():

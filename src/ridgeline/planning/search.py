@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
-from ridgeline.planning.capacity import CapacityPlan, answer, run_traffic
+from ridgeline.planning.capacity import CapacityPlan, answer, num_at_once, run_traffic
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
-from ridgeline.planning.replica import choose_replica
+from ridgeline.planning.replica import Replica, choose_replica
 from ridgeline.planning.traffic import Traffic
+from ridgeline.roofline import decode_batch
 from ridgeline.roofline.catalogue import Catalogue
 from ridgeline.roofline.memory import kv_bytes, rank_pool_bytes, weights_bytes
 from ridgeline.roofline.placement import Device, Item, Placement, place
@@ -18,6 +19,7 @@ from ridgeline.roofline.predict import StepPredictor
 ATTAINMENT = 0.9  # share of requests that must meet every SLO
 _COUNTS = (1, 2, 4, 8)
 _STEPS = 6
+_HIDDEN = 2.0
 _BEYOND = 1.25  # times the throughput of a machine that fills and empties
 
 
@@ -48,8 +50,22 @@ def _if_it_holds(question: Question) -> CapacityPlan | None:
     if not replica.fit.fits:
         return None
     predictor = StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
+    if _is_far_too_small(question, replica, predictor):
+        return None
     holds = _holds(run_traffic(question, replica, predictor), question)
     return answer(question) if holds else None
+
+
+def _is_far_too_small(question: Question, replica: Replica, predictor: StepPredictor) -> bool:
+    """Whether a rate takes twice the time that there is, in the best of batches.
+
+    Twice, since prompts can hide behind the weights that decode steps read.
+    """
+    typical, at_once = question.typical, num_at_once(question, replica)
+    decode = decode_batch(at_once, typical.prompt_tokens + typical.output_tokens // 2)
+    seconds = predictor.segment_seconds(typical.prompt_tokens, 0)
+    seconds += typical.output_tokens * predictor.batch_seconds(decode) / at_once
+    return (question.rate_rps or 0.0) / replica.count * seconds > _HIDDEN
 
 
 def _holds(traffic: Traffic, question: Question) -> bool:
