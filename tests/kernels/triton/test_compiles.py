@@ -48,5 +48,6 @@ def test_kernels_compile_for_hopper(tmp_path):
         assert entry["stack_bytes"] <= STACK_BYTES, entry
         assert entry["shared_bytes"] <= SHARED_BYTES, entry
         multiplies = entry["kernel"] in ("attention_kernel", "linear_kernel")
-        assert bool(entry["tensor_core"]) == multiplies, entry
+        is_precise = "torch.float32" in entry["case"]  # which tensor cores are not
+        assert bool(entry["tensor_core"]) == (multiplies and not is_precise), entry
         assert not multiplies or entry["asynchronous_loads"], entry
