@@ -157,8 +157,8 @@ _UNKNOWN = (
 )  # fmt: skip
 
 
-def answer(question: Question) -> CapacityPlan:
-    """Fit, predict and simulate.
+def answer(question: Question, traffic: Traffic | None = None) -> CapacityPlan:
+    """Fit, predict and simulate, unless the ``traffic`` of `run_traffic` is known.
 
     Raises:
         InvalidRequestError: the load or the layout contradicts the model or the machine.
@@ -169,13 +169,16 @@ def answer(question: Question) -> CapacityPlan:
     machine, typical = question.machine, question.typical
     predictor = StepPredictor({ModelRole.TARGET: replica.model}, machine.calibration)
     prefill, decode = (machine.calibration.spreads[phase] for phase in ("prefill", "decode"))
-    traffic = run_traffic(question, replica, predictor)
+    if traffic is None:
+        traffic = run_traffic(question, replica, predictor)
+    arrivals = [each.arrival for each in traffic.answers]
+    slower = traffic.slower
 
     def scaled(prefill_factor: float, decode_factor: float) -> Traffic:
         if question.is_saturating and prefill_factor == decode_factor:
-            return traffic.slower(decode_factor)
+            return slower(decode_factor)
         price = ScaledPrice(price=predictor, prefill=prefill_factor, decode=decode_factor)
-        return _run(question, replica, [each.arrival for each in traffic.answers], price)
+        return _run(question, replica, arrivals, price)
 
     context = typical.prompt_tokens + typical.output_tokens // 2
     chunk = min(typical.prompt_tokens, question.config.max_num_batched_tokens)

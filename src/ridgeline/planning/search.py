@@ -52,8 +52,8 @@ def _if_it_holds(question: Question) -> CapacityPlan | None:
     predictor = StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
     if _is_far_too_small(question, replica, predictor):
         return None
-    holds = _holds(run_traffic(question, replica, predictor), question)
-    return answer(question) if holds else None
+    traffic = run_traffic(question, replica, predictor)
+    return answer(question, traffic) if _holds(traffic, question) else None
 
 
 def _is_far_too_small(question: Question, replica: Replica, predictor: StepPredictor) -> bool:
