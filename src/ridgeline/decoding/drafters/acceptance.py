@@ -51,5 +51,4 @@ def expected_gains(sequences: Sequence[Acceptance], prior: Acceptance) -> npt.ND
     tries_NK = np.array([each._tries_K for each in sequences])
     hits_NK = np.array([each._hits_K for each in sequences])
     rates_NK = (hits_NK + _PRIOR_TRIES * prior.rates()) / (tries_NK + _PRIOR_TRIES)
-    gains_NK: npt.NDArray[np.float64] = np.cumprod(rates_NK, axis=1)
-    return gains_NK
+    return np.cumprod(rates_NK, axis=1, dtype=np.float64)
