@@ -28,9 +28,10 @@ from benchmarks.peers.paths import PEERS
 from benchmarks.shapes import shape_folder
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.bench.conditions import Watch, usable_cores
+from ridgeline.bench.conditions import Watch
 from ridgeline.bench.serve.targets import EngineTarget
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.host import usable_cores
 from ridgeline.core.spec import ModelSpec
 from ridgeline.engine import AsyncEngine
 from ridgeline.models import PRESETS, read_config

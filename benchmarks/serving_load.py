@@ -36,7 +36,8 @@ from benchmarks.peers.paths import LLAMA_CPP_TOOLS, PEERS, REPOSITORY, RESULTS
 from benchmarks.shapes import shape_folder
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.bench.conditions import Watch, usable_cores
+from ridgeline.bench.conditions import Watch
+from ridgeline.core.host import usable_cores
 from ridgeline.roofline.metrics import percentile
 
 PORT = 8391

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.bench.conditions import Watch, usable_cores
+from ridgeline.bench.conditions import Watch
 from ridgeline.bench.ladder.measuring import open_executor
 from ridgeline.bench.ladder.rungs import LENGTHS, Rung, forecast, priced_models
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
@@ -34,6 +34,7 @@ from ridgeline.bench.ladder.texts import (
     write_texts,
 )
 from ridgeline.cli.hardware import calibration_of
+from ridgeline.core.host import usable_cores
 from ridgeline.core.request import RequestOutput
 
 DRAFTERS = ("ngram", "suffix", "draft", "combined", "adaptive")

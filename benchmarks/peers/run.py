@@ -28,8 +28,9 @@ from benchmarks.peers.paths import REPOSITORY, RESULTS, model_folder
 from benchmarks.peers.table import markdown
 
 from ridgeline.bench.ceilings import measure_ceilings
-from ridgeline.bench.conditions import Watch, usable_cores
+from ridgeline.bench.conditions import Watch
 from ridgeline.bench.native_loops import load_native_loops
+from ridgeline.core.host import usable_cores
 
 QUICK_CELLS = ("prefill 512", "decode 1", "decode 8", "decode 32")
 _QUICK_ROUNDS, _ROUNDS = 2, 5

@@ -9,6 +9,7 @@ import pytest
 
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.core.formats import BFLOAT16, FLOAT32, number_format
+from ridgeline.core.host import cpu_name, usable_cores
 from ridgeline.core.plan import ModelRole
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
@@ -16,7 +17,6 @@ from ridgeline.roofline.calibration import calibrate, load, measured_elsewhere, 
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 from ridgeline.roofline.features import Overlap, pass_terms, roof_seconds
 from ridgeline.roofline.fitting import Sample, fit, overlap_seconds, predict
-from ridgeline.roofline.host import cpu_name, usable_cores
 from ridgeline.roofline.kernels import NativeKernels
 from ridgeline.roofline.predict import Bound, StepPredictor
 

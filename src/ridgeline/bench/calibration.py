@@ -11,13 +11,13 @@ import torch
 
 from ridgeline.bench.caches import cache_sizes
 from ridgeline.bench.ceilings import measure_ceilings
-from ridgeline.bench.conditions import usable_cores
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.bench.torch_ceilings import torch_ceilings
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import ON_LOAD
+from ridgeline.core.host import usable_cores
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.executors import ExecutorModel, create_executor

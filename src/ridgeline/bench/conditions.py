@@ -1,7 +1,6 @@
 """Under what conditions a measurement was taken, and whether something disturbed it."""
 
 import os
-import platform
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,9 +8,10 @@ from pathlib import Path
 
 import psutil
 
+from ridgeline.core.host import cpu_name, usable_cores
+
 # Share of the machine's processor time that other processes may take from a measurement.
 CONTENTION_SHARE = 0.05
-_CPUINFO = Path("/proc/cpuinfo")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 Conditions = Mapping[str, str | float | int | bool | None]
@@ -43,20 +43,6 @@ class Watch:
             "others_share": round(share, 3),
             "contended": share > CONTENTION_SHARE,
         }
-
-
-def cpu_name() -> str:
-    """The processor, as it calls itself."""
-    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _busy_s() -> float:

@@ -11,7 +11,8 @@ import psutil
 import torch
 
 from ridgeline.bench.caches import cache_sizes
-from ridgeline.bench.conditions import Watch, cpu_name
+from ridgeline.bench.conditions import Watch
+from ridgeline.core.host import cpu_name
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 
 _DRAM_BYTES = 192 << 20

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import CorruptFileError
-from ridgeline.roofline.host import cpu_name
+from ridgeline.core.host import cpu_name
 
 PACKAGES = (
     "ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub",

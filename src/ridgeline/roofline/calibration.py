@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from ridgeline.core.errors import CorruptFileError
+from ridgeline.core.host import cpu_name, usable_cores
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.fitting import Sample, fit, held_out_errors
-from ridgeline.roofline.host import cpu_name, usable_cores
 from ridgeline.roofline.storage import cache_folder, write_json
 
 SCHEMA = 2

@@ -6,7 +6,7 @@ import sys
 import pytest
 from tests.kernels.cpu.native import LEVELS
 
-from ridgeline.kernels.cpu.pool import cgroup_cores
+from ridgeline.core.host import cgroup_cores
 
 NO_QUOTA = 1 << 16
 

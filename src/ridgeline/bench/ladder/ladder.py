@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ridgeline.bench.conditions import Watch, usable_cores
+from ridgeline.bench.conditions import Watch
 from ridgeline.bench.ladder.measuring import (
     Measured,
     Quality,
@@ -23,6 +23,7 @@ from ridgeline.bench.ladder.rungs import (
 from ridgeline.bench.ladder.runs import Drafting
 from ridgeline.bench.ladder.subjects import SUBJECTS
 from ridgeline.bench.ladder.texts import RecordedText, read_texts
+from ridgeline.core.host import usable_cores
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.model import PricedModel, weights_of
