@@ -161,3 +161,80 @@ def test_each_of_several_answers_ends_at_its_first_call(says, http, events, serv
     ends = [c["choices"][0]["index"] for c in chunks if c["choices"][0]["finish_reason"]]
     assert sorted(ends) == [0, 1, 2]
     assert served.server.limits.running == 0
+
+
+MIXED = "<think>Hm.</think>First." + CALL % 1 + "\nDone." + CALL % 2 + "\nEnd."
+PARTS = [("reasoning", "Hm."), ("text", "First."), ("call", {"a": 1}), ("text", "Done."),
+         ("call", {"a": 2}), ("text", "End.")]  # fmt: skip
+
+
+def response_parts(response):
+    found = []
+    for item in response["output"]:
+        if item["type"] == "function_call":
+            found.append(("call", json.loads(item["arguments"])))
+        else:
+            kind = "text" if item["type"] == "message" else "reasoning"
+            found.append((kind, item["content"][0]["text"]))
+    return found
+
+
+def message_parts(message):
+    names = {"thinking": ("reasoning", "thinking"), "tool_use": ("call", "input")}
+    found = [(*names.get(block["type"], ("text", "text")), block) for block in message["content"]]
+    return [(kind, block[name]) for kind, name, block in found]
+
+
+def streamed_message(found):
+    """The message that a stream's blocks and deltas make."""
+    content = []
+    for each in found:
+        if each["type"] == "content_block_start":
+            content.append({**each["content_block"], "json": ""})
+        elif each["type"] == "content_block_delta":
+            block, delta = content[each["index"]], each["delta"]
+            into = {"input_json_delta": "json"}.get(delta["type"], block["type"])
+            block[into] += delta.get(into, delta.get("partial_json", ""))
+    for block in content:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block["json"])
+    return {"content": content}
+
+
+def streamed_response(found):
+    """The response that a stream's deltas make, its items as they were added."""
+    output = []
+    for each in found:
+        if each["type"] == "response.output_item.added":
+            output.append({**each["item"], "arguments": "", "content": [{"text": ""}]})
+        elif each["type"] == "response.function_call_arguments.delta":
+            output[each["output_index"]]["arguments"] += each["delta"]
+        elif each["type"].endswith("_text.delta"):
+            output[each["output_index"]]["content"][0]["text"] += each["delta"]
+    return {"output": output}
+
+
+@pytest.mark.parametrize("path", ASKING)
+def test_the_order_of_an_answer_is_kept_wherever_its_text_is_cut(says, http, events, path):
+    """A chunk may hold the end of a call and the text after it."""
+    body = {name: value for name, value in ASKING[path].items() if "tool_c" not in name}
+    for cut in range(len(MIXED)):
+        says(*(piece for piece in (MIXED[:cut], MIXED[cut:]) if piece))
+        whole, found = http.post(path, json=body).json(), events(path, body)
+        if path == "/v1/responses":
+            assert response_parts(whole) == PARTS, cut
+            assert response_parts(streamed_response(found)) == PARTS, cut
+            assert response_parts(found[-1]["response"]) == PARTS, cut
+        elif path == "/v1/messages":
+            assert message_parts(whole) == PARTS, cut
+            assert message_parts(streamed_message(found)) == PARTS, cut
+        else:
+            message = whole["choices"][0]["message"]
+            assert (message["reasoning"], message["content"]) == ("Hm.", "First.Done.End.")
+            assert calls_of(path, whole) == [{"a": 1}, {"a": 2}], cut
+            deltas = [chunk["choices"][0]["delta"] for chunk in found[:-1]]
+            assert "".join(each.get("content", "") for each in deltas) == "First.Done.End."
+            arguments = ["", ""]
+            for call in (call for each in deltas for call in each.get("tool_calls", ())):
+                arguments[call["index"]] += call["function"].get("arguments", "")
+            assert [json.loads(text) for text in arguments] == [{"a": 1}, {"a": 2}], cut

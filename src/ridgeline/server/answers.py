@@ -5,7 +5,7 @@ import json
 import secrets
 import string
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ridgeline.core.request import CompletionChunk, FinishReason
@@ -21,6 +21,7 @@ from ridgeline.text.output import (
     Event,
     OutputParser,
     Reasoning,
+    ToolArguments,
     ToolCall,
     output_parser,
     reads_special_tokens,
@@ -41,21 +42,43 @@ class CallDelta:
     arguments: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
-class AnswerDelta:
-    """What a piece of the output adds to an answer."""
+Part = Content | Reasoning | CallDelta
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
+
+@dataclass(slots=True)
+class AnswerDelta:
+    """What a piece of the output adds to an answer, in the order in which it was written."""
+
+    parts: list[Part] = field(default_factory=list)
+
+    def add(self, part: Part) -> None:
+        """Append a part, or lengthen the last one where it goes on."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(part, CallDelta):
+            if part.id is None and isinstance(last, CallDelta) and last.index == part.index:
+                last.arguments += part.arguments
+            else:
+                self.parts.append(replace(part))
+        elif isinstance(last, type(part)):
+            self.parts[-1] = type(part)(last.text + part.text)
+        else:
+            self.parts.append(part)
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.content or self.reasoning or self.calls)
+    def content(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Content))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        return [part for part in self.parts if isinstance(part, CallDelta)]
 
 
 class Answer:
-    """One answer in the making: collects its parts, and says what each piece adds.
+    """One answer in the making: collects it whole, and says what each piece adds.
 
     With ``one_call`` it ends where a second call begins, whatever the model writes then; ``is_cut``
     says that it did.
@@ -65,9 +88,7 @@ class Answer:
         self._parser = parser
         self._one_call = one_call
         self.is_cut = False
-        self.content = ""
-        self.reasoning = ""
-        self.calls: list[CallDelta] = []
+        self.whole = AnswerDelta()
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.finish_reason: str | None = None
@@ -85,7 +106,7 @@ class Answer:
         if self.is_cut:
             self.finish_reason = "tool_calls"
         elif chunk.finish_reason is not None:
-            is_call = bool(self.calls) and chunk.finish_reason is FinishReason.STOP
+            is_call = bool(self.whole.calls) and chunk.finish_reason is FinishReason.STOP
             self.finish_reason = "tool_calls" if is_call else str(chunk.finish_reason)
             self.stop_reason = chunk.stop_reason
         return delta
@@ -93,24 +114,17 @@ class Answer:
     def _delta(self, events: list[Event]) -> AnswerDelta:
         delta = AnswerDelta()
         for event in events:
-            if isinstance(event, Content):
-                delta.content += event.text
-            elif isinstance(event, Reasoning):
-                delta.reasoning += event.text
-            elif isinstance(event, ToolCall):
-                if self._one_call and self.calls:
+            if isinstance(event, ToolCall):
+                if self._one_call and self.whole.calls:
                     self.is_cut = True
                     break
-                call = CallDelta(index=event.index, id=_call_id(), name=event.name)
-                self.calls.append(CallDelta(index=call.index, id=call.id, name=call.name))
-                delta.calls.append(call)
+                part: Part = CallDelta(index=event.index, id=_call_id(), name=event.name)
+            elif isinstance(event, ToolArguments):
+                part = CallDelta(index=event.index, arguments=event.text)
             else:
-                if not delta.calls or delta.calls[-1].index != event.index:
-                    delta.calls.append(CallDelta(index=event.index))
-                delta.calls[-1].arguments += event.text
-                self.calls[event.index].arguments += event.text
-        self.content += delta.content
-        self.reasoning += delta.reasoning
+                part = event
+            delta.add(part)
+            self.whole.add(part)
         return delta
 
 

@@ -149,7 +149,7 @@ class _Run:
         begun = [False] * len(self._answers)
         prompt = self._shown_prompt()
         async for index, chunk, delta in answer_pieces(self._answer, self._answers):
-            if begun[index] and delta.is_empty and not self._is_shown(index, chunk):
+            if begun[index] and not delta.parts and not self._is_shown(index, chunk):
                 continue
             choice = self._chunk_choice(index, chunk, delta, is_first=not begun[index])
             begun[index] = True
@@ -234,20 +234,21 @@ class _Run:
         )
 
     def _choice(self, index: int, answer: Answer) -> ChatChoice:
-        shows_reasoning = answer.reasoning and self._request.include_reasoning is not False
-        reasoning = answer.reasoning if shows_reasoning else None
+        whole = answer.whole
+        shows_reasoning = whole.reasoning and self._request.include_reasoning is not False
+        reasoning = whole.reasoning if shows_reasoning else None
         calls = [
             ToolCallOut(
                 id=call.id or "",
                 function=CalledFunction(name=call.name or "", arguments=call.arguments),
             )
-            for call in answer.calls
+            for call in whole.calls
         ]
         return ChatChoice(
             index=index,
             message=AnswerMessage(
                 role="assistant",
-                content=answer.content or (None if calls else ""),
+                content=whole.content or (None if calls else ""),
                 reasoning=reasoning,
                 reasoning_content=reasoning,
                 tool_calls=calls or None,

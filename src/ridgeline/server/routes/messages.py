@@ -7,9 +7,10 @@ import msgspec
 from msgspec import UNSET
 
 from ridgeline.server.answers import (
-    Answer,
     AnswerDelta,
     AnswerJob,
+    CallDelta,
+    Part,
     answer_pieces,
     arguments_object,
     prepare_answer,
@@ -32,6 +33,7 @@ from ridgeline.server.schemas.messages import (
     MessagesResponse,
     MessagesUsage,
 )
+from ridgeline.text.output import Content, Reasoning
 
 _PING = event({"type": "ping"}, "ping")
 _CHOICES: dict[str, Choice] = {
@@ -148,14 +150,14 @@ def _text(content: str | list[Block] | list[Any], where: str) -> str:
         return content
     parts = []
     for item in content:
-        block = item if isinstance(item, Block) else _block(item, where)
+        block = item if isinstance(item, Block) else _result_block(item, where)
         if block.type != "text" or block.text is None:
             raise bad_request(f"{where}: this model reads text, not {block.type!r}.", where)
         parts.append(block.text)
     return "\n".join(parts)
 
 
-def _block(item: Any, where: str) -> Block:
+def _result_block(item: Any, where: str) -> Block:
     try:
         return msgspec.convert(item, Block)
     except msgspec.ValidationError:
@@ -177,7 +179,8 @@ class _Run:
         async for _ in answer_pieces(self._job, [self._answer]):
             pass
         message = self._message()
-        message.content = _blocks(self._answer)
+        parts = self._answer.whole.parts
+        message.content = [_block(part) for part in parts or [Content("")]]
         message.stop_reason, message.stop_sequence = self._end()
         return message
 
@@ -203,19 +206,26 @@ class _Run:
 
     def _deltas(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         out: list[dict[str, Any]] = []
-        if delta.reasoning:
-            out += self._open("thinking", AnswerBlock(type="thinking", thinking="", signature=""))
-            out.append(self._delta({"type": "thinking_delta", "thinking": delta.reasoning}))
-        if delta.content:
-            out += self._open("text", AnswerBlock(type="text", text=""))
-            out.append(self._delta({"type": "text_delta", "text": delta.content}))
-        for call in delta.calls:
-            if call.id is not None:
-                block = AnswerBlock(type="tool_use", id=_tool_id(call.id), name=call.name, input={})
-                out += self._open(f"tool {call.index}", block)
-            if call.arguments:
-                piece = {"type": "input_json_delta", "partial_json": call.arguments}
-                out.append(self._delta(piece))
+        for part in delta.parts:
+            if isinstance(part, Reasoning):
+                block = AnswerBlock(type="thinking", thinking="", signature="")
+                out += self._open("thinking", block)
+                out.append(self._delta({"type": "thinking_delta", "thinking": part.text}))
+            elif isinstance(part, Content):
+                out += self._open("text", AnswerBlock(type="text", text=""))
+                out.append(self._delta({"type": "text_delta", "text": part.text}))
+            else:
+                out += self._call_deltas(part)
+        return out
+
+    def _call_deltas(self, call: CallDelta) -> list[dict[str, Any]]:
+        out: list[dict[str, Any]] = []
+        if call.id is not None:
+            block = AnswerBlock(type="tool_use", id=_tool_id(call.id), name=call.name, input={})
+            out += self._open(f"tool {call.index}", block)
+        if call.arguments:
+            piece = {"type": "input_json_delta", "partial_json": call.arguments}
+            out.append(self._delta(piece))
         return out
 
     def _open(self, kind: str, block: AnswerBlock) -> list[dict[str, Any]]:
@@ -256,22 +266,17 @@ class _Run:
         return _STOP_REASONS.get(self._answer.finish_reason or "", "end_turn"), None
 
 
-def _blocks(answer: Answer) -> list[AnswerBlock]:
-    blocks = []
-    if answer.reasoning:
-        blocks.append(AnswerBlock(type="thinking", thinking=answer.reasoning, signature=""))
-    if answer.content or not answer.calls:
-        blocks.append(AnswerBlock(type="text", text=answer.content))
-    blocks += [
-        AnswerBlock(
-            type="tool_use",
-            id=_tool_id(call.id or ""),
-            name=call.name,
-            input=arguments_object(call.arguments),
-        )
-        for call in answer.calls
-    ]
-    return blocks
+def _block(part: Part) -> AnswerBlock:
+    if isinstance(part, Reasoning):
+        return AnswerBlock(type="thinking", thinking=part.text, signature="")
+    if isinstance(part, Content):
+        return AnswerBlock(type="text", text=part.text)
+    return AnswerBlock(
+        type="tool_use",
+        id=_tool_id(part.id or ""),
+        name=part.name,
+        input=arguments_object(part.arguments),
+    )
 
 
 def _tool_id(call_id: str) -> str:

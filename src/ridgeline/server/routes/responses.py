@@ -9,6 +9,7 @@ from ridgeline.server.answers import (
     Answer,
     AnswerDelta,
     AnswerJob,
+    CallDelta,
     answer_pieces,
     prepare_answer,
 )
@@ -27,6 +28,7 @@ from ridgeline.server.schemas.responses import (
     ResponsesTool,
     ResponsesToolChoice,
 )
+from ridgeline.text.output import Content, Reasoning
 
 _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -174,26 +176,28 @@ class _Run:
         out: Events = []
         if self._wants_logprobs:
             self._pending += chat_logprobs(self._call.server.engine.tokenizer, chunk.logprobs)
-        if delta.reasoning:
-            out += self._piece("reasoning", "reasoning_text", delta.reasoning)
-        if delta.content:
-            out += self._piece("message", "output_text", delta.content, self._pending)
-        if not delta.is_empty:
+        for part in delta.parts:
+            if isinstance(part, Reasoning):
+                out += self._piece("reasoning", "reasoning_text", part.text)
+            elif isinstance(part, Content):
+                out += self._piece("message", "output_text", part.text, self._pending)
+                self._pending = []
+            else:
+                out += self._call_piece(part)
+        if delta.parts:
             self._pending = []
-        out += self._calls(delta)
         return out
 
-    def _calls(self, delta: AnswerDelta) -> Events:
+    def _call_piece(self, call: CallDelta) -> Events:
         out: Events = []
-        for call in delta.calls:
-            if call.id is not None:
-                call_id = f"call_{call.id}"
-                out += self._open("function_call", call_id=call_id, name=call.name or "")
-            if call.arguments:
-                item = self._items[-1]
-                item.text += call.arguments
-                fields = {"item_id": item.id, "output_index": item.index, "delta": call.arguments}
-                out.append(("response.function_call_arguments.delta", fields))
+        if call.id is not None:
+            call_id = f"call_{call.id}"
+            out += self._open("function_call", call_id=call_id, name=call.name or "")
+        if call.arguments:
+            item = self._items[-1]
+            item.text += call.arguments
+            fields = {"item_id": item.id, "output_index": item.index, "delta": call.arguments}
+            out.append(("response.function_call_arguments.delta", fields))
         return out
 
     def _piece(
