@@ -1,7 +1,14 @@
 """Counting over the last minute."""
 
-import pytest
+import asyncio
+import hashlib
+import json
+import threading
 
+import pytest
+from tests.server.running import running
+
+from ridgeline.server.generation import BATCH_PRIORITY
 from ridgeline.server.keys import Caller
 from ridgeline.server.limits import Limits, SlidingCount
 
@@ -55,3 +62,72 @@ def test_who_is_over_a_limit_costs_no_work(http, served, monkeypatch, path):
         assert int(refused.headers["retry-after"]) >= 1
     assert http.post(path, json=WORK[path]).status_code == 500
     assert limits.running == 0
+
+
+KEY, ADMIN = "some-key", "admin-key"
+NUM_LINES = 4
+
+
+@pytest.fixture(scope="module")
+def limited(roomy_folder, tmp_path_factory):
+    """A server with room for one request, and a key that may send one a minute."""
+    folder = tmp_path_factory.mktemp("limited")
+    (folder / "keys.toml").write_text(
+        f"""
+        [[key]]
+        name = "one"
+        sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"
+        requests_per_minute = 1
+        input_tokens_per_minute = 8
+        output_tokens_per_minute = 1
+        concurrency = 1
+        """
+    )
+    settings = {"api_key_file": str(folder / "keys.toml"), "admin_api_key": ADMIN, "max_queue": 1}
+    with running(roomy_folder, data_dir=folder / "data", **settings) as server:
+        yield server
+
+
+def start_batch(client, url):
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": url, "body": WORK[url]}
+        for number in range(NUM_LINES)
+    ]
+    content = "\n".join(map(json.dumps, lines))
+    file = client.post("/v1/files", files={"file": ("a", content)}, data={"purpose": "batch"})
+    body = {"input_file_id": file.json()["id"], "endpoint": url, "completion_window": "24h"}
+    return client.post("/v1/batches", json=body).json()["id"]
+
+
+async def counts_of(server, batch_id):
+    while (batch := await server.jobs.batches.get("one", batch_id))["status"] != "completed":
+        await asyncio.sleep(0.01)
+    return batch["request_counts"]
+
+
+def test_a_batch_takes_nothing_from_its_keys_requests(limited, monkeypatch):
+    """Neither places nor requests nor tokens; and what it used is counted nevertheless."""
+    engine = limited.server.engine
+    generate, may_go, has_begun = engine.generate, threading.Event(), threading.Event()
+
+    async def held(request):
+        while request.priority == BATCH_PRIORITY and not may_go.is_set():
+            has_begun.set()
+            await asyncio.sleep(0.01)
+        async for chunk in generate(request):
+            yield chunk
+
+    monkeypatch.setattr(engine, "generate", held)
+    with limited.client(headers={"x-api-key": KEY}) as client:
+        batch_ids = [start_batch(client, url) for url in ("/v1/embeddings", "/v1/completions")]
+        limited.on_loop(counts_of(limited.server, batch_ids[0]))
+        assert has_begun.wait(10)
+        online = client.post("/v1/completions", json=WORK["/v1/completions"])
+        may_go.set()
+        assert online.status_code == 200, online.text
+        for batch_id in batch_ids:
+            counts = limited.on_loop(counts_of(limited.server, batch_id))
+            assert counts["completed"] == NUM_LINES
+        assert limited.server.limits.running_lines == 0
+        (used,) = client.get("/admin/usage", headers={"x-api-key": ADMIN}).json()["data"]
+    assert used["output"] == NUM_LINES + 1

@@ -22,7 +22,8 @@ class ServerConfig:
         served_model_name: name that clients use for the model.
         tool_call_parser: how tool calls are written; auto asks the chat template, none is off.
         reasoning_parser: how reasoning is marked; auto asks the chat template, none is off.
-        max_queue: requests in progress, beyond which new ones are refused with 429.
+        max_queue: requests in progress, beyond which new ones are refused with 429; batch lines do
+            not count.
         max_body_mib: largest request body but for file uploads, in MiB.
         body_timeout_s: seconds in which a request's head must arrive, and then its body.
         stall_timeout_s: seconds after which a reader that takes nothing is disconnected.

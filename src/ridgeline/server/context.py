@@ -174,9 +174,22 @@ class Call:
         """Take a place among the requests in progress, before anything costly is done for it.
 
         Raises:
-            ApiError: 429 with Retry-After, when the server is full or a limit is reached.
+            ApiError: 429 with Retry-After, when the server is full or a limit is reached; not for
+                lines of batches, which take no place from requests.
             EngineUnavailableError: the server drains.
         """
         self.server.check_taking_work()
-        self.admission.enter_context(self.server.limits.admitted(self.caller))
+        limits = self.server.limits
+        place = limits.admitted_line() if self.is_batch else limits.admitted(self.caller)
+        self.admission.enter_context(place)
         return self.admission
+
+    def charge_input(self, num_tokens: int) -> None:
+        """Count prompt tokens towards the key's limit, as `Limits.charge_input` does."""
+        if not self.is_batch:
+            self.server.limits.charge_input(self.caller, num_tokens)
+
+    def charge_output(self, num_tokens: int) -> None:
+        """Count generated tokens towards the key's limit."""
+        if not self.is_batch:
+            self.server.limits.charge_output(self.caller, num_tokens)

@@ -50,7 +50,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
     """
     call, server = job.call, job.call.server
     with call.admission:
-        server.limits.charge_input(call.caller, sum(map(len, job.prompts)))
+        call.charge_input(sum(map(len, job.prompts)))
         meter = server.metrics.meter(call)
         source = _one(job, 0) if len(job.prompts) == 1 else _merged(job)
         try:
@@ -59,7 +59,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
                     call.prompt_tokens += chunk.prompt.num_tokens
                     call.cached_tokens += chunk.prompt.num_cached_tokens
                 call.output_tokens += len(chunk.token_ids)
-                server.limits.charge_output(call.caller, len(chunk.token_ids))
+                call.charge_output(len(chunk.token_ids))
                 meter.take(choice, chunk)
                 if chunk.finish_reason is FinishReason.ERROR:
                     raise EngineError("No token was possible.")

@@ -54,17 +54,35 @@ class _Tenant:
 
 
 class Limits:
-    """Admits a request or refuses it with 429; counts what each tenant uses."""
+    """Admits a request or refuses it with 429; counts what each tenant uses.
+
+    Lines of batches are counted apart: they have a concurrency of their own, and no limits.
+    """
 
     def __init__(self, max_queue: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_queue = max_queue
         self._running = 0
+        self._running_lines = 0
         self._tenants: dict[str, _Tenant] = defaultdict(lambda: _Tenant(clock))
 
     @property
     def running(self) -> int:
-        """Requests in progress."""
+        """Requests in progress, without lines of batches."""
         return self._running
+
+    @property
+    def running_lines(self) -> int:
+        """Lines of batches in progress."""
+        return self._running_lines
+
+    @contextmanager
+    def admitted_line(self) -> Iterator[None]:
+        """Within it a line of a batch counts as in progress; it is never refused."""
+        self._running_lines += 1
+        try:
+            yield
+        finally:
+            self._running_lines -= 1
 
     @contextmanager
     def admitted(self, caller: Caller) -> Iterator[None]:

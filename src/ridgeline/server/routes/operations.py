@@ -53,6 +53,7 @@ async def load(call: Call) -> Reply:
     return Reply(
         body={
             "server_load": server.limits.running,
+            "batch_lines_running": server.limits.running_lines,
             "num_requests_running": stats.num_running,
             "num_requests_waiting": stats.num_waiting,
             "kv_cache_usage": stats.kv_usage,

@@ -53,7 +53,7 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
             truncate(await tokenize(server, prompt), request.truncate_prompt_tokens, context)
             for prompt in inputs
         ]
-        server.limits.charge_input(call.caller, sum(map(len, prompts)))
+        call.charge_input(sum(map(len, prompts)))
         embedding = [
             server.engine.embed(
                 prompt,
