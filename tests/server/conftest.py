@@ -1,8 +1,13 @@
+import dataclasses
+import itertools
 import json
 import shutil
 
 import pytest
 from tests.server.running import running
+
+from ridgeline.core.request import CompletionChunk, FinishReason, PromptReport
+from ridgeline.core.result import TokenLogprobs
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +52,40 @@ def events(http):
         return found
 
     return post
+
+
+@pytest.fixture
+def says(served, monkeypatch):
+    """Makes the engine write these pieces, each a token (a, b, c, …), in every output.
+
+    Returns the list of those that were read.
+    """
+    server = served.server
+    monkeypatch.setattr(
+        server, "config", dataclasses.replace(server.config, reasoning_parser="think")
+    )
+
+    def script(*pieces, finish="stop"):
+        read = []
+
+        async def generate(request):
+            for number, index in itertools.product(range(len(pieces)), range(request.params.n)):
+                token = 65 + number
+                entry = TokenLogprobs(token_id=token, logprob=-1.0, rank=1, top=())
+                is_last = number == len(pieces) - 1
+                report = PromptReport(num_tokens=3, num_cached_tokens=0)
+                read.append(pieces[number])
+                yield CompletionChunk(
+                    request_id=1,
+                    index=index,
+                    text=pieces[number],
+                    token_ids=(token,),
+                    logprobs=() if request.params.logprobs is None else (entry,),
+                    finish_reason=FinishReason(finish) if is_last else None,
+                    prompt=report if number == index == 0 else None,
+                )
+
+        monkeypatch.setattr(server.engine, "generate", generate)
+        return read
+
+    return script

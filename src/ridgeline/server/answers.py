@@ -2,13 +2,12 @@
 
 import contextlib
 import json
-import secrets
-import string
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ridgeline.core.request import CompletionChunk, FinishReason
+from ridgeline.server.call_ids import new_call_id, with_template_ids
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, explain_tools
 from ridgeline.server.forced_calls import forced_call
@@ -27,8 +26,6 @@ from ridgeline.text.output import (
     reads_special_tokens,
 )
 
-_ALPHABET = string.ascii_letters + string.digits
-_CALL_ID_CHARS = 9  # Mistral's templates take no other length
 _FALLBACK_PARSER = "hermes"
 
 
@@ -118,7 +115,7 @@ class Answer:
                 if self._one_call and self.whole.calls:
                     self.is_cut = True
                     break
-                part: Part = CallDelta(index=event.index, id=_call_id(), name=event.name)
+                part: Part = CallDelta(index=event.index, id=new_call_id(), name=event.name)
             elif isinstance(event, ToolArguments):
                 part = CallDelta(index=event.index, arguments=event.text)
             else:
@@ -231,7 +228,7 @@ async def prompt_of(call: Call, conversation: Conversation) -> str:
     server = call.server
     source = server.template_source
     tools = conversation.offered_tools
-    messages = conversation.messages
+    messages = with_template_ids(conversation.messages, source)
     if "developer" not in source:
         messages = [
             {**message, "role": "system"} if message["role"] == "developer" else message
@@ -258,7 +255,3 @@ def arguments_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {"_raw": text}
     return value if isinstance(value, dict) else {"_raw": text}
-
-
-def _call_id() -> str:
-    return "".join(secrets.choice(_ALPHABET) for _ in range(_CALL_ID_CHARS))
