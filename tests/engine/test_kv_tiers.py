@@ -46,15 +46,21 @@ def test_hits_survive_a_restart_and_change_nothing(model_folder, tmp_path):
     assert ask(model_folder, prompt=longer, **disk) == (60, ask(model_folder, prompt=longer)[1])
 
 
+def change_one_weight(folder):
+    """Another number in one tensor."""
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "norm" in name)
+    weights[name] = weights[name].clone()
+    weights[name].view(-1)[0] += 1e-3
+    save_file(weights, folder / "changed.safetensors")
+    (folder / "changed.safetensors").replace(folder / "model.safetensors")
+
+
 def test_only_the_same_model_dtype_and_salt_hit(model_folder, tmp_path):
     disk = {"kv_disk_tier_path": str(tmp_path / "kv")}
     other = tmp_path / "other"
     shutil.copytree(model_folder, other)
-    weights = load_file(other / "model.safetensors")
-    name = next(name for name in weights if "norm" in name)
-    weights[name] = weights[name].clone()
-    weights[name].view(-1)[0] += 1e-3  # one number of one tensor
-    save_file(weights, other / "model.safetensors")
+    change_one_weight(other)
     ask(model_folder, **disk)
     assert ask(other, **disk)[0] == 0
     assert ask(model_folder, dtype="float32", **disk)[0] == 0
@@ -218,3 +224,22 @@ def test_a_deletion_is_not_lost_while_the_engine_starts_again(model_folder, tmp_
             return [await ask_as(engine, "a"), await ask_as(engine, "b")]
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == [0, 48]
+
+
+def test_a_process_that_starts_again_with_other_weights_finds_no_kv(model_folder, tmp_path):
+    folder, kv = tmp_path / "model", tmp_path / "kv"
+    shutil.copytree(model_folder, folder)
+    config = EngineConfig(model=str(folder), block_tokens=16, kv_disk_tier_path=str(kv))
+
+    async def main():
+        async with AsyncEngine(config) as engine:
+            for tenant in "ab":
+                await ask_as(engine, tenant)
+            while len(list(kv.rglob("*.kv"))) < 2 * 4:
+                await asyncio.sleep(0.01)
+            change_one_weight(folder)
+            os.kill(engine.worker_pid, signal.SIGKILL)
+            retried = await ask_as(engine, "a")  # of a process that is dead, as nobody knows yet
+            return [retried, await ask_as(engine, "b"), await ask_as(engine, "b")]
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == [0, 0, 48]

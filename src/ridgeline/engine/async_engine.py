@@ -125,7 +125,7 @@ class AsyncEngine:
             deadline_s=wanted.deadline_s,
             arrival_s=wanted.arrival_s,
         )
-        stream = self._open(wanted.request_id, request)
+        stream = self._open(wanted.request_id, request, wanted.cache_salt)
         try:
             async for chunk in stream.chunks():
                 yield chunk
@@ -157,7 +157,7 @@ class AsyncEngine:
             priority=priority,
             wants_pooled=True,
         )
-        stream = self._open(request_id, request)
+        stream = self._open(request_id, request, cache_salt)
         try:
             async for _ in stream.chunks():
                 pass
@@ -278,10 +278,10 @@ class AsyncEngine:
             return await asyncio.to_thread(encode_prompt, prompt, tokenizer)
         return encode_prompt(prompt, tokenizer)
 
-    def _open(self, request_id: str, request: Request) -> RequestStream:
+    def _open(self, request_id: str, request: Request, cache_salt: str) -> RequestStream:
         if request_id in self._numbers:
             raise InvalidRequestError("A request with this id is in progress.")
-        stream = RequestStream(request)
+        stream = RequestStream(request, cache_salt=cache_salt)
         self._host.send(Add(request=request))
         self._streams[request.request_id] = stream
         self._numbers[request_id] = request.request_id
@@ -321,15 +321,20 @@ class AsyncEngine:
                 self._on_failed(_to_error(error, message))
 
     def _on_started(self) -> None:
-        if self._info is None:
-            self._info = self._host.info()
+        """Also after a restart, which may have loaded other weights: keys of cached KV follow."""
+        self._info = self._host.info()
+        if self._requests is None:
             self._requests = RequestFactory(self._info)
+        self._requests.renew(self._info)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
         for tenant in self._deletions:
             self._host.send(DeleteTenant(tenant=tenant))
         for stream in self._streams.values():
             if not stream.is_finished:
+                stream.request = self._requests.renewed(
+                    stream.request, cache_salt=stream.cache_salt
+                )
                 self._host.send(Add(request=stream.request))
 
     def _end_slow(self, stream: RequestStream) -> None:

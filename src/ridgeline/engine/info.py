@@ -13,8 +13,9 @@ from ridgeline.text import ChatTemplate, Tokenizer
 class EngineInfo:
     """A loaded model and the resolved configuration that runs it.
 
-    ``kv_digest`` names the executor's KV layout. ``adapters`` are the names of LoRA adapters, slot
-    by slot from 1.
+    ``kv_digest`` names what KV depends on beside prompt, adapter slot and salt: the layout, and
+    with a disk tier also weights, adapters and what computes with them (`kv_tiers.kv_digest`).
+    ``adapters`` are the names of LoRA adapters, slot by slot from 1.
     """
 
     name: str

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from ridgeline.core.philox import derive_seed
@@ -23,6 +24,17 @@ class RequestFactory:
         self._info = info
         self._numbers = itertools.count()
         self._eos = tuple(sorted(info.tokenizer.eos_token_ids)) if info.tokenizer else ()
+
+    def renew(self, info: EngineInfo) -> None:
+        """Go on with an engine that was started again: its KV may be that of other weights."""
+        self._info = info
+
+    def renewed(self, request: Request, *, cache_salt: str) -> Request:
+        """A request from before `renew`, with the cache key that it would get now."""
+        if request.cache_key is None:
+            return request
+        key = self._cache_key(len(request.prompt_token_ids), request.adapter, cache_salt)
+        return replace(request, cache_key=key)
 
     def build(
         self,

@@ -14,10 +14,14 @@ MAX_WAITING_LOGPROBS = 500_000
 
 
 class RequestStream:
-    """One request between the worker's events and its reader; lives in one event loop."""
+    """One request between the worker's events and its reader; lives in one event loop.
 
-    def __init__(self, request: Request) -> None:
+    ``cache_salt`` is what the request was built with.
+    """
+
+    def __init__(self, request: Request, *, cache_salt: str) -> None:
         self.request = request
+        self.cache_salt = cache_salt
         self.has_output = False
         self.is_finished = False
         self.num_retries = 0
