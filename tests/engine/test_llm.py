@@ -112,7 +112,29 @@ def test_closed_and_dropped_streams_end_their_requests(llm):
     next(stream)
     del stream
     gc.collect()
+    llm.generate(PROMPTS[1], GREEDY)
     assert llm._loop._scheduler.num_running == 0
+    llm._loop.check_integrity()
+
+
+def test_a_stream_that_is_dropped_within_a_step_ends_before_the_next(llm, monkeypatch):
+    """As the garbage collector does, wherever it runs."""
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    kept, *dropped = [llm.stream(prompt, params) for prompt in PROMPTS[:2]]
+    next(kept)
+    scheduler, num_running = llm._engine.scheduler, []
+    with monkeypatch.context() as patch:
+
+        def tick(_):
+            dropped.clear()
+            num_running.append(scheduler.num_running)
+
+        patch.setattr(scheduler.prefix_cache, "tick", tick)
+        next(kept)
+    assert num_running == [2]
+    next(kept)
+    assert scheduler.num_running == 1
+    kept.close()
     llm._loop.check_integrity()
 
 

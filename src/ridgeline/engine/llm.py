@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -97,7 +98,12 @@ class LLM:
         """Complete one prompt, chunk by chunk; several streams may be open at once."""
         (state,) = self._add_all([prompt], params, [adapter], cache_salt)
         request_id = state.request.request_id
-        stream = CompletionStream(state, self._one_step, lambda: self._loop.abort(request_id))
+        stream = CompletionStream(
+            state,
+            self._one_step,
+            abort=partial(self._loop.abort, request_id),
+            abort_later=partial(self._loop.abort_later, request_id),
+        )
         self._streams[request_id] = stream
         return stream
 

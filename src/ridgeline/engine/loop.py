@@ -61,6 +61,7 @@ class EngineLoop:
         self._clock = clock
         self.interrupts = InterruptGate()
         self._states: dict[int, RequestState] = {}
+        self._dropped: deque[int] = deque()  # requests to abort before the next step
         self._failure: EngineError | None = None
         self._stepping = threading.Lock()
         # Kept until its result is here: Ctrl-C while waiting loses nothing.
@@ -90,6 +91,7 @@ class EngineLoop:
             EngineError: the engine failed before.
         """
         self._check_alive()
+        self._abort_dropped()
         grammar = grammar or self._scheduler.speculation.prepare(request)
         sequences = self._scheduler.add(request, grammar)
         state = RequestState(request, sequences, self._tokenizer, prompt, self._clock)
@@ -117,6 +119,8 @@ class EngineLoop:
         runs.
         """
         self._check_alive()
+        with self.interrupts:
+            self._abort_dropped()
         while len(self._in_flight) < MAX_IN_FLIGHT and self._submit_next():
             pass
         if not self._in_flight:
@@ -244,6 +248,14 @@ class EngineLoop:
         state = self._states.pop(request_id, None)
         for sequence in state.sequences if state else ():
             self._scheduler.finish(sequence, FinishReason.ABORT)
+
+    def abort_later(self, request_id: int) -> None:
+        """End a request before the next step; may be called from any thread and within a step."""
+        self._dropped.append(request_id)
+
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            self.abort(self._dropped.popleft())
 
     def close(self) -> None:
         """Refuse everything from now on."""

@@ -12,15 +12,21 @@ class CompletionStream(Iterator[CompletionChunk]):
     """Iterate for the chunks; `output` has everything so far, `close` aborts what is left.
 
     ``step`` runs one engine step, which calls `put` for this request's chunks; ``abort`` ends the
-    request. Dropping the stream closes it.
+    request now, and ``abort_later`` before the next step. Dropping the stream does the latter.
     """
 
     def __init__(
-        self, state: RequestState, step: Callable[[], None], abort: Callable[[], None]
+        self,
+        state: RequestState,
+        step: Callable[[], None],
+        *,
+        abort: Callable[[], None],
+        abort_later: Callable[[], None],
     ) -> None:
         self._state = state
         self._step = step
         self._abort = abort
+        self._abort_later = abort_later
         self._chunks: deque[CompletionChunk] = deque()
         self._closing = False
 
@@ -53,4 +59,4 @@ class CompletionStream(Iterator[CompletionChunk]):
         self._closing = True
 
     def __del__(self) -> None:
-        self.close()
+        self._abort_later()  # the garbage collector may have come in the middle of a step
