@@ -4,7 +4,6 @@ block tables: a wrong block, a lost copy or a missed position changes the output
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ridgeline.core.plan import (
     ModelRole,
@@ -129,7 +128,7 @@ class FakeExecutor:
             tokens = tuple(self._resolve(token, outputs) for token in segment.token_ids)
             is_void = None in tokens
             assert not is_void or self.may_be_void, "a segment is void"
-            segments.append(None if is_void else replace(segment, token_ids=tokens))
+            segments.append(None if is_void else segment._replace(token_ids=tokens))
         flat = [row for segment in segments if segment for row in self._write(segment, a_pass)]
         assert len(flat) == len(set(flat)), "two sequences write to one place"
         results = tuple(

@@ -6,7 +6,6 @@ Its device is the CPU, as strict about graphs and waiting as a GPU.
 import gc
 import threading
 import weakref
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -281,9 +280,8 @@ def test_blocks_given_up_behind_a_window_are_not_read():
     expected = driver.decode(0, PROMPT, 8)
     first = driver.start(1, PROMPT).token_ids
     blocks = (-1, *range(driver.blocks_per_slot + 1, driver.blocks_per_slot + 8))
-    segment = replace(
-        driver.segment(1, len(PROMPT), first),
-        block_updates=(BlockTableUpdate(group=0, first=0, blocks=blocks),),
+    segment = driver.segment(1, len(PROMPT), first)._replace(
+        block_updates=(BlockTableUpdate(group=0, first=0, blocks=blocks),)
     )
     result = driver.run(passes=[Pass(segments=(segment,), num_steps=7)]).passes[0][0]
     assert [*first, *result.token_ids] == expected

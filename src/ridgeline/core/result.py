@@ -1,6 +1,7 @@
 """`StepResult`: what came out of a `StepPlan`."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SegmentResult:
+class SegmentResult(NamedTuple):
     """What one segment yielded.
 
     ``token_ids``: accepted drafts, then the token drawn after them; for ``num_steps`` > 1, the

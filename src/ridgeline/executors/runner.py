@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
 
@@ -231,7 +230,7 @@ def next_segment(segment: Segment, token: int) -> Segment:
 def _with_tokens(segment: Segment, token_ids: tuple[int, ...]) -> Segment:
     if token_ids == segment.token_ids:
         return segment
-    return replace(segment, token_ids=token_ids)
+    return segment._replace(token_ids=token_ids)
 
 
 def _join(parts: Sequence[SegmentResult]) -> SegmentResult:

@@ -90,8 +90,7 @@ def _rejected(
     for segment, outcome in ran:
         rejected = segment.num_drafts - len(outcome.accepted)
         if rejected:
-            kept = replace(
-                segment,
+            kept = segment._replace(
                 stop=segment.stop - rejected,
                 token_ids=segment.token_ids[: segment.num_tokens - rejected],
                 num_drafts=segment.num_drafts - rejected,

@@ -230,7 +230,7 @@ def _light(result: StepResult) -> StepResult:
     if all(o.logits is None and o.pooled is None for outcomes in result.passes for o in outcomes):
         return result
     passes = tuple(
-        tuple(replace(outcome, logits=None, pooled=None) for outcome in outcomes)
+        tuple(outcome._replace(logits=None, pooled=None) for outcome in outcomes)
         for outcomes in result.passes
     )
     return replace(result, passes=passes)

@@ -52,7 +52,7 @@ class Outcomes:
             end = _end_without_token(sequence, segment, new_tokens)
         if end is not None:
             self._finish(sequence, *end)
-        return _update(sequence, segment, outcome, new_tokens)
+        return SequenceUpdate(sequence, segment.start, new_tokens, outcome)
 
     def _append(
         self, sequence: Sequence, outcome: SegmentResult, *, speculates: bool
@@ -72,7 +72,7 @@ class Outcomes:
         """The drafts were void, and with them the segment: it is planned again."""
         self._blocks.trim(sequence)
         sequence.num_planned = sequence.num_computed
-        return _update(sequence, segment, outcome)
+        return SequenceUpdate(sequence, segment.start, (), outcome)
 
     def _skip(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> SequenceUpdate:
         """Nothing was computed; the sequence goes on from what it has, once that is known."""
@@ -80,7 +80,7 @@ class Outcomes:
         if not sequence.num_in_flight:
             sequence.num_planned = sequence.num_computed
             self._blocks.send_again(sequence)
-        return _update(sequence, segment, outcome)
+        return SequenceUpdate(sequence, segment.start, (), outcome)
 
     def _note_progress(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> None:
         """The sequence has more computed tokens; it still holds the blocks of all of them."""
@@ -126,14 +126,3 @@ def _reason(sequence: Sequence, token: int, *, is_whole: bool) -> _End:
     if token in request.params.stop_token_ids:
         return FinishReason.STOP, token
     return (FinishReason.STOP if is_whole else FinishReason.LENGTH), None
-
-
-def _update(
-    sequence: Sequence,
-    segment: Segment,
-    outcome: SegmentResult,
-    new_tokens: tuple[int, ...] = (),
-) -> SequenceUpdate:
-    return SequenceUpdate(
-        sequence=sequence, start=segment.start, new_token_ids=new_tokens, result=outcome
-    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from ridgeline.core.plan import StepPlan, step_in_flight
 from ridgeline.scheduler.blocks import BlockTables
@@ -68,7 +67,7 @@ def extend(step: Step, blocks: BlockTables, num_steps: int) -> int:
         sequence, segment = step.sequences[number], step.segments[number]
         updates, copies = blocks.prepare_write(sequence, sequence.num_planned, stops[number])
         assert not copies, "a block that is being written is shared"
-        step.segments[number] = replace(segment, block_updates=segment.block_updates + updates)
+        step.segments[number] = segment._replace(block_updates=segment.block_updates + updates)
     for number, sequence in enumerate(step.sequences):
         num_known = sequence.num_planned
         sequence.num_planned += num_steps - 1

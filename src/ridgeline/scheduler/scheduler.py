@@ -397,4 +397,4 @@ class Scheduler:
 
 
 def _nothing_more(sequence: Sequence) -> SequenceUpdate:
-    return SequenceUpdate(sequence=sequence, start=0, new_token_ids=(), result=SegmentResult())
+    return SequenceUpdate(sequence, 0, (), SegmentResult())

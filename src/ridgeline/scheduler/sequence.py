@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from ridgeline.core.protocols import Grammar
 from ridgeline.core.request import FinishReason, Request
@@ -119,8 +120,7 @@ def count_draft(
         accepted_at[position] += position < num_accepted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceUpdate:
+class SequenceUpdate(NamedTuple):
     """What a step did for one sequence: new output tokens, and the segment's result as it came.
 
     ``start`` is the first position that the segment computed.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -176,7 +176,7 @@ class Speculation:
             return (Pass(segments=tuple(segments)),) if segments else ()
         passes, references = self._draft_model.passes()
         targets = tuple(
-            replace(each, token_ids=each.token_ids[: -each.num_drafts] + references[each.slot])
+            each._replace(token_ids=each.token_ids[: -each.num_drafts] + references[each.slot])
             if each.num_drafts and each.token_ids[-1] == _TO_COME
             else each
             for each in segments
