@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -201,31 +202,41 @@ def against_transformers(
     }
 
 
-def stall(pairs: int = 20, prompt_tokens: int = 4096, chunk: int = 512) -> dict[str, Any]:
-    """Gaps of 8 running decodes while a long prompt arrives, chunked and whole in turns."""
-    return asyncio.run(_stall(pairs, prompt_tokens, chunk))
+def stall(
+    pairs: int = 20, prompt_tokens: int = 4096, chunk: int = 512, parts: float | None = None
+) -> dict[str, Any]:
+    """Gaps of 8 running decodes while a long prompt arrives, chunked and whole in turns.
+
+    With ``parts``, ``tpot_slo_s`` is that part of the seconds that the whole prompt takes: chunks
+    are then as long as their price allows, and have no length in tokens.
+    """
+    return asyncio.run(_stall(pairs, prompt_tokens, chunk, parts))
 
 
-async def _stall(pairs: int, prompt_tokens: int, chunk: int) -> dict[str, Any]:
+async def _stall(pairs: int, prompt_tokens: int, chunk: int, parts: float | None) -> dict[str, Any]:
     rng = random.Random(2)
     stalls: dict[str, list[float]] = {"chunked": [], "whole": []}
     walls: dict[str, list[float]] = {"chunked": [], "whole": []}
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(long_model())
-        budgets = {"chunked": chunk, "whole": 16_384}
-        engines = {}
-        for name, budget in budgets.items():
-            config = EngineConfig(
-                model=folder,
-                load_format="dummy",
-                enable_prefix_caching=False,
-                max_num_seqs=16,
-                max_model_len=12_288,
-                max_num_batched_tokens=budget,
-            )
-            engines[name] = await stack.enter_async_context(AsyncEngine(config))
-            async for _ in EngineTarget(engines[name]).stream(tuple(tokens(rng, 600)), 8):
-                pass
+        whole = EngineConfig(
+            model=folder,
+            load_format="dummy",
+            enable_prefix_caching=False,
+            max_num_seqs=16,
+            max_model_len=12_288,
+            max_num_batched_tokens=16_384,
+        )
+        engines = {"whole": await stack.enter_async_context(AsyncEngine(whole))}
+        ttft_s = min([await _ttft(engines["whole"], tokens(rng, prompt_tokens)) for _ in range(3)])
+        slo_s = ttft_s / parts if parts else None
+        chunked = (
+            replace(whole, tpot_slo_s=slo_s)
+            if slo_s
+            else replace(whole, max_num_batched_tokens=chunk)
+        )
+        engines["chunked"] = await stack.enter_async_context(AsyncEngine(chunked))
+        await _one_arrival(engines["chunked"], [tokens(rng, 32)], tokens(rng, prompt_tokens))
         for pair in range(pairs):
             prompts = [tokens(rng, 32) for _ in range(8)]
             long_prompt = tokens(rng, prompt_tokens)
@@ -238,13 +249,21 @@ async def _stall(pairs: int, prompt_tokens: int, chunk: int) -> dict[str, Any]:
     return {
         "pairs": pairs,
         "prompt_tokens": prompt_tokens,
-        "chunk_tokens": chunk,
+        **({"tpot_slo_s": slo_s} if slo_s else {"chunk_tokens": chunk}),
         "stalls_measured": len(stalls["whole"]),
         "p99_stall_s": p99,
         "p50_stall_s": {name: statistics.median(values) for name, values in stalls.items()},
         "p99_whole_over_chunked": p99["whole"] / p99["chunked"],
         "throughput_chunked_over_whole": 1 / statistics.median(ratios),
     }
+
+
+async def _ttft(engine: AsyncEngine, prompt: list[int]) -> float:
+    """Seconds to the first token of a prompt that is alone."""
+    began_s = time.monotonic()
+    async for _ in EngineTarget(engine).stream(tuple(prompt), 1):
+        pass
+    return time.monotonic() - began_s
 
 
 async def _one_arrival(
@@ -384,6 +403,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     ),
     "stall": stall,
     "stall-8k": partial(stall, prompt_tokens=8192, chunk=1024),
+    "stall-8k-slo": partial(stall, prompt_tokens=8192, parts=6.5),
     "prefix": prefix,
     "conversation": conversation,
 }
@@ -425,6 +445,7 @@ QUICK = {
     "transformers-1b": {"count": 4, "slots": 4, "sampled": 1, "longest": 8},
     "stall": {"pairs": 2, "prompt_tokens": 1024},
     "stall-8k": {"pairs": 2, "prompt_tokens": 1024},
+    "stall-8k-slo": {"pairs": 2, "prompt_tokens": 1024},
     "prefix": {"rounds": 2, "prompt_tokens": 1024},
     "conversation": {"turns": 3, "rounds": 1},
 }

@@ -216,6 +216,9 @@ def test_marginal_seconds_follow_the_whole():
     assert 0 < ten < predictor.segment_seconds(200, 0) < predictor.segment_seconds(200, 3000)
     alone = predictor.batch_seconds(prefill_batch(300))
     assert predictor.segment_seconds(300, 0) <= alone
+    for count, start in ((700, 3000), (5000, 1000)):
+        whole = predictor.batch_seconds(prefill_batch(count, start=start))
+        assert predictor.segment_seconds(count, start) == pytest.approx(whole, rel=0.1)
 
 
 def test_only_weights_in_fp8_are_multiplied_in_it():

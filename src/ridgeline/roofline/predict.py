@@ -54,6 +54,17 @@ class Prediction:
     high_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marginal:
+    """Seconds that a segment of some length adds: at the start, and more for each token before."""
+
+    first_s: float
+    context_s: float
+
+    def seconds(self, context: int) -> float:
+        return self.first_s + self.context_s * context
+
+
 class OnlineCorrection:
     """The running ratio of measured to predicted seconds, one for each phase."""
 
@@ -116,25 +127,31 @@ class StepPredictor:
 
         Interpolated between segments that were priced once, since schedulers ask often.
         """
-        knots, seconds, pair_s = self._marginal
-        at = bisect_right(knots, num_tokens)
-        if at == len(knots):
-            base = seconds[-1] * num_tokens / knots[-1]
-        else:
-            low, high = knots[at - 1], knots[at]
-            part = (num_tokens - low) / (high - low)
-            base = seconds[at - 1] + part * (seconds[at] - seconds[at - 1])
-        return base + pair_s * num_tokens * context
+        seconds = 0.0
+        while num_tokens >= _MARGINAL_KNOTS[-1]:
+            seconds += self._marginal[-1].seconds(context)
+            context += _MARGINAL_KNOTS[-1]
+            num_tokens -= _MARGINAL_KNOTS[-1]
+        if num_tokens == 0:
+            return seconds
+        at = bisect_right(_MARGINAL_KNOTS, num_tokens)
+        low, high = _MARGINAL_KNOTS[at - 1], _MARGINAL_KNOTS[at]
+        below, above = (self._marginal[i].seconds(context) for i in (at - 1, at))
+        return seconds + below + (num_tokens - low) / (high - low) * (above - below)
 
     @cached_property
-    def _marginal(self) -> tuple[tuple[int, ...], list[float], float]:
-        """Knots; seconds that a segment of so many tokens adds; seconds of a (query, key) pair."""
+    def _marginal(self) -> list[_Marginal]:
+        """What a segment of each of `_MARGINAL_KNOTS` tokens adds."""
         alone = self.batch_seconds(decode_batch(1, 1))
         fixed = max(0.0, 2 * alone - self.batch_seconds(decode_batch(2, 1)))
-        seconds = [self.batch_seconds(prefill_batch(n)) - fixed for n in _MARGINAL_KNOTS]
         far = min(4096, self.models[ModelRole.TARGET].spec.max_position)
-        beyond = self.batch_seconds(decode_batch(1, far)) - alone
-        return _MARGINAL_KNOTS, seconds, max(0.0, beyond) / far
+        found = []
+        for count in _MARGINAL_KNOTS:
+            first_s = self.batch_seconds(prefill_batch(count))
+            later_s = self.batch_seconds(prefill_batch(count, start=far))
+            slope = max(0.0, later_s - first_s) / far
+            found.append(_Marginal(first_s=first_s - fixed, context_s=slope))
+        return found
 
     def parts(self, batch: Batch) -> dict[Bound, float]:
         """Predicted seconds of a forward pass by what bounds them."""
