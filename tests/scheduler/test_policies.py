@@ -55,6 +55,16 @@ def test_edf_postpones_but_serves_what_is_too_late():
     assert all(record.finished_s is not None for record in records)
 
 
+def test_edf_does_not_take_a_limit_of_output_for_its_length():
+    """Outputs that end at their first token meet deadlines that a thousand tokens would miss."""
+    early = [make_request(n, 0.0, output=1000, eos_token_ids=(7,)) for n in range(60)]
+    due = make_request(99, 2.0, output=1000, eos_token_ids=(7,), deadline_s=4.0)
+    others = [make_request(100 + n, 2.0, output=60, deadline_s=30.0) for n in range(60)]
+    records = Simulation(scheduling_policy="edf").run([*early, due, *others])
+    (record,) = (each for each in records if each.request is due)
+    assert record.met_its_deadline
+
+
 def test_edf_with_a_wrong_price_is_still_better_than_fcfs():
     """The price is scaled by what steps really take, so an error of 30 × hardly matters."""
     believed = LinearPrice(pass_s=0.3, token_s=0.015)

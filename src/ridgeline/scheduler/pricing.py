@@ -1,5 +1,6 @@
 """What steps will cost in seconds: a linear price, its correction, and budgets made of it."""
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -63,7 +64,8 @@ class Pricing:
         self._fixed_s = max(0.0, predicted - parts)
         ratio = measured_s / predicted
         self._scale = ratio if self._scale is None else _mean(self._scale, ratio)
-        self._step_s = _mean(self._step_s, measured_s) if self._step_s else measured_s
+        step_s = measured_s / plan.passes[-1].num_steps
+        self._step_s = _mean(self._step_s, step_s) if self._step_s else step_s
 
     def observe_output(self, num_tokens: int) -> None:
         """Learn from the length of an output that has ended."""
@@ -86,12 +88,12 @@ class Pricing:
     def remaining_s(self, sequence: Sequence) -> float:
         """Predicted seconds until the sequence is finished, if it ran from now on; 0 if unknown.
 
-        Without a limit of its own, it is expected to be as long as outputs have been.
+        It is expected to be as long as outputs have been, within its own limit.
         """
         if self._scale is None:
             return 0.0
         params, length = sequence.request.params, len(sequence.token_ids)
-        tokens = params.max_tokens or self._output_tokens
+        tokens = min(params.max_tokens or math.inf, self._output_tokens)
         steps = max(0.0, tokens - sequence.num_output_tokens - 1)
         prompt_s = self.segment_s(length - sequence.num_computed, sequence.num_computed)
         return prompt_s + steps * self._step_s

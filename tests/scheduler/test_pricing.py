@@ -1,0 +1,36 @@
+"""What is predicted of a sequence, from the steps and the outputs that were seen."""
+
+import pytest
+from tests.scheduler.simulation import Simulation, make_request
+
+from ridgeline.core.plan import Pass, StepPlan
+from ridgeline.scheduler import LinearPrice
+from ridgeline.scheduler.pricing import Pricing
+
+PRICE = LinearPrice(pass_s=0.01, token_s=0.0)
+
+
+def step(num_steps=1) -> StepPlan:
+    return StepPlan(step_id=0, passes=(Pass(num_steps=num_steps, segments=()),))
+
+
+def new_sequence(**settings):
+    (sequence,) = Simulation().scheduler.add(make_request(0, 0.0, **settings))
+    return sequence
+
+
+@pytest.mark.parametrize(("output", "num_tokens"), [(5, 5), (1000, 20), (None, 20)])
+def test_an_output_is_expected_to_be_as_long_as_others_within_its_limit(output, num_tokens):
+    pricing = Pricing(PRICE)
+    pricing.observe(step(), 0.01)
+    for _ in range(200):
+        pricing.observe_output(20)
+    expected_s = (num_tokens - 1) * 0.01
+    assert pricing.remaining_s(new_sequence(output=output)) == pytest.approx(expected_s)
+
+
+def test_a_replayed_plan_counts_as_its_steps():
+    pricing = Pricing(PRICE)
+    for _ in range(50):
+        pricing.observe(step(num_steps=16), 0.16)
+    assert pricing.remaining_s(new_sequence(output=11)) == pytest.approx(0.1)
