@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -15,6 +16,8 @@ from ridgeline.engine.loading import Progress
 from ridgeline.engine.messages import Command, Event, Failed, Started, Stop
 from ridgeline.engine.stats import EngineStatus, Health
 from ridgeline.engine.worker import Worker
+
+_log = logging.getLogger(__name__)
 
 _JOIN_S = 30.0
 
@@ -88,6 +91,10 @@ class ThreadHost:
             send(Failed(error="EngineError", message=f"The model cannot be loaded: {error!r}"))
             return
         self._info = engine.info
-        failure = Worker(engine, receive=self.receive, send=send).run()
+        try:
+            failure = Worker(engine, receive=self.receive, send=send).run()
+        except Exception as error:  # it could not be closed either
+            _log.exception("The engine failed.")
+            failure = Failed(error="EngineError", message=f"The engine failed: {error!r}")
         if failure is not None:
             send(failure)

@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ridgeline.core.errors import EngineError, EngineUnavailableError, MachineError
+from ridgeline.core.errors import (
+    EngineError,
+    EngineUnavailableError,
+    MachineError,
+    OverloadedError,
+)
+from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.body import decode_body
 from ridgeline.server.context import Call, Server, new_id
 from ridgeline.server.endpoint import Operation
@@ -24,6 +30,7 @@ _MAX_LINE_BYTES = 16 << 20
 _MAX_ERRORS = 100
 _ATTEMPTS = 3
 _RETRY_S = 0.5
+_MAX_RETRY_S = 30.0
 
 ENDPOINTS = {each.path: each for each in model_operations() if each.in_batches}
 _BODIES: dict[str, msgspec.json.Decoder[Any]] = {
@@ -123,7 +130,11 @@ def read_line(path: Path, place: LinePlace) -> BatchLine:
 
 
 async def run_line(server: Server, caller: Caller, place: LinePlace, line: BatchLine) -> Result:
-    """Run a line. While the engine takes no requests it waits; what fails inside is tried again."""
+    """Run a line. While the engine takes no requests it waits; what fails inside is tried again.
+
+    Raises:
+        EngineError: the engine has stopped for good; the line has no result.
+    """
     operation = ENDPOINTS[line.url]
     attempt = 0
     while True:
@@ -131,18 +142,38 @@ async def run_line(server: Server, caller: Caller, place: LinePlace, line: Batch
         try:
             reply = await _reply(operation, call, bytes(line.body))
         except Exception as error:
-            is_busy = isinstance(error, EngineUnavailableError | MachineError)
-            is_full = isinstance(error, ApiError) and error.status == 429
-            if is_busy or is_full:
-                await asyncio.sleep(_RETRY_S)
-                continue
-            attempt += 1
-            if isinstance(error, EngineError) and attempt < _ATTEMPTS:
+            _check_alive(server)
+            is_busy = _is_busy(server, error)
+            attempt += not is_busy
+            if is_busy or (
+                isinstance(error, EngineError | OverloadedError) and attempt < _ATTEMPTS
+            ):
+                await asyncio.sleep(_wait_s(error))
                 continue
             failure = to_api_error(error)
             body = encode(failure.body(Family.OPENAI, call.request_id))
             return _result(place, call.request_id, failure.status, body)
         return _result(place, call.request_id, reply.status, reply.encoded())
+
+
+def _check_alive(server: Server) -> None:
+    health = server.engine.health()
+    if health.status is EngineStatus.DEAD:
+        raise EngineError(f"The engine has stopped: {health.reason.rstrip('.')}.")
+
+
+def _is_busy(server: Server, error: Exception) -> bool:
+    """Whether it is not the line's fault, so that it may wait for as long as it takes."""
+    if isinstance(error, OverloadedError):
+        # Refused by an engine that has nothing else to do, the line is more than may wait.
+        return server.engine.num_open_requests > 0
+    return isinstance(error, EngineUnavailableError | MachineError)
+
+
+def _wait_s(error: Exception) -> float:
+    """Seconds to stay away before the next attempt."""
+    wanted_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
+    return min(max(wanted_s, _RETRY_S), _MAX_RETRY_S)
 
 
 async def _reply(operation: Operation, call: Call, body: bytes) -> Reply:

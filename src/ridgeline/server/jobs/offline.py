@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import DiskError, InvalidRequestError
+from ridgeline.core.errors import DiskError, EngineError, InvalidRequestError
 from ridgeline.core.sampling_params import check_int
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.loading import Progress
@@ -49,14 +49,28 @@ class OfflineBatch:
         progress: Progress | None = None,
         on_line: Callable[[], None] = lambda: None,
     ) -> dict[str, int]:
-        """Run what is left; returns how many of all lines are completed and failed."""
+        """Run what is left; returns how many of all lines are completed and failed.
+
+        Raises what starting an engine raises, and:
+            EngineError: the engine stopped; what was done until then stands in the files.
+            DiskError: a result could not be written.
+        """
         if self._places:
             async with AsyncEngine(config, in_process=True, progress=progress) as engine:
-                server = Server(engine, ServerConfig(max_queue=1 << 20))
+                server = Server(engine, ServerConfig())
                 try:
                     await self._run_lines(server, on_line)
+                except EngineError as error:
+                    num_done = sum(self._counts().values())
+                    raise EngineError(
+                        f"{error} {num_done} of {self.total} lines are done; the same command runs "
+                        "the others."
+                    ) from error
                 finally:
                     server.close()
+        return self._counts()
+
+    def _counts(self) -> dict[str, int]:
         return {
             "completed": len(_custom_ids(self._output)),
             "failed": len(_custom_ids(self._errors)),
