@@ -92,6 +92,87 @@ def test_context_that_ends_inside_a_character() -> None:
     assert detokenizer.push(whole[3:]) == "🎉"
 
 
+def _output(
+    tokenizer: Tokenizer, prompt: list[int], output: list[int], *, skip: bool = True
+) -> str:
+    detokenizer = IncrementalDetokenizer(tokenizer, context_ids=prompt, skip_special_tokens=skip)
+    return "".join([detokenizer.push([index]) for index in output]) + detokenizer.finish()
+
+
+def _spelt(tokenizer: Tokenizer, *tokens: str) -> list[int]:
+    ids = [tokenizer.token_to_id(token) for token in tokens]
+    assert None not in ids
+    return [index for index in ids if index is not None]
+
+
+NEWLINE = ("<0x0A>",)
+PARTY = ("<0xF0>", "<0x9F>", "<0x8E>", "<0x89>")  # 🎉
+
+
+@pytest.mark.parametrize("kind", ["llama2", "metaspace", "gemma", "unigram-bytes"])
+@pytest.mark.parametrize(
+    ("prompt", "output", "text"),
+    [
+        (NEWLINE, ("a",), "a"),
+        (NEWLINE, ("▁", "a"), " a"),
+        (NEWLINE, (), ""),
+        (NEWLINE, (*NEWLINE, "a"), "\na"),
+        (PARTY, ("a",), "a"),
+        (PARTY, PARTY, "🎉"),
+        (NEWLINE + PARTY[:2], PARTY[2:], "🎉"),
+        (NEWLINE + PARTY[:2], (*PARTY[2:], "a", *NEWLINE), "🎉a\n"),
+        (PARTY[:2], ("a",), "a"),
+        (PARTY[:3], (), ""),
+        (PARTY[:3], NEWLINE, "\ufffd"),
+        ((*NEWLINE, "</s>"), ("a",), "a"),
+        ((*PARTY[:2], "</s>"), ("a",), "a"),
+        ((*PARTY[:2], "</s>"), PARTY[2:], "\ufffd\ufffd"),
+        (("</s>", *PARTY[:2]), PARTY[2:], "🎉"),
+        (NEWLINE, ("</s>", "a"), "a"),
+    ],
+)
+def test_bytes_at_the_end_of_a_context(
+    kind: str, prompt: tuple[str, ...], output: tuple[str, ...], text: str
+) -> None:
+    """No whole character of it comes out; half of one may be completed."""
+    tokenizer = Tokenizer(build(kind)[0])
+    before = _spelt(tokenizer, "▁", "a", *prompt)
+    assert _output(tokenizer, before, _spelt(tokenizer, *output)) == text
+
+
+@pytest.mark.parametrize("output", ["a", ""])
+def test_half_a_byte_level_character_that_is_not_completed_stays_in_the_context(
+    output: str,
+) -> None:
+    tokenizer = Tokenizer(build("gpt2")[0])
+    assert _output(tokenizer, _spelt(tokenizer, *"ðŁ"), _spelt(tokenizer, *output)) == output
+
+
+def test_a_pattern_that_a_context_begins() -> None:
+    backend = Backend.from_str(build("gpt2")[0].to_str())
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("aab", "x")])
+    tokenizer = Tokenizer(backend)
+    assert _output(tokenizer, _spelt(tokenizer, "a"), _spelt(tokenizer, "c")) == "c"
+    assert _output(tokenizer, _spelt(tokenizer, "a", "a"), []) == ""
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_output_is_what_the_full_decode_adds_to_the_context(kind: str, skip: bool) -> None:
+    tokenizer = Tokenizer(build(kind)[0])
+    num_checked = 0
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        for cut in range(1, min(len(ids), 16)):
+            before = tokenizer.decode(ids[:cut], skip_special_tokens=skip)
+            whole = tokenizer.decode(ids, skip_special_tokens=skip)
+            if whole.startswith(before):  # else the cut is within a character
+                found = _output(tokenizer, ids[:cut], ids[cut:], skip=skip)
+                assert before + found == whole, (text, cut)
+                num_checked += 1
+    assert num_checked > 50 or kind == "no-decoder"
+
+
 def test_special_token_that_its_normalizer_respells() -> None:
     """The library then no longer skips it; neither may the deltas."""
     state = json.loads(build("wordpiece")[0].to_str())

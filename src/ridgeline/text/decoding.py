@@ -11,8 +11,8 @@ A stage before ``Fuse`` or ``ByteLevel`` sees tokens; a stage after it sees piec
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ridgeline.core.errors import TokenizerError
 from ridgeline.text.decoding_stages import (
@@ -22,6 +22,7 @@ from ridgeline.text.decoding_stages import (
     PerToken,
     ReplaceText,
     SpaceJoin,
+    Stage,
     StripText,
     Suffix,
     WordPiece,
@@ -29,17 +30,6 @@ from ridgeline.text.decoding_stages import (
     byte_of_token,
     strip_left,
 )
-
-
-class Stage(Protocol):
-    """One step of decoding; holds the state of one stream."""
-
-    def feed(self, item: str) -> Sequence[str]:
-        """Take one token (or piece of text); return what is settled."""
-
-    def end(self) -> Sequence[str]:
-        """Return what was held back; the stream is over."""
-
 
 StageFactory = Callable[[], Stage]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
+_REPLACEMENT = "\ufffd"
 
 
 def _byte_level_table() -> dict[str, int]:
@@ -35,6 +36,10 @@ def byte_of_token(token: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
+def _utf8_decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
 def strip_left(text: str, content: str, limit: int) -> str:
     """Drop up to ``limit`` leading characters ``content``."""
     cut = 0
@@ -43,7 +48,26 @@ def strip_left(text: str, content: str, limit: int) -> str:
     return text[cut:]
 
 
-class PerToken:
+class Stage:
+    """One step of decoding; holds the state of one stream."""
+
+    def feed(self, item: str) -> Sequence[str]:
+        """Take one token (or piece of text); return what is settled."""
+        raise NotImplementedError
+
+    def end(self) -> Sequence[str]:
+        """Return what was held back; the stream is over."""
+        return ()
+
+    def settle(self, *, keeps_half: bool) -> Sequence[str]:
+        """The context is over: return the text that was held back, which is not given out again.
+
+        With ``keeps_half`` what follows may complete half a character at its end.
+        """
+        return ()
+
+
+class PerToken(Stage):
     """A decoder without memory: the same function on every token."""
 
     def __init__(self, apply: Callable[[str], str]) -> None:
@@ -52,26 +76,34 @@ class PerToken:
     def feed(self, item: str) -> Sequence[str]:
         return (self._apply(item),)
 
-    def end(self) -> Sequence[str]:
-        return ()
 
-
-class ByteLevel:
+class ByteLevel(Stage):
     """Bytes to text; holds back the start of a UTF-8 sequence that may still be completed."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _utf8_decoder()
+        self._has_half = False  # the context's, for which its own text has U+FFFD already
 
     def feed(self, item: str) -> Sequence[str]:
-        text = self._decoder.decode(byte_level_bytes(item))
-        return (text,) if text else ()
+        return self._shown(self._decoder.decode(byte_level_bytes(item)))
 
     def end(self) -> Sequence[str]:
-        text = self._decoder.decode(b"", True)
+        return self._shown(self._decoder.decode(b"", True))
+
+    def settle(self, *, keeps_half: bool) -> Sequence[str]:
+        if not keeps_half:
+            return self.end()
+        self._has_half = bool(self._decoder.getstate()[0])
+        return ()
+
+    def _shown(self, text: str) -> Sequence[str]:
+        if text and self._has_half:
+            self._has_half = False
+            text = text.removeprefix(_REPLACEMENT)
         return (text,) if text else ()
 
 
-class ByteFallback:
+class ByteFallback(Stage):
     """``<0xNN>`` tokens to text; holds back a whole run of them.
 
     The reference decoder turns *every* byte of a run into U+FFFD when the run as a whole is not
@@ -80,6 +112,7 @@ class ByteFallback:
 
     def __init__(self) -> None:
         self._run = bytearray()
+        self._num_half_bytes = 0  # the context's, at the start of the run
 
     def feed(self, item: str) -> Sequence[str]:
         byte = byte_of_token(item)
@@ -91,15 +124,25 @@ class ByteFallback:
     def end(self) -> Sequence[str]:
         if not self._run:
             return ()
-        run = bytes(self._run)
+        run, num_half_bytes = bytes(self._run), self._num_half_bytes
         self._run.clear()
+        self._num_half_bytes = 0
         try:
             return (run.decode("utf-8"),)
         except UnicodeDecodeError:
-            return ("\ufffd",) * len(run)
+            return (_REPLACEMENT,) * (len(run) - num_half_bytes)
+
+    def settle(self, *, keeps_half: bool) -> Sequence[str]:
+        decoder = _utf8_decoder()
+        decoder.decode(bytes(self._run))
+        settled = self.end()
+        if keeps_half:
+            self._run += decoder.getstate()[0]
+            self._num_half_bytes = len(self._run)
+        return settled
 
 
-class StripText:
+class StripText(Stage):
     """Strip on the fused text: up to ``limit`` leading characters ``content``, once."""
 
     def __init__(self, content: str, limit: int) -> None:
@@ -112,11 +155,8 @@ class StripText:
         self._left = 0 if rest else self._left - len(item)
         return (rest,) if rest else ()
 
-    def end(self) -> Sequence[str]:
-        return ()
 
-
-class Metaspace:
+class Metaspace(Stage):
     """``▁`` to a space; the first token loses its marks unless the prepend scheme is "never"."""
 
     def __init__(self, mark: str, drops_first: bool) -> None:
@@ -126,11 +166,8 @@ class Metaspace:
         drop, self._drop = self._drop, False
         return (item.replace(self._mark, "" if drop else " "),)
 
-    def end(self) -> Sequence[str]:
-        return ()
 
-
-class SpaceJoin:
+class SpaceJoin(Stage):
     """A tokenizer without a decoder: the tokens with spaces between them."""
 
     def __init__(self) -> None:
@@ -139,9 +176,6 @@ class SpaceJoin:
     def feed(self, item: str) -> Sequence[str]:
         first, self._first = self._first, False
         return (item if first else " " + item,)
-
-    def end(self) -> Sequence[str]:
-        return ()
 
 
 _WORDPIECE_CLEANUP = (
@@ -154,7 +188,7 @@ _WORDPIECE_CLEANUP = (
 )
 
 
-class WordPiece:
+class WordPiece(Stage):
     """BERT's decoder: words joined by spaces, continuations without their prefix."""
 
     def __init__(self, prefix: str, cleanup: bool) -> None:
@@ -172,11 +206,8 @@ class WordPiece:
                 item = item.replace(old, new)
         return (item,)
 
-    def end(self) -> Sequence[str]:
-        return ()
 
-
-class Suffix:
+class Suffix(Stage):
     """The ``</w>`` of BPE with end-of-word suffixes: a space, but nothing after the last token."""
 
     def __init__(self, suffix: str) -> None:
@@ -191,8 +222,15 @@ class Suffix:
         held, self._held = self._held, None
         return () if held is None else (held.replace(self._suffix, ""),)
 
+    def settle(self, *, keeps_half: bool) -> Sequence[str]:
+        held = self._held
+        settled = self.end()
+        if held is not None:  # the space comes with the next token
+            self._held = self._suffix if held.endswith(self._suffix) else ""
+        return settled
 
-class ReplaceText:
+
+class ReplaceText(Stage):
     """Replace on the fused text; holds back what may be the start of the pattern."""
 
     def __init__(self, old: str, new: str) -> None:
@@ -209,3 +247,6 @@ class ReplaceText:
     def end(self) -> Sequence[str]:
         tail, self._tail = self._tail, ""
         return (tail,) if tail else ()
+
+    def settle(self, *, keeps_half: bool) -> Sequence[str]:
+        return self.end()

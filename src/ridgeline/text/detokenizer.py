@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.text.decoding import Stage
+from ridgeline.text.decoding_stages import Stage
 from ridgeline.text.tokenizer import Tokenizer
 
 _CONTEXT_TOKENS = 16
@@ -19,7 +19,8 @@ class IncrementalDetokenizer:
     ``context_ids``: the tokens before the first pushed one, of which the last 16 are used. Without
     them the first token is the start of a text, where SentencePiece decoders drop a space; with
     them it continues a text (a completion of a raw prompt wants this). Their text is not returned,
-    save for bytes that the first pushed tokens complete.
+    save for a character that they begin and the first pushed tokens complete; a skipped special
+    token ends it.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class IncrementalDetokenizer:
         self._stages: list[Stage] = tokenizer.decoder.stages()
         self._only_stage = self._stages[0] if len(self._stages) == 1 else None
         self._finished = False
-        self.push(context_ids[-_CONTEXT_TOKENS:])
+        self._read_context(context_ids[-_CONTEXT_TOKENS:])
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; return the text that they settle (often empty).
@@ -61,6 +62,19 @@ class IncrementalDetokenizer:
         for index, stage in enumerate(self._stages):
             pieces.extend(_run(self._stages[index + 1 :], stage.end()))
         return "".join(pieces)
+
+    def _read_context(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if self._tokenizer.shown_token(token_id, skip_special=self._skip) is None:
+                self._settle(keeps_half=False)
+            else:
+                self.push((token_id,))
+        self._settle(keeps_half=True)
+
+    def _settle(self, *, keeps_half: bool) -> None:
+        """Drop what the stages hold back, after the later ones have seen it."""
+        for index, stage in enumerate(self._stages):
+            _run(self._stages[index + 1 :], stage.settle(keeps_half=keeps_half))
 
 
 def _run(stages: Sequence[Stage], items: Sequence[str]) -> Sequence[str]:
