@@ -195,6 +195,29 @@ def test_a_report_is_made_from_measurements_alone(tmp_path):
     assert "made again" in text
 
 
+def test_a_machine_that_slows_down_is_told_from_a_wrong_prediction():
+    run = made_up_run()
+    slow = tuple(slowed(each, 1.5) for each in run.tests)
+    again = tuple(slowed(each, 1.5) for each in run.calibration[-2:])
+    result = report.report(msgspec.structs.replace(run, tests=slow, repeated=again))
+    assert result["drift"] == pytest.approx({"decode": 1.5, "prefill": 1.5})
+    for phase, before in report.report(run)["steps"].items():
+        assert result["steps"][phase]["median"] > 0.25
+        assert result["corrected"][phase]["median"] == pytest.approx(before["median"])
+        assert result["corrected"][phase]["covered"] == before["covered"]
+    text = page(result | {"replayed": False})
+    assert "took 1.50 (decode) and 1.50 (prefill) of the seconds of before" in text
+
+
+def slowed(model, factor):
+    """The same steps, which took ``factor`` times as long."""
+    longer = [
+        replace(each, visits_s=tuple(tuple(s * factor for s in visit) for visit in each.visits_s))
+        for each in model.times
+    ]
+    return msgspec.structs.replace(model, times=tuple(longer))
+
+
 def test_measurements_of_something_else_are_refused(tmp_path):
     path = tmp_path / "m.json"
     path.write_text('{"schema": 2}')
@@ -213,6 +236,7 @@ def test_the_page_keeps_failures():
         "executor": "cpu",
         "seconds": 1.0,
         "contended": True,
+        "drift": {},
         "replayed": False,
         "calibrated": {"shapes": ["a"], "formats": ["b"], "count": 9},
         "unseen": {"shapes": ["c"], "format": "d"},

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ridgeline.bench.calibration import SHAPES, Config, shape
+from ridgeline.bench.calibration import SHAPES, STEPS, Config, shape
 from ridgeline.bench.step_timing import StepShape
 
 # Never calibrated on: grouped queries with a tied head and biases, and a width of its own.
@@ -29,6 +29,16 @@ TEST_STEPS = (
         (1, 24, 0), (1, 48, 200), (1, 96, 0), (1, 192, 300), (2, 100, 0), (3, 32, 128),
     )),
 )  # fmt: skip
+
+
+# Steps of the calibration that are measured again with the tests.
+REPEATED_STEPS = STEPS[::2]
+
+
+def repeated_models(executor: str) -> list[tuple[str, str]]:
+    """(shape, format) of calibrated models that are measured again; none is tested."""
+    plain = CALIBRATED_FORMATS[executor]
+    return [("wide", plain[1]), ("deep", plain[-1])]
 
 
 def tested_models(executor: str) -> list[tuple[str, str]]:

@@ -42,6 +42,7 @@ class TrafficTimes(msgspec.Struct, frozen=True, kw_only=True):
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """One run. ``lies`` are steps measured under conditions that falsify them, by what was done.
 
+    ``repeated`` are steps of the calibration, measured again in turns with the tests.
     ``memory_rates`` are main memory's bytes per second before each round of measurements.
     """
 
@@ -53,6 +54,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     host_segment_s: float
     calibration: tuple[ModelTimes, ...]
     tests: tuple[ModelTimes, ...] = ()
+    repeated: tuple[ModelTimes, ...] = ()
     lies: dict[str, tuple[StepTimes, ...]] = {}
     traffic: tuple[TrafficTimes, ...] = ()
     memory_rates: tuple[float, ...] = ()

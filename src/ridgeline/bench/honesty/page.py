@@ -50,23 +50,39 @@ def _head(result: Mapping[str, Any]) -> list[str]:
 
 def _steps(result: Mapping[str, Any]) -> list[str]:
     lines = [
-        "| steps | count | median error | p90 | worst | in the 80 % interval | bars held |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for phase, each in result["steps"].items():
-        lines.append(
-            f"| {phase} | {each['count']} | {each['median']:.1%} | {each['p90']:.1%} | "
-            f"{each['worst']:.0%} ({each['worst_case']}) | {each['covered']:.0%} | "
-            f"{_held(each['held'])} |"
-        )
-    return [
-        *lines,
+        *_step_table(result["steps"]),
         "",
         "Bars: decode 8 % in the median and 20 % at p90, prefill 10 % and 25 %; intervals that "
         "hold 70 to 90 %; half the error of the roofline alone, and less than that of the two fits "
         "below.",
         "",
     ]
+    if not result["drift"]:
+        return lines
+    took = " and ".join(f"{ratio:.2f} ({phase})" for phase, ratio in result["drift"].items())
+    return [
+        *lines,
+        "The machine's own speed moves within a run. Steps of the calibration that were measured "
+        f"again in turns with the tests took {took} of the seconds of before. With every "
+        "prediction times that, as a running engine corrects its own by the steps that it sees:",
+        "",
+        *_step_table(result["corrected"]),
+        "",
+    ]
+
+
+def _step_table(steps: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "| steps | count | median error | p90 | worst | in the 80 % interval | bars held |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for phase, each in steps.items():
+        lines.append(
+            f"| {phase} | {each['count']} | {each['median']:.1%} | {each['p90']:.1%} | "
+            f"{each['worst']:.0%} ({each['worst_case']}) | {each['covered']:.0%} | "
+            f"{_held(each['held'])} |"
+        )
+    return lines
 
 
 def _baselines(result: Mapping[str, Any]) -> list[str]:

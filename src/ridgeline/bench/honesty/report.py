@@ -1,6 +1,8 @@
 """From measurements to a report: the fit, its predictions, and how far off they are."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from ridgeline.bench.calibration import SMALL, price_of, samples_of
@@ -112,6 +114,7 @@ def report(measured: Measurements) -> dict[str, Any]:
             for claim, times in zip(claims, each.times, strict=True)
         ]
         pairs += map(StepTimes.halves, each.times)
+    drift = _drift(measured)
     return {
         "created": measured.created,
         "executor": measured.executor,
@@ -131,6 +134,8 @@ def report(measured: Measurements) -> dict[str, Any]:
         },
         "count": len(outcomes),
         "steps": summarise(outcomes),
+        "drift": drift,
+        "corrected": summarise([_corrected(each, drift) for each in outcomes]) if drift else {},
         "by_model": _by_model(outcomes),
         "speed_ups": speed_ups(outcomes),
         "ttft": [ttft_entry(each, predicted_ttft(each, calibration)) for each in measured.traffic],
@@ -142,6 +147,35 @@ def report(measured: Measurements) -> dict[str, Any]:
         },
         "outcomes": [_row(outcome) for outcome in outcomes],
     }
+
+
+def _drift(measured: Measurements) -> dict[str, float]:
+    """By phase, the seconds of steps measured again with the tests ÷ those of the calibration."""
+    before = {
+        (each.shape, each.format, times.step): times.seconds
+        for each in measured.calibration
+        for times in each.times
+    }
+    ratios: dict[str, list[float]] = {}
+    for each in measured.repeated:
+        for times in each.times:
+            first = before.get((each.shape, each.format, times.step))
+            if first is not None:
+                ratios.setdefault(times.step.phase, []).append(times.seconds / first)
+    return {phase: median(found) for phase, found in ratios.items()}
+
+
+def _corrected(outcome: Outcome, drift: Mapping[str, float]) -> Outcome:
+    """With all that was predicted, the baselines' too, at the machine's speed during the tests."""
+    claim, factor = outcome.claim, drift[outcome.claim.step.phase]
+    at_that_speed = replace(
+        claim,
+        predicted_s=claim.predicted_s * factor,
+        low_s=claim.low_s * factor,
+        high_s=claim.high_s * factor,
+        baselines={name: seconds * factor for name, seconds in claim.baselines.items()},
+    )
+    return replace(outcome, claim=at_that_speed)
 
 
 def _by_model(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -80,13 +80,14 @@ class HonestyRun:
         )
         samples = calibration_samples(measured)
         calibration, baselines = calibration_of(measured, samples), baselines_of(measured)
-        tests = self._tests(calibration, baselines)
+        tests, repeated = self._tests(calibration, baselines)
         _say("planted lies")
         lies = measure_lies(self._executor)
         traffic = self._traffic(calibration)
         return msgspec.structs.replace(
             measured,
             tests=tests,
+            repeated=repeated,
             lies=lies,
             traffic=traffic,
             memory_rates=tuple(self._memory_rates),
@@ -97,13 +98,13 @@ class HonestyRun:
     def _calibration(self, ceilings: Ceilings) -> tuple[ModelTimes, ...]:
         formats = cases.CALIBRATED_FORMATS[self._executor]
         _say("calibrating")
-        return self._measure(
-            [(name, form) for form in formats[: self._most(1)] for name in SHAPES],
-            STEPS[:: self._every(3)],
-            ceilings,
-        )
+        names = [(name, form) for form in formats[: self._most(1)] for name in SHAPES]
+        return self._measure([(each, STEPS[:: self._every(3)]) for each in names], ceilings)
 
-    def _tests(self, calibration: Calibration, baselines: Baselines) -> tuple[ModelTimes, ...]:
+    def _tests(
+        self, calibration: Calibration, baselines: Baselines
+    ) -> tuple[tuple[ModelTimes, ...], tuple[ModelTimes, ...]]:
+        """Steps that are tested, and some of the calibration's, measured in turns."""
         models = cases.tested_models(self._executor)[: self._most(2)]
         steps = cases.TEST_STEPS[:: self._every(5)]
         for shape, form in models:
@@ -112,13 +113,23 @@ class HonestyRun:
             self._written["claims"] += [asdict(claim) for claim in claims]
         write_json(self._path, self._written)
         _say("measuring what was predicted")
-        return self._measure(models, steps, calibration.ceilings)
+        tested = [(model, steps) for model in models]
+        again = cases.REPEATED_STEPS[:: self._every(5)]
+        repeated = [(model, again) for model in cases.repeated_models(self._executor)]
+        times = self._measure([*tested, *repeated], calibration.ceilings)
+        return times[: len(models)], times[len(models) :]
 
     def _measure(
-        self, names: Sequence[tuple[str, str]], steps: Sequence[StepShape], ceilings: Ceilings
+        self,
+        planned_steps: Sequence[tuple[tuple[str, str], Sequence[StepShape]]],
+        ceilings: Ceilings,
     ) -> tuple[ModelTimes, ...]:
-        models = [self._build(shape, form) for shape, form in names]
-        planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
+        """Steps of models by (shape, format)."""
+        models = [self._build(shape, form) for (shape, form), _ in planned_steps]
+        planned = [
+            (model, short_steps(model.priced, ceilings, steps))
+            for model, (_, steps) in zip(models, planned_steps, strict=True)
+        ]
         measured = measure_in_turns(planned, rounds=_ROUNDS, between=self._note_memory)
         return tuple(
             ModelTimes(shape=model.name, format=model.format, times=tuple(times))
