@@ -1,6 +1,7 @@
 """Aborts at every state and errors at every place, in the engine's loop (RELIABILITY 22, 26)."""
 
 import random
+import sys
 
 import pytest
 from tests.fakes import FakeExecutor
@@ -188,3 +189,35 @@ def test_an_error_of_a_whole_step_is_final_and_says_so(monkeypatch, part, name, 
         loop.step()
     with pytest.raises(EngineError):
         loop.add(make_request(1, random.Random(0)))
+
+
+def count_instructions(num_requests):
+    """Bytecode instructions of the loop's module in a step in which so many requests end."""
+    loop, _ = make_loop(
+        max_num_seqs=num_requests, max_num_batched_tokens=num_requests, num_blocks=(256,)
+    )
+    for number in range(num_requests):
+        params = SamplingParams(max_tokens=1)
+        loop.add(Request(request_id=number, prompt_token_ids=(1,), params=params, seed=0))
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if frame.f_code.co_filename != loop_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        chunks = loop.step()
+    finally:
+        sys.settrace(before)
+    assert sorted(chunk.request_id for chunk in chunks if chunk.timings) == [*range(num_requests)]
+    return count
+
+
+def test_many_requests_that_end_in_one_step_take_linear_time():
+    assert count_instructions(128) < 16 * count_instructions(8)

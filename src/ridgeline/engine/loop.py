@@ -169,12 +169,13 @@ class EngineLoop:
                 chunks.append(chunk)
             if chunk.finish_reason:
                 ending.add(chunk.request_id)
-        for request_id in ending:
-            if self._states[request_id].is_finished:
-                state = self._states.pop(request_id)
-                chunks.extend(state.unreported_ends())
-                last = max(i for i, chunk in enumerate(chunks) if chunk.request_id == request_id)
-                chunks[last] = replace(chunks[last], timings=state.timings())
+        ended = [self._states.pop(number) for number in ending if self._states[number].is_finished]
+        for state in ended:
+            chunks.extend(state.unreported_ends())
+        last = {chunk.request_id: index for index, chunk in enumerate(chunks)} if ended else {}
+        for state in ended:
+            index = last[state.request.request_id]
+            chunks[index] = replace(chunks[index], timings=state.timings())
         return chunks
 
     def _take(self, state: RequestState, update: SequenceUpdate) -> CompletionChunk:
