@@ -1,12 +1,14 @@
 """``/v1/chat/completions``, ``/v1/messages`` and ``/v1/responses`` over one engine."""
 
+import dataclasses
 import json
 
 import pytest
 
 HI = [{"role": "user", "content": "the cat"}]
 GREEDY = {"temperature": 0, "ignore_eos": True}
-TOOL = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+TOOL = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+        "additionalProperties": False}  # fmt: skip
 
 
 def chat(http, **body):
@@ -189,8 +191,7 @@ def test_refusals_name_the_field(http, path, body, param):
 
 def test_output_config_of_a_message(http, events):
     """What ``messages.parse`` of Anthropic's package sends."""
-    schema = {**TOOL, "additionalProperties": False}
-    config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
+    config = {"effort": "low", "format": {"type": "json_schema", "schema": TOOL}}
     body = {"messages": HI, "max_tokens": 64, "output_config": config, "temperature": 0}
     message = http.post("/v1/messages", json=body).json()
     assert isinstance(json.loads(message["content"][0]["text"])["a"], bool)
@@ -253,3 +254,69 @@ def test_a_forced_call_follows_its_schema(http, events, path):
         assert json.loads(last["output"][0]["arguments"]) == arguments
     assert name == "set_flag"
     assert isinstance(arguments["a"], bool)
+
+
+ANSWER = {**TOOL, "properties": {"b": {"type": "boolean"}}, "required": ["b"]}
+NAMED = {"type": "json_schema", "name": "answer", "schema": ANSWER}
+FORMATS = {
+    "/v1/chat/completions": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER}},
+    },
+    "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": ANSWER}}},
+    "/v1/responses": {"text": {"format": NAMED}},
+}
+
+
+def text_and_arguments(path, answer):
+    """The text of an answer, and the arguments of its call."""
+    if path == "/v1/chat/completions":
+        message = answer["choices"][0]["message"]
+        calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+        return message["content"], *map(json.loads, calls)
+    if path == "/v1/messages":
+        (block,) = answer["content"]
+        return block.get("text"), *([block["input"]] if "input" in block else [])
+    (item,) = answer["output"]
+    if item["type"] == "message":
+        return (item["content"][0]["text"],)
+    return None, json.loads(item["arguments"])
+
+
+@pytest.mark.parametrize("path", FORMATS)
+def test_with_a_format_the_model_may_still_call(http, path):
+    """Each answer is JSON by the schema, or a call; both occur."""
+    body = {name: value for name, value in tools_of(path).items() if name != "tool_choice"}
+    texts, calls = 0, 0
+    for seed in range(24):
+        response = http.post(path, json={**body, **FORMATS[path], "seed": seed, "temperature": 2})
+        assert response.status_code == 200, response.text
+        text, *arguments = text_and_arguments(path, response.json())
+        if arguments:
+            assert not text
+            assert isinstance(arguments[0]["a"], bool)
+            calls += 1
+        else:
+            assert isinstance(json.loads(text)["b"], bool)
+            texts += 1
+    assert texts
+    assert calls
+
+
+@pytest.mark.parametrize("path", FORMATS)
+def test_a_format_and_a_call_that_must_be_made_exclude_each_other(http, path):
+    response = http.post(path, json={**tools_of(path), **FORMATS[path]})
+    assert response.status_code == 400
+    assert "exclude each other" in response.json()["error"]["message"]
+
+
+def test_tools_are_not_dropped_where_the_grammar_cannot_hold_them(http, served, monkeypatch):
+    path = "/v1/chat/completions"
+    body = {name: value for name, value in tools_of(path).items() if name != "tool_choice"}
+    asked = {**body, "structured_outputs": {"regex": "a"}}
+    response = http.post(path, json=asked)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
+    assert http.post(path, json={**asked, "tool_choice": "none"}).status_code == 200
+    config = dataclasses.replace(served.server.config, tool_call_parser="pythonic")
+    monkeypatch.setattr(served.server, "config", config)
+    assert http.post(path, json={**body, **FORMATS[path]}).status_code == 400

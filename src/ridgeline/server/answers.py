@@ -175,11 +175,12 @@ async def prepare_answer(
     call.admit()
     tools = conversation.offered_tools
     known_parser = server.tool_parser or _FALLBACK_PARSER
-    forced = forced_call(conversation, known_parser, server.template_source)
+    wanted = structured_outputs(fields)
+    forced = forced_call(conversation, wanted, known_parser, server.template_source)
     tool_parser = reasoning_parser = None
     if forced is not None:
         tool_parser = forced.parser
-    elif structured_outputs(fields) is None:
+    elif wanted is None:
         reasoning_parser = server.reasoning_parser
         if tools:
             tool_parser = known_parser
@@ -190,7 +191,7 @@ async def prepare_answer(
         server,
         fields,
         max_tokens=max_tokens,
-        structured=None if forced is None else forced.grammar,
+        structured=wanted if forced is None else forced.grammar,
         **settings,
     )
     context = server.engine.config.max_model_len

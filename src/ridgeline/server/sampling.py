@@ -30,10 +30,12 @@ def sampling_params(
     fields: Generation,
     *,
     max_tokens: int | None,
-    structured: StructuredOutputs | None = None,
+    structured: StructuredOutputs | None,
     **settings: Any,
 ) -> SamplingParams:
     """The settings of a request over the model's own defaults; ``settings`` come from the route.
+
+    ``structured``: what the output must look like.
 
     Raises:
         ApiError, InvalidRequestError: a value is out of bounds, or values contradict each other.
@@ -48,10 +50,7 @@ def sampling_params(
         values["logit_bias"] = _logit_bias(fields.logit_bias)
     given = {name: value for name, value in settings.items() if value is not None}
     values |= given | {"max_tokens": max_tokens}
-    wanted = structured_outputs(fields)
-    if wanted is not None and structured is not None:
-        raise bad_request("tool_choice and structured outputs exclude each other.", "tool_choice")
-    return SamplingParams(**values, structured_outputs=wanted or structured)
+    return SamplingParams(**values, structured_outputs=structured)
 
 
 def max_tokens_of(fields: OpenAIGeneration) -> int | None:

@@ -18,6 +18,7 @@ from ridgeline.server.sampling import (
     limit_name,
     max_tokens_of,
     sampling_params,
+    structured_outputs,
 )
 from ridgeline.server.schemas.completions import (
     CompletionChoice,
@@ -84,6 +85,7 @@ class _Run:
                 server,
                 request,
                 max_tokens=_DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1),
+                structured=structured_outputs(request),
                 n=request.n,
                 logprobs=request.logprobs,
                 prompt_logprobs=echoed if asked is None else max(asked, echoed or 0),
