@@ -74,6 +74,40 @@ def test_the_least_recently_used_goes_first(make_tier):
     assert not tier.may_have(make_entry(9).header.key)
 
 
+def test_a_touch_is_a_use(make_tier):
+    clock = Clock()
+    tier = make_tier(6000, clock=clock)
+    for number in range(4):
+        tier.put(make_entry(number))
+    assert tier.touch(make_entry(0).header.key)
+    assert not tier.touch(make_entry(9).header.key)
+    for number in range(4, 7):
+        tier.put(make_entry(number))
+    assert tier.may_have(make_entry(0).header.key)
+    assert not tier.may_have(make_entry(1).header.key)
+
+
+def test_the_disk_tier_knows_touches_after_a_restart(tmp_path):
+    clock = Clock()
+    tier = DiskTier(tmp_path, 10**6, clock=clock)
+    for number in range(3):
+        tier.put(make_entry(number))
+    clock.now += 5
+    assert tier.touch(make_entry(0).header.key)
+    small = DiskTier(tmp_path, tier.usage().num_bytes // 3 + 1, clock=clock)
+    assert small.may_have(make_entry(0).header.key)
+    assert small.usage().num_entries == 1
+
+
+def test_a_touch_of_a_file_that_another_process_removed(tmp_path):
+    tier = DiskTier(tmp_path, 10**6)
+    tier.put(make_entry(0))
+    (path,) = tmp_path.glob("*/*.kv")
+    path.unlink()
+    assert not tier.touch(make_entry(0).header.key)
+    assert tier.usage().num_entries == 0
+
+
 def test_what_was_not_used_for_long_expires(make_tier):
     clock = Clock()
     tier = make_tier(ttl_s=10.0, clock=clock)

@@ -97,6 +97,67 @@ def test_a_prefix_that_was_computed_again_links_up_with_what_is_kept(tmp_path):
     assert tokens == 1
 
 
+def flood(scheduler, executor, first, count) -> None:
+    """Prompts of ten blocks, each of its own."""
+    for number in range(first, first + count):
+        ask(scheduler, executor, number, [number] * 41, max_tokens=1)
+        run_saves(scheduler)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_a_prefix_that_is_hit_in_the_pool_stays_in_the_tiers(tmp_path, kind, in_thread):
+    executor = FakeExecutor()
+    tier = RamTier(6000) if kind == "ram" else DiskTier(tmp_path, 6000)
+    scheduler = make_with_tiers(executor, [tier], num_blocks=(64,), in_thread=in_thread)
+    for number in range(6):
+        tokens, output = ask(scheduler, executor, 0, range(17), max_tokens=1)
+        assert tokens == (1 if number else 17)
+        flood(scheduler, executor, 100 + number, 1)
+    assert tier.usage().num_evicted > 0
+    evict_all(scheduler)
+    assert ask(scheduler, executor, 0, range(17), max_tokens=1) == (1, output)
+    scheduler.close()
+
+
+@pytest.mark.parametrize("ram_bytes", [0, 10**6])
+def test_a_kept_node_whose_entry_was_evicted_is_written_again_when_hit(tmp_path, ram_bytes):
+    """Under the number by which its children on disk know it, so that a restart finds them."""
+    executor, disk = FakeExecutor(), DiskTier(tmp_path, 6000)
+    ram = [RamTier(ram_bytes)] if ram_bytes else []
+    scheduler = make_with_tiers(executor, [*ram, disk], num_blocks=(200,))
+    ask(scheduler, executor, 0, range(17), max_tokens=1)
+    flood(scheduler, executor, 100, 5)
+    nodes = scheduler.prefix_cache.match(b"k" * 32, range(17)).nodes
+    uids = [node.uid for node in nodes]
+    assert len(nodes) == 4
+    assert not any(disk.may_have(node.key) for node in nodes)
+    tokens, output = ask(scheduler, executor, 0, range(41), max_tokens=1)
+    assert tokens == 41 - 16
+    run_saves(scheduler)
+    assert [disk.header(node.key).uid for node in nodes] == uids
+    scheduler.close()
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [DiskTier(tmp_path, 6000)])
+    assert ask(scheduler, executor, 0, range(41), max_tokens=1) == (1, output)
+    scheduler.close()
+
+
+def test_a_prefix_of_a_deleted_tenant_is_not_written_again(tmp_path):
+    executor, tier = FakeExecutor(), DiskTier(tmp_path, 10**6)
+    scheduler = make_with_tiers(executor, [tier])
+    ask(scheduler, executor, 0, range(41), max_tokens=1)
+    run_saves(scheduler)
+    scheduler.add(request(0, range(41), cache_key=b"k" * 32, max_tokens=1))
+    plan = scheduler.schedule()
+    scheduler.delete_tenant("")
+    for _ in range(2):
+        scheduler.transfers.poll()
+    assert tier.usage().num_entries == 0
+    scheduler.update(plan, executor.submit(plan).result())
+    scheduler.close()
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
 @pytest.mark.parametrize("drive", [run, run_ahead])

@@ -26,7 +26,8 @@ class Node:
     """One full block of tokens. ``blocks[g]`` holds its KV of group g, or `NO_BLOCK`.
 
     A node stays while it has a block or a child. It was computed for ``tenant``. ``uid`` names it
-    in the tiers (see `ridgeline.kvcache.tiers`), to which ``is_kept`` says that it was given.
+    in the tiers (see `ridgeline.kvcache.tiers`), to which ``is_kept`` says that it was given; they
+    may have evicted it since.
     """
 
     key: bytes

@@ -74,6 +74,8 @@ class BlockTables:
         if sequence.request.cache_key is not None:
             self._cache.stats.queried_tokens += len(sequence.token_ids)
             self._cache.stats.hit_tokens += sequence.num_cached_tokens
+        if self._transfers is not None:
+            self._transfers.touch(sequence.nodes)
 
     def can_hold(self, sequence: Sequence, step_tokens: int) -> bool:
         """Whether the blocks for all known tokens are free, or held by the sequence already.

@@ -78,6 +78,9 @@ class DiskTier:
     def get(self, key: bytes) -> Entry | None:
         return self._read(key, _read_entry)
 
+    def touch(self, key: bytes) -> bool:
+        return self._read(key, lambda _: True) is not None  # it fails where the file is gone
+
     def put(self, entry: Entry) -> None:
         data, key = encode_entry(entry), entry.header.key
         if len(data) > self._capacity_bytes:

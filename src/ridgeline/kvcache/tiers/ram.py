@@ -32,13 +32,16 @@ class RamTier:
         return None if entry is None else entry.header
 
     def get(self, key: bytes) -> Entry | None:
+        return self._entries[key][0] if self.touch(key) else None
+
+    def touch(self, key: bytes) -> bool:
         self._expire()
         found = self._entries.get(key)
         if found is None:
-            return None
+            return False
         self._entries[key] = (found[0], self._clock())
         self._entries.move_to_end(key)
-        return found[0]
+        return True
 
     def put(self, entry: Entry) -> None:
         if entry.num_bytes > self._capacity_bytes:

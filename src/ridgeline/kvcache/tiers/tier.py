@@ -34,6 +34,9 @@ class Tier(Protocol):
     def get(self, key: bytes) -> Entry | None:
         """An entry; ``None`` if it is not there, has expired or is damaged."""
 
+    def touch(self, key: bytes) -> bool:
+        """Count an entry as used, without reading it; False if it is not there."""
+
     def put(self, entry: Entry) -> None:
         """Keep an entry; one that cannot be kept is let go of, and counted."""
 

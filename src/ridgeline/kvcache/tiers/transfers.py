@@ -3,6 +3,10 @@
 Each block that enters the prefix cache is written to the tiers behind the engine's back. So when a
 sequence loses its blocks, or a prefix is evicted, there is nothing left to save, and coming back is
 a load into the prefix cache: a swap is a hit. While a transfer is under way it holds the blocks.
+
+A hit in the pool counts as a use in the tiers too, and what they have evicted of it is written once
+more: otherwise the start of a prefix that is always in the pool would be the first to go, and
+without it what follows cannot be loaded.
 """
 
 import os
@@ -42,6 +46,14 @@ class _Save:
     is_started: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Touch:
+    """Nodes that were found in the pool, parents first; ``gone`` are those without an entry."""
+
+    nodes: list[Node]
+    gone: list[Node] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class _Delete:
     tenant: str
@@ -67,7 +79,7 @@ class Load:
     is_done: bool = False
 
 
-_Job = _Save | Load | _Delete | None  # the last: an end
+_Job = _Save | Load | _Touch | _Delete | None  # the last: an end
 
 
 class Transfers:
@@ -91,9 +103,11 @@ class Transfers:
         self._io = block_io
         self._limit = max(8, min(pool.num_blocks for pool in cache.pools) // 2)
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[list[_Save] | Load] = queue.SimpleQueue()
-        self._saves: dict[_Save, None] = {}
+        self._done: queue.SimpleQueue[list[_Save] | Load | _Touch] = queue.SimpleQueue()
+        self._saves: dict[Node, _Save] = {}
         self._loads: dict[Load, None] = {}
+        self._touched: dict[Node, None] = {}  # to be told to the tiers
+        self._is_touching = False
         self._starting = threading.Lock()
         self._block_s: float | None = None  # running mean of the seconds that a block takes to load
         self._thread: threading.Thread | None = None
@@ -122,8 +136,16 @@ class Transfers:
         save = _Save(node, list(node.blocks))
         for pool, block in zip(self._cache.pools, save.blocks, strict=True):
             pool.share([block])
-        self._saves[save] = None
+        self._saves[node] = save
         self._jobs.put(save)
+
+    def touch(self, nodes: Sequence[Node]) -> None:
+        """Nodes, parents first, were found in the pool: their entries count as used.
+
+        Those that were evicted from the last tier are written again. All that is here done at once
+        is to note the nodes.
+        """
+        self._touched.update(dict.fromkeys(nodes))
 
     def find(self, root_key: bytes, match: Match, token_ids: Sequence[int]) -> int:
         """How many blocks after a match the tiers seem to have."""
@@ -149,6 +171,10 @@ class Transfers:
 
     def poll(self) -> None:
         """Take note of transfers that are complete: loaded blocks enter the prefix cache."""
+        if self._touched and not self._is_touching:
+            self._jobs.put(_Touch(list(self._touched)))
+            self._touched.clear()
+            self._is_touching = True
         if self._thread is None:
             self._work()
         while True:
@@ -156,13 +182,14 @@ class Transfers:
                 done = self._done.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(done, Load):
-                self._land(done)
-                continue
-            for save in done:
-                if save in self._saves:
-                    del self._saves[save]
-                    self._release([[block] for block in save.blocks])
+            match done:
+                case Load():
+                    self._land(done)
+                case _Touch():
+                    self._is_touching = False
+                    self._save_again(done.gone)
+                case _:
+                    self._end_saves(done)
 
     def delete_tenant(self, tenant: str, done: Callable[[], None]) -> None:
         """Have the tiers forget what was computed for a tenant, what is under way included.
@@ -177,12 +204,12 @@ class Transfers:
         """Give up saves that have not begun, for the sake of their blocks; whether there were."""
         cancelled = []
         with self._starting:
-            for save in self._saves:
+            for save in self._saves.values():
                 if not save.is_started:
                     save.is_cancelled = True
                     cancelled.append(save)
         for save in cancelled:
-            del self._saves[save]
+            del self._saves[save.node]
             save.node.is_kept = False
             self._release([[block] for block in save.blocks])
         self.stats.skipped_blocks += len(cancelled)
@@ -191,7 +218,7 @@ class Transfers:
     def held(self, group: int) -> Counter[int]:
         """The blocks of a group that transfers hold."""
         held: Counter[int] = Counter()
-        for save in self._saves:
+        for save in self._saves.values():
             held[save.blocks[group]] += 1
         for load in self._loads:
             held.update(load.match.tables[group])
@@ -240,6 +267,19 @@ class Transfers:
         while count and not fits(count):
             count -= 1
         return count
+
+    def _end_saves(self, saves: Sequence[_Save]) -> None:
+        for save in saves:
+            if self._saves.get(save.node) is save:
+                del self._saves[save.node]
+                self._release([[block] for block in save.blocks])
+
+    def _save_again(self, nodes: Sequence[Node]) -> None:
+        """Write nodes whose entries are gone; under the same numbers, which children refer to."""
+        for node in nodes:
+            if node not in self._saves:
+                node.is_kept = False
+                self.save(node)
 
     def _land(self, load: Load) -> None:
         del self._loads[load]
@@ -296,6 +336,8 @@ class Transfers:
                 match job:
                     case Load():
                         self._load(job)
+                    case _Touch():
+                        self._touch_all(job)
                     case _Delete(tenant=tenant, done=done):
                         for tier in self._tiers:
                             tier.delete_tenant(tenant)
@@ -318,7 +360,7 @@ class Transfers:
         self._done.put(live)
 
     def _adopt(self, save: _Save) -> bool:
-        """Whether the tiers have the node already; then it goes by that entry's number."""
+        """Whether the last tier has the node already. The node goes by the number of its entry."""
         node, parent_uid = save.node, _uid_of_parent(save.node)
         for tier in self._tiers:
             header = tier.header(node.key)
@@ -326,8 +368,17 @@ class Transfers:
                 root_key=node.root_key, parent_uid=parent_uid, token_ids=node.token_ids
             ):
                 node.uid = header.uid
-                return True
+                return self._tiers[-1].may_have(node.key)
         return False
+
+    def _touch_all(self, touch: _Touch) -> None:
+        """Count entries as used, parents last, so that they outlive their children."""
+        for node in reversed(touch.nodes):
+            has_entry = [tier.touch(node.key) for tier in self._tiers]
+            if not has_entry[-1]:
+                touch.gone.append(node)
+        touch.gone.reverse()
+        self._done.put(touch)
 
     def _export(self, saves: list[_Save]) -> None:
         exported: list[list[bytes]] = [[] for _ in saves]
