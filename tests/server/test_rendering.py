@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.text.chat_families import MISTRAL
+from tests.text.chat_families import MISTRAL, QWEN3
 
 from ridgeline.server import answers
 from ridgeline.server.call_ids import with_template_ids
@@ -108,3 +108,23 @@ def test_ids_lose_only_our_own_prefixes():
     assert [call["id"] for call in first["tool_calls"]] == ["abcdefghi"] * 3 + ids[3:]
     assert second["tool_call_id"] == "abcdefghi"
     assert messages[1]["tool_call_id"] == ids[0], "what was given is not changed"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "thinks"),
+    [
+        ({}, False),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
+        ({"thinking": {"type": "adaptive"}}, True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_messages_think_only_when_asked(says, http, prompts, template, path, thinking, thinks):
+    """Qwen 3's template lets the model think unless it is told not to."""
+    template(QWEN3)
+    says("Hm.")
+    limit = {"max_tokens": 64} if path == "/v1/messages" else {}
+    posted(http, path, messages=[HI], **limit, **thinking)
+    assert ("</think>" in prompts[-1]) != thinks

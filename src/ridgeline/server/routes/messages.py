@@ -87,9 +87,8 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> Conversation
     choice = request.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise bad_request("tool_choice of type tool needs a name.", "tool_choice.name")
-    variables: dict[str, Any] = {}
-    if request.thinking is not None:
-        variables["enable_thinking"] = request.thinking.type != "disabled"
+    thinks = request.thinking is not None and request.thinking.type != "disabled"
+    variables: dict[str, Any] = {"enable_thinking": thinks}
     if request.output_config is not None and request.output_config.effort is not None:
         variables["reasoning_effort"] = request.output_config.effort
     return Conversation(

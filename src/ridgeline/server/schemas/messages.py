@@ -65,7 +65,10 @@ class MessagesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Thinking(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether the model reasons first, if its template can be asked. The budget is inert."""
+    """Whether the model reasons first, if its template can be asked; without it, it does not.
+
+    ``budget_tokens`` and ``display`` are inert.
+    """
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1024)] | None = None
