@@ -89,6 +89,28 @@ def test_the_memory_of_outputs_is_bounded():
     assert drafter.propose(0, 2).token_ids == (4992, 4993)
 
 
+def test_a_deleted_tenants_outputs_serve_nobody():
+    lookup, price = SuffixDrafter(), Price(token_s=1.0, draft_s=1.0)
+    drafter = AdaptiveDrafter(FirstOf([lookup]), price, max_tokens=4, has_model=False)
+    for tenant, output in (("a", [1, 2, 3]), ("b", [4, 5, 6])):
+        drafter.start(0, [9], "shared", tenant=tenant)
+        drafter.extend(0, output)
+        drafter.finish(0)
+    drafter.start(1, [9], "shared", tenant="a")
+    drafter.extend(1, [7, 7, 8])  # before the deletion; what follows it is remembered
+    drafter.delete_tenant("a")
+    drafter.delete_tenant("nobody")
+    drafter.extend(1, [11, 12, 13])
+    drafter.finish(1)
+    assert lookup.num_remembered == 2 * (3 + 1)
+    for end, following in (([1, 2], ()), ([4, 5], (6,)), ([7, 7], ()), ([11, 12], (13,))):
+        drafter.start(0, end, "shared")
+        assert lookup.propose(0, 3).token_ids == following, end
+        drafter.finish(0)
+    drafter.delete_tenant("b")
+    assert lookup.num_remembered == 3 + 1
+
+
 def test_the_first_proposal_is_taken():
     drafter = FirstOf([NgramDrafter(), ModelDrafter()])
     drafter.start(0, [1, 2, 3, 1, 2])

@@ -67,7 +67,7 @@ class _Oracle(Drafter):
     def __init__(self, truth=None):
         self._truth, self._tokens = truth, {}
 
-    def start(self, slot, token_ids, namespace=None):
+    def start(self, slot, token_ids, namespace=None, *, tenant=""):
         self._tokens[slot] = list(token_ids)
 
     def extend(self, slot, token_ids):

@@ -28,7 +28,7 @@ class Oracle(Drafter):
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: list[tuple[int, int]] = []
 
-    def start(self, slot, token_ids, namespace=None):
+    def start(self, slot, token_ids, namespace=None, *, tenant=""):
         assert slot not in self.tokens
         self.tokens[slot] = list(token_ids)
 
@@ -202,3 +202,21 @@ def test_a_draft_model_behind_a_window_gives_blocks_up_while_it_catches_up():
     run(scheduler, FakeExecutor(windows=windows), each_step=each_step)
     needed = blocks_per_sequence(64, 9, step_tokens=8, block_tokens=4)
     assert 0 < most <= needed
+
+
+def test_deleting_a_tenant_frees_the_draft_models_blocks_too():
+    rng = random.Random(0)
+    scheduler = make(Oracle(rng, model=True), draft_blocks=40)
+    executor = FakeExecutor()
+    for number, tenant in enumerate("ab"):
+        prompt = [rng.randrange(1000) for _ in range(30)]
+        plain = request(number, prompt, cache_key=tenant.encode(), max_tokens=20)
+        scheduler.add(replace(plain, tenant=tenant))
+    run(scheduler, executor)
+    cache = scheduler.speculation._draft_model.prefix_cache
+    before = cache.pools[0].num_cached
+    scheduler.delete_tenant("a")
+    assert 0 < cache.pools[0].num_cached < before
+    scheduler.delete_tenant("b")
+    assert cache.pools[0].num_cached == 0
+    scheduler.check_integrity()

@@ -122,8 +122,15 @@ class Draft:
 class Drafter(Protocol):
     """Guesses the next tokens of sequences; one object serves all of them, told apart by slot."""
 
-    def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None:
-        """A sequence with these known tokens begins.
+    def start(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        namespace: str | None = None,
+        *,
+        tenant: str = "",
+    ) -> None:
+        """A sequence of a tenant, with these known tokens, begins.
 
         What it says may serve as drafts of others in its ``namespace``; ``None`` keeps it alone.
         """
@@ -140,6 +147,10 @@ class Drafter(Protocol):
 
     def finish(self, slot: int) -> None:
         """Forget the sequence."""
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget what a tenant's sequences said until now, but for their own drafts."""
+        return
 
     def begin_step(self, lengths: Mapping[int, int]) -> None:
         """A step is about to be planned; the known tokens of each slot that may draft in it."""

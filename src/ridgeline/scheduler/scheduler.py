@@ -275,9 +275,12 @@ class Scheduler:
     def delete_tenant(self, tenant: str, done: Callable[[], None] = lambda: None) -> None:
         """Forget all cached KV that was computed for a tenant, in the pool and in the tiers.
 
+        So does what drafts: its KV, and the tenant's outputs as drafts of others.
+
         The tiers take their time; ``done`` is called after that, perhaps by another thread.
         """
         self.prefix_cache.delete_tenant(tenant)
+        self.speculation.delete_tenant(tenant)
         if self.transfers is not None:
             self.transfers.delete_tenant(tenant, done)
         else:
@@ -307,15 +310,18 @@ class Scheduler:
             self.finish(sequence, FinishReason.SHED)
 
     def _preempt_for_head(self, now_s: float) -> None:
-        """Preempt running sequences for a waiting one that may take their place."""
+        """Preempt running sequences for a waiting one that may take their place, if that helps."""
         while self._policy.preempts and (head := self._waiting.head(now_s)) is not None:
             if not self._waiting.may_join(head):
                 return
-            if self._waiting.fits(head) and self._free_slots:
+            fits = self._waiting.fits(head)
+            if fits and self._free_slots:
                 return
-            lower = (each for each in self._running if self._policy.may_displace(head, each))
+            if not fits and self._waiting.drop_holder(but=head):
+                continue
+            lower = [each for each in self._running if self._policy.may_displace(head, each)]
             victim = self._last(lower)
-            if victim is None:
+            if victim is None or not self._waiting.would_fit(head, without=lower):
                 return
             self._preempt(victim)
 
@@ -324,8 +330,10 @@ class Scheduler:
         if not self._free_slots or not self._waiting.may_join(sequence):
             return False
         while not self._waiting.fits(sequence):
-            # Alone it fits always (`SchedulerConfig`): others that wait hold what it needs.
-            if self._running or not self._waiting.drop_blocks(but=sequence):
+            # Others that wait may hold what it needs: those that were first in the queue before.
+            # If nothing runs they do, or the tiers, since alone it fits always (`SchedulerConfig`).
+            drop = self._waiting.drop_holder if self._running else self._waiting.drop_blocks
+            if not drop(but=sequence):
                 return False
         return True
 

@@ -109,7 +109,9 @@ class Speculation:
         if self._draft_model is not None:
             self._draft_model.start(sequence)
         if self.drafter is not None:
-            self.drafter.start(slot, sequence.token_ids, request.draft_namespace)
+            self.drafter.start(
+                slot, sequence.token_ids, request.draft_namespace, tenant=request.tenant
+            )
             if self._rest_steps and self.drafter.wakes(slot):
                 self._rest_steps = 0
 
@@ -266,6 +268,13 @@ class Speculation:
             accepted_at=tuple(self._accepted_at),
             choices=self.drafter.choices(),
         )
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget the draft model's cached KV of a tenant, and its outputs as drafts of others."""
+        if self._draft_model is not None:
+            self._draft_model.prefix_cache.delete_tenant(tenant)
+        if self.drafter is not None:
+            self.drafter.delete_tenant(tenant)
 
     def check_integrity(self) -> None:
         """Assert that the draft model's blocks are accounted for."""

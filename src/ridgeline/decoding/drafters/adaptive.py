@@ -60,8 +60,15 @@ class AdaptiveDrafter(Drafter):
         self._num_probes = 0
         self._expected_rate = 0.0
 
-    def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None:
-        self._lookup.start(slot, token_ids, namespace)
+    def start(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        namespace: str | None = None,
+        *,
+        tenant: str = "",
+    ) -> None:
+        self._lookup.start(slot, token_ids, namespace, tenant=tenant)
         self._slots[slot] = _Slot(
             Acceptance(self._max_tokens, self._all_lookup),
             Acceptance(self._max_tokens, self._all_model),
@@ -77,6 +84,9 @@ class AdaptiveDrafter(Drafter):
         self._lookup.finish(slot)
         del self._slots[slot]
         self._planned.discard(slot)
+
+    def delete_tenant(self, tenant: str) -> None:
+        self._lookup.delete_tenant(tenant)
 
     def begin_step(self, lengths: Mapping[int, int]) -> None:
         self._planned, self._was_asked = set(lengths), True

@@ -12,9 +12,16 @@ class FirstOf(Drafter):
         self._drafters = tuple(drafters)
         self._asked: dict[int, Drafter] = {}
 
-    def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None:
+    def start(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        namespace: str | None = None,
+        *,
+        tenant: str = "",
+    ) -> None:
         for drafter in self._drafters:
-            drafter.start(slot, token_ids, namespace)
+            drafter.start(slot, token_ids, namespace, tenant=tenant)
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         for drafter in self._drafters:
@@ -33,6 +40,10 @@ class FirstOf(Drafter):
         self._asked.pop(slot, None)
         for drafter in self._drafters:
             drafter.finish(slot)
+
+    def delete_tenant(self, tenant: str) -> None:
+        for drafter in self._drafters:
+            drafter.delete_tenant(tenant)
 
     def begin_step(self, lengths: Mapping[int, int]) -> None:
         for drafter in self._drafters:

@@ -12,7 +12,14 @@ class ModelDrafter(Drafter):
     models choose alike where their distributions are close.
     """
 
-    def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None: ...
+    def start(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        namespace: str | None = None,
+        *,
+        tenant: str = "",
+    ) -> None: ...
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None: ...
 

@@ -12,7 +12,14 @@ class NgramDrafter(Drafter):
     def __init__(self) -> None:
         self._texts: dict[int, HashChains] = {}
 
-    def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None:
+    def start(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        namespace: str | None = None,
+        *,
+        tenant: str = "",
+    ) -> None:
         self._texts[slot] = HashChains()
         self.extend(slot, token_ids)
 

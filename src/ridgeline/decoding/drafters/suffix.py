@@ -1,13 +1,37 @@
 """A memory of what earlier outputs said, beside the sequence's own text (SuffixDecoding)."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ridgeline.core.protocols import Draft, Drafter
 from ridgeline.decoding.drafters.hash_chains import MAX_MATCH, NO_MATCH, HashChains
 
 DEFAULT_MAX_TOKENS = 1 << 18  # about 40 MB
 _END = -1  # between texts; matches no token, and is not proposed
+
+
+class _Output(NamedTuple):
+    """What a sequence said, and for whom."""
+
+    namespace: str | None
+    tenant: str
+    tokens: "array[int]"
+
+
+class _Memory:
+    """The ended outputs of a namespace, oldest first, as one text to look in."""
+
+    def __init__(self, outputs: Iterable[_Output] = ()) -> None:
+        self.outputs: deque[_Output] = deque()
+        self.text = HashChains()
+        for output in outputs:
+            self.add(output)
+
+    def add(self, output: _Output) -> None:
+        self.outputs.append(output)
+        self.text.extend([*output.tokens, _END])
 
 
 class SuffixDrafter(Drafter):
@@ -20,8 +44,8 @@ class SuffixDrafter(Drafter):
     def __init__(self, max_tokens: int = DEFAULT_MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
         self._texts: dict[int, HashChains] = {}
-        self._new: dict[int, tuple[str | None, list[int]]] = {}
-        self._outputs: OrderedDict[str, HashChains] = OrderedDict()
+        self._new: dict[int, _Output] = {}
+        self._memories: OrderedDict[str, _Memory] = OrderedDict()
         self._num_remembered = 0
 
     @property
@@ -29,44 +53,69 @@ class SuffixDrafter(Drafter):
         """Tokens of outputs that are kept."""
         return self._num_remembered
 
-    def start(self, slot: int, token_ids: Sequence[int], namespace: str | None = None) -> None:
+    def start(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        namespace: str | None = None,
+        *,
+        tenant: str = "",
+    ) -> None:
         self._texts[slot] = HashChains()
         self._texts[slot].extend(token_ids)
-        self._new[slot] = (namespace, [])
+        self._new[slot] = _Output(namespace, tenant, array("q"))
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         self._texts[slot].extend(token_ids)
-        self._new[slot][1].extend(token_ids)
+        self._new[slot].tokens.extend(token_ids)
 
     def propose(self, slot: int, max_tokens: int) -> Draft:
-        text, namespace = self._texts[slot], self._new[slot][0]
+        text, namespace = self._texts[slot], self._new[slot].namespace
         own = text.find_own_end()
-        others = self._outputs.get(namespace) if namespace is not None else None
-        other = others.find(text.tokens[-MAX_MATCH:]) if others is not None else NO_MATCH
-        if others is None or other.length <= own.length:
+        memory = self._memories.get(namespace) if namespace is not None else None
+        other = memory.text.find(text.tokens[-MAX_MATCH:]) if memory is not None else NO_MATCH
+        if memory is None or other.length <= own.length:
             return Draft(token_ids=text.continuation(max_tokens))
-        following = others.following(other, max_tokens)
+        following = memory.text.following(other, max_tokens)
         count = following.index(_END) if _END in following else len(following)
         return Draft(token_ids=following[:count])
 
     def finish(self, slot: int) -> None:
         del self._texts[slot]
-        namespace, tokens = self._new.pop(slot)
+        output = self._new.pop(slot)
+        namespace, tokens = output.namespace, output.tokens
         if namespace is None or not tokens:
             return
-        tokens = tokens[-self._max_tokens // 2 :]
-        outputs = self._outputs.setdefault(namespace, HashChains())
-        self._outputs.move_to_end(namespace)
-        outputs.extend([*tokens, _END])
+        del tokens[: -self._max_tokens // 2]
+        memory = self._memories.setdefault(namespace, _Memory())
+        self._memories.move_to_end(namespace)
+        memory.add(output)
         self._num_remembered += len(tokens) + 1
         while self._num_remembered > self._max_tokens:
             self._forget()
 
+    def delete_tenant(self, tenant: str) -> None:
+        for output in self._new.values():
+            if output.tenant == tenant:
+                del output.tokens[:]
+        for name, memory in list(self._memories.items()):
+            kept = [output for output in memory.outputs if output.tenant != tenant]
+            if len(kept) < len(memory.outputs):
+                self._keep(name, kept)
+
     def _forget(self) -> None:
-        name, outputs = self._outputs.popitem(last=False)
-        self._num_remembered -= len(outputs)
-        if not self._outputs:
-            kept = outputs.tokens[-self._max_tokens // 2 :]
-            self._outputs[name] = HashChains()
-            self._outputs[name].extend(kept)
-            self._num_remembered = len(kept)
+        name, memory = next(iter(self._memories.items()))
+        kept, num_kept = memory.outputs, len(memory.text)
+        if len(self._memories) > 1:
+            kept.clear()
+        while len(kept) > 1 and num_kept > self._max_tokens // 2:
+            num_kept -= len(kept.popleft().tokens) + 1
+        self._keep(name, kept)
+
+    def _keep(self, name: str, outputs: Sequence[_Output]) -> None:
+        """Forget the other outputs of a namespace."""
+        old, new = self._memories[name], _Memory(outputs)
+        self._num_remembered += len(new.text) - len(old.text)
+        self._memories[name] = new
+        if not outputs:
+            del self._memories[name]
