@@ -156,6 +156,25 @@ def test_histories_with_tools_are_read(http):
     assert rendered.status_code == 200
 
 
+def test_histories_of_openais_package_are_read(http):
+    """Its ``parse()`` and ``stream()`` leave their own fields in what they return."""
+    function = {"name": "f", "arguments": '{"a": true}', "parsed_arguments": {"a": True}}
+    call = {"id": "c1", "type": "function", "function": function}
+    answer = {"role": "assistant", "content": None, "refusal": None, "parsed": {"b": True}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "2"}
+    plain = {"name": "f", "arguments": '{"a": true}'}
+    without = {"role": "assistant", "tool_calls": [{**call, "function": plain}]}
+    counts = [
+        chat(http, messages=[*HI, turn, result], max_tokens=2)["usage"]["prompt_tokens"]
+        for turn in ({**answer, "tool_calls": [call]}, without)
+    ]
+    assert counts[0] == counts[1]
+    item = {"type": "function_call", "call_id": "c1", **function}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    body = {"input": [*HI, item, output], "max_output_tokens": 2}
+    assert http.post("/v1/responses", json=body).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

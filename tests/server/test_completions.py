@@ -169,6 +169,21 @@ def test_truncation_keeps_the_end(http):
 def test_truncation_leaves_room_for_the_output(http):
     usage = complete(http, prompt=[7] * 5000, truncate_prompt_tokens=-1, max_tokens=10)["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2038, 10)
+    body = {"prompt": [7] * 5000, "truncate_prompt_tokens": -1, "max_tokens": None}
+    usage = complete(http, **body)["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2032, 16), "the default"
+
+
+def test_negative_seeds(http):
+    """−1 draws one; the others are as good as any."""
+
+    def texts(*seeds):
+        body = {"prompt": "the cat", "temperature": 2, "max_tokens": 16}
+        answers = (complete(http, **body, seed=seed) for seed in seeds)
+        return {answer["choices"][0]["text"] for answer in answers}
+
+    assert len(texts(-1, -1, -1, 2**64 - 1)) > 2
+    assert len(texts(-2, -2, 2**64 - 2, -2 - 2**64)) == 1
 
 
 def test_an_output_limit_must_fit_into_the_context(http):

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.sampling_params import MAX_SEED, SamplingParams
 from ridgeline.core.structured_outputs import StructuredOutputs
 from ridgeline.server.context import Server
 from ridgeline.server.errors import bad_request
@@ -14,9 +14,10 @@ from ridgeline.server.schemas.generation import Generation, OpenAIGeneration, Re
 
 _COPIED = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "stop_token_ids", "min_tokens", "ignore_eos",
+    "frequency_penalty", "stop_token_ids", "min_tokens", "ignore_eos",
     "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
+_RANDOM_SEED = -1
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -44,6 +45,8 @@ def sampling_params(
     for name in _COPIED:
         if (value := getattr(fields, name)) is not None:
             values[name] = value
+    if fields.seed is not None and fields.seed != _RANDOM_SEED:
+        values["seed"] = fields.seed if fields.seed >= 0 else fields.seed % (MAX_SEED + 1)
     if fields.stop is not None:
         values["stop"] = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
     if fields.logit_bias is not None:

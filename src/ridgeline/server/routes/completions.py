@@ -67,13 +67,14 @@ class _Run:
         max_tokens = max_tokens_of(request)
         if max_tokens == 0 and not request.echo:
             raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
+        output_tokens = _DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1)
         call.admit()
         adds_special = request.add_special_tokens is not False
         context = server.engine.config.max_model_len
         prompts = []
         for prompt in split_prompts(request.prompt, "prompt"):
             ids = await tokenize(server, prompt, add_special_tokens=adds_special)
-            ids = truncate(ids, request.truncate_prompt_tokens, context, max_tokens)
+            ids = truncate(ids, request.truncate_prompt_tokens, context, output_tokens)
             check_room(ids, max_tokens, context, limit_name(request))
             prompts.append(ids)
         asked = request.prompt_logprobs
@@ -84,7 +85,7 @@ class _Run:
             params=sampling_params(
                 server,
                 request,
-                max_tokens=_DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1),
+                max_tokens=output_tokens,
                 structured=structured_outputs(request),
                 n=request.n,
                 logprobs=request.logprobs,

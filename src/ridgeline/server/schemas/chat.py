@@ -32,16 +32,25 @@ class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
     arguments: str | Arguments = ""
 
 
+class EarlierFunction(CalledFunction, kw_only=True):
+    """``parsed_arguments``, which OpenAI's package adds, is inert."""
+
+    parsed_arguments: Any = None
+
+
 class MessageToolCall(Struct, kw_only=True):
-    """A call that the model made earlier, or makes now."""
+    """A call that the model made earlier."""
 
     id: str | None = None
     type: str = "function"
-    function: CalledFunction
+    function: EarlierFunction
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``refusal``, ``annotations``, ``audio`` and ``function_call`` come back in histories."""
+    """``refusal``, ``annotations``, ``audio`` and ``function_call`` come back in histories.
+
+    ``parsed``, which OpenAI's package adds, is inert.
+    """
 
     role: Annotated[str, Meta(min_length=1, max_length=128)]
     content: str | list[ContentPart] | None = None
@@ -52,6 +61,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: Any = None
+    parsed: Any = None
     audio: None = None
     function_call: None = None
 

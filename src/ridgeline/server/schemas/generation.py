@@ -45,7 +45,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are chosen and when the output ends; ``None`` is the model's default."""
+    """How tokens are chosen and when the output ends; ``None`` is the model's default.
+
+    ``seed``: −1 draws one; other negative ones count modulo 2⁶⁴.
+    """
 
     model: Name | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
@@ -56,7 +59,7 @@ class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
-    seed: Annotated[int, Meta(ge=0)] | None = None
+    seed: int | None = None
     stop: StopString | StopStrings | None = None
     stop_token_ids: Annotated[list[Count], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Count | None = None

@@ -9,7 +9,10 @@ from ridgeline.server.schemas.generation import Count, Effort, Generation, Name
 
 
 class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message, a function_call, a function_call_output, or reasoning."""
+    """A message, a function_call, a function_call_output, or reasoning.
+
+    ``parsed_arguments``, which OpenAI's package adds, is inert.
+    """
 
     type: Name | None = None
     role: Name | None = None
@@ -19,6 +22,7 @@ class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    parsed_arguments: Any = None
     output: str | list[Any] | None = None
     summary: list[Any] | None = None
     encrypted_content: str | None = None
