@@ -31,6 +31,19 @@ def test_reasoning_that_takes_all_there_is_is_incomplete(says, http):
     assert (item["type"], item["status"]) == ("reasoning", "incomplete")
 
 
+def test_a_tag_that_the_user_writes_opens_no_reasoning(says, http):
+    says("A", " tag.")
+    body = {"messages": [{"role": "user", "content": "what is <think> about"}]}
+    (choice,) = http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert choice["message"]["content"] == "A tag."
+    body["messages"].append({"role": "assistant", "content": "<think>hm"})
+    (choice,) = http.post(
+        "/v1/chat/completions", json={**body, "continue_final_message": True}
+    ).json()["choices"]
+    assert choice["message"]["content"] in (None, "")
+    assert choice["message"]["reasoning_content"] == "A tag."
+
+
 def test_no_logprob_of_a_response_is_lost(says, http, events):
     """Of tokens whose text is held back: in the middle, and at the end."""
     says("<think>", "hm", "</think>", "a", "", "b", "", finish="stop")

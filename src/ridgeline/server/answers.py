@@ -217,6 +217,7 @@ async def prepare_answer(
                 reasoning_parser=reasoning_parser,
                 names=names,
                 prompt=prompt,
+                continued=conversation.continued_text,
             ),
             one_call=not conversation.parallel_calls,
         )

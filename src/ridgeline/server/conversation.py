@@ -66,6 +66,11 @@ class Conversation:
         return () if self.choice == "none" else self.tools
 
     @property
+    def continued_text(self) -> str:
+        """What the last message has so far, if the answer goes on with it."""
+        return text_of(self.messages[-1].get("content")) if self.continue_final_message else ""
+
+    @property
     def callable(self) -> tuple[ToolSpec, ...]:
         """The tools of which one must be called, if one must be."""
         return tuple(tool for tool in self.tools if self.forced in (None, tool.name))

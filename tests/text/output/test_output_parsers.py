@@ -26,9 +26,11 @@ CALL_2 = '{"parameters": {"a": 1, "b": 2}, "name": "add"}'
 EXPECTED = [("get_weather", ARGUMENTS), ("add", {"a": 1, "b": 2})]
 
 
-def run(text, cuts=(), *, tool=None, reasoning=None, names=NAMES, prompt=""):
+def run(text, cuts=(), *, tool=None, reasoning=None, names=NAMES, **of_prompt):
     """The outcome of a text that arrives in pieces: reasoning, content, calls."""
-    parser = output_parser(tool_parser=tool, reasoning_parser=reasoning, names=names, prompt=prompt)
+    parser = output_parser(
+        tool_parser=tool, reasoning_parser=reasoning, names=names, **{"prompt": "", **of_prompt}
+    )
     events = []
     for start, stop in pairwise([0, *sorted(min(c, len(text)) for c in cuts), len(text)]):
         events += parser.push(text[start:stop])
@@ -167,6 +169,31 @@ def test_reasoning(name):
     )  # fmt: skip
     closed = f"{kind.start}\n\n{kind.end}\n\n"
     assert run("The answer.", reasoning=name, prompt=closed) == ("", "The answer.", [])
+
+
+@pytest.mark.parametrize("name", ["think", "mistral", "seed_oss", "granite"])
+def test_only_the_end_of_a_prompt_opens_reasoning(name):
+    kind = REASONING_PARSERS[name]
+    asked = f"<user>What does {kind.start} mean?<assistant>"
+    assert run("A tag.", reasoning=name, prompt=asked) == ("", "A tag.", [])
+    opened = f"<user>What does {kind.end} mean?<assistant>{kind.start}\n"
+    assert run("A tag.", reasoning=name, prompt=opened) == ("A tag.", "", [])
+
+
+@pytest.mark.parametrize(
+    ("last", "is_reasoning"),
+    [
+        ("<think>\nFirst,", True),
+        ("<think>First,</think>It", False),
+        ("The tag <think>", True),
+        ("The tag <think> is", False),
+        ("It", False),
+    ],
+)
+def test_a_message_that_goes_on_may_be_within_reasoning(last, is_reasoning):
+    prompt = f"<user>What are <think> and </think>?<assistant>{last}"
+    reasoning, content, _ = run(" more", reasoning="think", prompt=prompt, continued=last)
+    assert (bool(reasoning), bool(content)) == (is_reasoning, not is_reasoning)
 
 
 def test_reasoning_that_does_not_end_is_not_content():

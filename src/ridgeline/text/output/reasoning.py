@@ -23,9 +23,15 @@ class TaggedReasoning:
         self._advance: Callable[[list[Event]], bool] = self._inside if inside else self._before
 
     @classmethod
-    def is_open(cls, prompt: str) -> bool:
-        """Whether a rendered prompt ends within reasoning."""
-        return prompt.rfind(cls.start) > prompt.rfind(cls.end)
+    def is_open(cls, prompt: str, continued: str) -> bool:
+        """Whether a rendered prompt ends within reasoning.
+
+        Its end decides, or ``continued``, the text so far of a message that the output goes on
+        with: tags in other messages are only their text.
+        """
+        if prompt.rstrip().endswith(cls.start):
+            return True
+        return continued.lstrip().startswith(cls.start) and cls.end not in continued
 
     def push(self, text: str) -> list[Event]:
         self._buffer += text

@@ -73,12 +73,18 @@ def reads_special_tokens(tool_parser: str | None, reasoning_parser: str | None) 
 
 
 def output_parser(
-    *, tool_parser: str | None, reasoning_parser: str | None, names: Names, prompt: str
+    *,
+    tool_parser: str | None,
+    reasoning_parser: str | None,
+    names: Names,
+    prompt: str,
+    continued: str = "",
 ) -> OutputParser:
     """A parser for one output.
 
     ``tool_parser``: ``None`` leaves calls in the text. ``names``: tools that may be called,
     ``None`` for any. ``prompt``: the rendered prompt, whose end may have opened the reasoning.
+    ``continued``: the text of its last message, where the output goes on with that.
 
     Raises:
         InvalidRequestError: there is no such parser.
@@ -94,7 +100,7 @@ def output_parser(
         return tools
     kind = REASONING_PARSERS[reasoning_parser]
     assert issubclass(kind, TaggedReasoning)
-    return _Chain(kind(inside=kind.is_open(prompt)), tools)
+    return _Chain(kind(inside=kind.is_open(prompt, continued)), tools)
 
 
 class _Plain:
