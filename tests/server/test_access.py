@@ -13,6 +13,7 @@ from ridgeline.server.app import all_operations
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Keys
+from ridgeline.server.origins import Origins
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 PATHS = sorted({operation.path.replace(":path", "") for operation in all_operations()})
@@ -47,7 +48,7 @@ def guarded(roomy_folder, tmp_path_factory):
         data_dir=folder / "data",
         api_key_file=str(folder / "keys.toml"),
         served_model_name="tiny",
-        allow_origin=("https://app.example",),
+        allow_origin=("https://app.example/",),
     ) as server:
         yield server
 
@@ -146,6 +147,53 @@ def test_a_preflight_allows_the_headers_that_sdks_send(guarded):
         assert "access-control-allow-headers" not in refused.headers
         answer = client.get("/v1/models", headers={**allowed, "x-api-key": FAST})
         assert "retry-after" in answer.headers["access-control-expose-headers"]
+
+
+def test_every_origin_may_be_allowed_but_not_with_what_a_browser_keeps(roomy_folder, tmp_path):
+    settings = {"api_key": (FAST,), "allow_origin": ("*", "https://app.example")}
+    origin = {"origin": "https://any.example"}
+    with (
+        running(roomy_folder, data_dir=tmp_path, **settings) as server,
+        server.client(headers=origin) as client,
+    ):
+        preflight = client.options("/v1/models")
+        answer = client.get("/v1/models", headers={"x-api-key": FAST})
+        assert (preflight.status_code, answer.status_code) == (204, 200)
+        for response in (preflight, answer):
+            assert response.headers["access-control-allow-origin"] == "*"
+            assert "access-control-allow-credentials" not in response.headers
+        assert client.get("/v1/models", auth=("anyone", FAST)).status_code == 403
+        named = {"origin": "https://app.example"}
+        assert client.get("/v1/models", auth=("anyone", FAST), headers=named).status_code == 200
+        assert client.get("/v1/models", headers={"x-api-key": "wrong"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("http://localhost:3000/", b"http://localhost:3000"),
+        ("HTTPS://App.Example:443", b"https://app.example"),
+        ("http://app.example:443", b"http://app.example:443"),
+        ("http://[::1]:80", b"http://[::1]"),
+        ("chrome-extension://abcdef", b"chrome-extension://abcdef"),
+        ("*", b"null"),
+    ],
+)
+def test_an_origin_is_what_a_browser_sends(given, sent):
+    origins = Origins(ServerConfig(allow_origin=(given,)).allow_origin)
+    assert origins.allows(sent)
+    assert not origins.allows(None)
+    assert origins.allows(b"https://evil") == (given == "*")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "localhost:3000", "http://", "https://a.example/page", "https://*.a.example", "null",
+     "https://a b", "https://a:port", "https://me@a.example", "https://a\n"],
+)  # fmt: skip
+def test_what_is_no_origin_is_refused_at_once(origin):
+    with pytest.raises(InvalidRequestError, match="allow_origin must be"):
+        ServerConfig(allow_origin=("https://a.example", origin))
 
 
 @pytest.mark.parametrize("key", [FAST, "wrong"])

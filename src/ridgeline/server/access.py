@@ -13,6 +13,7 @@ from ridgeline.server.context import Call, Server, new_id
 from ridgeline.server.errors import ApiError, Family, family_of
 from ridgeline.server.keys import Caller
 from ridgeline.server.logs import log_request
+from ridgeline.server.origins import ANY, Origins
 from ridgeline.server.replies import encode
 
 _log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Access:
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
         self._server = server
-        self._origins = frozenset(origin.encode() for origin in server.config.allow_origin)
+        self._origins = Origins(server.config.allow_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,7 +72,7 @@ class Access:
                 headers=headers,
                 arrival_s=started_s,
             )
-            if scope["method"] == "OPTIONS" and headers.get(b"origin") in self._origins:
+            if self._is_preflight(scope, headers):
                 await _preflight(headers, observed_send)
             else:
                 scope.setdefault("state", {})["call"] = call
@@ -89,28 +90,37 @@ class Access:
         """Who calls; ApiError 401 or 403 if nobody may."""
         keys = self._server.keys
         is_public = scope["raw_path"] == PUBLIC_PATH and scope["method"] in _SAFE_METHODS
-        is_preflight = scope["method"] == "OPTIONS" and headers.get(b"origin") in self._origins
         caller = keys.caller(headers)
         if caller is None:
-            if not (is_public or is_preflight):
+            if not (is_public or self._is_preflight(scope, headers)):
                 raise ApiError(401, "A valid key is needed.", code="invalid_api_key")
             return Caller(tenant="")
         if keys.is_open and not _is_local_host(headers.get(b"host", b"")):
             raise ApiError(403, "The Host header does not name this machine.")
-        origin = headers.get(b"origin")
-        if origin is not None and origin not in self._origins and not _same_origin(headers):
-            raise ApiError(403, "Calls from this origin are not allowed (see --allow-origin).")
+        if b"origin" in headers and not _same_origin(headers):
+            self._check_origin(headers)
         return caller
+
+    def _is_preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        return scope["method"] == "OPTIONS" and self._origins.allows(headers.get(b"origin"))
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """ApiError 403 unless pages of the origin may call, in the way that this one does."""
+        origin = headers[b"origin"]
+        if not self._origins.allows(origin):
+            raise ApiError(403, "Calls from this origin are not allowed (see --allow-origin).")
+        # A browser adds the password that it keeps to the calls of any page.
+        if _has_password(headers) and not self._origins.names(origin):
+            raise ApiError(403, "Pages of this origin must send the key as a Bearer token.")
 
     def _cors(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         origin = headers.get(b"origin")
-        if origin is None or origin not in self._origins:
+        if origin is None or not self._origins.allows(origin):
             return []
-        return [
-            (b"access-control-allow-origin", origin),
-            (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
-            (b"vary", b"Origin"),
-        ]
+        exposed = (b"access-control-expose-headers", b"x-request-id, request-id, retry-after")
+        if self._origins.allows_any:
+            return [(b"access-control-allow-origin", ANY.encode()), exposed]
+        return [(b"access-control-allow-origin", origin), exposed, (b"vary", b"Origin")]
 
 
 async def _preflight(headers: dict[bytes, bytes], send: Callable[[Message], object]) -> None:
@@ -158,6 +168,10 @@ def _is_local_host(host: bytes) -> bool:
     if not colon or not port.isdigit():
         name = host.decode("latin-1")
     return is_loopback(name)
+
+
+def _has_password(headers: dict[bytes, bytes]) -> bool:
+    return headers.get(b"authorization", b"").partition(b" ")[0].lower() == b"basic"
 
 
 def _same_origin(headers: dict[bytes, bytes]) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import check_int
+from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -29,7 +30,8 @@ class ServerConfig:
         stall_timeout_s: seconds after which a reader that takes nothing is disconnected.
         ping_s: seconds of silence after which a stream sends a comment.
         drain_s: seconds that requests in progress have to end after SIGTERM.
-        allow_origin: origin of web pages that may call the server; may be given several times.
+        allow_origin: web pages that may call the server, scheme://host[:port] or * for all; may be
+            given several times.
         vllm_metrics: also publish metrics under the vllm: names that dashboards know.
         log_requests: one JSON line for each request on standard error, without prompts.
         data_dir: folder of files and batch jobs; default: ridgeline in the user's data folder.
@@ -87,6 +89,7 @@ class ServerConfig:
             known = ["auto", "none", *parsers]
             if getattr(self, what) not in known:
                 raise InvalidRequestError(f"{what} must be one of {', '.join(known)}.")
+        Origins(self.allow_origin)
         if any(not key for key in self.api_key) or self.admin_api_key == "":
             raise InvalidRequestError("A key must not be empty.")
         if not self.has_keys and not is_loopback(self.host):
