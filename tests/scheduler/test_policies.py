@@ -149,6 +149,31 @@ def test_priority_takes_blocks_as_well():
     assert all(record.finished_s is not None for record in simulation.records.values())
 
 
+def test_priority_preempts_nobody_in_vain():
+    """All blocks of the lower ones would not be enough."""
+    high = make_request(0, 0.0, priority=0, prompt=900, output=100)
+    low = [make_request(n, 0.0, priority=5, prompt=200, output=60) for n in (1, 2)]
+    newcomer = make_request(9, 0.8, priority=0, prompt=700, output=4)
+    simulation = Simulation(
+        scheduling_policy="priority", num_blocks=(100,), max_model_len=1500, max_num_seqs=8
+    )
+    simulation.run([high, *low, newcomer])
+    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.records[9].times[0] >= simulation.records[0].finished_s
+    assert len(simulation.records[1].times) == 60
+
+
+def test_prefixes_of_those_who_were_first_before_give_way():
+    """A waiting sequence that lost its place at the head does not keep the cache from the next."""
+    earlier = make_request(3, 0.0, priority=3, prompt=480, output=1, cache_key=b"key")
+    running = make_request(0, 1.0, priority=0, prompt=600, output=200)
+    waiting = make_request(1003, 2.0, priority=3, prompt=1000, output=1, cache_key=b"key")
+    urgent = make_request(2, 2.5, priority=2, prompt=800, output=1)
+    simulation = Simulation(scheduling_policy="priority", num_blocks=(100,), max_model_len=1500)
+    simulation.run([earlier, running, waiting, urgent])
+    assert simulation.records[2].finished_s < simulation.records[0].finished_s
+
+
 def test_a_prompt_of_higher_priority_overtakes_one_that_is_being_computed():
     low = make_request(0, 0.0, priority=1, prompt=10_000, output=1)
     high = make_request(1, 0.5, priority=0, prompt=500, output=1)

@@ -92,6 +92,11 @@ class BlockPool:
         """Whether writing to the block would be seen by another holder."""
         return block != NO_BLOCK and self._references[block] > 1
 
+    def num_freed(self, holders: Iterable[Sequence[int]]) -> int:
+        """How many blocks nobody would hold if these holders released all of theirs."""
+        counts = Counter(block for blocks in holders for block in blocks if block != NO_BLOCK)
+        return sum(self._references[block] == count for block, count in counts.items())
+
     def check_integrity(self, held: Counter[int]) -> None:
         """Assert that free, idle and held blocks (block → number of holders) are all there is."""
         sets = (set(self._free), set(self._idle), set(held))

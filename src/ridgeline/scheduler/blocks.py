@@ -77,17 +77,21 @@ class BlockTables:
         if self._transfers is not None:
             self._transfers.touch(sequence.nodes)
 
-    def can_hold(self, sequence: Sequence, step_tokens: int) -> bool:
+    def can_hold(
+        self, sequence: Sequence, step_tokens: int, *, without: Collection[Sequence] = ()
+    ) -> bool:
         """Whether the blocks for all known tokens are free, or held by the sequence already.
 
         With a window these are the window's and those of the steps in flight, of ``step_tokens``.
+        Blocks that only the sequences ``without`` hold count as free.
         """
         length = len(sequence.token_ids)
         for group, pool in enumerate(self._pools):
             table, most = sequence.tables[group], self._most_blocks(group, length, step_tokens)
             held = sum(entry != NO_BLOCK for entry in table)
             shared = len(self._shared_entries(table, pool, sequence.num_computed))
-            if most - held + shared > pool.num_free:
+            missing = most - held + shared - pool.num_free
+            if missing > 0 and missing > pool.num_freed(each.tables[group] for each in without):
                 return False
         return True
 

@@ -1,6 +1,6 @@
 """Those who wait: in which order, which blocks they hold, who is turned away, who is loaded."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from ridgeline.core.errors import InvalidRequestError, OverloadedError
@@ -168,6 +168,11 @@ class Waiting:
         self._note_blocks(sequence)
         return self._blocks.can_hold(sequence, self._config.max_num_batched_tokens)
 
+    def would_fit(self, sequence: Sequence, *, without: Collection[Sequence]) -> bool:
+        """Whether it would fit if these sequences released their blocks."""
+        step_tokens = self._config.max_num_batched_tokens
+        return self._blocks.can_hold(sequence, step_tokens, without=without)
+
     def admitted(self, sequence: Sequence, now_s: float) -> None:
         """The sequence was given a slot, and waits no more."""
         self.remove(sequence)
@@ -177,10 +182,14 @@ class Waiting:
     def drop_blocks(self, *, but: Sequence | None = None) -> bool:
         """Take blocks from the last of those that hold some; whether there was one.
 
-        Before that, those that are only held to be saved.
+        Before that, those that nobody but the saves of them holds.
         """
         if self._transfers is not None and self._transfers.cancel_saves():
             return True
+        return self.drop_holder(but=but)
+
+    def drop_holder(self, *, but: Sequence | None = None) -> bool:
+        """Take the blocks of the last of those that wait and hold some; whether there was one."""
         holders = [each for each in self._holders if each is not but]
         if not holders:
             return False
