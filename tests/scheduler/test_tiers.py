@@ -10,7 +10,7 @@ from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run
 
 from ridgeline.core.errors import OverloadedError
 from ridgeline.core.request import FinishReason
-from ridgeline.kvcache import prefix_cache
+from ridgeline.kvcache import Match, prefix_cache
 from ridgeline.kvcache.tiers import DiskTier, RamTier, Transfers, transfers
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
@@ -219,6 +219,40 @@ def test_preempted_sequences_are_swapped_in():
     total = sum(30 + 29 for _ in prompts)
     # Blocks of 4: what is not in a full block is computed again, and each time the last token.
     assert computed(executor) <= total + 5 * scheduler.num_preemptions
+
+
+def test_saves_are_given_up_only_where_that_frees_a_block():
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [RamTier(10**6)])
+    (sequence,) = scheduler.add(request(0, range(41), cache_key=b"k" * 32, max_tokens=9))
+    plan = scheduler.schedule()
+    scheduler.update(plan, executor.submit(plan).result())
+    assert scheduler.transfers.is_busy
+    assert not scheduler.transfers.cancel_saves()
+    scheduler.finish(sequence, FinishReason.ABORT)
+    num_free = scheduler.prefix_cache.pools[0].num_free
+    assert scheduler.transfers.cancel_saves()
+    assert scheduler.prefix_cache.pools[0].num_free > num_free
+    scheduler.check_integrity()
+
+
+def test_what_a_victim_computed_is_saved_although_nothing_was_when_blocks_ran_out(monkeypatch):
+    executor = FakeExecutor()
+    scheduler = make_with_tiers(executor, [RamTier(10**6)], num_blocks=(20,))
+    prompts = [range(100 * number, 100 * number + 30) for number in range(2)]
+    for number, prompt in enumerate(prompts):
+        scheduler.add(request(number, prompt, cache_key=b"k" * 32, max_tokens=30))
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler.transfers, "_work", lambda: None)  # a busy thread
+        while not scheduler.num_preemptions:
+            plan = scheduler.schedule()
+            scheduler.update(plan, executor.submit(plan).result())
+    scheduler.transfers.poll()
+    kept = [scheduler.transfers.find(b"k" * 32, Match([], [[]]), prompt) for prompt in prompts]
+    assert kept[0] == 7
+    assert 0 < kept[1] < 7  # the latest made room
+    run_all(scheduler, executor)
+    scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("windows", [(None,), (5,)], ids=str)

@@ -24,13 +24,14 @@ from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, digest
 from ridgeline.kvcache.tiers.tier import BlockIO, Tier
 
 _BATCH = 32  # blocks that are exported or imported at once, between two steps
+_CANCEL_BATCH = 4  # saves that are given up at once
 _SMOOTHING = 0.2
 FLUSH_S = 3.0  # a server ends a process that takes longer to stop; see `ProcessHost`
 
 
 @dataclass(slots=True)
 class TransferStats:
-    """Blocks since the start. ``skipped``: not saved, since too many were under way."""
+    """Blocks since the start. ``skipped``: not saved, for want of blocks or too many under way."""
 
     saved_blocks: int = 0
     skipped_blocks: int = 0
@@ -201,13 +202,18 @@ class Transfers:
         self._jobs.put(_Delete(tenant, done))
 
     def cancel_saves(self) -> bool:
-        """Give up saves that have not begun, for the sake of their blocks; whether there were."""
+        """Give up the latest saves that have not begun and alone hold a block; whether there were.
+
+        Some at a time: of a sequence that lost its blocks, as much as possible is to be saved.
+        """
         cancelled = []
         with self._starting:
-            for save in self._saves.values():
-                if not save.is_started:
+            for save in reversed(self._saves.values()):
+                if not save.is_started and self._is_alone(save):
                     save.is_cancelled = True
                     cancelled.append(save)
+                    if len(cancelled) == _CANCEL_BATCH:
+                        break
         for save in cancelled:
             del self._saves[save.node]
             save.node.is_kept = False
@@ -267,6 +273,11 @@ class Transfers:
         while count and not fits(count):
             count -= 1
         return count
+
+    def _is_alone(self, save: _Save) -> bool:
+        """Whether some block comes free if the save lets go of it."""
+        pairs = zip(self._cache.pools, save.blocks, strict=True)
+        return any(not pool.is_shared(block) for pool, block in pairs)
 
     def _end_saves(self, saves: Sequence[_Save]) -> None:
         for save in saves:
