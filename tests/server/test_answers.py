@@ -60,6 +60,12 @@ def test_no_logprob_of_a_response_is_lost(says, http, events):
     assert found[-1]["response"]["output"][1]["content"][0]["logprobs"] == wanted
 
 
+def test_top_logprobs_of_a_response_are_included(says, http):
+    says("a", "b")
+    (message,) = respond(http, top_logprobs=2)["output"]
+    assert len(message["content"][0]["logprobs"]) == 2
+
+
 CALL = '<tool_call>{"name": "f", "arguments": {"a": %d}}</tool_call>'
 CALLS = [CALL % 1, (CALL % 2)[:20], (CALL % 2)[20:], CALL % 3, CALL % 4]
 PARAMETERS = {"type": "object"}

@@ -74,6 +74,18 @@ def test_files_come_back_byte_for_byte(http):
     assert http.get(f"/v1/files/{file['id']}").status_code == 404
 
 
+def test_files_that_expire_are_refused(http):
+    form = {"purpose": "batch", "expires_after[anchor]": "created_at"}
+    response = http.post("/v1/files", files={"file": ("in.jsonl", b"{}")}, data=form)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "expires_after"
+    after = {"anchor": "created_at", "seconds": 3600}
+    body = {"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"}
+    response = http.post("/v1/batches", json={**body, "output_expires_after": after})
+    assert response.status_code == 400
+    assert "files do not expire" in response.json()["error"]["message"]
+
+
 def test_a_batch_answers_every_line_as_online(http):
     batch = finished(http, start(http, batch_file(20))["id"])
     assert batch["status"] == "completed"

@@ -23,6 +23,12 @@ def page_server(roomy_folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def served(page_server):
+    """What `says` speaks for."""
+    return page_server
+
+
+@pytest.fixture(scope="module")
 def browser():
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -100,6 +106,18 @@ def test_probabilities_are_coloured(page):
     tokens = page.query_selector_all(".token")
     assert len(tokens) == 8
     assert re.match(r"\d+\.\d%", tokens[0].get_attribute("title"))
+
+
+def test_reasoning_is_shown_once(says, page):
+    """Its tokens have probabilities, too, and so have the tags around it."""
+    says("<think>", "b", "c", "</think>", "", "f", "g", "")
+    page.check("#show-logprobs")
+    page.fill("#prompt", "the cat")
+    page.click("#send")
+    page.wait_for_selector(".turn.assistant:not(.busy)")
+    assert page.text_content(".turn.assistant details") == "Reasoningbc"
+    assert page.text_content(".turn.assistant > span") == "fg"
+    assert len(page.query_selector_all(".token")) == 2
 
 
 def test_the_live_view_moves(page):

@@ -61,9 +61,20 @@ function tokensOf(logprobs) {
   return logprobs.tokens.map((token, i) => [token, logprobs.token_logprobs[i], Object.entries(logprobs.top_logprobs[i])]);
 }
 
+// The last tokens, as far as they make up the text; none where they do not.
+function tokensFor(text, tokens) {
+  let joined = "";
+  for (let first = tokens.length - 1; first >= 0; first--) {
+    joined = tokens[first][0] + joined;
+    if (joined.trim() === text.trim()) return tokens.slice(first);
+  }
+  return [];
+}
+
 class Output {
   constructor(turn) {
     this.turn = turn;
+    this.held = []; // tokens whose text has not come yet
     this.text = "";
     this.body = document.createElement("span");
     turn.append(this.body);
@@ -80,9 +91,8 @@ class Output {
     this.reasoning.lastChild.textContent += text;
   }
 
-  add(text, logprobs) {
+  add(text, tokens = []) {
     this.text += text;
-    const tokens = tokensOf(logprobs);
     if (tokens.length) for (const token of tokens) this.body.append(tokenSpan(...token));
     else if (text) this.body.append(text);
     const transcript = byId("transcript");
@@ -98,13 +108,15 @@ function takeChunk(output, chunk) {
   const choice = chunk.choices[0];
   if (!choice) return;
   if (mode === "completion") {
-    output.add(choice.text, choice.logprobs);
+    output.add(choice.text, tokensOf(choice.logprobs));
     return;
   }
   const { reasoning, content, tool_calls: calls } = choice.delta;
+  output.held.push(...tokensOf(choice.logprobs));
   if (reasoning) output.reason(reasoning);
-  if (content || choice.logprobs) output.add(content ?? "", choice.logprobs);
+  if (content) output.add(content, tokensFor(content, output.held));
   for (const call of calls ?? []) output.add((call.function.name ?? "") + (call.function.arguments ?? ""));
+  if (reasoning || content || calls) output.held = [];
 }
 
 async function send(text) {

@@ -14,6 +14,9 @@ async def create_batch(call: Call, request: BatchRequest) -> Reply:
     """Queue the lines of an uploaded file."""
     if request.endpoint not in ENDPOINTS:
         raise bad_request(f"endpoint must be one of {', '.join(ENDPOINTS)}.", "endpoint")
+    if request.output_expires_after is not None:
+        name = "output_expires_after"
+        raise bad_request(f"{name}: files do not expire; delete them.", name)
     call.server.check_taking_work()
     batch = await call.server.jobs.batches.create(
         call.caller.tenant,

@@ -20,8 +20,10 @@ async def upload_file(call: Call, receive: Receive) -> Reply:
         purpose = upload.fields.pop("purpose", None)
         if purpose not in PURPOSES:
             raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}.", "purpose")
-        if unknown := [name for name in upload.fields if not name.startswith("expires_after")]:
-            raise bad_request(f"{unknown[0]}: this field is not known.", unknown[0])
+        if unknown := next(iter(upload.fields), None):
+            if unknown.startswith("expires_after"):
+                raise bad_request(f"{unknown}: files do not expire; delete them.", "expires_after")
+            raise bad_request(f"{unknown}: this field is not known.", unknown)
         file = await jobs.files.adopt(
             temporary, call.caller.tenant, upload.filename or "upload", purpose, upload.size
         )

@@ -44,7 +44,8 @@ async def responses(call: Call, request: ResponsesRequest) -> Reply | EventStrea
             raise bad_request("text.format of type json_schema needs a schema.", "text.format")
         if wanted.type != "text":
             request.structured_outputs = StructuredOutputs(json=wanted.schema or {"type": "object"})
-    wants_logprobs = "message.output_text.logprobs" in (request.include or ())
+    includes_logprobs = "message.output_text.logprobs" in (request.include or ())
+    wants_logprobs = includes_logprobs or bool(request.top_logprobs)
     answer = await prepare_answer(
         call,
         request,

@@ -10,7 +10,7 @@ _Value = Annotated[str, Meta(max_length=512)]
 
 
 class BatchRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``input_file_id``: a file with purpose batch. ``output_expires_after`` is inert."""
+    """``input_file_id``: a file with purpose batch. ``output_expires_after`` is refused."""
 
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: Name

@@ -67,7 +67,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``parameters`` is a JSON Schema."""
+    """``parameters`` is a JSON Schema; ``strict`` is inert."""
 
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None

@@ -37,7 +37,10 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``continuous_usage_stats``: usage in every chunk, not only in the last."""
+    """``continuous_usage_stats``: usage in every chunk, not only in the last.
+
+    ``include_obfuscation`` is inert: there is none.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

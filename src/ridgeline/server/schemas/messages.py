@@ -45,7 +45,10 @@ class InputMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that the model may call; ``input_schema`` is a JSON Schema."""
+    """A function that the model may call; ``input_schema`` is a JSON Schema.
+
+    ``strict``, ``cache_control`` and ``eager_input_streaming`` are inert.
+    """
 
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
     type: Literal["custom"] | None = None

@@ -30,7 +30,7 @@ class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that the model may call."""
+    """A function that the model may call; ``strict`` is inert."""
 
     type: Name
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
@@ -74,9 +74,11 @@ class ReasoningSettings(Struct, forbid_unknown_fields=True, kw_only=True):
 class ResponsesRequest(Generation, kw_only=True):
     """Stateless: ``previous_response_id``, ``conversation`` and ``background`` are refused.
 
-    Inert: ``store``, ``metadata``, ``user``, ``service_tier``, ``truncation`` unless ``auto``,
-    ``prompt_cache_key``, ``prompt_cache_options``, ``safety_identifier``; and ``max_tool_calls``,
-    which is about built-in tools.
+    ``top_logprobs`` implies the ``include`` of logprobs. Inert: ``store``, ``metadata``, ``user``,
+    ``service_tier``, ``truncation`` unless ``auto``, ``prompt_cache_key``,
+    ``prompt_cache_options``, ``prompt_cache_retention``, ``safety_identifier``, ``stream_options``,
+    ``include`` of ``reasoning.encrypted_content``; and ``max_tool_calls``, which is about
+    built-in tools.
     """
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
