@@ -26,8 +26,6 @@ from ridgeline.text.output import (
     reads_special_tokens,
 )
 
-_FALLBACK_PARSER = "hermes"
-
 
 @dataclass(slots=True, kw_only=True)
 class CallDelta:
@@ -174,16 +172,15 @@ async def prepare_answer(
     model = server.check_model(fields.model, call.caller)
     call.admit()
     tools = conversation.offered_tools
-    known_parser = server.tool_parser or _FALLBACK_PARSER
     wanted = structured_outputs(fields)
-    forced = forced_call(conversation, wanted, known_parser, server.template_source)
+    forced = forced_call(conversation, wanted, server.tool_parser, server.template_source)
     tool_parser = reasoning_parser = None
     if forced is not None:
         tool_parser = forced.parser
     elif wanted is None:
         reasoning_parser = server.reasoning_parser
         if tools:
-            tool_parser = known_parser
+            tool_parser = server.tool_parser
     prompt = await prompt_of(call, conversation)
     if forced is not None or reads_special_tokens(tool_parser, reasoning_parser):
         settings["skip_special_tokens"] = False
@@ -208,14 +205,14 @@ async def prepare_answer(
         priority=priority_of(call, fields.priority),
         deadline_s=deadline_s(server, fields),
     )
-    names = [tool.name for tool in tools]
+    schemas = {tool.name: tool.parameters or {} for tool in tools}
 
     def new_answer() -> Answer:
         return Answer(
             output_parser(
                 tool_parser=tool_parser,
                 reasoning_parser=reasoning_parser,
-                names=names,
+                tools=schemas,
                 prompt=prompt,
                 continued=conversation.continued_text,
             ),
@@ -236,8 +233,8 @@ async def prompt_of(call: Call, conversation: Conversation) -> str:
             {**message, "role": "system"} if message["role"] == "developer" else message
             for message in messages
         ]
-    knows_tools = "tools" in source or "tool_calls" in source
-    if not knows_tools:
+    knows_tools = server.template_knows_tools
+    if not knows_tools and (tools or "tool_calls" not in source):
         messages = explain_tools(messages, tools)
     return await render(
         server,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.conversation import TOLD_PARSER
 from ridgeline.server.errors import ApiError, Family
 from ridgeline.server.keys import Caller, Keys
 from ridgeline.server.limits import Limits
@@ -111,9 +112,16 @@ class Server:
         return self.engine.chat_template.source if self.engine.chat_template else ""
 
     @property
+    def template_knows_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return "tools" in self.template_source
+
+    @property
     def tool_parser(self) -> str | None:
-        """The parser of tool calls, by name."""
+        """The parser of tool calls, by name; ``None`` leaves them in the text."""
         wanted = self.config.tool_call_parser
+        if wanted == "auto" and not self.template_knows_tools:
+            return TOLD_PARSER
         return _chosen(wanted, choose_tool_parser, self.template_source)
 
     @property

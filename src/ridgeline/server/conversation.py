@@ -9,6 +9,7 @@ from ridgeline.server.errors import bad_request
 
 Choice = Literal["auto", "none", "required"]
 
+TOLD_PARSER = "hermes"  # which reads what models are told to write by the instructions
 _INSTRUCTIONS = (
     "You may call functions. Each is described by a JSON object on a line of its own:\n{tools}\n"
     "To call one, answer with <tool_call>"

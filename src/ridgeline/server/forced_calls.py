@@ -18,14 +18,17 @@ class ForcedCall:
 
 
 def forced_call(
-    conversation: Conversation, wanted: StructuredOutputs | None, parser: str, template: str
+    conversation: Conversation,
+    wanted: StructuredOutputs | None,
+    parser: str | None,
+    template: str,
 ) -> ForcedCall | None:
     """The grammar of a call that ``tool_choice`` demands, or that may take the place of ``wanted``.
 
     ``None`` where there are no tools, or the model is free to call and to write as it likes.
-    ``wanted`` is what the text of the answer must be, ``parser`` the model's, and ``template`` its
-    chat template. A format that is not JSON is not forced: a call that must be made is then a plain
-    JSON object.
+    ``wanted`` is what the text of the answer must be, ``parser`` the model's, if any, and
+    ``template`` its chat template. A format that is not JSON is not forced: a call that must be
+    made is then a plain JSON object.
 
     Raises:
         ApiError: the tools and ``wanted`` exclude each other.
@@ -50,4 +53,4 @@ def forced_call(
         parts.append([{"json": json.loads(wanted.source)}])
     grammar = StructuredOutputs.of({"json": schema} if parts is None else {"parts": parts})
     assert grammar is not None
-    return ForcedCall(grammar=grammar, parser="json" if parts is None else parser)
+    return ForcedCall(grammar=grammar, parser=parser if parts and parser else "json")

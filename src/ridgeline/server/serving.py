@@ -92,8 +92,8 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     announce(f"Ridgeline serves {server.model_name} on http://{shown}:{port}")
-    if server.keys.is_open:
-        announce("No keys are set, so only programs on this machine can call (see --api-key).")
+    for note in start_notes(server):
+        announce(note)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     working = asyncio.create_task(server.jobs.worker.run())
     warming = asyncio.create_task(_become_ready(server, announce))
@@ -110,6 +110,19 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     if lost.done():
         raise EngineError(lost.result())
     lost.cancel()
+
+
+def start_notes(server: Server) -> list[str]:
+    """What whoever starts a server should know of it."""
+    notes = []
+    if server.keys.is_open:
+        notes.append("No keys are set, so only programs on this machine can call (see --api-key).")
+    if server.config.tool_call_parser == "auto" and server.tool_parser is None:
+        notes.append(
+            "The form of this chat template's tool calls is not known: they stay in the text, and "
+            "forced ones are plain JSON (see --tool-call-parser)."
+        )
+    return notes
 
 
 async def _lost(server: Server) -> str:

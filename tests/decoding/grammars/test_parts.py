@@ -81,7 +81,7 @@ def test_calls_can_be_read_and_are_valid(tools, parser, template):
         assert text.startswith(FORMATS[parser, template]), text
         assert all((special[m] in tokens) == (m in text) for m in special)
         reader = output_parser(
-            tool_parser=parser, reasoning_parser=None, names=[n for n, _ in TOOLS], prompt=""
+            tool_parser=parser, reasoning_parser=None, tools=dict(TOOLS), prompt=""
         )
         name, *arguments = [*reader.push(text), *reader.finish()]
         assert isinstance(name, ToolCall)
@@ -93,6 +93,7 @@ def test_calls_can_be_read_and_are_valid(tools, parser, template):
 
 def test_other_formats_have_no_parts():
     assert call_parts("pythonic", "", TOOLS) is None
+    assert call_parts("qwen3_coder", "", TOOLS) is None
     assert call_parts(None, "", TOOLS) is None
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.text.chat_families import FAMILIES
 
 from ridgeline.text.output import (
     REASONING_PARSERS,
@@ -19,17 +20,26 @@ from ridgeline.text.output import (
     output_parser,
 )
 
-NAMES = ("get_weather", "add", "f")
+WEATHER = {
+    "properties": {
+        "city": {"type": "string"},
+        "n": {"type": "number"},
+        "deep": {"type": "object"},
+        "e": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    }
+}
+NUMBERS = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+TOOLS = {"get_weather": WEATHER, "add": NUMBERS, "f": {}}
 ARGUMENTS = {"city": 'Zürich "old\\town"', "n": -1.5, "deep": {"a": [1, {"b": "}]"}]}, "e": None}
 CALL = json.dumps({"name": "get_weather", "arguments": ARGUMENTS})
 CALL_2 = '{"parameters": {"a": 1, "b": 2}, "name": "add"}'
 EXPECTED = [("get_weather", ARGUMENTS), ("add", {"a": 1, "b": 2})]
 
 
-def run(text, cuts=(), *, tool=None, reasoning=None, names=NAMES, **of_prompt):
+def run(text, cuts=(), *, tool=None, reasoning=None, tools=TOOLS, **of_prompt):
     """The outcome of a text that arrives in pieces: reasoning, content, calls."""
     parser = output_parser(
-        tool_parser=tool, reasoning_parser=reasoning, names=names, **{"prompt": "", **of_prompt}
+        tool_parser=tool, reasoning_parser=reasoning, tools=tools, **{"prompt": "", **of_prompt}
     )
     events = []
     for start, stop in pairwise([0, *sorted(min(c, len(text)) for c in cuts), len(text)]):
@@ -50,6 +60,11 @@ def decoded(calls):
 
 WELL_FORMED = {
     "hermes": f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL_2}\n</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\n"
+    f"{ARGUMENTS['city']}\n</parameter>\n<parameter=n>\n-1.5\n</parameter>\n<parameter=deep>\n"
+    f"{json.dumps(ARGUMENTS['deep'])}\n</parameter>\n<parameter=e>\nnull\n</parameter>\n"
+    "</function>\n</tool_call>\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n"
+    "<parameter=b>2</parameter>\n</function>\n</tool_call>",
     "llama3_json": f"<|python_tag|>{CALL}; {CALL_2}",
     "mistral": f"[TOOL_CALLS] [{CALL}, {CALL_2}]",
     "json": f"[{CALL},\n {CALL_2}]",
@@ -70,7 +85,7 @@ def test_two_calls_are_found(tool):
 @pytest.mark.parametrize("tool", WELL_FORMED)
 def test_arguments_stream(tool):
     """The first piece of the arguments is out before the call's text is complete."""
-    parser = output_parser(tool_parser=tool, reasoning_parser=None, names=NAMES, prompt="")
+    parser = output_parser(tool_parser=tool, reasoning_parser=None, tools=TOOLS, prompt="")
     text = WELL_FORMED[tool]
     first = next(
         i
@@ -86,6 +101,7 @@ FRAGMENTS = [
     "Sure: ", "ü", '{"name": "Bob"}', "f(", "f(x=[1, 2], y='a')", ")", ",", "<|channel|>",
     "analysis", "final", "<|message|>", "<|end|>", "<|start|>assistant", "<", "|", "get_weather",
     '{"name": "f"', '"arguments": ', '"{\\"x\\": 1}"', "null", "[f(__import__('os'))]", "3e5",
+    "<function=f>", "<parameter=x>", "</parameter>", "</function>", "<parameter=a>", "5",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=8).map("".join)
 
@@ -100,7 +116,10 @@ def test_pieces_do_not_matter(tool, reasoning, text, cuts, opened):
     assert run(text, range(len(text)), **settings) == whole
 
 
-@pytest.mark.parametrize("tool", [None, "hermes", "llama3_json", "json", "pythonic", "mistral"])
+PLAIN = [None, "hermes", "qwen3_coder", "llama3_json", "json", "pythonic", "mistral"]
+
+
+@pytest.mark.parametrize("tool", PLAIN)
 @given(text=st.text(max_size=40))
 def test_text_without_calls_is_content(tool, text):
     assert run(text, tool=tool) == ("", text, [])
@@ -113,6 +132,9 @@ def test_text_without_calls_is_content(tool, text):
         ("llama3_json", '{"answer": [1, 2, 3]}'),
         ("hermes", 'Use <tool_call>{"name": "unknown", "arguments": {}}</tool_call> so.'),
         ("hermes", "a <tool_call> is a tag"),
+        ("qwen3_coder", "a <tool_call> is a tag"),
+        ("qwen3_coder", "<tool_call>\n<function=unknown>\n</function>\n</tool_call>"),
+        ("qwen3_coder", "<tool_call><function=" + "f" * 300 + ">"),
         ("mistral", "[TOOL_CALLS]unknown[ARGS]{}"),
         ("pythonic", "[1, 2, 3]"),
         ("pythonic", "[get_weather]"),
@@ -148,9 +170,91 @@ def test_a_call_without_arguments_has_an_empty_object():
     assert run('{"name": "f"}', tool="json")[2] == [("f", "{}")]
 
 
+def function(*arguments, name="f"):
+    """A call in the format of Qwen3-Coder."""
+    texts = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments]
+    return f"<tool_call>\n<function={name}>\n{''.join(texts)}</function>\n</tool_call>"
+
+
+COLOR = {"$defs": {"color": {"enum": ["red", "1"]}, "loop": {"$ref": "#/$defs/loop"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "string"}, '\n "a"\t\\ü\n', '\n "a"\t\\ü\n'),
+        ({"type": "string"}, "", ""),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": "integer"}, "5", 5),
+        ({"type": "integer"}, "5.5", "5.5"),
+        ({"type": "integer"}, "five", "five"),
+        ({"type": "integer"}, "null", None),
+        ({"type": "number"}, "5", 5),
+        ({"type": "number"}, "-2.5", -2.5),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": "array"}, "[1,\n {}]", [1, {}]),
+        ({"type": "object"}, "{'a': None}", {"a": None}),
+        ({"type": "object"}, "[" * 100_000, "[" * 100_000),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "5", "5"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "5", 5),
+        ({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]}, "1", "1"),
+        ({"$ref": "#/$defs/color"}, "1", "1"),
+        ({"$ref": "#/$defs/loop"}, "1", 1),
+        ({"$ref": "elsewhere"}, "red", "red"),
+        ({}, "[1]", [1]),
+        (True, "red", "red"),
+        (None, "5", "5"),
+    ],
+)
+def test_text_of_arguments_becomes_what_the_schema_says(schema, text, value):
+    properties = {} if schema is None else {"x": schema}
+    tools = {"f": {"properties": properties, **COLOR}}
+    (call,) = decoded(run(function(("x", text)), tool="qwen3_coder", tools=tools)[2])
+    assert call == ("f", {"x": value})
+
+
+def test_tags_within_an_argument():
+    code = "<a>\n</parameter>\n<b></function> <parameter=y> <tool_call></tool_call>"
+    found = run(function(("x", code), ("y", "2")), tool="qwen3_coder")
+    assert found[:2] == ("", "")
+    assert decoded(found[2]) == [("f", {"x": code, "y": "2"})]
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("<tool_call><function=f></function></tool_call>", [("f", {})]),
+        ("<tool_call><function=f></tool_call>", [("f", {})]),
+        ("<tool_call><function=f><parameter=x>\n1\n</function>\n</tool_call>", [("f", {"x": "1"})]),
+        (
+            "<tool_call><function=f></function>\n<function=add><parameter=a>1</parameter>\n"
+            "</function></tool_call>",
+            [("f", {}), ("add", {"a": 1})],
+        ),
+    ],
+)
+def test_calls_that_lack_a_tag(text, calls):
+    found = run(text, tool="qwen3_coder")
+    assert found[1] == ""
+    assert decoded(found[2]) == calls
+
+
+def test_text_of_an_argument_streams():
+    parser = output_parser(tool_parser="qwen3_coder", reasoning_parser=None, tools=TOOLS, prompt="")
+    parser.push("<tool_call>\n<function=f>\n<parameter=x>\nlong")
+    assert parser.push(" text") == [ToolArguments(0, " text")]
+
+
 def test_a_call_that_is_cut_short_keeps_what_there_is():
     text = '<tool_call>{"name": "f", "arguments": {"x": "lo'
     assert run(text, tool="hermes") == ("", "", [("f", '{"x": "lo')])
+    text = "<tool_call><function=f><parameter=x>lo"
+    assert run(text, tool="qwen3_coder") == ("", "", [("f", '{"x": "lo')])
 
 
 @pytest.mark.parametrize("value", ["__import__('os')", "open('x')", "[].append", "1 if 1 else 2"])
@@ -228,6 +332,13 @@ def test_harmony_header_after_white_space():
     ("template", "tool", "reasoning"),
     [
         ("{% if tools %}<tool_call>{% endif %}</think>", "hermes", "think"),
+        ("{{ tools }}'<tool_call>\\n{\"name\": <function-name>'", "hermes", None),
+        ("{{ tools }}<tool_call>\n<function=f>\n<parameter=x>", "qwen3_coder", None),
+        ("{{ tools }}<tool_call>{name}\n<arg_key>", None, None),
+        ("{{ tools }}<｜tool▁calls▁begin｜>", None, None),
+        ('{{ tools }}<|tool_calls_section_begin|>"parameters":', None, None),
+        ('{{ tools }}<|START_ACTION|>[{"tool_name": , "parameters": ', None, None),
+        ("{{ tools }}<seed:tool_call>\n<function=f>\n<parameter=x>", None, None),
         ("{{ tools }}[TOOL_CALLS]", "mistral", None),
         ("{{ tools }}<|python_tag|>", "llama3_json", None),
         ("{{ tools }}<|channel|>", "harmony", "harmony"),
@@ -237,3 +348,14 @@ def test_harmony_header_after_white_space():
 def test_parsers_are_chosen_from_the_template(template, tool, reasoning):
     assert choose_tool_parser(template) == tool
     assert choose_reasoning_parser(template) == reasoning
+
+
+@pytest.mark.parametrize(
+    ("family", "tool"),
+    [
+        ("llama-3.1", "llama3_json"), ("mistral", "mistral"), ("qwen2.5", "hermes"),
+        ("deepseek-r1", None), ("gpt-oss", "harmony"), ("gemma", None),
+    ],
+)  # fmt: skip
+def test_parsers_of_well_known_families(family, tool):
+    assert choose_tool_parser(FAMILIES[family]) == tool

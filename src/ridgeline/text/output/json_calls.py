@@ -169,7 +169,7 @@ class JsonCalls:
     def feed(self, text: str, out: list[Event]) -> str | None:
         """Take text; events are appended to ``out``."""
         rest = self._feed(text, out)
-        _join_arguments(out)
+        join_arguments(out)
         return rest
 
     def _feed(self, text: str, out: list[Event]) -> str | None:
@@ -211,7 +211,7 @@ class JsonCalls:
         return self._between + "".join(self._call.raw)
 
 
-def _join_arguments(out: list[Event]) -> None:
+def join_arguments(out: list[Event]) -> None:
     """Join neighbouring pieces of one call's arguments, in place."""
     joined: list[Event] = []
     for event in out:

@@ -1,17 +1,15 @@
 """Tool calls written as a Python list of calls: ``[f(a=1, b="x"), g()]``."""
 
-import ast
 import json
 from collections.abc import Collection
-from typing import Any
 
 from ridgeline.text.output.events import Event, ToolArguments, ToolCall
 from ridgeline.text.output.json_calls import content
+from ridgeline.text.output.literals import literal
 from ridgeline.text.output.tool_parsers import known_tools
 
 _MAX_DEPTH = 64
 _MAX_ARGUMENT_CHARS = 1 << 16
-_NAMES = {"true": True, "false": False, "null": None, "none": None}
 
 
 class Pythonic:
@@ -86,7 +84,7 @@ class Pythonic:
         if piece:
             name, equals, value = piece.partition("=")
             try:
-                text = json.dumps(_literal(value.strip()), ensure_ascii=False, allow_nan=False)
+                text = json.dumps(literal(value.strip()), ensure_ascii=False, allow_nan=False)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 return False
             if not equals or not name.strip().isidentifier():
@@ -130,30 +128,3 @@ class _Scan:
         elif char in ")]}":
             self._depth -= 1
         return 0 <= self._depth <= _MAX_DEPTH
-
-
-def _literal(text: str) -> Any:
-    """The value of a Python or JSON literal; ValueError for anything else."""
-    return _value(ast.parse(text, mode="eval").body)
-
-
-def _value(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=str() | bool() | int() | float() | None as value):
-            return value
-        case ast.Name(id=name) if name in _NAMES:
-            return _NAMES[name]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            pairs = zip(keys, values, strict=True)
-            return {_key(key): _value(value) for key, value in pairs}
-    raise ValueError("not a literal")
-
-
-def _key(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    raise ValueError("not a string")

@@ -1,11 +1,14 @@
 """Parsers by name, and the choice among them by a model's chat template."""
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.text.output.events import Content, Event, OutputParser
 from ridgeline.text.output.harmony import Harmony
 from ridgeline.text.output.pythonic import Pythonic
+from ridgeline.text.output.qwen3_coder import Qwen3Coder, Tools
 from ridgeline.text.output.reasoning import (
     Granite,
     MistralThink,
@@ -15,11 +18,10 @@ from ridgeline.text.output.reasoning import (
 )
 from ridgeline.text.output.tool_parsers import Hermes, Llama3Json, Mistral, WholeJson
 
-Names = Collection[str] | None
-
-TOOL_PARSERS: Mapping[str, Callable[[Names], OutputParser]] = {
+TOOL_PARSERS: Mapping[str, Callable[[Tools | None], OutputParser]] = {
     "hermes": Hermes,
     "qwen": Hermes,
+    "qwen3_coder": Qwen3Coder,
     "llama3_json": Llama3Json,
     "pythonic": Pythonic,
     "mistral": Mistral,
@@ -38,13 +40,17 @@ REASONING_PARSERS: Mapping[str, type[TaggedReasoning] | type[Harmony]] = {
 # These read tokens that detokenizing would leave out.
 _SPECIAL_TOKEN_PARSERS = frozenset({"mistral", "llama3_json", "harmony"})
 
-_TOOL_MARKS = (
-    ("<|channel|>", "harmony"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<tool_call>", "hermes"),
-    ("[func_name1(", "pythonic"),
-    ("<|python_tag|>", "llama3_json"),
-    ('"parameters":', "llama3_json"),
+# The first whose pattern is in a template is its parser; None: a form that none of them reads.
+_TOOL_MARKS: tuple[tuple[str, str | None], ...] = (
+    (r"<\|channel\|>", "harmony"),
+    (r"\[TOOL_CALLS\]", "mistral"),
+    (r"<tool_call>(?s:.*)<parameter=", "qwen3_coder"),
+    (r"<tool_call>(?s:.*)<(arg_key>|function=|invoke\b)", None),  # GLM 4.5 and others
+    (r"<tool_call>", "hermes"),
+    (r"\[func_name1\(", "pythonic"),
+    (r"tool▁call|START_ACTION|tool_calls?\w*\|?>", None),
+    (r"<\|python_tag\|>", "llama3_json"),
+    (r'"parameters":', "llama3_json"),
 )
 _REASONING_MARKS = (
     ("<|channel|>", "harmony"),
@@ -55,11 +61,15 @@ _REASONING_MARKS = (
 )
 
 
+@lru_cache(maxsize=16)
 def choose_tool_parser(template: str) -> str | None:
-    """The parser of the calls that a chat template speaks of, ``None`` if it speaks of none."""
+    """The parser of the calls that a chat template speaks of.
+
+    ``None`` if it speaks of none, or of calls in a form that is not known.
+    """
     if "tools" not in template:
         return None
-    return next((name for mark, name in _TOOL_MARKS if mark in template), None)
+    return next((name for mark, name in _TOOL_MARKS if re.search(mark, template)), None)
 
 
 def choose_reasoning_parser(template: str) -> str | None:
@@ -76,15 +86,16 @@ def output_parser(
     *,
     tool_parser: str | None,
     reasoning_parser: str | None,
-    names: Names,
+    tools: Tools | None,
     prompt: str,
     continued: str = "",
 ) -> OutputParser:
     """A parser for one output.
 
-    ``tool_parser``: ``None`` leaves calls in the text. ``names``: tools that may be called,
-    ``None`` for any. ``prompt``: the rendered prompt, whose end may have opened the reasoning.
-    ``continued``: the text of its last message, where the output goes on with that.
+    ``tool_parser``: ``None`` leaves calls in the text. ``tools``: the JSON Schemas of the
+    arguments of those that may be called, by name; ``None`` for any. ``prompt``: the rendered
+    prompt, whose end may have opened the reasoning. ``continued``: the text of its last
+    message, where the output goes on with that.
 
     Raises:
         InvalidRequestError: there is no such parser.
@@ -94,13 +105,13 @@ def output_parser(
             known = ", ".join(parsers)
             raise InvalidRequestError(f"There is no output parser {name!r}; there are {known}.")
     if "harmony" in (tool_parser, reasoning_parser):
-        return Harmony(names if tool_parser == "harmony" else ())
-    tools = TOOL_PARSERS[tool_parser](names) if tool_parser else _Plain()
+        return Harmony(tools if tool_parser == "harmony" else ())
+    calls = TOOL_PARSERS[tool_parser](tools) if tool_parser else _Plain()
     if reasoning_parser is None:
-        return tools
+        return calls
     kind = REASONING_PARSERS[reasoning_parser]
     assert issubclass(kind, TaggedReasoning)
-    return _Chain(kind(inside=kind.is_open(prompt, continued)), tools)
+    return _Chain(kind(inside=kind.is_open(prompt, continued)), calls)
 
 
 class _Plain:

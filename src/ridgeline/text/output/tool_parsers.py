@@ -7,7 +7,7 @@ from ridgeline.text.output.events import Event, ToolArguments, ToolCall
 from ridgeline.text.output.json_calls import IsTool, JsonCalls, JsonExtent, content
 from ridgeline.text.output.markers import SpaceHolder, find_first, held_length
 
-_MAX_NAME_CHARS = 256
+MAX_NAME_CHARS = 256
 
 
 def known_tools(names: Collection[str] | None) -> IsTool:
@@ -162,8 +162,8 @@ class NamedCall:
             head, brace, text = self._head.partition("{")
             name = head.partition("[")[0].strip()
             if not brace:
-                return None if len(head) <= _MAX_NAME_CHARS else head
-            if len(head) > _MAX_NAME_CHARS or not self._is_tool(name):
+                return None if len(head) <= MAX_NAME_CHARS else head
+            if len(head) > MAX_NAME_CHARS or not self._is_tool(name):
                 return self._head
             out.append(ToolCall(self.next_index, name))
             self._extent, text = JsonExtent(), brace + text

@@ -1,0 +1,110 @@
+"""The form of a model's calls, as its chat template shows it."""
+
+import dataclasses
+import json
+
+import pytest
+
+from ridgeline.core.request import CompletionChunk, FinishReason, PromptReport
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.server.serving import start_notes
+from ridgeline.text import ChatTemplate
+
+MESSAGES = "{% for m in messages %}{{ m.content }}{% endfor %}"
+QWEN3_CODER = MESSAGES + (
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    "{{ '' if not tools else '<tool_call>\n<function=f>\n<parameter=x>\n' }}"
+)
+DEEPSEEK = MESSAGES + "{{ '' if not tools else '<｜tool▁calls▁begin｜>' }}"
+TOOL = {"type": "object", "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}
+BODY = {
+    "messages": [{"role": "user", "content": "the cat"}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": TOOL}}],
+}
+CODER_CALL = (
+    "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=text>\n5\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+HERMES_CALL = '<tool_call>{"name": "f", "arguments": {"n": 5, "text": "5"}}</tool_call>'
+
+
+@pytest.fixture
+def model(served, monkeypatch):
+    """Gives the engine a chat template, and makes it write a text, a character at a time."""
+
+    def give(template, text):
+        asked = []
+
+        async def generate(request):
+            asked.append(request)
+            for at, char in enumerate(text):
+                is_last = at == len(text) - 1
+                yield CompletionChunk(
+                    request_id=1,
+                    index=0,
+                    text=char,
+                    token_ids=(65,),
+                    finish_reason=FinishReason.STOP if is_last else None,
+                    prompt=None if at else PromptReport(num_tokens=3, num_cached_tokens=0),
+                )
+
+        monkeypatch.setattr(AsyncEngine, "chat_template", ChatTemplate(template))
+        monkeypatch.setattr(served.server.engine, "generate", generate)
+        return asked
+
+    return give
+
+
+def answer(http, **body):
+    response = http.post("/v1/chat/completions", json={**BODY, **body})
+    assert response.status_code == 200, response.text
+    message = response.json()["choices"][0]["message"]
+    calls = message.get("tool_calls") or ()
+    return message["content"], [json.loads(call["function"]["arguments"]) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "is_read"),
+    [
+        (QWEN3_CODER, CODER_CALL, True),
+        (QWEN3_CODER, HERMES_CALL, False),
+        (DEEPSEEK, HERMES_CALL, False),
+        (MESSAGES, HERMES_CALL, True),
+    ],
+    ids=["qwen3-coder", "qwen3-coder, other form", "unknown form", "told in words"],
+)
+def test_calls_are_read_in_the_form_of_the_template(model, http, template, text, is_read):
+    model(template, text)
+    content, calls = answer(http)
+    assert calls == ([{"n": 5, "text": "5"}] if is_read else [])
+    assert is_read or content == text
+
+
+@pytest.mark.parametrize("template", [QWEN3_CODER, DEEPSEEK])
+def test_a_forced_call_in_another_form_is_plain_json(model, http, template):
+    asked = model(template, '{"name": "f", "arguments": {"n": 5}}')
+    assert answer(http, tool_choice="required") == (None, [{"n": 5}])
+    assert asked[0].params.structured_outputs.kind == "json"
+
+
+def test_a_template_that_knows_only_calls_gets_tools_in_words(model, http, served):
+    asked = model(MESSAGES + "{{ '' if messages[0].tool_calls }}", HERMES_CALL)
+    assert answer(http)[1] == [{"n": 5, "text": "5"}]
+    assert "You may call functions" in served.server.tokenizer.decode(asked[0].prompt)
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "is_said"),
+    [
+        (DEEPSEEK, "auto", True),
+        (DEEPSEEK, "hermes", False),
+        (DEEPSEEK, "none", False),
+        (QWEN3_CODER, "auto", False),
+        (MESSAGES, "auto", False),
+    ],
+)
+def test_an_unknown_form_is_said_at_start(model, served, monkeypatch, template, parser, is_said):
+    model(template, "Hi.")
+    config = dataclasses.replace(served.server.config, tool_call_parser=parser)
+    monkeypatch.setattr(served.server, "config", config)
+    assert any("--tool-call-parser" in note for note in start_notes(served.server)) == is_said
