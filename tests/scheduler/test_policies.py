@@ -13,6 +13,7 @@ from ridgeline.core.request import FinishReason
 from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.scheduler import LinearPrice
+from ridgeline.scheduler.sequence import Sequence
 
 
 def poisson(rate, count, *, seed=0):
@@ -193,6 +194,34 @@ def test_a_full_queue_refuses_with_the_seconds_to_wait(policy):
     late = [seconds for request, seconds in simulation.refused if request.arrival_s > 2]
     assert max(late) <= 3 * 20 / capacity()
     assert min(late) >= 1.0
+
+
+def test_a_refusal_under_fcfs_looks_at_nobody_who_waits(monkeypatch):
+    scheduler = Simulation(max_num_waiting=50).scheduler
+    for number in range(50):
+        scheduler.add(make_request(number, 0.0))
+    looked_at = []
+    was_admitted = property(lambda sequence: looked_at.append(sequence))
+    monkeypatch.setattr(Sequence, "was_admitted", was_admitted)
+    with pytest.raises(OverloadedError):
+        scheduler.add(make_request(99, 0.0))
+    assert not looked_at
+
+
+def test_counting_who_waits_takes_no_look_at_samples(monkeypatch):
+    class Unread(dict):
+        def values(self):
+            raise AssertionError("a look at all samples")
+
+    scheduler = Simulation().scheduler
+    monkeypatch.setattr(scheduler._waiting, "_forks", Unread())
+    samples = scheduler.add(make_request(0, 0.0, params=SamplingParams(n=4, max_tokens=2)))
+    scheduler.add(make_request(1, 0.0, params=SamplingParams(n=3, max_tokens=2)))
+    assert scheduler.num_waiting == 7
+    scheduler.finish(samples[2], FinishReason.ABORT)
+    assert scheduler.num_waiting == 6
+    scheduler.finish(samples[0], FinishReason.ABORT)  # with it those that wait for its prompt
+    assert scheduler.num_waiting == 3
 
 
 def test_a_full_queue_gives_way_to_what_is_more_urgent():

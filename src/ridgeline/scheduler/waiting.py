@@ -45,11 +45,12 @@ class Waiting:
         self._holders: dict[Sequence, None] = {}
         self._loading: dict[Sequence, Load] = {}
         self._forks: dict[int, list[Sequence]] = {}  # held back, by request
+        self._num_forks = 0
         self._drain_rate = DrainRate()
         self.num_loads = 0
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._loading) + sum(map(len, self._forks.values()))
+        return len(self._queue) + len(self._loading) + self._num_forks
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self._queue
@@ -85,12 +86,14 @@ class Waiting:
         """Hold back the other samples of a request; they count as waiting."""
         if forks:
             self._forks[forks[0].request.request_id] = forks
+            self._num_forks += len(forks)
             for fork in forks:
                 self._policy.entered(fork)
 
     def release_forks(self, request: Request) -> Seq[Sequence]:
         """The samples of a request that were held back, which do not wait any more."""
         forks = self._forks.pop(request.request_id, ())
+        self._num_forks -= len(forks)
         for fork in forks:
             self._policy.left(fork)
         return forks
@@ -102,6 +105,7 @@ class Waiting:
         if sequence not in forks:
             return False
         forks.remove(sequence)
+        self._num_forks -= 1
         self._policy.left(sequence)
         if not forks:
             del self._forks[request_id]
@@ -225,7 +229,8 @@ class Waiting:
             self._queue.push(sequence)
 
     def check_integrity(self) -> None:
-        """Assert that it is known who holds blocks."""
+        """Assert that it is known how many wait, and who holds blocks."""
+        assert len(self) == sum(1 for _ in self)
         for sequence in self._queue:
             assert (sequence in self._holders) == any(sequence.tables)
         assert not any(map(_holds_blocks, self._loading))

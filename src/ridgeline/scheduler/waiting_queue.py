@@ -60,9 +60,9 @@ class WaitingQueue:
         if self._num_dead > len(self._entries) + 64:
             self._compact()
 
-    def untouched(self) -> list[Sequence]:
-        """The first samples of the requests of which nothing was computed yet; O(n)."""
-        return [each for each in self._entries if not each.was_admitted and not each.sample_index]
+    def untouched(self) -> Iterator[Sequence]:
+        """The first samples of the requests of which nothing was computed yet."""
+        return (each for each in self._entries if not each.was_admitted and not each.sample_index)
 
     def full_rank(self, sequence: Sequence) -> Rank:
         """The lane's rank and the rank within it; sequences that run have one, too."""
