@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.engine import AsyncEngine
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.messages import Stop
 from ridgeline.engine.process_host import Patience
+from ridgeline.engine.worker import Worker
 from ridgeline.executors.cpu import executor as cpu_executor
 from ridgeline.kernels.cpu import available_levels
 from ridgeline.kernels.cpu import pool as cpu_pool
@@ -243,3 +247,28 @@ def test_a_process_that_starts_again_with_other_weights_finds_no_kv(model_folder
             return [retried, await ask_as(engine, "b"), await ask_as(engine, "b")]
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == [0, 0, 48]
+
+
+def test_kv_expires_in_the_pool_and_in_the_tiers_of_an_idle_engine(
+    model_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(transfers, "_EXPIRE_EVERY_S", 0.01)
+    disk = {"kv_disk_tier_path": str(tmp_path), "kv_ram_tier_bytes": 2**20}
+    engine = Engine(EngineConfig(model=str(model_folder), block_tokens=4, kv_ttl_s=0.5, **disk))
+    engine.loop.add(engine.requests.build(PROMPT, PARAMS))
+    while engine.loop.has_work:
+        engine.loop.step()
+    (pool,), tiers = engine.scheduler.prefix_cache.pools, engine.scheduler.transfers._tiers
+    assert pool.num_cached
+    deadline_s = time.monotonic() + 20
+
+    def receive(*, wait_s):
+        time.sleep(0.01)
+        is_empty = not (pool.num_cached or any(tier.usage().num_entries for tier in tiers))
+        saved = engine.scheduler.num_tier_blocks[0]
+        return [Stop()] if (saved and is_empty) or time.monotonic() > deadline_s else []
+
+    assert Worker(engine, receive=receive, send=lambda _: None).run() is None
+    assert time.monotonic() < deadline_s
+    assert engine.scheduler.num_tier_blocks[0] > 0
+    assert not list(tmp_path.rglob("*.kv"))

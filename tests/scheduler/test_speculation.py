@@ -1,7 +1,9 @@
 """Drafts in the plan: outputs are as without, blocks come back, limits hold."""
 
 import random
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.fakes import FakeExecutor, next_token
@@ -73,7 +75,7 @@ class Resting(Oracle):
         return super().propose(slot, max_tokens) if self._drafts else Draft()
 
 
-def make(drafter, *, max_tokens=4, draft_blocks=None, **changes) -> Scheduler:
+def make(drafter, *, max_tokens=4, draft_blocks=None, clock=time.monotonic, **changes) -> Scheduler:
     settings = {**CONFIG, **changes}
     settings.setdefault("windows", (None,) * len(settings["num_blocks"]))
     draft_model = None
@@ -85,10 +87,11 @@ def make(drafter, *, max_tokens=4, draft_blocks=None, **changes) -> Scheduler:
                 block_tokens=settings["block_tokens"],
                 max_pass_tokens=settings["max_num_batched_tokens"],
                 max_model_len=settings["max_model_len"],
+                kv_ttl_s=settings.get("kv_ttl_s"),
             )
         )
     speculation = Speculation(drafter=drafter, max_tokens=max_tokens, draft_model=draft_model)
-    return Scheduler(SchedulerConfig(**settings), speculation)
+    return Scheduler(SchedulerConfig(**settings), speculation, clock=clock)
 
 
 @pytest.mark.parametrize("model", [False, True], ids=["host", "draft model"])
@@ -219,4 +222,18 @@ def test_deleting_a_tenant_frees_the_draft_models_blocks_too():
     assert 0 < cache.pools[0].num_cached < before
     scheduler.delete_tenant("b")
     assert cache.pools[0].num_cached == 0
+    scheduler.check_integrity()
+
+
+def test_cached_kv_of_both_models_expires_while_nothing_runs():
+    time_is = SimpleNamespace(now_s=0.0)
+    drafter = Oracle(random.Random(0), model=True)
+    scheduler = make(drafter, draft_blocks=40, kv_ttl_s=10.0, clock=lambda: time_is.now_s)
+    scheduler.add(request(0, range(30), cache_key=b"k", max_tokens=20))
+    run(scheduler, FakeExecutor())
+    draft_cache = scheduler.speculation._draft_model.prefix_cache
+    pools = (*scheduler.prefix_cache.pools, *draft_cache.pools)
+    for time_is.now_s, is_kept in ((9.0, True), (11.0, False)):
+        scheduler.idle()
+        assert all(bool(pool.num_cached) is is_kept for pool in pools)
     scheduler.check_integrity()

@@ -149,6 +149,11 @@ class EngineLoop:
                     handle.set_masks(masks)
         return True
 
+    def idle(self) -> None:
+        """While there is no work: cached KV expires."""
+        self._abort_dropped()
+        self._scheduler.idle()
+
     @contextmanager
     def _is_final(self, part: str) -> Iterator[None]:
         """An error in here ends the engine; ``part`` is what its message blames."""

@@ -95,6 +95,7 @@ def make_speculation(
                 block_tokens=resolved.block_tokens,
                 max_pass_tokens=resolved.max_num_batched_tokens,
                 max_model_len=executor.spec(ModelRole.DRAFT).max_position,
+                kv_ttl_s=config.kv_ttl_s,
             )
         )
     return Speculation(

@@ -93,6 +93,8 @@ class Worker:
                 chunks = [chunk for chunk in chunks if not self._end_pooled(chunk)]
             if chunks:
                 self._send(Output(chunks=chunks))
+        else:
+            self._loop.idle()
         now = time.monotonic()
         if now - self._reported_s >= _REPORT_EVERY_S or not self._loop.has_work:
             self._reported_s = now

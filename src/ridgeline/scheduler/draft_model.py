@@ -12,13 +12,17 @@ from ridgeline.scheduler.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelConfig:
-    """The draft model's KV pools, as in `SchedulerConfig`, the tokens of a pass, its positions."""
+    """The draft model's KV pools, as in `SchedulerConfig`, the tokens of a pass, its positions.
+
+    ``kv_ttl_s``: cached KV that was not used for these seconds is forgotten.
+    """
 
     num_blocks: tuple[int, ...]
     windows: tuple[int | None, ...]
     block_tokens: int
     max_pass_tokens: int
     max_model_len: int
+    kv_ttl_s: float | None = None
 
 
 class DraftModel:
@@ -32,7 +36,9 @@ class DraftModel:
 
     def __init__(self, config: DraftModelConfig) -> None:
         self._config = config
-        self.prefix_cache = PrefixCache(config.num_blocks, config.windows, config.block_tokens)
+        self.prefix_cache = PrefixCache(
+            config.num_blocks, config.windows, config.block_tokens, ttl_s=config.kv_ttl_s
+        )
         self._blocks = BlockTables(self.prefix_cache)
         self._twins: dict[Sequence, Sequence] = {}
         self._budget = config.max_pass_tokens

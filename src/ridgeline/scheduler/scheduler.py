@@ -164,8 +164,7 @@ class Scheduler:
         if self._flights and self.speculation.needs_results:
             return None  # a drafter goes by the tokens that are still to come
         now_s = self._clock()
-        self.prefix_cache.tick(now_s)
-        self._waiting.land_loads()
+        self._tick(now_s)
         self._wait_s = self._waiting.open_batch(len(self._running), now_s)
         self._preempt_for_head(now_s)
         step, num_steps = self._planner.plan(now_s)
@@ -190,6 +189,10 @@ class Scheduler:
         )
         self._flights.append(PlanInFlight(plan, step.sequences, now_s))
         return plan
+
+    def idle(self) -> None:
+        """Forget cached KV that has expired, and let go of what was saved: `schedule` does, too."""
+        self._tick(self._clock())
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
         """Advance by what the step computed; finished sequences give up their blocks."""
@@ -298,6 +301,11 @@ class Scheduler:
         slots = [s.slot for s in self._running if s.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_num_seqs))
         self._waiting.check_integrity()
+
+    def _tick(self, now_s: float) -> None:
+        self.prefix_cache.tick(now_s)
+        self.speculation.tick(now_s)
+        self._waiting.land_loads()
 
     def _all(self) -> Iterable[Sequence]:
         yield from self._running

@@ -269,6 +269,11 @@ class Speculation:
             choices=self.drafter.choices(),
         )
 
+    def tick(self, now_s: float) -> None:
+        """Tell the time, and forget the draft model's KV that has expired."""
+        if self._draft_model is not None:
+            self._draft_model.prefix_cache.tick(now_s)
+
     def delete_tenant(self, tenant: str) -> None:
         """Forget the draft model's cached KV of a tenant, and its outputs as drafts of others."""
         if self._draft_model is not None:

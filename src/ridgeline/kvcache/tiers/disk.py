@@ -119,6 +119,9 @@ class DiskTier:
             self._fail(f"KV blocks could not be deleted: {error.strerror}.")
         return len(keys)
 
+    def expire(self) -> None:
+        self._evict(0)
+
     def usage(self) -> TierUsage:
         return TierUsage(
             name="disk",

@@ -35,7 +35,7 @@ class RamTier:
         return self._entries[key][0] if self.touch(key) else None
 
     def touch(self, key: bytes) -> bool:
-        self._expire()
+        self.expire()
         found = self._entries.get(key)
         if found is None:
             return False
@@ -73,7 +73,7 @@ class RamTier:
         self._entries.clear()
         self._num_bytes = 0
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         while self._ttl_s is not None and self._entries:
             key, (_, used_s) = next(iter(self._entries.items()))
             if used_s + self._ttl_s > self._clock():

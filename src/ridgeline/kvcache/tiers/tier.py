@@ -43,6 +43,9 @@ class Tier(Protocol):
     def delete_tenant(self, tenant: str) -> int:
         """Forget what a tenant's requests left; returns the number of entries."""
 
+    def expire(self) -> None:
+        """Let go of what has expired. Called about once a second, and costs little."""
+
     def usage(self) -> TierUsage: ...
 
     def close(self) -> None: ...

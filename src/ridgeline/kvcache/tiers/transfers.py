@@ -26,6 +26,7 @@ from ridgeline.kvcache.tiers.tier import BlockIO, Tier
 _BATCH = 32  # blocks that are exported or imported at once, between two steps
 _CANCEL_BATCH = 4  # saves that are given up at once
 _SMOOTHING = 0.2
+_EXPIRE_EVERY_S = 1.0  # while there are no jobs
 FLUSH_S = 3.0  # a server ends a process that takes longer to stop; see `ProcessHost`
 
 
@@ -325,14 +326,23 @@ class Transfers:
 
     def _run(self) -> None:
         while self._do(self._next_jobs()):
-            pass
+            self._expire()
 
     def _work(self) -> None:
         while not self._jobs.empty():
             self._do(self._next_jobs())
+        self._expire()
+
+    def _expire(self) -> None:
+        for tier in self._tiers:
+            tier.expire()
 
     def _next_jobs(self) -> list[_Job]:
-        jobs = [self._jobs.get()]
+        """Some jobs, or none after a while."""
+        try:
+            jobs = [self._jobs.get(timeout=_EXPIRE_EVERY_S)]
+        except queue.Empty:
+            return []
         while len(jobs) < _BATCH and not self._jobs.empty():
             jobs.append(self._jobs.get())
         return jobs
