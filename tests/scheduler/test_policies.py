@@ -397,6 +397,35 @@ def test_a_dynamic_batch_starts_when_full_or_after_the_window():
     assert 0.5 < records[0].times[0] < 0.7
 
 
+def test_the_window_of_a_batch_begins_with_the_first_arrival_whoever_is_next():
+    first = make_request(0, 0.0, output=1, priority=5)
+    urgent = make_request(1, 0.4, output=1, priority=0)
+    simulation = Simulation(
+        scheduling_policy="priority", batching="dynamic", batch_window_s=0.5, max_num_seqs=8
+    )
+    records = simulation.run([first, urgent])
+    assert all(0.5 < record.times[0] < 0.7 for record in records)
+
+
+def test_samples_fill_a_dynamic_batch():
+    simulation = Simulation(batching="dynamic", batch_window_s=5.0, max_num_seqs=4)
+    four = make_request(0, 0.0, params=SamplingParams(n=4, max_tokens=2))
+    (record,) = simulation.run([four])
+    assert len(record.times) == 8
+    assert max(record.times) < 1.0
+
+
+@pytest.mark.parametrize("batching", ["static", "dynamic"])
+def test_nobody_joins_a_batch_in_the_places_of_samples(batching):
+    simulation = Simulation(batching=batching, batch_window_s=0.1, max_num_seqs=8)
+    samples = [
+        make_request(n, 0.0, params=SamplingParams(n=3, max_tokens=20 + 20 * n)) for n in range(2)
+    ]
+    late = make_request(9, 0.15, output=2)
+    records = {record.request.request_id: record for record in simulation.run([*samples, late])}
+    assert records[9].times[0] > max(records[1].times)
+
+
 @pytest.mark.parametrize("batching", ["static", "dynamic"])
 def test_batches_survive_preemption_and_samples(batching):
     simulation = Simulation(

@@ -1,5 +1,6 @@
 """When waiting sequences may join: at once (continuous), or only when a batch has ended."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from ridgeline.scheduler.sequence import Sequence
@@ -9,11 +10,11 @@ class Batching(Protocol):
     """Decides at each step whether waiting sequences may be admitted."""
 
     def begin_step(
-        self, *, num_running: int, num_waiting: int, oldest_arrival_s: float, now_s: float
+        self, *, num_running: int, num_waiting: int, arrivals_s: Iterable[float], now_s: float
     ) -> float:
         """Look at the state before a step; returns the seconds until a batch starts, or 0.
 
-        ``oldest_arrival_s`` is that of the sequence that would run next.
+        ``arrivals_s`` are those of all that wait; they are looked at only if the answer takes it.
         """
 
     def admits(self, sequence: Sequence) -> bool: ...
@@ -26,7 +27,7 @@ class ContinuousBatching:
     """Sequences join and leave at every step (Yu et al. 2022, Orca)."""
 
     def begin_step(
-        self, *, num_running: int, num_waiting: int, oldest_arrival_s: float, now_s: float
+        self, *, num_running: int, num_waiting: int, arrivals_s: Iterable[float], now_s: float
     ) -> float:
         return 0.0
 
@@ -40,8 +41,8 @@ class StaticBatching:
     """A batch is formed when all of the last one have ended, and nobody joins it later.
 
     Members come back after a preemption, and the samples of a member's request belong to it. With
-    a window (dynamic batching) a batch starts when it is full, or when the sequence that would run
-    next has waited for ``window_s``.
+    a window (dynamic batching) a batch starts when it is full, or when the first that came has
+    waited for ``window_s``.
     """
 
     def __init__(self, size: int, window_s: float = 0.0) -> None:
@@ -50,14 +51,15 @@ class StaticBatching:
         self._num_open = 0
 
     def begin_step(
-        self, *, num_running: int, num_waiting: int, oldest_arrival_s: float, now_s: float
+        self, *, num_running: int, num_waiting: int, arrivals_s: Iterable[float], now_s: float
     ) -> float:
         if num_running or not num_waiting:
             return 0.0
-        left_s = oldest_arrival_s + self._window_s - now_s
-        if num_waiting < self._size and left_s > 0:
-            self._num_open = 0
-            return left_s
+        if self._window_s and num_waiting < self._size:
+            left_s = min(arrivals_s) + self._window_s - now_s
+            if left_s > 0:
+                self._num_open = 0
+                return left_s
         self._num_open = min(self._size, num_waiting)
         return 0.0
 
@@ -66,7 +68,7 @@ class StaticBatching:
 
     def admitted(self, sequence: Sequence) -> None:
         if not _is_member(sequence):
-            self._num_open -= 1
+            self._num_open -= sequence.request.params.n
 
 
 def _is_member(sequence: Sequence) -> bool:

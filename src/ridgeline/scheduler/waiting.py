@@ -144,11 +144,10 @@ class Waiting:
 
     def open_batch(self, num_running: int, now_s: float) -> float:
         """Seconds until a batch may start; 0 if sequences may be admitted, or somebody runs."""
-        head = self._queue.head()
         return self._batching.begin_step(
             num_running=num_running,
-            num_waiting=len(self._queue),
-            oldest_arrival_s=now_s if head is None else head.request.arrival_s,
+            num_waiting=len(self),
+            arrivals_s=(each.request.arrival_s for each in self),
             now_s=now_s,
         )
 
