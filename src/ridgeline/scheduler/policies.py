@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from ridgeline.core.request import Request
+from ridgeline.scheduler.growing_ranks import GrowingRanks
 from ridgeline.scheduler.sequence import Sequence
 
 Rank = tuple[float, ...]
@@ -22,7 +23,8 @@ class QueuePolicy(Protocol):
 
     def lane(self, sequence: Sequence) -> str: ...
 
-    def lane_rank(self, lane: str) -> float: ...
+    def lane_rank(self, lane: str) -> float:
+        """It never shrinks while sequences wait in the lane, nor from one wait to the next."""
 
     def rank(self, sequence: Sequence) -> Rank: ...
 
@@ -133,6 +135,7 @@ class FairShare(FirstComeFirstServed):
         self._weights = dict(weights or {})
         self._counters: dict[str, float] = {}
         self._waiting: Counter[str] = Counter()
+        self._least_served = GrowingRanks(self.lane_rank, self._waiting)  # of those who wait
         self._last_left = ""  # the tenant whose last waiting sequence left last
         self._prune_at = 1024
 
@@ -148,6 +151,7 @@ class FairShare(FirstComeFirstServed):
             floor = self._floor()
             self._counters[tenant] = max(self._counters.get(tenant, floor), floor)
         self._waiting[tenant] += 1
+        self._least_served.add(tenant)
 
     def left(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
@@ -184,9 +188,8 @@ class FairShare(FirstComeFirstServed):
             yield latest
 
     def _floor(self) -> float:
-        if self._waiting:
-            return min(map(self._counters.__getitem__, self._waiting))
-        return self._counters.get(self._last_left, 0.0)
+        least = self._least_served.first()
+        return self._counters.get(self._last_left if least is None else least, 0.0)
 
     def _prune(self) -> None:
         """Forget tenants whose counter would be lifted anyway, so that memory stays bounded."""

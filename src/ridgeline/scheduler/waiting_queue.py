@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
+from ridgeline.scheduler.growing_ranks import GrowingRanks
 from ridgeline.scheduler.policies import QueuePolicy, Rank
 from ridgeline.scheduler.sequence import Sequence
 
@@ -21,11 +22,12 @@ class _Entry:
 
 
 class WaitingQueue:
-    """One heap per lane of the policy; entry, exit and the head take O(log n) (+ lanes)."""
+    """One heap per lane of the policy, and one of lanes; entry, exit and the head take O(log n)."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
         self._lanes: dict[str, list[_Entry]] = {}
+        self._lane_ranks = GrowingRanks(policy.lane_rank, self._lanes)
         self._entries: dict[Sequence, _Entry] = {}
         self._num_dead = 0
 
@@ -42,14 +44,15 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         entry = _Entry(self._policy.rank(sequence), sequence)
         self._entries[sequence] = entry
-        heapq.heappush(self._lanes.setdefault(self._policy.lane(sequence), []), entry)
+        lane = self._policy.lane(sequence)
+        heapq.heappush(self._lanes.setdefault(lane, []), entry)
         self._policy.entered(sequence)
+        self._lane_ranks.add(lane)
 
     def head(self) -> Sequence | None:
         """The sequence to run next."""
-        if not self._entries:
-            return None
-        return self._lanes[min(self._lanes, key=self._policy.lane_rank)][0].sequence
+        lane = self._lane_ranks.first()
+        return None if lane is None else self._lanes[lane][0].sequence
 
     def remove(self, sequence: Sequence) -> None:
         self._policy.left(sequence)
