@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ridgeline.bench.gpu.progress import Bench
+from ridgeline.bench.gpu.settings import Settings
 from ridgeline.bench.gpu.steps import random_model
 from ridgeline.bench.gpu.timing import measure
 from ridgeline.core import ops
@@ -21,7 +22,6 @@ from ridgeline.executors.cuda.kv_cache import KVCache
 from ridgeline.executors.cuda.weights import packed
 from ridgeline.executors.model import ExecutorModel
 
-_BEYOND_CACHES = 192 << 20  # bytes of data that calls in turn go through
 _BLOCK = 16
 _BATCHES = (1, 8, 64, 128)
 
@@ -40,7 +40,7 @@ def bench_kernels(bench: Bench, shape: str) -> None:
     """Products by format and batch, attention by batch and context, and a norm."""
     settings, progress = bench.settings, bench.progress
     model = random_model(bench.device, settings.shapes[shape])
-    timer = _Timer(bench.device, bench.kernels(), model, settings.repeats)
+    timer = _Timer(bench.device, bench.kernels(), model, settings)
 
     def case(name: str, time: Callable[[], KernelTime]) -> None:
         if progress.allows(f"kernel: {name}"):
@@ -65,10 +65,10 @@ def bench_kernels(bench: Bench, shape: str) -> None:
 
 class _Timer:
     def __init__(
-        self, device: Device, kernels: Kernels, model: ExecutorModel, repeats: int
+        self, device: Device, kernels: Kernels, model: ExecutorModel, settings: Settings
     ) -> None:
         self._device, self._kernels, self._model = device, kernels, model
-        self._repeats, self._at = repeats, device.torch_device
+        self._settings, self._at = settings, device.torch_device
         self._mlp = next(op for op in model.ops if isinstance(op, ops.MLP))
         self._attend = next(op for op in model.ops if isinstance(op, ops.Attend))
         self._norm = next(op for op in model.ops if isinstance(op, ops.Norm))
@@ -81,7 +81,7 @@ class _Timer:
         values = self._random(*shape)
         x = self._random(batch, inner)
         num_bytes = float((number or number_format("bfloat16")).num_bytes(shape))
-        count = max(1, min(8, ceil(_BEYOND_CACHES / num_bytes)))
+        count = max(1, min(8, ceil(self._settings.beyond_caches_bytes / num_bytes)))
         matrices = [packed(values, number) for _ in range(count)]
         self._kernels.reserve(matrices, x.dtype)
         calls = [
@@ -99,7 +99,7 @@ class _Timer:
         """One token of each sequence over its context, in blocks scattered over the pool."""
         op = self._attend
         row = 2.0 * 2 * op.num_kv_heads * op.head_dim
-        calls_needed = ceil(_BEYOND_CACHES / (batch * context * row))
+        calls_needed = ceil(self._settings.beyond_caches_bytes / (batch * context * row))
         layers = kv_groups(self._model.spec)[0].layers[:calls_needed]
         copies = ceil(calls_needed / len(layers))  # of the batch, beside each other in the pool
         cache = self._cache(copies * batch, context)
@@ -150,7 +150,7 @@ class _Timer:
     def _time(
         self, name: str, calls: Sequence[Callable[[], object]], num_bytes: float, flops: float = 0.0
     ) -> KernelTime:
-        seconds = measure(self._device, calls, repeats=self._repeats)
+        seconds = measure(self._device, calls, repeats=self._settings.repeats)
         return KernelTime(name=name, seconds=seconds, num_bytes=num_bytes, flops=flops)
 
     def _random(self, *shape: int) -> torch.Tensor:

@@ -38,6 +38,7 @@ class Settings:
         patience_s: after which a case counts as hanging.
         matrix: side of the square matrices of the measured peaks.
         stream_bytes: of the arrays that are read and copied for the measured bandwidth.
+        beyond_caches_bytes: of the data that calls of one kernel go through in turn.
         repeats: measurements of one thing, of which the median counts.
     """
 
@@ -51,6 +52,7 @@ class Settings:
     patience_s: float
     matrix: int
     stream_bytes: int
+    beyond_caches_bytes: int
     repeats: int
 
 
@@ -65,6 +67,7 @@ FULL = Settings(
     patience_s=240.0,
     matrix=8192,
     stream_bytes=4 << 30,
+    beyond_caches_bytes=192 << 20,
     repeats=5,
 )
 
@@ -79,5 +82,6 @@ MINIATURE = Settings(
     patience_s=240.0,
     matrix=256,
     stream_bytes=1 << 16,
+    beyond_caches_bytes=1 << 18,
     repeats=1,
 )
