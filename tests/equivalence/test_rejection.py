@@ -116,7 +116,7 @@ CASES = [
     ("draft", "cpu", "plain", "tight"),
     ("combined", "reference", "grammar", "roomy"),
     ("draft", "cpu", "hot, top-p", "roomy"),
-    ("adaptive", "cpu", "cold, top-k", "tight"),
+    ("combined", "cpu", "cold, top-k", "tight"),
     ("ngram", "reference", "plain", "roomy"),
 ]
 
