@@ -172,6 +172,22 @@ def test_lies_are_flagged_and_the_truth_is_not():
     assert not judged(calibration, lies.HONEST, "wide", "int8", scale=2.0)["held"]
 
 
+def test_lies_are_judged_beside_what_is_true_on_a_machine_that_has_changed():
+    run = made_up_run()
+    calibration = report.calibration_of(run, report.calibration_samples(run))
+    step = cases.TEST_STEPS[0]
+    seconds = lies.predicted_s(times("wide", "int8", step, 1.0), calibration)
+    measured = {
+        name: (times("wide", "int8", step, scale * seconds),)
+        for name, scale in (("a core removed", 1.0), ("harmless", 0.5), (lies.HONEST, 0.5))
+    }
+    found = lies.judge_lies(measured, calibration, drift=0.5)
+    assert {name: each["flagged"] for name, each in found.items()} == {
+        "a core removed": True, "harmless": False, lies.HONEST: False,
+    }  # fmt: skip
+    assert lies.judge_lies(measured, calibration)[lies.HONEST]["flagged"]
+
+
 def judged(calibration, name, shape, form, *, scale):
     """One step that took ``scale`` times what is predicted, of weights in main memory."""
     step = cases.TEST_STEPS[0]

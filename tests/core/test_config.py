@@ -32,6 +32,11 @@ def test_the_cache_has_the_models_type_unless_told_otherwise():
     assert resolved(kv_cache_dtype="int8").kv_cache_dtype == "int8"
 
 
+def test_formats_have_short_names_and_none_is_the_checkpoints_own():
+    config = EngineConfig(kv_cache_dtype="bf16", quantization="none")
+    assert (config.kv_cache_dtype, config.quantization) == ("bfloat16", None)
+
+
 def test_the_context_is_clipped_to_memory():
     config = resolved(kv_cache_memory_bytes=5 * BLOCK_BYTES[0] + 7)
     assert config.num_blocks == (5,)

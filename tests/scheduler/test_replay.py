@@ -143,3 +143,14 @@ def test_replays_are_lengthened_only_while_asked_and_only_where_they_are_on(seco
     with replay.lengthened(0.0505):
         assert replay.num_steps == expected
     assert replay.num_steps == before == 1
+
+
+@pytest.mark.parametrize(("most_s", "expected"), [(None, 5), (0.0305, 3), (0.005, 1)])
+def test_a_replay_keeps_to_what_a_step_may_take(most_s, expected):
+    _, executor = run(make_requests(0), replay_s=0.0)
+    replay = Replay(0.0505, most_s=most_s)
+    for plan in executor.plans:
+        replay.observe(plan, 0.01)
+    assert replay.num_steps == expected
+    with replay.lengthened(1.0):
+        assert replay.num_steps == (16 if most_s is None else expected)

@@ -11,7 +11,7 @@ from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
 from ridgeline.core.config import DEFAULT_KV_SHARE, KV_CACHE_DTYPES
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import NumberFormat, float_format, number_format
+from ridgeline.core.formats import NumberFormat, float_format, full_name, number_format
 from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import (
@@ -78,7 +78,8 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
 
     name, config = _config(arguments)
     definition = describe(config)
-    quantization = None if arguments.quantization is None else number_format(arguments.quantization)
+    wanted = arguments.quantization
+    quantization = None if wanted in (None, "none") else number_format(wanted)
     declared = declared_formats(definition) if quantization is None else {}
     priced = PricedModel(
         spec=definition.spec,
@@ -103,9 +104,11 @@ def _chosen(name: str | None) -> str | None:
 
 
 def _kv_format(name: str | None) -> NumberFormat | None:
-    if name is not None and name not in KV_CACHE_DTYPES:
+    if name is None:
+        return None
+    if (name := full_name(name)) not in KV_CACHE_DTYPES:
         raise InvalidRequestError(f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}.")
-    return None if name in (None, "auto") else number_format(str(name))
+    return None if name == "auto" else number_format(name)
 
 
 def _compute(*weights: NumberFormat | None) -> NumberFormat | None:

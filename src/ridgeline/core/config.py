@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
-from ridgeline.core.formats import float_format, on_load_format
+from ridgeline.core.formats import float_format, full_name, on_load_format
 from ridgeline.core.plan import MAX_IN_FLIGHT
 from ridgeline.core.sampling_params import MAX_SEED, MAX_TOKENS, check_int
 from ridgeline.core.spec import ModelSpec, kv_groups
@@ -30,7 +30,7 @@ class EngineConfig:
         dtype: float64, float32, bfloat16, float16, or auto for the checkpoint's own.
         quantization: what matrices are quantized to as they are loaded: int8, int4 (a scale for
             each 32 columns), int4-g64, int4-g128, or on a GPU fp8; the checkpoint's own format
-            without it.
+            with none, or without it.
         kv_cache_dtype: float32, float16, bfloat16, int8, on a GPU fp8, or auto for the weights'
             own.
         max_model_len: longest sequence, prompt and output together, in tokens.
@@ -154,6 +154,9 @@ class EngineConfig:
         object.__setattr__(self, "tenant_weights", weights)
         if self.dtype != "auto":
             float_format(self.dtype)
+        object.__setattr__(self, "kv_cache_dtype", full_name(self.kv_cache_dtype))
+        if self.quantization == "none":
+            object.__setattr__(self, "quantization", None)
         if self.quantization is not None:
             on_load_format(self.quantization)
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:

@@ -81,14 +81,19 @@ _ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "f
 _ALIASES |= {"double": "float64", "float": "float32", "half": "float16"}
 
 
+def full_name(name: str) -> str:
+    """The name of a format that is called by a short one, as bf16; any other name as it is."""
+    short = name.removeprefix("torch.")
+    return _ALIASES.get(short, short)
+
+
 def float_format(name: str) -> NumberFormat:
     """The floating-point format called ``name``; ``torch.`` prefixes and short names are accepted.
 
     Raises:
         InvalidRequestError: there is no such format.
     """
-    short = name.removeprefix("torch.")
-    fmt = _BY_NAME.get(_ALIASES.get(short, short))
+    fmt = _BY_NAME.get(full_name(name))
     if fmt is None:
         raise InvalidRequestError(
             f"Unknown number format {name!r}; choose one of {', '.join(sorted(_BY_NAME))}."

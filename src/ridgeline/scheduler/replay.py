@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 from ridgeline.core.plan import StepPlan, step_in_flight
 from ridgeline.scheduler.blocks import BlockTables
@@ -14,18 +15,20 @@ _WEIGHT = 0.2  # of the latest step in the mean
 class Replay:
     """Chooses how many steps a plan repeats, so that it takes about ``seconds``; 0: always one.
 
-    What arrives meanwhile waits for that long at the most, and text comes in pieces of it.
+    What arrives meanwhile waits for that long at the most, and text comes in pieces of it. A plan
+    never takes longer than ``most_s`` because of it.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, *, most_s: float | None = None) -> None:
+        self._most_s = inf if most_s is None else most_s
+        self._seconds = min(seconds, self._most_s)
         self._step_s: float | None = None
 
     @contextmanager
     def lengthened(self, seconds: float) -> Iterator[None]:
         """For now, at least so long, unless replays are off: where nothing can arrive meanwhile."""
         before = self._seconds
-        self._seconds = max(before, seconds) if before else 0.0
+        self._seconds = min(max(before, seconds), self._most_s) if before else 0.0
         try:
             yield
         finally:

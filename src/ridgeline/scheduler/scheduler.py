@@ -68,7 +68,7 @@ class Scheduler:
         self._policy = create_policy(config.scheduling_policy, config.tenant_weights)
         self._waiting = Waiting(config, self._policy, self._blocks, self._pricing, self.transfers)
         self._pins = PinnedPrefixes(config, self.prefix_cache, self._blocks)
-        self._replay = Replay(0.0 if config.tpot_slo_s is not None else config.replay_s)
+        self._replay = Replay(config.replay_s, most_s=config.tpot_slo_s)
         self._running: dict[Sequence, None] = {}
         self._planner = Planner(
             config,

@@ -42,18 +42,27 @@ def measure_lies(executor: str) -> dict[str, tuple[StepTimes, ...]]:
 
 
 def judge_lies(
-    lies: Mapping[str, Sequence[StepTimes]], calibration: Calibration
+    lies: Mapping[str, Sequence[StepTimes]], calibration: Calibration, *, drift: float = 1.0
 ) -> dict[str, dict[str, Any]]:
     """What was flagged: measured seconds outside the interval that holds 80 % of them.
 
     Of weights in a cache it is claimed that they come from main memory: those are too fast.
+    The machine took ``drift`` times the seconds of the calibration when the honest steps were
+    measured; what is planted is judged beside those, which were measured with it.
     """
     memory = replace(calibration.ceilings, levels=calibration.ceilings.levels[-1:])
     no_caches = msgspec.structs.replace(calibration, ceilings=memory)
     spread, found = calibration.spreads["decode"], {}
-    for name, times in lies.items():
-        claimed = no_caches if name == CACHED else calibration
-        ratio = median(each.seconds / predicted_s(each, claimed) for each in times)
+    ratios = {
+        name: median(
+            each.seconds / predicted_s(each, no_caches if name == CACHED else calibration)
+            for each in times
+        )
+        for name, times in lies.items()
+    }
+    control = ratios.get(HONEST, drift)
+    for name, measured in ratios.items():
+        ratio = measured / (drift if name == HONEST else control)
         flagged = ratio < spread.low or (name != CACHED and ratio > spread.high)
         found[name] = {"flagged": flagged, "ratio": ratio, "held": flagged != (name == HONEST)}
     return found

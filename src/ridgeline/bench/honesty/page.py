@@ -155,7 +155,9 @@ def _checks(result: Mapping[str, Any]) -> list[str]:
         "different: by more than 5 %, and with no visit of the one among those of the other "
         f"({'held' if wins['held'] else 'not held'}: at most 5 %).",
         "",
-        "| planted | measured ÷ claimed | as it must be |",
+        "Measured ÷ claimed seconds of lies that were planted, ÷ the same of nothing planted:",
+        "",
+        "| planted | ratio | as it must be |",
         "|---|---|---|",
     ]
     for name, each in result["lies"].items():

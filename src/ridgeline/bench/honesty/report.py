@@ -140,7 +140,7 @@ def report(measured: Measurements) -> dict[str, Any]:
         "speed_ups": speed_ups(outcomes),
         "ttft": [ttft_entry(each, predicted_ttft(each, calibration)) for each in measured.traffic],
         "a_a": false_wins(pairs),
-        "lies": judge_lies(measured.lies, calibration),
+        "lies": judge_lies(measured.lies, calibration, drift=drift.get("decode", 1.0)),
         "memory": {
             "claimed": measured.ceilings.memory.bytes_per_s,
             "rounds": list(measured.memory_rates),
