@@ -402,7 +402,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
         against_transformers, count=48, slots=32, sampled=3, longest=96, shape="llama-3.2-1b"
     ),
     "stall": stall,
-    "stall-8k": partial(stall, prompt_tokens=8192, chunk=1024),
+    "stall-8k": partial(stall, prompt_tokens=8192, chunk=768),
     "stall-8k-slo": partial(stall, prompt_tokens=8192, parts=6.5),
     "prefix": prefix,
     "conversation": conversation,
