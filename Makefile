@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(VENV)/.installed-dev lint
+test-all: $(VENV)/.installed-dev lint test-sanitized
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile explore
 
 test-clients: $(VENV)/.installed-dev

@@ -24,7 +24,7 @@ from ridgeline.executors.cpu import executor as cpu_executor
 from ridgeline.kernels.cpu import available_levels
 from ridgeline.kernels.cpu import pool as cpu_pool
 from ridgeline.kernels.cpu.library import LEVEL_VARIABLE
-from ridgeline.kvcache.tiers import DiskTier, transfers
+from ridgeline.kvcache.tiers import DiskTier, transfer_thread, transfers
 from ridgeline.weights.digest import content_digest
 
 PROMPT = [(7 * i) % 290 for i in range(60)]
@@ -252,7 +252,7 @@ def test_a_process_that_starts_again_with_other_weights_finds_no_kv(model_folder
 def test_kv_expires_in_the_pool_and_in_the_tiers_of_an_idle_engine(
     model_folder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(transfers, "_EXPIRE_EVERY_S", 0.01)
+    monkeypatch.setattr(transfer_thread, "_EXPIRE_EVERY_S", 0.01)
     disk = {"kv_disk_tier_path": str(tmp_path), "kv_ram_tier_bytes": 2**20}
     engine = Engine(EngineConfig(model=str(model_folder), block_tokens=4, kv_ttl_s=0.5, **disk))
     engine.loop.add(engine.requests.build(PROMPT, PARAMS))

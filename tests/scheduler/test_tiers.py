@@ -243,7 +243,7 @@ def test_what_a_victim_computed_is_saved_although_nothing_was_when_blocks_ran_ou
     for number, prompt in enumerate(prompts):
         scheduler.add(request(number, prompt, cache_key=b"k" * 32, max_tokens=30))
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler.transfers, "_work", lambda: None)  # a busy thread
+        patch.setattr(scheduler.transfers._thread, "_work", lambda: None)  # a busy thread
         while not scheduler.num_preemptions:
             plan = scheduler.schedule()
             scheduler.update(plan, executor.submit(plan).result())

@@ -4,7 +4,8 @@ from ridgeline.kvcache.tiers.disk import DiskTier
 from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, decode_entry, encode_entry
 from ridgeline.kvcache.tiers.ram import RamTier
 from ridgeline.kvcache.tiers.tier import BlockIO, Tier, TierUsage
-from ridgeline.kvcache.tiers.transfers import Load, Transfers, TransferStats
+from ridgeline.kvcache.tiers.transfer_thread import Load, TransferStats
+from ridgeline.kvcache.tiers.transfers import Transfers
 
 __all__ = [
     "BlockIO",

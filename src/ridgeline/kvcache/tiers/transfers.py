@@ -9,86 +9,29 @@ more: otherwise the start of a prefix that is always in the pool would be the fi
 without it what follows cannot be loaded.
 """
 
-import os
-import queue
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
 
 from ridgeline.kvcache.block_pool import NO_BLOCK
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache, block_key
-from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, digest
 from ridgeline.kvcache.tiers.tier import BlockIO, Tier
+from ridgeline.kvcache.tiers.transfer_thread import (
+    Delete,
+    Load,
+    Save,
+    Touch,
+    TransferStats,
+    TransferThread,
+)
 
-_BATCH = 32  # blocks that are exported or imported at once, between two steps
 _CANCEL_BATCH = 4  # saves that are given up at once
-_SMOOTHING = 0.2
-_EXPIRE_EVERY_S = 1.0  # while there are no jobs
 FLUSH_S = 3.0  # a server ends a process that takes longer to stop; see `ProcessHost`
-
-
-@dataclass(slots=True)
-class TransferStats:
-    """Blocks since the start. ``skipped``: not saved, for want of blocks or too many under way."""
-
-    saved_blocks: int = 0
-    skipped_blocks: int = 0
-    loaded_blocks: int = 0
-    failures: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Save:
-    node: Node
-    blocks: list[int]
-    is_cancelled: bool = False
-    is_started: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Touch:
-    """Nodes that were found in the pool, parents first; ``gone`` are those without an entry."""
-
-    nodes: list[Node]
-    gone: list[Node] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Delete:
-    tenant: str
-    done: Callable[[], None]
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """Blocks that are on their way into the prefix cache, after ``match``.
-
-    ``tables[g][i]`` is where the KV of group g of node i goes, or `NO_BLOCK`. ``headers`` are those
-    of the entries that were found, verified and imported, in order. ``deleted`` tenants are those
-    whose KV must not enter the cache any more.
-    """
-
-    root_key: bytes
-    match: Match
-    token_ids: list[tuple[int, ...]]
-    keys: list[bytes]
-    tables: list[list[int]]
-    headers: list[EntryHeader]
-    deleted: set[str] = field(default_factory=set)
-    is_done: bool = False
-
-
-_Job = _Save | Load | _Touch | _Delete | None  # the last: an end
 
 
 class Transfers:
     """Owns the tiers, fastest first. Its methods are for the thread that schedules.
 
-    ``block_bytes[g]`` is the size of a block of group g. Without a thread, transfers are made when
-    `poll` is called.
+    Without a thread, transfers are made when `poll` is called.
     """
 
     def __init__(
@@ -102,20 +45,12 @@ class Transfers:
         self.stats = TransferStats()
         self._cache = cache
         self._tiers = tuple(tiers)
-        self._io = block_io
         self._limit = max(8, min(pool.num_blocks for pool in cache.pools) // 2)
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[list[_Save] | Load | _Touch] = queue.SimpleQueue()
-        self._saves: dict[Node, _Save] = {}
+        self._saves: dict[Node, Save] = {}
         self._loads: dict[Load, None] = {}
         self._touched: dict[Node, None] = {}  # to be told to the tiers
         self._is_touching = False
-        self._starting = threading.Lock()
-        self._block_s: float | None = None  # running mean of the seconds that a block takes to load
-        self._thread: threading.Thread | None = None
-        if in_thread:
-            self._thread = threading.Thread(target=self._run, name="kv-tiers", daemon=True)
-            self._thread.start()
+        self._thread = TransferThread(self._tiers, block_io, self.stats, in_thread=in_thread)
 
     @property
     def is_busy(self) -> bool:
@@ -125,7 +60,7 @@ class Transfers:
     @property
     def block_s(self) -> float:
         """Expected seconds to load a block; 0 before the first."""
-        return self._block_s or 0.0
+        return self._thread.block_s
 
     def save(self, node: Node) -> None:
         """Write a node of the cache to the tiers, unless that was done or it has lost blocks."""
@@ -135,11 +70,11 @@ class Transfers:
             self.stats.skipped_blocks += 1
             return
         node.is_kept = True
-        save = _Save(node, list(node.blocks))
+        save = Save(node, list(node.blocks))
         for pool, block in zip(self._cache.pools, save.blocks, strict=True):
             pool.share([block])
         self._saves[node] = save
-        self._jobs.put(save)
+        self._thread.put(save)
 
     def touch(self, nodes: Sequence[Node]) -> None:
         """Nodes, parents first, were found in the pool: their entries count as used.
@@ -168,26 +103,20 @@ class Transfers:
             tables.append([NO_BLOCK] * first + pool.allocate(count - first))
         load = Load(root_key, match, tokens[:count], keys[:count], tables, [])
         self._loads[load] = None
-        self._jobs.put(load)
+        self._thread.put(load)
         return load
 
     def poll(self) -> None:
         """Take note of transfers that are complete: loaded blocks enter the prefix cache."""
         if self._touched and not self._is_touching:
-            self._jobs.put(_Touch(list(self._touched)))
+            self._thread.put(Touch(list(self._touched)))
             self._touched.clear()
             self._is_touching = True
-        if self._thread is None:
-            self._work()
-        while True:
-            try:
-                done = self._done.get_nowait()
-            except queue.Empty:
-                return
+        for done in self._thread.finished():
             match done:
                 case Load():
                     self._land(done)
-                case _Touch():
+                case Touch():
                     self._is_touching = False
                     self._save_again(done.gone)
                 case _:
@@ -200,7 +129,7 @@ class Transfers:
         """
         for load in self._loads:
             load.deleted.add(tenant)
-        self._jobs.put(_Delete(tenant, done))
+        self._thread.put(Delete(tenant, done))
 
     def cancel_saves(self) -> bool:
         """Give up the latest saves that have not begun and alone hold a block; whether there were.
@@ -208,13 +137,11 @@ class Transfers:
         Some at a time: of a sequence that lost its blocks, as much as possible is to be saved.
         """
         cancelled = []
-        with self._starting:
-            for save in reversed(self._saves.values()):
-                if not save.is_started and self._is_alone(save):
-                    save.is_cancelled = True
-                    cancelled.append(save)
-                    if len(cancelled) == _CANCEL_BATCH:
-                        break
+        for save in reversed(self._saves.values()):
+            if self._is_alone(save) and self._thread.cancel(save):
+                cancelled.append(save)
+                if len(cancelled) == _CANCEL_BATCH:
+                    break
         for save in cancelled:
             del self._saves[save.node]
             save.node.is_kept = False
@@ -235,11 +162,7 @@ class Transfers:
 
     def close(self) -> None:
         """Finish what was begun, for at most `FLUSH_S`, and close the tiers."""
-        if self._thread is None:
-            self._work()
-        else:
-            self._jobs.put(None)
-            self._thread.join(FLUSH_S)
+        self._thread.close(FLUSH_S)
         for tier in self._tiers:
             tier.close()
 
@@ -275,12 +198,12 @@ class Transfers:
             count -= 1
         return count
 
-    def _is_alone(self, save: _Save) -> bool:
+    def _is_alone(self, save: Save) -> bool:
         """Whether some block comes free if the save lets go of it."""
         pairs = zip(self._cache.pools, save.blocks, strict=True)
         return any(not pool.is_shared(block) for pool, block in pairs)
 
-    def _end_saves(self, saves: Sequence[_Save]) -> None:
+    def _end_saves(self, saves: Sequence[Save]) -> None:
         for save in saves:
             if self._saves.get(save.node) is save:
                 del self._saves[save.node]
@@ -321,174 +244,3 @@ class Transfers:
     def _release(self, tables: Sequence[list[int]]) -> None:
         for pool, table in zip(self._cache.pools, tables, strict=True):
             pool.release(table)
-
-    # What follows runs on the thread.
-
-    def _run(self) -> None:
-        while self._do(self._next_jobs()):
-            self._expire()
-
-    def _work(self) -> None:
-        while not self._jobs.empty():
-            self._do(self._next_jobs())
-        self._expire()
-
-    def _expire(self) -> None:
-        for tier in self._tiers:
-            tier.expire()
-
-    def _next_jobs(self) -> list[_Job]:
-        """Some jobs, or none after a while."""
-        try:
-            jobs = [self._jobs.get(timeout=_EXPIRE_EVERY_S)]
-        except queue.Empty:
-            return []
-        while len(jobs) < _BATCH and not self._jobs.empty():
-            jobs.append(self._jobs.get())
-        return jobs
-
-    def _do(self, jobs: list[_Job]) -> bool:
-        """Do jobs in order, saves that follow each other at once; false at the end."""
-        for is_save, run in groupby(jobs, key=lambda job: isinstance(job, _Save)):
-            if is_save:
-                self._save_all([job for job in run if isinstance(job, _Save)])
-                continue
-            for job in run:
-                match job:
-                    case Load():
-                        self._load(job)
-                    case _Touch():
-                        self._touch_all(job)
-                    case _Delete(tenant=tenant, done=done):
-                        for tier in self._tiers:
-                            tier.delete_tenant(tenant)
-                        done()
-                    case None:
-                        return False
-        return True
-
-    def _save_all(self, saves: list[_Save]) -> None:
-        with self._starting:
-            live = [save for save in saves if not save.is_cancelled]
-            for save in live:
-                save.is_started = True
-        try:
-            new = [save for save in live if not self._adopt(save)]
-            if new:
-                self._export(new)
-        except Exception:  # the executor has failed, and the engine will say so
-            self.stats.failures += len(live)
-        self._done.put(live)
-
-    def _adopt(self, save: _Save) -> bool:
-        """Whether the last tier has the node already. The node goes by the number of its entry."""
-        node, parent_uid = save.node, _uid_of_parent(save.node)
-        for tier in self._tiers:
-            header = tier.header(node.key)
-            if header is not None and header.is_block(
-                root_key=node.root_key, parent_uid=parent_uid, token_ids=node.token_ids
-            ):
-                node.uid = header.uid
-                return self._tiers[-1].may_have(node.key)
-        return False
-
-    def _touch_all(self, touch: _Touch) -> None:
-        """Count entries as used, parents last, so that they outlive their children."""
-        for node in reversed(touch.nodes):
-            has_entry = [tier.touch(node.key) for tier in self._tiers]
-            if not has_entry[-1]:
-                touch.gone.append(node)
-        touch.gone.reverse()
-        self._done.put(touch)
-
-    def _export(self, saves: list[_Save]) -> None:
-        exported: list[list[bytes]] = [[] for _ in saves]
-        for group in range(len(self._cache.pools)):
-            holders = [index for index, s in enumerate(saves) if s.blocks[group] != NO_BLOCK]
-            blocks = [saves[index].blocks[group] for index in holders]
-            data = self._io.export_blocks(group, blocks) if blocks else b""
-            size = len(data) // max(1, len(blocks))
-            parts = {index: data[n * size : (n + 1) * size] for n, index in enumerate(holders)}
-            for index in range(len(saves)):
-                exported[index].append(parts.get(index, b""))
-        for save, parts_of in zip(saves, exported, strict=True):
-            node, kv = save.node, b"".join(parts_of)
-            node.uid = node.uid or os.urandom(16)
-            header = EntryHeader(
-                key=node.key,
-                root_key=node.root_key,
-                uid=node.uid,
-                parent_uid=_uid_of_parent(node),
-                tenant=node.tenant,
-                token_ids=node.token_ids,
-                sizes=tuple(map(len, parts_of)),
-                kv_digest=digest(kv),
-            )
-            for tier in self._tiers:
-                tier.put(Entry(header, kv))
-            self.stats.saved_blocks += 1
-
-    def _load(self, load: Load) -> None:
-        started_s = time.perf_counter()
-        try:
-            while len(load.headers) < len(load.keys):
-                entries = self._entries(load, first=len(load.headers))
-                if not entries:
-                    break
-                self._import(load, entries)
-        except Exception:  # the executor has failed, and the engine will say so
-            self.stats.failures += 1
-        if load.headers:
-            block_s = (time.perf_counter() - started_s) / len(load.headers)
-            mean = self._block_s
-            self._block_s = block_s if mean is None else mean + _SMOOTHING * (block_s - mean)
-        self._done.put(load)
-
-    def _entries(self, load: Load, *, first: int) -> list[Entry]:
-        """The next entries of a load, each verified to be its tokens after the one before it."""
-        entries: list[Entry] = []
-        if load.headers:
-            parent_uid = load.headers[-1].uid
-        else:
-            parent_uid = load.match.nodes[-1].uid if load.match.nodes else load.root_key
-        for number in range(first, min(first + _BATCH, len(load.keys))):
-            entry = self._entry(load, number, parent_uid)
-            if entry is None:
-                break
-            entries.append(entry)
-            parent_uid = entry.header.uid
-        return entries
-
-    def _entry(self, load: Load, number: int, parent_uid: bytes) -> Entry | None:
-        """One entry, from the first tier that has it; the faster ones get it as well."""
-        for level, tier in enumerate(self._tiers):
-            entry = tier.get(load.keys[number])
-            if entry is not None and entry.header.is_block(
-                root_key=load.root_key, parent_uid=parent_uid, token_ids=load.token_ids[number]
-            ):
-                for faster in self._tiers[:level]:
-                    faster.put(entry)
-                return entry
-        return None
-
-    def _import(self, load: Load, entries: list[Entry]) -> None:
-        first = len(load.headers)
-        for group, table in enumerate(load.tables):
-            wanted = [
-                (table[first + number], entry)
-                for number, entry in enumerate(entries)
-                if table[first + number] != NO_BLOCK
-            ]
-            if wanted:
-                data = b"".join(entry.of_group(group) for _, entry in wanted)
-                self._io.import_blocks(group, [block for block, _ in wanted], data)
-        load.headers += [entry.header for entry in entries]
-
-
-def _uid_of_parent(node: Node) -> bytes:
-    """The number of the parent's entry; one that was not saved is given a number now."""
-    parent = node.parent
-    if parent is None:
-        return node.root_key
-    parent.uid = parent.uid or os.urandom(16)
-    return parent.uid

@@ -1,0 +1,296 @@
+"""The thread between the executor's blocks and the tiers, and the jobs that it is given."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from ridgeline.kvcache.block_pool import NO_BLOCK
+from ridgeline.kvcache.prefix_cache import Match, Node
+from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, digest
+from ridgeline.kvcache.tiers.tier import BlockIO, Tier
+
+_BATCH = 32  # blocks that are exported or imported at once, between two steps
+_SMOOTHING = 0.2
+_EXPIRE_EVERY_S = 1.0  # while there are no jobs
+
+
+@dataclass(slots=True)
+class TransferStats:
+    """Blocks since the start. ``skipped``: not saved, for want of blocks or too many under way."""
+
+    saved_blocks: int = 0
+    skipped_blocks: int = 0
+    loaded_blocks: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Save:
+    """A node of the prefix cache, whose blocks are held until it is written or given up."""
+
+    node: Node
+    blocks: list[int]
+    is_cancelled: bool = False
+    is_started: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Touch:
+    """Nodes that were found in the pool, parents first; ``gone`` are those without an entry."""
+
+    nodes: list[Node]
+    gone: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """What the tiers are to forget; ``done`` is called on the thread once they have."""
+
+    tenant: str
+    done: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Blocks that are on their way into the prefix cache, after ``match``.
+
+    ``tables[g][i]`` is where the KV of group g of node i goes, or `NO_BLOCK`. ``headers`` are those
+    of the entries that were found, verified and imported, in order. ``deleted`` tenants are those
+    whose KV must not enter the cache any more.
+    """
+
+    root_key: bytes
+    match: Match
+    token_ids: list[tuple[int, ...]]
+    keys: list[bytes]
+    tables: list[list[int]]
+    headers: list[EntryHeader]
+    deleted: set[str] = field(default_factory=set)
+    is_done: bool = False
+
+
+Job = Save | Load | Touch | Delete
+Done = list[Save] | Load | Touch
+
+
+class TransferThread:
+    """Does jobs in the order in which they come. Methods without an underscore are for its owner.
+
+    Without a thread, jobs are done when `finished` is called.
+    """
+
+    def __init__(
+        self, tiers: Sequence[Tier], block_io: BlockIO, stats: TransferStats, *, in_thread: bool
+    ) -> None:
+        self.block_s = 0.0  # running mean of what a block takes to load; 0 before the first
+        self._tiers = tiers
+        self._io = block_io
+        self._stats = stats
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # the last: an end
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        if in_thread:
+            self._thread = threading.Thread(target=self._run, name="kv-tiers", daemon=True)
+            self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Have a job done after all others."""
+        self._jobs.put(job)
+
+    def cancel(self, save: Save) -> bool:
+        """Give up a save; false if it has begun."""
+        with self._starting:
+            save.is_cancelled = not save.is_started
+        return save.is_cancelled
+
+    def finished(self) -> Iterator[Done]:
+        """What was finished since the last call."""
+        if self._thread is None:
+            self._work()
+        while True:
+            try:
+                yield self._done.get_nowait()
+            except queue.Empty:
+                return
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what was begun, for at most so long."""
+        if self._thread is None:
+            self._work()
+        else:
+            self._jobs.put(None)
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while self._do(self._next_jobs()):
+            self._expire()
+
+    def _work(self) -> None:
+        while not self._jobs.empty():
+            self._do(self._next_jobs())
+        self._expire()
+
+    def _expire(self) -> None:
+        for tier in self._tiers:
+            tier.expire()
+
+    def _next_jobs(self) -> list[Job | None]:
+        """Some jobs, or none after a while."""
+        try:
+            jobs = [self._jobs.get(timeout=_EXPIRE_EVERY_S)]
+        except queue.Empty:
+            return []
+        while len(jobs) < _BATCH and not self._jobs.empty():
+            jobs.append(self._jobs.get())
+        return jobs
+
+    def _do(self, jobs: list[Job | None]) -> bool:
+        """Do jobs in order, saves that follow each other at once; false at the end."""
+        for is_save, run in groupby(jobs, key=lambda job: isinstance(job, Save)):
+            if is_save:
+                self._save_all([job for job in run if isinstance(job, Save)])
+                continue
+            for job in run:
+                match job:
+                    case Load():
+                        self._load(job)
+                    case Touch():
+                        self._touch_all(job)
+                    case Delete(tenant=tenant, done=done):
+                        for tier in self._tiers:
+                            tier.delete_tenant(tenant)
+                        done()
+                    case None:
+                        return False
+        return True
+
+    def _save_all(self, saves: list[Save]) -> None:
+        with self._starting:
+            live = [save for save in saves if not save.is_cancelled]
+            for save in live:
+                save.is_started = True
+        try:
+            new = [save for save in live if not self._adopt(save)]
+            if new:
+                self._export(new)
+        except Exception:  # the executor has failed, and the engine will say so
+            self._stats.failures += len(live)
+        self._done.put(live)
+
+    def _adopt(self, save: Save) -> bool:
+        """Whether the last tier has the node already. The node goes by the number of its entry."""
+        node, parent_uid = save.node, _uid_of_parent(save.node)
+        for tier in self._tiers:
+            header = tier.header(node.key)
+            if header is not None and header.is_block(
+                root_key=node.root_key, parent_uid=parent_uid, token_ids=node.token_ids
+            ):
+                node.uid = header.uid
+                return self._tiers[-1].may_have(node.key)
+        return False
+
+    def _touch_all(self, touch: Touch) -> None:
+        """Count entries as used, parents last, so that they outlive their children."""
+        for node in reversed(touch.nodes):
+            has_entry = [tier.touch(node.key) for tier in self._tiers]
+            if not has_entry[-1]:
+                touch.gone.append(node)
+        touch.gone.reverse()
+        self._done.put(touch)
+
+    def _export(self, saves: list[Save]) -> None:
+        exported: list[list[bytes]] = [[] for _ in saves]
+        for group in range(len(saves[0].blocks)):
+            holders = [index for index, s in enumerate(saves) if s.blocks[group] != NO_BLOCK]
+            blocks = [saves[index].blocks[group] for index in holders]
+            data = self._io.export_blocks(group, blocks) if blocks else b""
+            size = len(data) // max(1, len(blocks))
+            parts = {index: data[n * size : (n + 1) * size] for n, index in enumerate(holders)}
+            for index in range(len(saves)):
+                exported[index].append(parts.get(index, b""))
+        for save, parts_of in zip(saves, exported, strict=True):
+            node, kv = save.node, b"".join(parts_of)
+            node.uid = node.uid or os.urandom(16)
+            header = EntryHeader(
+                key=node.key,
+                root_key=node.root_key,
+                uid=node.uid,
+                parent_uid=_uid_of_parent(node),
+                tenant=node.tenant,
+                token_ids=node.token_ids,
+                sizes=tuple(map(len, parts_of)),
+                kv_digest=digest(kv),
+            )
+            for tier in self._tiers:
+                tier.put(Entry(header, kv))
+            self._stats.saved_blocks += 1
+
+    def _load(self, load: Load) -> None:
+        started_s = time.perf_counter()
+        try:
+            while len(load.headers) < len(load.keys):
+                entries = self._entries(load, first=len(load.headers))
+                if not entries:
+                    break
+                self._import(load, entries)
+        except Exception:  # the executor has failed, and the engine will say so
+            self._stats.failures += 1
+        if load.headers:
+            block_s = (time.perf_counter() - started_s) / len(load.headers)
+            change = block_s - self.block_s
+            self.block_s += _SMOOTHING * change if self.block_s else change
+        self._done.put(load)
+
+    def _entries(self, load: Load, *, first: int) -> list[Entry]:
+        """The next entries of a load, each verified to be its tokens after the one before it."""
+        entries: list[Entry] = []
+        if load.headers:
+            parent_uid = load.headers[-1].uid
+        else:
+            parent_uid = load.match.nodes[-1].uid if load.match.nodes else load.root_key
+        for number in range(first, min(first + _BATCH, len(load.keys))):
+            entry = self._entry(load, number, parent_uid)
+            if entry is None:
+                break
+            entries.append(entry)
+            parent_uid = entry.header.uid
+        return entries
+
+    def _entry(self, load: Load, number: int, parent_uid: bytes) -> Entry | None:
+        """One entry, from the first tier that has it; the faster ones get it as well."""
+        for level, tier in enumerate(self._tiers):
+            entry = tier.get(load.keys[number])
+            if entry is not None and entry.header.is_block(
+                root_key=load.root_key, parent_uid=parent_uid, token_ids=load.token_ids[number]
+            ):
+                for faster in self._tiers[:level]:
+                    faster.put(entry)
+                return entry
+        return None
+
+    def _import(self, load: Load, entries: list[Entry]) -> None:
+        first = len(load.headers)
+        for group, table in enumerate(load.tables):
+            wanted = [
+                (table[first + number], entry)
+                for number, entry in enumerate(entries)
+                if table[first + number] != NO_BLOCK
+            ]
+            if wanted:
+                data = b"".join(entry.of_group(group) for _, entry in wanted)
+                self._io.import_blocks(group, [block for block, _ in wanted], data)
+        load.headers += [entry.header for entry in entries]
+
+
+def _uid_of_parent(node: Node) -> bytes:
+    """The number of the parent's entry; one that was not saved is given a number now."""
+    parent = node.parent
+    if parent is None:
+        return node.root_key
+    parent.uid = parent.uid or os.urandom(16)
+    return parent.uid
