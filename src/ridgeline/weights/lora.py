@@ -16,6 +16,7 @@ import torch
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError, WeightsMismatchError
 from ridgeline.core.ops import MLP, Op, OutProject, QKVProject, Weight
 from ridgeline.models import TensorSource, read_config
+from ridgeline.models.config import show
 from ridgeline.weights.names import short_name
 from ridgeline.weights.safetensors_file import SafetensorsFile
 
@@ -34,6 +35,11 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
     "use_qalora": (False, None),
+    "use_bdlora": (None,),
+    "kasa_config": (None,),
+    "arrow_config": (None,),
+    # The others (pissa, olora, corda, loftq, lora_ga) change the model's own weights.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),
 }
 
 
@@ -89,7 +95,8 @@ def _check_supported(config: Config) -> None:
     for name, unused in _UNSUPPORTED.items():
         if name in config and config[name] not in unused:
             raise UnsupportedModelError(
-                f"The adapter uses {name}, which is not supported; merge it into the model instead."
+                f"The adapter sets {name} to {show(config[name])}, which is not supported; merge "
+                "it into the model instead."
             )
 
 
