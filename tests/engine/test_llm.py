@@ -1,6 +1,9 @@
 import gc
 import json
+import os
+import select
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -264,6 +267,7 @@ def test_token_ids_in_settings_are_checked(llm, fields):
 
 def test_no_prompts_no_outputs(llm):
     assert llm.generate([], GREEDY) == []
+    assert llm.embed([]).shape == (0, llm.spec.hidden_size)
 
 
 def test_number_of_params_must_fit(llm):
@@ -413,6 +417,27 @@ def test_a_second_thread_is_told(llm):
         llm.generate(PROMPTS[0], GREEDY)
 
 
+def test_a_forked_process_is_told(llm):
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate(PROMPTS[0], GREEDY)
+        except EngineError as error:
+            os.write(theirs, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    try:
+        told, _, _ = select.select([ours], [], [], 20.0)
+        assert told and b"fork" in os.read(ours, 1000)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ours)
+    assert llm.generate(PROMPTS[0], GREEDY)[0].finished
+
+
 def test_the_models_own_sampling_settings_are_the_default(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     path = folder / "generation_config.json"
@@ -438,9 +463,17 @@ def test_arrays_of_token_ids_are_prompts(llm):
     array = np.array([1, 2, 3])
     for prompts in (array, [array], array[None], list(array), (1, 2, 3)):
         assert tokens(llm.generate(prompts, GREEDY)[0]) == expected
+    np.testing.assert_array_equal(llm.logits(array), llm.logits([1, 2, 3]))
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0}, [None], "greedy"])
+@pytest.mark.parametrize("params", [{"temperature": 0}, [None], "greedy", 5])
 def test_what_is_no_sampling_params_is_refused(llm, params):
     with pytest.raises(InvalidRequestError):
         llm.generate(["a"], params)
+
+
+def test_what_is_no_adapter_and_no_pin_is_refused(llm):
+    with pytest.raises(InvalidRequestError, match="adapter"):
+        llm.generate(["a"], GREEDY, adapter=3)
+    with pytest.raises(InvalidRequestError, match="number 7 is pinned"):
+        llm.unpin_prefix(7)

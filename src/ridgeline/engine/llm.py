@@ -149,7 +149,10 @@ class LLM:
     ) -> npt.NDArray[np.float32]:
         """Logits after each token, float32 ``[tokens, vocabulary]``, in one pass or more."""
         request = self._engine.requests.build(
-            token_ids, SamplingParams(max_tokens=1), adapter=adapter, wants_logits=True
+            encode_prompt(token_ids, self.tokenizer),
+            SamplingParams(max_tokens=1),
+            adapter=adapter,
+            wants_logits=True,
         )
         state = self._loop.add(request)
         self._finish([state])
@@ -173,7 +176,11 @@ class LLM:
         return scheduler.pin_prefix(request.cache_key, request.prompt_token_ids)[0]
 
     def unpin_prefix(self, number: int) -> None:
-        """Let go of a pinned prefix; once for each number that `pin_prefix` gave."""
+        """Let go of a pinned prefix; once for each number that `pin_prefix` gave.
+
+        Raises:
+            InvalidRequestError: no prefix of that number is pinned.
+        """
         self._engine.scheduler.unpin(number)
 
     def explain_miss(
@@ -210,7 +217,8 @@ class LLM:
         ]
         states = self._queue(batch, requests)
         self._finish(states)
-        return np.stack([state.embedding() for state in states])
+        found = [state.embedding() for state in states]
+        return np.array(found, dtype=np.float32).reshape(-1, self.spec.hidden_size)
 
     def speculation(self) -> SpeculationFigures | None:
         """What was drafted and accepted so far; ``None`` if this engine does not speculate."""
@@ -281,8 +289,12 @@ class LLM:
     ) -> list[RequestState]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams(**self.sampling_defaults)] * len(prompts)
-        if not all(isinstance(each, SamplingParams) for each in params):
+        if not isinstance(params, list | tuple) or not all(
+            isinstance(each, SamplingParams) for each in params
+        ):
             raise InvalidRequestError("params must be SamplingParams, one or a list.")
+        if not isinstance(adapters, list | tuple):
+            raise InvalidRequestError("adapter must be a name, one or a list.")
         if len(params) != len(prompts):
             raise InvalidRequestError(f"{len(params)} sampling params for {len(prompts)} prompts.")
         if len(adapters) != len(prompts):

@@ -1,6 +1,7 @@
 """`EngineLoop`: schedule, execute, update, detokenize; one step at a time."""
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -63,6 +64,7 @@ class EngineLoop:
         self._states: dict[int, RequestState] = {}
         self._dropped: deque[int] = deque()  # requests to abort before the next step
         self._failure: EngineError | None = None
+        self._process = os.getpid()
         self._stepping = threading.Lock()
         # Kept until its result is here: Ctrl-C while waiting loses nothing.
         self._in_flight: deque[_StepInFlight] = deque()
@@ -274,3 +276,5 @@ class EngineLoop:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise self._failure
+        if os.getpid() != self._process:  # a fork has none of the threads
+            raise EngineError("An engine does not survive a fork: make one in each process.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.kvcache import PrefixCache
 from ridgeline.scheduler.blocks import BlockTables
 from ridgeline.scheduler.config import SchedulerConfig
@@ -40,4 +40,6 @@ class PinnedPrefixes:
 
     def unpin(self, number: int) -> None:
         """See `Scheduler.unpin`."""
+        if number not in self._tables:
+            raise InvalidRequestError(f"No prefix of the number {number} is pinned.")
         self._blocks.release_tables(self._tables.pop(number))

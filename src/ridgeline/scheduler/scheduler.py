@@ -257,7 +257,11 @@ class Scheduler:
         return self._pins.pin(cache_key, token_ids)
 
     def unpin(self, number: int) -> None:
-        """Let go of a pinned prefix, which stays cached as others do; once for each number."""
+        """Let go of a pinned prefix, which stays cached as others do; once for each number.
+
+        Raises:
+            InvalidRequestError: no prefix of that number is pinned.
+        """
         self._pins.unpin(number)
 
     def explain_miss(self, cache_key: bytes, token_ids: Seq[int]) -> MissReport:
