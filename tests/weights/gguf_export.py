@@ -57,9 +57,13 @@ def export(
     *,
     matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     tokenizer: Mapping[str, object] | None = None,
+    more: Mapping[str, object] | None = None,
     **writer_options: int,
 ) -> None:
-    """Write the checkpoint in ``folder`` as a GGUF file, matrices in the given format."""
+    """Write the checkpoint in ``folder`` as a GGUF file, matrices in the given format.
+
+    ``more`` are further keys of the architecture.
+    """
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     writer = gguf.GGUFWriter(path, architecture, **writer_options)
@@ -71,6 +75,8 @@ def export(
         writer.add_key_value(
             f"tokenizer.{key}", value, gguf.GGUFValueType.UINT32 if is_id else kind, inner
         )
+    for key, value in (more or {}).items():
+        writer.add_key_value(f"{architecture}.{key}", value, *_kind(value))
     for name, values in _renamed(tensors, config, architecture).items():
         data = values.float().numpy()
         kind = matrices if data.ndim > 1 else gguf.GGMLQuantizationType.F32

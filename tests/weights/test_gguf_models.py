@@ -125,6 +125,38 @@ def test_logits_equal_those_of_safetensors(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(logits(found), want, atol=2e-5, rtol=0)
 
 
+def test_rope_keys_mean_what_they_do_to_llama_cpp(tmp_path: Path) -> None:
+    """A factor without a type is linear; Phi-3's converter writes down its factor of attention."""
+    for architecture, case, more, scaling in (
+        ("llama", "llama", {"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ("llama", "llama", {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        (
+            "phi3",
+            "phi3-longrope",
+            {"rope.scaling.attn_factor": 1.5},
+            LONGROPE | {"attention_factor": 1.5},
+        ),
+    ):
+        config = dict(CASES[case][1])
+        write_checkpoint(config, tmp_path / "model")
+        export(tmp_path / "model", tmp_path / "x.gguf", architecture, more=more)
+        write_checkpoint(config | {"rope_scaling": scaling}, tmp_path / "model")
+        found, expected = load(tmp_path / "x.gguf"), load(tmp_path / "model")
+        np.testing.assert_allclose(logits(found), logits(expected), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "more", [{"attention.causal": False}, {"rope.scaling.attn_factor": 1.5}], ids=str
+)
+def test_keys_that_would_change_the_output_are_refused(
+    tmp_path: Path, more: dict[str, object]
+) -> None:
+    write_checkpoint(CASES["llama"][1], tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "x.gguf", "llama", more=more)
+    with pytest.raises(UnsupportedModelError, match=next(iter(more))):
+        load(tmp_path / "x.gguf")
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 def test_half_formats_hold_the_same_values(tmp_path: Path, kind: str) -> None:
     write_checkpoint(CASES["llama"][1], tmp_path / "model")

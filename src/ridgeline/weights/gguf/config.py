@@ -53,6 +53,10 @@ def describe_gguf(checkpoint: GGUFCheckpoint, *, strict: bool = False) -> ModelD
 def config_of(checkpoint: GGUFCheckpoint, architecture: str) -> Config:
     """The config.json that the model would have."""
     keys = Keys(checkpoint.metadata, architecture)
+    if keys.get("attention.causal") is False:
+        raise UnsupportedModelError(
+            f"The GGUF file sets {architecture}.attention.causal to false, which is not supported."
+        )
     if _EMBED not in checkpoint.names() or len(checkpoint.shape(_EMBED)) != 2:
         raise CorruptFileError(f"The GGUF file has no matrix {_EMBED}.")
     rows = checkpoint.shape(_EMBED)[0]
@@ -223,11 +227,14 @@ def _phi3(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
     if (long is None) != (short is None):
         raise CorruptFileError("The GGUF file has one of the two tensors rope_factors only.")
     if long is not None and short is not None:
-        config["rope_scaling"] = {
+        scaling: Config = {
             "type": "longrope",
             "long_factor": [float(str(value)) for value in long],
             "short_factor": [float(str(value)) for value in short],
         }
+        if keys.get("rope.scaling.attn_factor") is not None:
+            scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
+        config["rope_scaling"] = scaling
     return config
 
 

@@ -28,8 +28,16 @@ def rope_scaling(
         UnsupportedModelError: the scaling is of an unknown kind.
         CorruptFileError: ``factors`` have the wrong number or are not positive.
     """
-    kind = keys.text("rope.scaling.type", default="none")
+    kind = keys.text("rope.scaling.type", default="linear")
     linear = keys.number("rope.scale_linear", default=1.0)  # what old files have instead
+    factor = keys.number("rope.scaling.factor", default=linear)
+    if kind == "linear" and factor in (0.0, 1.0):
+        kind = "none"
+    if keys.number("rope.scaling.attn_factor", default=1.0) != 1.0:
+        raise UnsupportedModelError(
+            f"The GGUF file sets {keys.architecture}.rope.scaling.attn_factor, which is not "
+            "supported."
+        )
     if factors is not None:
         if kind != "none":
             raise UnsupportedModelError(
@@ -38,8 +46,7 @@ def rope_scaling(
             )
         return _llama3(factors, head_dim=head_dim, theta=theta)
     if kind == "none":
-        return None if linear == 1.0 else {"rope_type": "linear", "factor": linear}
-    factor = keys.number("rope.scaling.factor", default=1.0)
+        return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
