@@ -1,6 +1,7 @@
 """Whole checkpoints: single and sharded, converted, and every kind of mismatch in one error."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,22 @@ def test_a_tied_head_is_read_once_and_progress_ends_at_the_total(tmp_path: Path)
     assert [call[0] for call in calls] == sorted(call[0] for call in calls)
     assert calls[-1][:2] == (12 * 4 * 4 + 3 * 4 * 4,) * 2
     assert [call[2] for call in calls] == names
+
+
+def test_a_head_beside_its_tied_embedding_must_be_the_same(tmp_path: Path) -> None:
+    ops = ops_for(1)
+    tensors = tensors_for(ops)
+    sources = sources_for(ops)
+    sources["embed"] = replace(sources["embed"], copies=("head",))
+    embed = tensors["model.embed"]
+    save_file(tensors | {"head": embed.to(torch.float64)}, tmp_path / "model.safetensors")
+    assert torch.equal(load(tmp_path, ops, sources=sources)["embed"], embed)
+    changed = embed.clone()
+    changed[11, 3] += 1
+    for head in (changed, embed[1:].clone(), embed.to(torch.int32)):
+        save_file(tensors | {"head": head}, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsMismatchError, match=r"'head' differs from 'model\.embed'"):
+            load(tmp_path, ops, sources=sources)
 
 
 def test_nan_and_infinity_pass(tmp_path: Path) -> None:

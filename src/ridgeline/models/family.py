@@ -1,6 +1,5 @@
 """What a model family declares: how to read its config, and where its tensors are."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +16,8 @@ class TensorSource:
     ``other_names`` are what the tensor is called in some checkpoints; the first that is there
     counts. ``transpose``: it is stored ``[in, out]``. ``rows`` is the half-open range of its
     outputs (rows, once it is transposed) that are this weight. ``every_other``: of the elements of
-    its last axis, as stored, those from 0 or from 1 on in steps of two are this weight.
+    its last axis, as stored, those from 0 or from 1 on in steps of two are this weight. ``copies``
+    are tensors that may be there too, if they hold the same values.
 
     In a family's declaration ``{i}`` stands for the layer, and ``rows`` are left out: they follow
     from `Family.fused`. ``{e}`` stands for the expert: the weight is one tensor for each expert,
@@ -29,6 +29,7 @@ class TensorSource:
     transpose: bool = False
     rows: tuple[int, int] | None = None
     every_other: int | None = None
+    copies: tuple[str, ...] = ()
 
     def in_layer(self, index: int) -> "TensorSource":
         """The source with the layer filled in."""
@@ -90,7 +91,11 @@ class ModelDefinition:
         for template, source in self.family.tensors.items():
             indices = range(len(self.spec.layers)) if "{i}" in template else range(1)
             for index in indices:
-                sources[template.replace("{i}", str(index))] = source.in_layer(index)
+                name = template.replace("{i}", str(index))
+                sources[name] = _with_bare_names(source.in_layer(index))
+        if self.spec.tie_embeddings:
+            head = sources["head"]
+            sources["embed"] = replace(sources["embed"], copies=(head.name, *head.other_names))
         return sources | self._fused_sources(sources)
 
     def _fused_sources(self, sources: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
@@ -114,7 +119,12 @@ class ModelDefinition:
     @property
     def ignored(self) -> tuple[str, ...]:
         """Regular expressions for the full names of tensors that may be left over."""
-        if self.spec.tie_embeddings:
-            head = self.family.tensors["head"]
-            return (*self.family.ignored, *map(re.escape, (head.name, *head.other_names)))
         return self.family.ignored
+
+
+def _with_bare_names(source: TensorSource) -> TensorSource:
+    """``source`` with its names in checkpoints of models without a head: they lack the prefix."""
+    prefix = "model."
+    names = (source.name, *source.other_names)
+    bare = tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    return replace(source, other_names=(*source.other_names, *bare))

@@ -21,6 +21,7 @@ from ridgeline.weights.store import TensorStore
 
 # What needs no scale beside it; eight-bit floats do.
 _PLAIN_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_COMPARED_ELEMENTS = 1 << 22
 
 # The weights that a tensor holds, by their place in it: the source without its names.
 Places = dict[TensorSource, list[str]]
@@ -153,11 +154,19 @@ def match_tensors(
         users.setdefault(_name_in(available, source), []).append(name)
     present = {tensor: users[tensor] for tensor in checkpoint.names() if tensor in users}
     missing = [tensor for tensor in users if tensor not in present]
+    copies = {
+        copy: tensor
+        for tensor, names in users.items()
+        for name in names
+        if name in sources
+        for copy in sources[name].copies
+    }
     patterns = [re.compile(pattern) for pattern in ignored]
     left_over = [
         tensor
         for tensor in checkpoint.names()
         if tensor not in users
+        and tensor not in copies
         and tensor not in checkpoint.spare
         and not any(pattern.fullmatch(tensor) for pattern in patterns)
     ]
@@ -175,13 +184,36 @@ def match_tensors(
                 f"Tensor {short_name(tensor)} holds {checkpoint.dtype(tensor)} values: the "
                 "checkpoint is quantized in a way that Ridgeline does not read."
             )
+    for copy in available & copies.keys():
+        if not _same_values(checkpoint, copy, copies[copy]):
+            raise WeightsMismatchError(
+                f"config.json ties the output to the input embeddings, and {short_name(copy)} "
+                f"differs from {short_name(copies[copy])}; set tie_word_embeddings to false to use "
+                "both, or remove the one that is wrong."
+            )
     places_of: dict[str, Places] = {}
     for tensor, names in present.items():
         places = places_of.setdefault(tensor, {})
         for name in names:
-            place = replace(sources[name], name="", other_names=())
+            place = replace(sources[name], name="", other_names=(), copies=())
             places.setdefault(place, []).append(name)
     return places_of
+
+
+def _same_values(checkpoint: TensorStore, name: str, other: str) -> bool:
+    """Whether two matrices are equal, read some rows at a time."""
+    shape = checkpoint.shape(name)
+    if shape != checkpoint.shape(other) or checkpoint.dtype(name) not in _PLAIN_FLOATS:
+        return False
+    rows = max(1, _COMPARED_ELEMENTS // shape[1])
+    pair = torch.empty(2, min(rows, shape[0]), shape[1])
+    for first in range(0, shape[0], rows):
+        some = pair[:, : shape[0] - first]
+        for out, tensor in zip(some, (name, other), strict=True):
+            checkpoint.read_into(tensor, out, first_row=first)
+        if not torch.equal(*some):
+            return False
+    return True
 
 
 def _name_in(available: frozenset[str], source: TensorSource) -> str:
