@@ -40,6 +40,13 @@ def declared_length(headers: dict[bytes, bytes], limit: int) -> int | None:
     return length
 
 
+def check_encoding(headers: dict[bytes, bytes]) -> None:
+    """ApiError 415 for a body that is compressed."""
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if encoding.lower() != "identity":
+        raise ApiError(415, f"Bodies are read as they are, not in {encoding[:40]!r}.")
+
+
 def too_large(limit: int) -> ApiError:
     """For a body over the limit, in bytes."""
     return ApiError(413, f"The body is larger than {limit:,} bytes.", code="request_too_large")

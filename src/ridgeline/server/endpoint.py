@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.core.errors import RidgelineError
 from ridgeline.server.body import (
     ClientDisconnectedError,
+    check_encoding,
     declared_length,
     decode_body,
     read_body,
@@ -73,7 +74,7 @@ class Endpoint:
         call.path = self._operation.path
         call.path_params = scope.get("path_params", {})
         call.family = self._operation.family
-        sender = _Sender(send)
+        sender = _Sender(send, is_head=scope["method"] == "HEAD")
         try:
             with call.admission:
                 arguments = await self._arguments(call, scope, receive)
@@ -96,7 +97,9 @@ class Endpoint:
             return []
         config = self._server.config
         limit = config.max_body_mib << 20
-        declared_length(dict(scope["headers"]), limit)
+        headers = dict(scope["headers"])
+        check_encoding(headers)
+        declared_length(headers, limit)
         body = await read_body(receive, limit=limit, timeout_s=config.body_timeout_s)
         return [decode_body(self._decoder, body)]
 
@@ -112,6 +115,10 @@ class Endpoint:
 
     async def _stream(self, call: Call, stream: EventStream, sender: "_Sender") -> None:
         """The head goes out with the first event, so that an early error has its own status."""
+        if sender.is_head:  # a stream need not have an end, for which the connection would wait
+            await stream.events.aclose()
+            await sender.end()
+            return
         pings = asyncio.create_task(
             sender.ping(stream.ping, self._server.config.ping_s), name="ridgeline-ping"
         )
@@ -155,8 +162,9 @@ class Endpoint:
 class _Sender:
     """Writes one response."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, *, is_head: bool) -> None:
         self._send = send
+        self.is_head = is_head
         self._lock = asyncio.Lock()
         self._last_s = time.monotonic()
         self.started = self.ended = self.is_stream = False

@@ -1,12 +1,14 @@
 """HTTP/1.1 by uvicorn and httptools, with limits on a request's head and on slow readers."""
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
 _ONCE = (b"content-length", b"transfer-encoding", b"host")
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 def http_protocol(*, head_timeout_s: float, stall_timeout_s: float) -> type[HttpToolsProtocol]:
@@ -55,6 +57,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if self._in_head:
             self._head_bytes += len(data)
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The head of the request is too long.")
@@ -111,3 +114,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A head without its offer of another protocol, after which the parser would read no body.
+
+    ``curl --http2`` and Java's HttpClient offer HTTP/2 with every request.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nIgnored:", head) + end + body
