@@ -34,6 +34,7 @@ from ridgeline.bench.ladder.texts import (
     write_texts,
 )
 from ridgeline.cli.hardware import calibration_of
+from ridgeline.core.config import DRAFT_MODEL_SPECULATION
 from ridgeline.core.host import usable_cores
 from ridgeline.core.request import RequestOutput
 
@@ -183,7 +184,9 @@ def pair(options: argparse.Namespace) -> None:
             speculation = {
                 "speculation": drafter,
                 "num_speculative_tokens": options.length,
-                "draft_model": options.draft_model,
+                "draft_model": (
+                    options.draft_model if drafter in DRAFT_MODEL_SPECULATION else None
+                ),
             }
             with LLM(options.model, **settings, **speculation) as on:
                 for workload in WORKLOADS:

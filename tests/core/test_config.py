@@ -59,6 +59,25 @@ def test_overrides_return_a_new_object():
         with_overrides(config, sede=4)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be true or false"),
+        ({"offline": "yes"}, "offline must be true or false"),
+        ({"strict": 0}, "strict must be true or false"),
+        ({"adapters": ["a"]}, "adapters must map"),
+        ({"tenant_weights": 5}, "tenant_weights must map"),
+        ({"dtype": 16}, "dtype must be text"),
+        ({"kv_cache_dtype": None}, "kv_cache_dtype must be text"),
+        ({"draft_model": "small"}, "draft_model is used by speculation draft"),
+        ({"draft_model": "small", "speculation": "ngram"}, "draft_model is used by speculation"),
+    ],
+)
+def test_what_would_mean_something_else_or_nothing_is_refused(settings, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        EngineConfig(**settings)
+
+
 def test_true_bytes_of_formats():
     assert FLOAT32.num_bytes((3, 5)) == 60
     int4 = NumberFormat(name="int4", bits=4, is_float=False, group_size=64, scale_bits=16)

@@ -16,6 +16,7 @@ KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
 SCHEDULING_POLICIES = ("fcfs", "priority", "edf", "fair")
 BATCHING_MODES = ("continuous", "dynamic", "static")
 SPECULATION = ("off", "ngram", "suffix", "draft", "combined", "adaptive")
+DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a draft model
 VERIFICATION = ("exact", "rejection")
 MAX_SPECULATIVE_TOKENS = 64
 
@@ -131,8 +132,21 @@ class EngineConfig:
         ):
             if getattr(self, name) not in choices:
                 raise InvalidRequestError(f"{name} must be one of {', '.join(choices)}.")
+        for kind, must, names in (
+            (bool, "be true or false", ("enable_prefix_caching", "offline", "strict")),
+            (str, "be text", ("dtype", "kv_cache_dtype")),
+            (Mapping, "map names to values", ("adapters", "tenant_weights")),
+        ):
+            for name in names:
+                if not isinstance(getattr(self, name), kind):
+                    raise InvalidRequestError(f"{name} must {must}.")
         if self.verification != "exact" and self.speculation == "off":
             raise InvalidRequestError("verification is of guesses: set speculation as well.")
+        if self.draft_model is not None and self.speculation not in DRAFT_MODEL_SPECULATION:
+            raise InvalidRequestError(
+                f"draft_model is used by speculation {', '.join(DRAFT_MODEL_SPECULATION)}, and "
+                f"speculation is {self.speculation}."
+            )
         if _check_positive("gpu_memory_utilization", self.gpu_memory_utilization) > 1:
             raise InvalidRequestError("gpu_memory_utilization must be at most 1.")
         _check_positive("batch_window_s", self.batch_window_s)

@@ -1,6 +1,11 @@
 """From settings to drafters and a draft model."""
 
-from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
+from ridgeline.core.config import (
+    DRAFT_MODEL_SPECULATION,
+    EngineConfig,
+    ResolvedConfig,
+    with_overrides,
+)
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import ConstraintFactory, Drafter, Executor, StepPrice
@@ -37,7 +42,7 @@ def load_draft(
             f"speculation={config.speculation!r} needs draft_model, a smaller model with the same "
             "vocabulary."
         )
-    if config.speculation not in ("draft", "combined", "adaptive") or name is None:
+    if config.speculation not in DRAFT_MODEL_SPECULATION or name is None:
         return None
     draft = load_model(
         with_overrides(config, model=name, revision=None, adapters={}, chat_template=None),
