@@ -200,6 +200,7 @@ def test_histories_of_openais_package_are_read(http):
         ),
         ("/v1/responses", {"input": "a", "background": True}, "background"),
         ("/v1/responses", {"input": [{"type": "web_search_call"}]}, "input"),
+        ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
     ],
 )
 def test_refusals_name_the_field(http, path, body, param):

@@ -74,9 +74,6 @@ def _check(request: ResponsesRequest) -> None:
         raise bad_request("truncation: only disabled is supported.", "truncation")
     if unknown := [name for name in request.include or () if name not in _INCLUDABLE]:
         raise bad_request(f"include: {unknown[0][:80]!r} is not available.", "include")
-    for tool in request.tools or ():
-        if tool.type != "function":
-            raise bad_request(f"tools: there is no built-in tool {tool.type[:40]!r}.", "tools")
     if request.structured_outputs is not None and request.text and request.text.format:
         raise bad_request("structured_outputs and text.format exclude each other.", "text.format")
 

@@ -30,9 +30,9 @@ class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that the model may call; ``strict`` is inert."""
+    """A function that the model may call; ``strict`` is inert. There are no built-in tools."""
 
-    type: Name
+    type: Literal["function"]
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
