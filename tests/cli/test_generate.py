@@ -11,6 +11,7 @@ from ridgeline.cli.main import build_parser, main
 from ridgeline.cli.options import num_bytes
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.kernels.cpu.library import chosen_level
 
 
 def run(capsys, *arguments):
@@ -240,6 +241,7 @@ def test_collect_env(capsys):
     assert code == 0
     assert facts["packages"]["torch"].startswith("2.")
     assert "reference" in facts["executors"]
+    assert facts["cpu_level"] == chosen_level()
     assert "llama" in facts["model_types"]
     code, out, _ = run(capsys, "collect-env")
     assert "llama" in out
@@ -253,6 +255,28 @@ def test_token_ids_as_prompt(model_folder, capsys):
     assert (code, out) == (0, ids["text"] + "\n")
     with pytest.raises(SystemExit):
         main([*map(str, options), "--prompt-ids", "1,x"])
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_locale_without_utf_8(model_folder, encoding):
+    """What it cannot show is a question mark, and JSON is whole in any encoding."""
+    command = [sys.executable, "-m", "ridgeline", "generate", str(model_folder)]
+    command += ["--prompt", "a → b"]
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    limits = ("--max-tokens", "2", "--temperature", "0")
+    text = subprocess.run([*command, *limits], env=env, capture_output=True, check=True).stdout
+    assert text.decode(encoding).startswith("a ? b")
+    shown = subprocess.run([*command, *limits, "--json"], env=env, capture_output=True, check=True)
+    plain = subprocess.run([*command, *limits, "--json"], capture_output=True, check=True)
+    assert json.loads(shown.stdout)["text"] == json.loads(plain.stdout)["text"]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_standard_input_that_is_closed(model_folder, capsys, monkeypatch, command):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = run(capsys, command, model_folder)
+    assert code == (2 if command == "generate" else 0)
+    assert "Traceback" not in err
 
 
 def test_a_full_disk_is_one_sentence(model_folder):

@@ -119,7 +119,7 @@ def _interrupts_close(stream: "CompletionStream") -> Iterator[None]:
 
 
 def _turns() -> Iterator[str]:
-    while True:
+    while sys.stdin is not None:
         try:
             yield input("> " if sys.stdin.isatty() else "").strip()
         except (EOFError, KeyboardInterrupt):

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the facts as a table, or as JSON."""
     facts = collect()
     if arguments.json:
-        print(json.dumps(facts, ensure_ascii=False))
+        print(json.dumps(facts))
         return 0
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 def collect() -> dict[str, Any]:
     """Facts by name; sizes in bytes."""
     from ridgeline.executors import executor_names  # torch takes a second: not for --help
+    from ridgeline.kernels.cpu.library import chosen_level, native_kernels_run
     from ridgeline.kernels.gpu import missing_for_gpu
     from ridgeline.models import model_types
 
@@ -68,6 +69,7 @@ def collect() -> dict[str, Any]:
         if sys.platform == "linux"
         else os.cpu_count(),
         "isa": _isa_flags(),
+        "cpu_level": chosen_level() if native_kernels_run() else None,
         "memory_bytes": memory.total,
         "available_bytes": memory.available,
         "gpus": _gpus(),

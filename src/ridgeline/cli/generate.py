@@ -73,7 +73,7 @@ def _print_outputs(
 ) -> None:
     if as_json:
         result = to_json(name, output) | {"roofline": asdict(report)}
-        print(json.dumps(result, ensure_ascii=False))
+        print(json.dumps(result))
         return
     for sample in output.outputs:
         print(f"[{sample.index}] {output.prompt or ''}{sample.text}")

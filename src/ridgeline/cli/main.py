@@ -1,6 +1,7 @@
 """Parsing, and the one place where errors become a sentence and an exit code."""
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -34,6 +35,8 @@ _INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 (model, machine), 2 (the caller's mistake)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale without UTF-8: "?" for what it lacks
     parser = build_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["bench"] and words[1:2] and words[1] in _BENCHES:

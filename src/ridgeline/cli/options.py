@@ -229,11 +229,13 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     """
     if arguments.prompt is not None:
         return str(arguments.prompt)
-    read: Callable[[], bytes] = sys.stdin.buffer.read
+    read: Callable[[], bytes]
     if arguments.prompt_file is not None:
         read = arguments.prompt_file.read_bytes
-    elif sys.stdin.isatty():
+    elif sys.stdin is None or sys.stdin.isatty():  # closed, or nothing is piped into it
         raise InvalidRequestError("Give a prompt: --prompt, --prompt-file, or standard input.")
+    else:
+        read = sys.stdin.buffer.read
     try:
         return read().decode()
     except OSError as error:
