@@ -94,6 +94,21 @@ def test_message_events(events):
     assert found[-2]["usage"]["output_tokens"] == 4
 
 
+def test_system_messages_within_a_conversation(http):
+    """Anthropic's packages have them beside ``system``, which is only the first."""
+    rest = [*HI, {"role": "system", "content": "Be brief."}, *HI]
+    turns = [{"role": "system", "content": "Be good."}, *rest]
+    plain = http.post("/tokenize", json={"messages": turns}).json()["count"]
+    body = {"system": "Be good.", "messages": rest}
+    counted = http.post("/v1/messages/count_tokens", json=body).json()
+    assert counted == {"input_tokens": plain}
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    wrong = {"messages": [*HI, {"role": "system", "content": [call]}], "max_tokens": 1}
+    refused = http.post("/v1/messages", json=wrong)
+    assert refused.status_code == 400
+    assert "messages.1" in refused.json()["error"]["message"]
+
+
 def test_a_message_may_run_into_the_end_of_the_context(http, events):
     """Anthropic's clients send a limit that is the model's, and read of the context's end."""
 

@@ -111,6 +111,8 @@ def _turns(message: InputMessage, where: str) -> list[dict[str, Any]]:
     """Template inputs of one turn; each tool result is a message of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
+    if message.role == "system":
+        return [{"role": message.role, "content": _text(message.content, where)}]
     turns: list[dict[str, Any]] = []
     texts: list[dict[str, str]] = []
     calls: list[dict[str, Any]] = []

@@ -38,9 +38,9 @@ class Block(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class InputMessage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A turn of the conversation."""
+    """A turn of the conversation; one of the system's is text."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
