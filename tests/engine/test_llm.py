@@ -4,6 +4,7 @@ import os
 import select
 import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,6 +158,21 @@ def test_stop_string_cuts_the_text_wherever_it_lies(llm):
         )
         (output,) = llm.generate(PROMPTS[0], including)
         assert output.outputs[0].text == text[: text.index(stop) + 3]
+
+
+def test_tokens_after_a_stop_string_do_not_count(model_folder):
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    with LLM(str(model_folder), decode_replay_s=1.0) as llm:
+        whole = llm.generate(PROMPTS[0], params)[0].outputs[0]
+        before = llm._loop.stats().generated_tokens
+        stop = whole.text[2:4]
+        (output,) = llm.generate(PROMPTS[0], replace(params, stop=(stop,)))
+        count = len(tokens(output))
+        assert 1 < count < 8, "the rest of the replay is not tested"
+        assert llm._loop.stats().generated_tokens - before == count
+    timings = output.timings
+    decode_s = timings.end_to_end_s - timings.ttft_s
+    assert timings.tpot_s == pytest.approx(decode_s / (count - 1))
 
 
 def test_stop_token_is_left_out_of_the_text(llm):

@@ -187,13 +187,13 @@ class EngineLoop:
 
     def _take(self, state: RequestState, update: SequenceUpdate) -> CompletionChunk:
         """What a step did for one sample; if that cannot be told, only this sample ends."""
-        self._generated_tokens += len(update.new_token_ids)
         try:
             chunk, stopped = state.apply(update)
         except Exception:
             _log.exception("The output of a request could not be made.")
             self._scheduler.finish(update.sequence, FinishReason.ERROR)
             return state.fail(update.sequence)
+        self._generated_tokens += len(chunk.token_ids)
         if stopped:
             self._scheduler.finish(update.sequence, FinishReason.STOP)
         return chunk

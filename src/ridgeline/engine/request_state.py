@@ -158,7 +158,7 @@ class RequestState:
         """Seconds of a request that is finished."""
         arrival = self.request.arrival_s
         end_to_end = self._last_token_s - arrival
-        tokens = max(sequence.num_output_tokens for sequence in self.sequences)
+        tokens = max(sample.num_tokens for sample in self._samples)
         ttft = None if self._first_token_s is None else self._first_token_s - arrival
         return RequestTimings(
             queue_s=(self._started_s or self._last_token_s) - arrival,

@@ -35,6 +35,11 @@ class SampleOutput:
         self._stop_reason: str | int | None = None
         self.failed = False  # its output could not be made
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the output: none that a step gave after a stop string."""
+        return len(self._token_ids)
+
     def push(self, update: SequenceUpdate) -> tuple[CompletionChunk, bool]:
         """Take a step's tokens. Returns the chunk, and whether it completed a stop string."""
         sequence, tokens = self.sequence, update.new_token_ids
