@@ -117,3 +117,14 @@ def test_zero_biases_of_gptq_may_be_left_over() -> None:
     scheme = read_scheme(GPTQ)
     assert scheme.plan(parts, lambda _: torch.zeros(16)).spare == {"m.bias"}
     assert not scheme.plan(parts, lambda _: torch.ones(16)).spare
+
+
+def test_fp8_of_another_kind_is_named_and_scales_of_attention_may_be_left_over() -> None:
+    parts = infos(weight=(torch.float8_e4m3fn, (8, 16)), weight_scale=(torch.float32, (8, 1)))
+    parts |= infos(q_scale=(torch.float32, (1,)), k_scale=(torch.float32, (1,)))
+    scheme = read_scheme({"quant_method": "fp8"})
+    plan = scheme.plan(parts, lambda _: torch.empty(0))
+    assert plan.spare == {"m.q_scale", "m.k_scale"}
+    parts |= infos(weight=(None, (8, 16)))
+    with pytest.raises(WeightsMismatchError, match="'m' must be float8_e4m3fn or float8_e5m2"):
+        scheme.plan(parts, lambda _: torch.empty(0))

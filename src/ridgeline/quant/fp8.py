@@ -35,6 +35,7 @@ _SCALE_DTYPES = (*FLOATS, torch.float8_e8m0fnu)
 _SCALES = (".weight_scale_inv", ".weight_scale")
 _ACTIVATION_SCALES = (".input_scale", ".activation_scale")
 _CACHE_SCALES = (
+    ".q_scale",
     ".k_scale",
     ".v_scale",
     ".kv_scale",
@@ -67,8 +68,10 @@ class FP8Weights:
     def plan(self, tensors: Mapping[str, TensorInfo], read: Read) -> StoragePlan:
         plan = StoragePlan(notes=["Its activations are not quantized here: only weights are FP8."])
         for name, info in tensors.items():
-            if name.endswith(".weight") and info.dtype in FP8:
-                plan.weights.append(self._weight(Module(tensors, name.removesuffix(".weight"))))
+            module = Module(tensors, name.removesuffix(".weight"))
+            is_scaled = info.dtype in FP8 or any(map(module.has, _SCALES))
+            if name.endswith(".weight") and is_scaled:
+                plan.weights.append(self._weight(module))
         note_unused_scales(plan, tensors)
         return plan
 
@@ -140,7 +143,7 @@ def note_unused_scales(plan: StoragePlan, tensors: Mapping[str, TensorInfo]) -> 
     """Let scales of activations and of the KV cache be left over, and say so."""
     for suffixes, what in (
         (_ACTIVATION_SCALES, "Its scales of activations are not used"),
-        (_CACHE_SCALES, "Its scales of the KV cache are not used: the cache is not quantized"),
+        (_CACHE_SCALES, "Its scales of attention are not used: the KV cache is not quantized"),
     ):
         names = [name for name in tensors if name.endswith(suffixes)]
         if names:
