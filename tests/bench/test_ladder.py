@@ -128,8 +128,8 @@ def test_quality_of_the_same_is_perfect_and_of_noise_is_not():
     assert quality([(tokens, noisy)], [(tokens, logits)]).kl > 0.1
 
 
-def test_the_report_and_the_drawing(tmp_path):
-    steps = [
+def climbed():
+    return [
         Step(
             rung=rung,
             drafting=Drafting(speculation="draft", length=2) if rung.speculates else Drafting(),
@@ -142,7 +142,10 @@ def test_the_report_and_the_drawing(tmp_path):
         )
         for number, rung in enumerate(RUNGS, start=1)
     ]
-    result = report({"1b": steps}, Watch())
+
+
+def test_the_report_and_the_drawing(tmp_path):
+    result = report({"1b": climbed()}, Watch())
     rungs = result["subjects"]["1b"]
     assert [rung["speed_up"] for rung in rungs] == pytest.approx([1, 2, 3, 4, 5, 6])
     assert rungs[1]["predicted_speed_up"] is None
@@ -157,6 +160,15 @@ def test_the_report_and_the_drawing(tmp_path):
 def test_wrong_words_are_refused(words, capsys):
     assert main(["bench", "ladder", *words]) == InvalidRequestError("").exit_code
     assert "error:" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_printed_even_if_it_cannot_be_drawn(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("ridgeline.bench.ladder.ladder.climb", lambda *_, **__: climbed())
+    words = ["--measure-only", "--json", "--svg", str(tmp_path / "no folder" / "a.svg")]
+    assert main(["bench", "ladder", *words]) == 1
+    captured = capsys.readouterr()
+    assert set(json.loads(captured.out)["subjects"]) == {"embedded", "1b"}
+    assert "cannot be written" in captured.err
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.bench.test_ceilings import FakeLoops
+from tests.roofline.test_fitting import CEILINGS, samples
 from tests.tiny import tiny_model
 
 from ridgeline.bench import executor_bench
@@ -16,9 +17,11 @@ from ridgeline.bench.steps import TimedStep
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.cli.main import main
 from ridgeline.core.formats import BFLOAT16, FLOAT16, number_format
+from ridgeline.core.host import cpu_name
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.executors import create_executor
 from ridgeline.roofline import PricedModel, Work, energy, price
+from ridgeline.roofline.calibration import calibrate, calibration_path, save
 
 
 def ceilings_of(loops=None):
@@ -165,6 +168,17 @@ def test_energy_is_that_of_the_counters_while_a_case_ran(tmp_path, monkeypatch):
         (case,) = report.to_json()["cases"]
         assert case["energy_source"] == "rapl"
         assert case["energy_valid"] is not contended
+
+
+def test_the_calibration_of_another_machine_predicts_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tiny_model()
+    priced = PricedModel(spec=model.spec, ops=model.ops)
+    for cpu, is_used in ((cpu_name(), True), ("another", False)):
+        ceilings = replace(CEILINGS, conditions={"cpu": cpu})
+        found = calibrate(samples(), ceilings, executor="cpu", dense_attention=False)
+        save(found, calibration_path("cpu"))
+        assert (executor_bench._predictor(priced, "cpu") is not None) == is_used
 
 
 def test_the_command_ends_in_one_object_or_a_table(monkeypatch, capsys):

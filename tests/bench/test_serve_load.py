@@ -278,6 +278,19 @@ def test_the_command_reports_in_json_and_plots(model_folder, tmp_path, capsys):
     assert names == {"latency-throughput.svg", "ttft-input-length.svg", "occupancy.svg"}
 
 
+def test_what_failed_and_what_cannot_be_written_is_said(model_folder, tmp_path, capsys):
+    arguments = ["bench", "serve", str(model_folder), "--executor", "reference", "--in-process"]
+    arguments += ["--num-requests", "1", "--output-len", "2", "--warmup", "0"]
+    assert main([*arguments, "--input-len", "99999"]) == 1
+    assert "has 99999 tokens" in capsys.readouterr().out
+    taken = tmp_path / "file"
+    taken.touch()
+    assert main([*arguments, "--input-len", "8", "--plots", str(taken)]) == 1
+    captured = capsys.readouterr()
+    assert "TTFT" in captured.out
+    assert f"{taken} cannot be written" in captured.err
+
+
 def test_mistakes_on_the_command_line(capsys):
     for arguments in (["--num-requests", "0"], ["--turns", "0"], ["--trace", "/nowhere"]):
         assert main(["bench", "serve", "--in-process", *arguments]) == 2

@@ -127,5 +127,6 @@ def test_littles_law_holds_in_a_steady_run_and_fails_in_an_overloaded_one():
 def test_a_run_that_failed_altogether():
     summary = summarize([trace(0.0, error="refused", sent_s=0.0), trace(1.0, error="refused")])
     assert summary.num_failed == 2
+    assert summary.first_error == "refused"
     assert summary.ttft_s is None
     assert summary.goodput == 0

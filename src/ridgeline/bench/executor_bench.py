@@ -19,7 +19,7 @@ from ridgeline.executors import create_executor
 from ridgeline.executors.priced import held_formats, priced_model
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import batches_of
-from ridgeline.roofline.calibration import calibration_path, load
+from ridgeline.roofline.calibration import calibration_path, load, measured_elsewhere
 from ridgeline.roofline.features import roof_seconds
 from ridgeline.roofline.predict import StepPredictor
 
@@ -109,6 +109,7 @@ def bench_executor(
 
     Raises what loading a model raises, and:
         ContextLengthError: a case is longer than the model's positions.
+        CorruptFileError: the file of this machine's calibration is damaged.
         InvalidRequestError: the executor is that of a GPU.
         NativeLibraryError: the loops that measure the ceilings are not built.
         OutOfMemoryError: the KV of all cases does not fit.
@@ -143,6 +144,7 @@ def bench_executor(
             kv_cache_dtype=config.kv_cache_dtype,
             held=held_formats(executor, ModelRole.TARGET),
         )
+        predictor = _predictor(priced, executor.name)
         measurements = run_rounds(workloads, priced, meter, rounds=rounds, progress=progress)
     finally:
         executor.close()
@@ -152,7 +154,7 @@ def bench_executor(
         priced=priced,
         ceilings=meter.report(),
         measurements=measurements,
-        predictor=_predictor(priced, executor.name),
+        predictor=predictor,
     )
 
 
@@ -165,5 +167,8 @@ def bits_per_weight(model: PricedModel) -> float:
 
 
 def _predictor(model: PricedModel, executor: str) -> StepPredictor | None:
+    """By the calibration of this machine; ``None`` if it has none."""
     calibration = load(calibration_path(executor))
-    return None if calibration is None else StepPredictor({ModelRole.TARGET: model}, calibration)
+    if calibration is None or measured_elsewhere(calibration):
+        return None
+    return StepPredictor({ModelRole.TARGET: model}, calibration)

@@ -70,6 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
             for name in subjects
         }
     result = report(steps, watch)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print_ladder(result["subjects"])
     if arguments.svg is not None:
         from ridgeline.bench.ladder.drawing import draw
 
@@ -77,10 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
             draw(result["subjects"], arguments.svg)
         except OSError as error:
             raise DiskError(f"{arguments.svg} cannot be written: {error.strerror}.") from error
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        print_ladder(result["subjects"])
     return 0
 
 

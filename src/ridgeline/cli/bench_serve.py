@@ -203,7 +203,7 @@ def print_points(name: str, points: Sequence[Mapping[str, Any]]) -> None:
                 f"token of output ({energy['source']})"
             )
         for warning in _warnings(point):
-            console.print(f"{_label(point['load'])}: {warning}", style="yellow")
+            console.print(f"{_label(point['load'])}: {warning}", style="yellow", markup=False)
 
 
 def _cell(sample: Mapping[str, Any] | None, share: str, scale: float) -> str:
@@ -225,7 +225,8 @@ def _label(load: Mapping[str, Any]) -> str:
 def _warnings(point: Mapping[str, Any]) -> list[str]:
     warnings = []
     if point["num_failed"]:
-        warnings.append(f"{point['num_failed']} of {point['num_requests']} requests failed.")
+        reason = "" if point["first_error"] is None else f", the first so: {point['first_error']}"
+        warnings.append(f"{point['num_failed']} of {point['num_requests']} requests failed{reason}")
     if point["num_single_token"]:
         warnings.append(f"{point['num_single_token']} requests of one token have no TPOT.")
     law = point["littles_law"]

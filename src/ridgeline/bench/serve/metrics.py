@@ -195,11 +195,12 @@ class Summary:
 
     ``wall_s`` is from the first scheduled start to the last end. ``goodput`` counts failures
     against it, since only good requests are in it. ``user_tokens_s`` is 1 / TPOT of each request.
-    ``num_single_token`` requests have no TPOT.
+    ``num_single_token`` requests have no TPOT. ``first_error`` is that of the first that failed.
     """
 
     num_requests: int
     num_failed: int
+    first_error: str | None
     num_single_token: int
     wall_s: float
     request_rate: float
@@ -233,6 +234,7 @@ def summarize(traces: Sequence[RequestTrace], slo: Slo | None = None) -> Summary
     return Summary(
         num_requests=len(traces),
         num_failed=len(traces) - len(done),
+        first_error=next((trace.error for trace in traces if trace.error), None),
         num_single_token=len(done) - len(tpots),
         wall_s=wall_s,
         request_rate=len(traces) / wall_s,

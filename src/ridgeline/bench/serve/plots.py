@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.bench.serve.session import Point
-from ridgeline.core.errors import MissingDependencyError
+from ridgeline.core.errors import DiskError, MissingDependencyError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,6 +17,7 @@ def write_plots(points: Sequence[Point], folder: Path, *, title: str) -> list[Pa
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
+        DiskError: the folder cannot be written.
     """
     figures = {
         "latency-throughput": _latency_throughput(points),
@@ -24,12 +25,15 @@ def write_plots(points: Sequence[Point], folder: Path, *, title: str) -> list[Pa
     }
     if points[-1].steps:
         figures["occupancy"] = _occupancy(points[-1])
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, figure in figures.items():
-        figure.suptitle(title, fontsize=9)
-        paths.append(folder / f"{name}.svg")
-        figure.savefig(paths[-1], format="svg")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            figure.suptitle(title, fontsize=9)
+            paths.append(folder / f"{name}.svg")
+            figure.savefig(paths[-1], format="svg")
+    except OSError as error:
+        raise DiskError(f"{folder} cannot be written: {error.strerror}.") from error
     return paths
 
 
