@@ -102,6 +102,27 @@ def test_fused_and_transposed_matrices(tmp_path):
             np.testing.assert_allclose(llm.logits(IDS, adapter="a"), expected["a"], atol=1e-4)
 
 
+def test_the_text_model_beside_a_vision_tower(tmp_path):
+    """transformers names its modules otherwise than the tensors that it saves."""
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    text = SIZES | {"head_dim": 16, "sliding_window": 8}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4
+    )
+    loras = {"a": {"r": 4, "target_modules": r".*language_model.*(q|v|down)_proj"}}
+    model_class = transformers.Gemma3ForConditionalGeneration
+    base, paths, expected = make(tmp_path, config, model_class, loras)
+    with LLM(base, adapters=paths, dtype="float32") as llm:
+        np.testing.assert_allclose(llm.logits(IDS, adapter="a"), expected["a"], atol=1e-4)
+
+
 def test_four_adapters_and_none_in_one_batch_equal_each_alone(llama):
     base, paths, _ = llama
     names = [*paths, None, *paths]

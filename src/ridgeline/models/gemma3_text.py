@@ -116,8 +116,12 @@ FAMILY_WITH_VISION = Family(
     model_type="gemma3",
     build=build_with_vision,
     tensors={
-        name: TensorSource(name=f"language_model.{source.name}")
+        name: TensorSource(
+            name=f"language_model.{source.name}",
+            # As transformers names its modules, and PEFT what it adapts.
+            other_names=(source.name.replace("model.", "model.language_model."),),
+        )
         for name, source in GEMMA_TENSORS.items()
     },
-    ignored=(*LLAMA_IGNORED, r"vision_tower\..*", r"multi_modal_projector\..*"),
+    ignored=(*LLAMA_IGNORED, r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
 )
