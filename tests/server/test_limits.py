@@ -8,8 +8,9 @@ import threading
 import pytest
 from tests.server.running import running
 
+from ridgeline.server.errors import ApiError
 from ridgeline.server.generation import BATCH_PRIORITY
-from ridgeline.server.keys import Caller
+from ridgeline.server.keys import Caller, KeyLimits
 from ridgeline.server.limits import Limits, SlidingCount
 
 
@@ -35,6 +36,23 @@ def test_a_key_without_limits_leaves_nothing_behind_in_a_day():
             limits.charge_input(caller, 100)
     tenant = limits._tenants["local"]
     assert max(len(tenant.requests._seconds), len(tenant.inputs._seconds)) <= 60
+
+
+@pytest.mark.parametrize("start", [100.0, 100.3, 100.7, 100.99])
+def test_who_waits_as_long_as_told_gets_in(start):
+    """And is told no more than 60 s, beyond which OpenAI's package 2 comes when it likes."""
+    now = start
+    limits = Limits(9, clock=lambda: now)
+    caller = Caller(tenant="a", limits=KeyLimits(requests_per_minute=1))
+    with limits.admitted(caller):
+        pass
+    with pytest.raises(ApiError) as refused, limits.admitted(caller):
+        pass
+    seconds = int(dict(refused.value.headers)[b"retry-after"])
+    assert seconds <= 60
+    now += seconds
+    with limits.admitted(caller):
+        pass
 
 
 HI = [{"role": "user", "content": "the cat"}]

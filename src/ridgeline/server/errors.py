@@ -1,6 +1,7 @@
 """What went wrong, as HTTP says it: a status, and a body in the shape of the route's family."""
 
 import enum
+import math
 import re
 from typing import Any
 
@@ -85,7 +86,7 @@ class ApiError(Exception):
         if self.status in (408, 413):  # the rest of the body is not read
             headers.append((b"connection", b"close"))
         if self.retry_after_s is not None:
-            seconds = max(1, round(self.retry_after_s))
+            seconds = max(1, math.ceil(self.retry_after_s))
             headers.append((b"retry-after", str(seconds).encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b'Bearer, Basic realm="ridgeline"'))

@@ -36,7 +36,7 @@ class SlidingCount:
         for second in sorted(self._seconds):
             room -= self._seconds[second]
             if room <= 0:
-                return max(1.0, second + _WINDOW_S + 1 - self._clock())
+                return max(1.0, second + _WINDOW_S - self._clock())
         return float(_WINDOW_S)
 
     def _forget(self) -> None:
