@@ -168,6 +168,15 @@ def test_the_cheapest_machines_run_no_formats_of_this_one(capsys, monkeypatch):
     assert first["weights_bytes"] == pytest.approx(2 * 494e6, rel=0.01)
 
 
+def test_a_load_that_no_machine_holds(capsys, monkeypatch):
+    whole = load_catalogue()
+    few = replace(whole, devices={"t4": whole.devices["t4"]})
+    monkeypatch.setattr(plan, "load_catalogue", lambda _: few)
+    code, out, _ = run(capsys, "--shape", "qwen2.5-0.5b", "--rate", "5000", "--cheapest", *SHORT)
+    assert code == 0
+    assert out.startswith("No machine of the catalogue")
+
+
 def test_placement(capsys):
     options = ("--hardware", "l4", "--count", "2", "--place", "llama-3.1-8b", "--place", "gpt2")
     code, out, _ = run(capsys, *options, "--json")

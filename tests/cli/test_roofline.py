@@ -126,6 +126,21 @@ def test_this_machine_from_its_file(capsys, tmp_path, monkeypatch):
     assert "FLOPs/byte" in out
 
 
+def test_contexts_that_the_model_lacks_are_said(capsys):
+    options = ("--shape", "gpt2", "--hardware", "l4", "--batch", "1", "--context", "512,2048")
+    _, out, _ = run(capsys, *options, "--json")
+    result = json.loads(out)
+    assert {point["context"] for point in result["points"]} == {512}
+    assert result["limits"][-1] == "Beyond the model's 1,024 tokens, and left out: 2,048."
+
+
+def test_each_power_of_ten_is_written_once(capsys):
+    """Also one in the middle between two rows."""
+    _, out, _ = run(capsys, "--shape", "llama-3.1-8b", "--hardware", "h100")
+    rows = [line.split() for line in out.splitlines() if line.lstrip().startswith("1e")]
+    assert [row[0] for row in rows] == ["1e16", "1e15", "1e14", "1e13", "1e12", "1e0"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -134,12 +149,15 @@ def test_this_machine_from_its_file(capsys, tmp_path, monkeypatch):
         ("--hardware", "h100", "--shape", "gpt2", "-tp", "8"),  # of 12 heads
         ("--hardware", "this", "--shape", "gpt2", "-tp", "2"),
         ("--hardware", "l4", "--shape", "gpt2", "--context", "100000"),
+        ("--hardware", "l4", "--shape", "gpt2", "--executor", "cpu"),
+        ("--hardware", "l4", "--shape", "gpt2", "--calibrate"),
     ],
 )
 def test_mistakes_are_one_line(capsys, options, tmp_path, monkeypatch):
-    cache = calibrate(samples(), CEILINGS, executor="cpu", dense_attention=False)
+    executor = default_executor()
+    cache = calibrate(samples(), CEILINGS, executor=executor, dense_attention=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    save(cache, calibration_path("cpu"))
-    code, out, err = run(capsys, "--executor", "cpu", *options)
+    save(cache, calibration_path(executor))
+    code, out, err = run(capsys, *options)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1

@@ -113,7 +113,9 @@ def test_the_highest_rate_holds_and_a_higher_one_does_not():
 def test_the_cheapest_machines_come_first():
     small = question("qwen2.5-0.5b", rate_rps=2.0, slo=Slo(ttft_s=1.0), output_tokens=20)
     few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("t4", "l4", "h100")})
-    plans = cheapest(small, few)
+    seen: list[str] = []
+    plans = cheapest(small, few, seen.append)
+    assert seen == ["1 × NVIDIA T4", "1 × NVIDIA L4", "1 × NVIDIA H100 SXM"]
     prices = [plan.usd_per_hour for plan in plans]
     assert prices == sorted(prices)
     assert plans[0].question.machine.key == "t4"

@@ -56,6 +56,18 @@ def add_machine_options(parser: Parser, *, default: str | None) -> None:
     )
 
 
+def check_machine_options(arguments: argparse.Namespace) -> None:
+    """Refuse what is about this machine where another is named. Raises `InvalidRequestError`."""
+    if (arguments.hardware or THIS).lower() == THIS:
+        return
+    for option, is_given in (
+        ("--executor", arguments.executor != "auto"),
+        ("--calibrate", arguments.calibrate),
+    ):
+        if is_given:
+            raise InvalidRequestError(f"{option} is for --hardware this.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class NamedModel:
     """A model to price, and what to call it."""

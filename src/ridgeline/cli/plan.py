@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.display import error_console
 from ridgeline.cli.hardware import (
     THIS,
     NamedModel,
     add_machine_options,
     add_model_options,
+    check_machine_options,
     read_model,
     this_calibration,
     this_engine_memory,
@@ -85,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _cheapest(arguments, question)
     from ridgeline.planning import answer, highest_rate
 
-    plan = highest_rate(question) if arguments.max_rate else answer(question)
+    with error_console.status("planning"):
+        plan = highest_rate(question) if arguments.max_rate else answer(question)
     if plan is None:
         raise InvalidRequestError("No load meets the SLOs: a single request misses them.")
     result = plan.to_json() | {"model": model.name, "rate_rps": plan.question.rate_rps}
@@ -119,10 +122,7 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise InvalidRequestError(
                     f"{_option(other)} means nothing with {_option(name)}: {why}."
                 )
-    if _hardware(arguments) != THIS:
-        for name in ("executor", "calibrate"):
-            if _given(arguments, name):
-                raise InvalidRequestError(f"{_option(name)} is for --hardware this.")
+    check_machine_options(arguments)
     for name in ("count", "prompt", "output", "max_num_seqs", "max_num_batched_tokens"):
         if _given(arguments, name) and getattr(arguments, name) < 1:
             raise InvalidRequestError(f"{_option(name)} must be at least 1.")
@@ -236,9 +236,15 @@ def _question(
 def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
     from ridgeline.planning import cheapest
 
-    plans = [plan.to_json() for plan in cheapest(question, load_catalogue(arguments.catalogue))]
+    catalogue = load_catalogue(arguments.catalogue)
+    with error_console.status("planning") as status:
+        found = cheapest(question, catalogue, lambda name: status.update(f"planning: {name}"))
+    plans = [plan.to_json() for plan in found]
     if arguments.json:
         print(json.dumps({"machines": plans}))
+        return 0
+    if not plans:
+        print("No machine of the catalogue that has a price holds this load, up to eight devices.")
         return 0
     table = Table("machine", "devices", "$/h", "TTFT s", "TPOT ms", "$/1M out", "meets SLO")
     for plan in plans:
@@ -284,7 +290,8 @@ def _place(arguments: argparse.Namespace, slo: "Slo") -> int:
                 rate_rps=rate_rps,
             )
         )
-    result = placement_json(place_models(loads, machine), machine)
+    with error_console.status("planning"):
+        result = placement_json(place_models(loads, machine), machine)
     if arguments.json:
         print(json.dumps(result))
         return 0

@@ -13,6 +13,7 @@ from ridgeline.cli.hardware import (
     THIS,
     add_machine_options,
     add_model_options,
+    check_machine_options,
     read_model,
     this_calibration,
     this_engine_memory,
@@ -73,6 +74,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure or load the ceilings, predict, draw and explain."""
+    check_machine_options(arguments)
     catalogue = load_catalogue(arguments.catalogue)
     is_this = arguments.hardware.lower() == THIS
     other = None if is_this else catalogue.device(arguments.hardware)
@@ -112,6 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     lines = [fit_sentence(each, length) for length, each in fits.items()]
     lines += sentences(predictor, found)
+    longest = priced.spec.max_position
+    if beyond := [f"{context:,}" for context in arguments.context if context > longest]:
+        lines.append(f"Beyond the model's {longest:,} tokens, and left out: {', '.join(beyond)}.")
     past = typical_error(read_history(), calibration.executor)
     title = f"{model.name} on {calibration.ceilings.name}"
     if layout.tensor > 1:

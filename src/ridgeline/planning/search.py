@@ -1,6 +1,6 @@
 """Searches over plans: the highest load, the cheapest machines, models on machines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.core.parallel_layout import ParallelLayout
@@ -73,11 +73,13 @@ def _holds(traffic: Traffic, question: Question) -> bool:
     return steady.keeps_up and traffic.attainment(question.slo) >= ATTAINMENT
 
 
-def cheapest(question: Question, catalogue: Catalogue) -> list[CapacityPlan]:
+def cheapest(
+    question: Question, catalogue: Catalogue, progress: Callable[[str], object] = lambda _: None
+) -> list[CapacityPlan]:
     """Machines of the catalogue with a price that hold the load, the cheapest first.
 
     Each device in ones, twos, fours and eights, until a number holds it. Devices without a rate for
-    the model's type are left out.
+    the model's type are left out. ``progress`` is told which machine is looked at.
     """
     found = []
     for key, device in catalogue.devices.items():
@@ -89,6 +91,7 @@ def cheapest(question: Question, catalogue: Catalogue) -> list[CapacityPlan]:
             if count > 1 and device.link_gbps is None:
                 break
             machine = catalogue_machine(catalogue, key, count)
+            progress(f"{count} × {machine.name}")
             plan = _if_it_holds(replace(question, machine=machine, tensor=None))
             if plan is not None:
                 found.append(plan)

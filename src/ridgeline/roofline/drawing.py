@@ -59,12 +59,10 @@ def draw_text(
     for point in points:
         row, column = cell(point.intensity, point.flops_per_s)
         grid[row][column] = _MARKS[point.phase]
-    lines = []
-    for row, cells in enumerate(grid):
-        exponent = high_y - row / (height - 1) * (high_y - low_y)
-        step = (high_y - low_y) / (height - 1)
-        label = f"1e{round(exponent)}" if -step / 2 < exponent - round(exponent) <= step / 2 else ""
-        lines.append(f"{label:>5} |{''.join(cells).rstrip()}")
+    labels = {cell(10.0**low_x, 10.0**each)[0]: f"1e{each}" for each in range(low_y, high_y + 1)}
+    lines = [
+        f"{labels.get(row, ''):>5} |{''.join(cells).rstrip()}" for row, cells in enumerate(grid)
+    ]
     lines.append(" " * 6 + "+" + "-" * width)
     ends = f"1e{low_x}", f"1e{high_x} FLOPs/byte"
     lines.append(" " * 7 + ends[0] + ends[1].rjust(width - len(ends[0])))
