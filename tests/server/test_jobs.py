@@ -222,6 +222,16 @@ def test_lines_that_cannot_be_read_for_a_while_are_run_later(http, served, monke
     assert served.server.jobs.worker._slots._value == served.server.config.batch_concurrency
 
 
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+def test_the_bounds_of_a_page_are_described(http, path):
+    described = http.get("/openapi.json").json()["paths"][path]["get"]["parameters"]
+    schemas = {each["name"]: each["schema"] for each in described}
+    most = schemas["limit"]["maximum"]
+    assert http.get(path, params={"limit": most}).status_code == 200
+    assert http.get(path, params={"limit": most + 1}).status_code == 400
+    assert ("purpose" in schemas) == (path == "/v1/files")
+
+
 def test_lists_page(http):
     everything = http.get("/v1/batches", params={"limit": 100}).json()["data"]
     seen, after = [], None

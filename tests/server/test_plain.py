@@ -61,6 +61,9 @@ def test_token_ids_that_the_model_does_not_have(http):
     response = http.post("/detokenize", json={"tokens": [1, 300]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tokens"
+    response = http.post("/v1/embeddings", json={"input": [1, 300]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "input"
 
 
 def test_embeddings_are_counted_and_priced(http, served):

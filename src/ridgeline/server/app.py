@@ -15,7 +15,7 @@ from ridgeline.server.replies import Reply, encode
 from ridgeline.server.routes import batches, files, operations, plain
 from ridgeline.server.routes.model_operations import model_operations
 from ridgeline.server.schemas import plain as plain_schemas
-from ridgeline.server.schemas.batches import PAGE_QUERY, UPLOAD_FORM, BatchRequest
+from ridgeline.server.schemas.batches import FILES_QUERY, PAGE_QUERY, UPLOAD_FORM, BatchRequest
 
 
 def api_operations() -> list[Operation]:
@@ -101,7 +101,7 @@ def _jobs() -> list[Operation]:
             path="/v1/files",
             handler=files.list_files,
             summary="Files",
-            query={**PAGE_QUERY, "order": {"type": "string", "enum": ["asc", "desc"]}},
+            query=FILES_QUERY,
         ),
         Operation(
             method="GET", path="/v1/files/{file_id}", handler=files.get_file, summary="One file"

@@ -37,9 +37,9 @@ def _is_token_id(value: object) -> bool:
 
 
 async def tokenize(
-    server: Server, prompt: RawPrompt, *, add_special_tokens: bool = True
+    server: Server, prompt: RawPrompt, *, add_special_tokens: bool = True, param: str = "prompt"
 ) -> tuple[int, ...]:
-    """Token ids of a prompt; long texts are tokenized off the event loop.
+    """Token ids of a prompt, the request's ``param``; long texts take a thread to tokenize.
 
     Raises:
         ApiError, InvalidRequestError: no tokenizer, no token, or a token id out of range.
@@ -55,8 +55,8 @@ async def tokenize(
     else:
         ids = prompt
     if not ids:
-        raise bad_request("The prompt has no tokens.", "prompt")
-    check_in_vocabulary(server, ids, "prompt")
+        raise bad_request(f"The {param} has no tokens.", param)
+    check_in_vocabulary(server, ids, param)
     return tuple(ids)
 
 

@@ -50,7 +50,11 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
     context = server.engine.config.max_model_len
     with call.admit():
         prompts = [
-            truncate(await tokenize(server, prompt), request.truncate_prompt_tokens, context)
+            truncate(
+                await tokenize(server, prompt, param="input"),
+                request.truncate_prompt_tokens,
+                context,
+            )
             for prompt in inputs
         ]
         call.charge_input(sum(map(len, prompts)))

@@ -32,3 +32,9 @@ PAGE_QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 100},
     "after": {"type": "string"},
 }
+FILES_QUERY: dict[str, dict[str, Any]] = {
+    **PAGE_QUERY,
+    "limit": {"type": "integer", "minimum": 1, "maximum": 10_000},
+    "order": {"type": "string", "enum": ["asc", "desc"]},
+    "purpose": {"type": "string"},
+}
