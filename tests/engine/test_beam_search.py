@@ -22,7 +22,7 @@ def oracle(model_folder):
 @pytest.mark.parametrize("eos", [0, 299, None])
 def test_beams_are_those_of_transformers(llm, oracle, monkeypatch, width, length_penalty, eos):
     ends = frozenset() if eos is None else frozenset({eos})
-    monkeypatch.setattr(llm.tokenizer, "eos_token_ids", ends)
+    monkeypatch.setattr(llm, "eos_token_ids", ends)
     params = BeamParams(beam_width=width, max_tokens=9, length_penalty=length_penalty)
     for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, params), strict=True):
         found = oracle.generate(

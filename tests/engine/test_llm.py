@@ -468,6 +468,27 @@ def test_the_models_own_sampling_settings_are_the_default(model_folder, tmp_path
         LLM(str(folder))
 
 
+def test_a_model_without_a_tokenizer_stops_where_its_configuration_says(model_folder, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(model_folder / name, folder)
+    with LLM(str(folder), dtype="float64") as llm:
+        (whole,) = llm.generate([1, 2, 3], GREEDY)
+    end = tokens(whole)[4]
+    config = json.loads((folder / "config.json").read_text())
+    for name, content in (
+        ("config.json", config | {"eos_token_id": end}),
+        ("generation_config.json", {"eos_token_id": [0, end]}),
+    ):
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / name).write_text(json.dumps(content))
+        with LLM(str(folder), dtype="float64") as llm:
+            (output,) = llm.generate([1, 2, 3], GREEDY)
+            assert output.outputs[0].finish_reason is FinishReason.STOP
+            assert tokens(output) == tokens(whole)[: tokens(whole).index(end) + 1]
+
+
 @pytest.mark.parametrize("prompts", [None, b"abc", {"prompt": "a"}, [None], ["a", 1], [1.5], 7])
 def test_what_is_no_prompt_is_refused(llm, prompts):
     with pytest.raises(InvalidRequestError):

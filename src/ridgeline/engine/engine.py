@@ -88,6 +88,7 @@ class Engine:
                 config, self.executor, spec=spec, dtype=resolved.dtype, folder=loaded.folder
             ),
             tokenizer=loaded.tokenizer,
+            eos_token_ids=loaded.eos_token_ids,
             chat_template=loaded.chat_template,
             sampling_defaults=loaded.sampling_defaults,
             pooling=loaded.pooling,

@@ -15,7 +15,8 @@ class EngineInfo:
 
     ``kv_digest`` names what KV depends on beside prompt, adapter slot and salt: the layout, and
     with a disk tier also weights, adapters and what computes with them (`kv_tiers.kv_digest`).
-    ``adapters`` are the names of LoRA adapters, slot by slot from 1.
+    ``eos_token_ids`` end a completion. ``adapters`` are the names of LoRA adapters, slot by slot
+    from 1.
     """
 
     name: str
@@ -23,6 +24,7 @@ class EngineInfo:
     config: ResolvedConfig
     kv_digest: str
     tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
     adapters: tuple[str, ...] = ()

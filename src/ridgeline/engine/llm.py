@@ -56,6 +56,7 @@ class LLM:
         self.spec: ModelSpec = info.spec
         self.config: ResolvedConfig = info.config
         self.tokenizer: Tokenizer | None = info.tokenizer
+        self.eos_token_ids = info.eos_token_ids
         self.adapters = info.adapters
         self.sampling_defaults = info.sampling_defaults
         self._chat_template = info.chat_template
@@ -234,8 +235,7 @@ class LLM:
         """The most likely completions of each prompt that a beam search finds, best first."""
         batch, params = as_prompts(prompts), params or BeamParams()
         ids = [encode_prompt(prompt, self.tokenizer) for prompt in batch]
-        eos = self.tokenizer.eos_token_ids if self.tokenizer else frozenset[int]()
-        ends = frozenset[int]() if params.ignore_eos else eos
+        ends = frozenset[int]() if params.ignore_eos else self.eos_token_ids
         found = beam_search(
             self.generate,
             ids,

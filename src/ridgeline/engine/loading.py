@@ -17,7 +17,7 @@ from ridgeline.executors.cpu import PackedCache
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
 from ridgeline.quant import read_scheme
 from ridgeline.roofline.storage import cache_folder
-from ridgeline.text import ChatTemplate, Tokenizer, tokenizer_from_gguf
+from ridgeline.text import ChatTemplate, Tokenizer, eos_token_ids, tokenizer_from_gguf
 from ridgeline.weights import (
     CheckpointWeights,
     DummyWeights,
@@ -40,16 +40,17 @@ Progress = Callable[[int, int, str], None]
 class ModelDescription:
     """All of a model but its weights. ``folder`` is ``None`` for a preset with random weights.
 
-    ``tokenizer`` and ``chat_template`` are ``None`` where there are none; ``sampling_defaults`` are
-    the settings that its ``generation_config.json`` recommends. ``pooling`` is how it makes an
-    embedding of the hidden states: "last" token, unless its ``1_Pooling/config.json`` says
-    otherwise.
+    ``tokenizer`` and ``chat_template`` are ``None`` where there are none; then
+    ``eos_token_ids`` come from the configuration. ``sampling_defaults`` are the settings that its
+    ``generation_config.json`` recommends. ``pooling`` is how it makes an embedding of the hidden
+    states: "last" token, unless its ``1_Pooling/config.json`` says otherwise.
     """
 
     name: str
     folder: Path | None
     definition: ModelDefinition
     tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
     pooling: str = "last"
@@ -64,6 +65,7 @@ class LoadedModel:
     definition: ModelDefinition
     model: ExecutorModel
     tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
     pooling: str = "last"
@@ -103,6 +105,7 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
         folder=folder,
         definition=definition,
         tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(folder, tokenizer),
         chat_template=_load_chat_template(config, tokenizer),
         sampling_defaults=_sampling_defaults(folder),
         pooling=_pooling(folder),
@@ -149,6 +152,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
             spec=definition.spec, ops=ops, weights=weights, dtype=dtype, adapters=adapters
         ),
         tokenizer=description.tokenizer,
+        eos_token_ids=description.eos_token_ids,
         chat_template=description.chat_template,
         sampling_defaults=description.sampling_defaults,
         pooling=description.pooling,
@@ -220,6 +224,13 @@ def _load_tokenizer(folder: Path) -> Tokenizer | None:
         _log.warning("%s has no tokenizer; prompts must be token ids.", folder)
         return None
     return Tokenizer.from_folder(folder)
+
+
+def _eos_token_ids(folder: Path | None, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """The tokenizer's, or what the folder's configuration says without one."""
+    if tokenizer is not None:
+        return tokenizer.eos_token_ids
+    return frozenset() if folder is None else eos_token_ids(folder)
 
 
 def _load_chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> ChatTemplate | None:

@@ -161,6 +161,7 @@ class ProcessHost:
             config=config,
             kv_digest=kv_digest,
             tokenizer=loaded.tokenizer,
+            eos_token_ids=loaded.eos_token_ids,
             chat_template=loaded.chat_template,
             sampling_defaults=loaded.sampling_defaults,
             pooling=loaded.pooling,

@@ -23,7 +23,7 @@ class RequestFactory:
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
         self._numbers = itertools.count()
-        self._eos = tuple(sorted(info.tokenizer.eos_token_ids)) if info.tokenizer else ()
+        self._eos = tuple(sorted(info.eos_token_ids))
 
     def renew(self, info: EngineInfo) -> None:
         """Go on with an engine that was started again: its KV may be that of other weights."""

@@ -97,14 +97,14 @@ def add_missing_tokens(backend: Backend, tokens: SpecialTokens) -> None:
         backend.add_tokens(missing)
 
 
-def eos_token_ids(
-    generation: Mapping[str, Any], tokenizer_eos: int | None, config: Mapping[str, Any]
-) -> frozenset[int]:
+def eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> frozenset[int]:
     """Return the end-of-sequence ids of the first file that names any.
 
-    The order is generation_config.json, tokenizer_config.json, config.json (also its
-    ``text_config``). TokenizerError if a value is not an id or a list of ids.
+    The order is generation_config.json, tokenizer_config.json (``tokenizer_eos``), config.json
+    (also its ``text_config``). TokenizerError if a value is not an id or a list of ids.
     """
+    generation = read_json(folder / "generation_config.json")
+    config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     nested = text_config.get("eos_token_id") if isinstance(text_config, dict) else None
     for value in (

@@ -68,9 +68,7 @@ class Tokenizer:
         return cls(
             backend,
             special_tokens={name: token.content for name, token in tokens.named.items()},
-            eos_token_ids=eos_token_ids(
-                read_json(path / "generation_config.json"), eos_id, read_json(path / "config.json")
-            ),
+            eos_token_ids=eos_token_ids(path, eos_id),
             chat_template=find_chat_template(path, config),
         )
 
