@@ -236,6 +236,7 @@ def test_stop_strings_wait_for_min_tokens(http):
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "nonsense": 1}, "nonsense"),
         ({"prompt": "a", "deadline_ms": 1000}, "deadline_ms"),
+        ({"prompt": "a", "priority": -1}, "priority"),
         ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"prompt": "a " * 3000}, "prompt"),
         ({"prompt": "a", "max_tokens": 2048}, "max_tokens"),
@@ -252,13 +253,16 @@ def test_refusals_name_the_field(http, body, param):
     assert error["message"]
 
 
-def test_a_deadline_is_for_a_policy_that_goes_by_it(model_folder, tmp_path):
-    engine = {"scheduling_policy": "edf"}
+@pytest.mark.parametrize(
+    ("policy", "field"), [("edf", {"deadline_ms": 1000}), ("priority", {"priority": -1})]
+)
+def test_an_order_is_for_a_policy_that_goes_by_it(model_folder, tmp_path, policy, field):
+    engine = {"scheduling_policy": policy}
     with (
         running(model_folder, data_dir=tmp_path, engine=engine) as server,
         server.client() as client,
     ):
-        body = {"prompt": "the", "max_tokens": 1, "deadline_ms": 1000}
+        body = {"prompt": "the", "max_tokens": 1, **field}
         assert client.post("/v1/completions", json=body).status_code == 200
 
 

@@ -126,10 +126,16 @@ async def _merged(job: Job) -> AsyncGenerator[Piece, None]:
 
 
 def priority_of(call: Call, wanted: int | None = None) -> int:
-    """The key's priority and the request's; with keys a request cannot raise its own."""
+    """The key's priority and the request's; with keys a request cannot raise its own.
+
+    Raises:
+        ApiError: the request has one, and the server goes by another order.
+    """
     if call.is_batch:
         return BATCH_PRIORITY
     wanted = wanted or 0
+    if wanted and call.server.engine.config.scheduling_policy != "priority":
+        raise bad_request("priority needs a server with --scheduling-policy priority.", "priority")
     if not call.server.keys.is_open:
         wanted = max(wanted, 0)
     return call.caller.limits.priority + wanted
