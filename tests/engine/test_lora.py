@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import peft
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.weights.gguf_export import export
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import main
@@ -121,6 +123,22 @@ def test_the_text_model_beside_a_vision_tower(tmp_path):
     base, paths, expected = make(tmp_path, config, model_class, loras)
     with LLM(base, adapters=paths, dtype="float32") as llm:
         np.testing.assert_allclose(llm.logits(IDS, adapter="a"), expected["a"], atol=1e-4)
+
+
+def test_a_gguf_file_takes_the_adapters_of_the_model_that_it_was_made_from(tmp_path):
+    sizes = SIZES | {"num_key_value_heads": 4}
+    phi3 = transformers.Phi3Config(**sizes)
+    llama = transformers.LlamaConfig(**SIZES)
+    for name, config, model_class, targets in (
+        ("llama", llama, transformers.LlamaForCausalLM, EVERYTHING),
+        ("phi3", phi3, transformers.Phi3ForCausalLM, ["qkv_proj", "gate_up_proj", "o_proj"]),
+    ):
+        loras = {"a": {"r": 4, "target_modules": targets}}
+        base, paths, expected = make(tmp_path / name, config, model_class, loras)
+        path = tmp_path / f"{name}.gguf"
+        export(Path(base), path, name)
+        with LLM(str(path), adapters=paths, dtype="float32") as llm:
+            np.testing.assert_allclose(llm.logits(IDS, adapter="a"), expected["a"], atol=1e-4)
 
 
 def test_four_adapters_and_none_in_one_batch_equal_each_alone(llama):

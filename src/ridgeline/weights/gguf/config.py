@@ -43,10 +43,15 @@ def describe_gguf(checkpoint: GGUFCheckpoint, *, strict: bool = False) -> ModelD
             f"{', '.join(ARCHITECTURES)}."
         )
     definition = describe(config_of(checkpoint, name), strict=strict)
-    architecture = ARCHITECTURES[name]
-    family = replace(
-        definition.family, tensors=architecture.tensors, fused=architecture.fused, ignored=()
-    )
+    architecture, theirs = ARCHITECTURES[name], definition.family.tensors
+    tensors = {
+        # Adapters have the names of Hugging Face's layout.
+        weight: replace(source, other_names=(theirs[weight].name, *theirs[weight].other_names))
+        if weight in theirs
+        else source
+        for weight, source in architecture.tensors.items()
+    }
+    family = replace(definition.family, tensors=tensors, fused=architecture.fused, ignored=())
     return replace(definition, family=family)
 
 
