@@ -59,6 +59,12 @@ def test_overrides_return_a_new_object():
         with_overrides(config, sede=4)
 
 
+def test_numbers_may_come_as_text():
+    names = ("batch_window_s", "decode_replay_s", "tpot_slo_s", "kv_ttl_s")
+    config = EngineConfig(**dict.fromkeys(names, "0.25"), gpu_memory_utilization="0.25")
+    assert [getattr(config, name) for name in (*names, "gpu_memory_utilization")] == [0.25] * 5
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -147,14 +147,13 @@ class EngineConfig:
                 f"draft_model is used by speculation {', '.join(DRAFT_MODEL_SPECULATION)}, and "
                 f"speculation is {self.speculation}."
             )
-        if _check_positive("gpu_memory_utilization", self.gpu_memory_utilization) > 1:
+        off = {"decode_replay_s": 0, "tpot_slo_s": None, "kv_ttl_s": None}
+        for name in ("gpu_memory_utilization", "batch_window_s", *off):
+            value = getattr(self, name)
+            if name not in off or value != off[name]:
+                object.__setattr__(self, name, _check_positive(name, value))
+        if self.gpu_memory_utilization > 1:
             raise InvalidRequestError("gpu_memory_utilization must be at most 1.")
-        _check_positive("batch_window_s", self.batch_window_s)
-        if self.decode_replay_s != 0:
-            _check_positive("decode_replay_s", self.decode_replay_s)
-        for name in ("tpot_slo_s", "kv_ttl_s"):
-            if getattr(self, name) is not None:
-                _check_positive(name, getattr(self, name))
         check_int("kv_ram_tier_bytes", self.kv_ram_tier_bytes, 0, 2**62)
         check_int("kv_disk_tier_bytes", self.kv_disk_tier_bytes, 1, 2**62)
         check_int("packed_cache_bytes", self.packed_cache_bytes, 1, 2**62)

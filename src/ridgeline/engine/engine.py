@@ -39,7 +39,7 @@ class Engine:
             kv_cache_dtype=config.kv_cache_dtype,
             packed_cache=packed_cache(config),
             max_num_seqs=config.max_num_seqs,
-            gpu_memory_utilization=float(config.gpu_memory_utilization),
+            gpu_memory_utilization=config.gpu_memory_utilization,
         )
         layout = self.executor.kv_layout()
         spec = loaded.model.spec
