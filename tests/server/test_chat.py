@@ -260,6 +260,18 @@ def tools_of(family):
     return {"tools": [tool], "tool_choice": "required", "input": "the cat"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_tool_whose_schema_is_none_is_refused_as_that(http, monkeypatch, path, stream):
+    monkeypatch.setitem(TOOL, "type", "thing")
+    response = http.post(path, json={**tools_of(path), "stream": stream})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error.get("param", "tools") == "tools"
+    assert "structured_outputs" not in error["message"]
+    assert "thing" in error["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 def test_a_forced_call_follows_its_schema(http, events, path):
     body = {**tools_of(path), "temperature": 0}

@@ -6,10 +6,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionChunk, FinishReason
 from ridgeline.server.call_ids import new_call_id, with_template_ids
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, explain_tools
+from ridgeline.server.errors import bad_request
 from ridgeline.server.forced_calls import forced_call
 from ridgeline.server.generation import Job, generate, priority_of
 from ridgeline.server.prompts import check_room, render, tokenize, truncate
@@ -125,11 +127,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerJob:
-    """A conversation on its way through the engine; `new_answer` once for each of the n."""
+    """A conversation on its way through the engine; `new_answer` once for each of the n.
+
+    ``reads_schemas``: the grammar of the output is made from the schemas of tools.
+    """
 
     job: Job
     model: str
     new_answer: Callable[[], Answer]
+    reads_schemas: bool
 
 
 Piece = tuple[int, CompletionChunk, AnswerDelta]
@@ -139,15 +145,26 @@ async def answer_pieces(job: AnswerJob, answers: Sequence[Answer]) -> AsyncGener
     """Chunks of the outputs, each with its index and what it adds to that answer.
 
     What comes after the cut of the last open answer is not generated.
+
+    Raises:
+        ApiError, RequestError: what the caller did wrong.
     """
-    async with contextlib.aclosing(generate(job.job)) as pieces:
-        async for index, chunk in pieces:
-            answer = answers[index]
-            if answer.is_cut:
-                continue
-            yield index, chunk, answer.take(chunk)
-            if answer.is_cut and all(each.finish_reason is not None for each in answers):
-                return
+    try:
+        async with contextlib.aclosing(generate(job.job)) as pieces:
+            async for index, chunk in pieces:
+                answer = answers[index]
+                if answer.is_cut:
+                    continue
+                yield index, chunk, answer.take(chunk)
+                if answer.is_cut and all(each.finish_reason is not None for each in answers):
+                    return
+    except InvalidRequestError as error:
+        field, _, reason = str(error).partition(" was refused: ")
+        if job.reads_schemas and field.startswith("structured_outputs."):
+            raise bad_request(
+                f"A schema of tools or format was refused: {reason}", "tools"
+            ) from error
+        raise
 
 
 async def prepare_answer(
@@ -219,7 +236,7 @@ async def prepare_answer(
             one_call=not conversation.parallel_calls,
         )
 
-    return AnswerJob(job=job, model=model, new_answer=new_answer)
+    return AnswerJob(job=job, model=model, new_answer=new_answer, reads_schemas=forced is not None)
 
 
 async def prompt_of(call: Call, conversation: Conversation) -> str:
