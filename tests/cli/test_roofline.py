@@ -134,6 +134,37 @@ def test_contexts_that_the_model_lacks_are_said(capsys):
     assert result["limits"][-1] == "Beyond the model's 1,024 tokens, and left out: 2,048."
 
 
+@pytest.mark.parametrize(
+    ("executor", "options"),
+    [
+        ("cpu", ("--quantization", "fp8")),
+        ("cpu", ("--kv-cache-dtype", "fp8")),
+        ("reference", ("--quantization", "int8")),
+        ("reference", ("--kv-cache-dtype", "int8")),
+    ],
+)
+def test_a_format_that_the_executor_here_refuses(capsys, tmp_path, monkeypatch, executor, options):
+    """It is not advised either."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = calibrate(samples(), CEILINGS, executor=executor, dense_attention=False)
+    save(found, calibration_path(executor))
+    base = ("--shape", "qwen2.5-0.5b", "--executor", executor)
+    code, out, err = run(capsys, *base, *options)
+    assert (code, out) == (2, "")
+    assert f"The {executor} executor" in err
+    _, out, _ = run(capsys, *base, "--json")
+    advised = any("--quantization" in each["how"] for each in json.loads(out)["advice"])
+    assert advised == (executor == "cpu")
+
+
+def test_a_narrow_terminal_has_a_narrow_drawing(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    _, out, _ = run(capsys, "--shape", "gpt2", "--hardware", "l4", "--batch", "1")
+    rows = [line for line in out.splitlines() if len(line) > 6 and line[6] in "|+"]
+    assert len(rows) == 19  # 18 and the axis, none of them broken
+    assert len(rows[-1]) == 50
+
+
 def test_each_power_of_ten_is_written_once(capsys):
     """Also one in the middle between two rows."""
     _, out, _ = run(capsys, "--shape", "llama-3.1-8b", "--hardware", "h100")

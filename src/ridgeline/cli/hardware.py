@@ -92,6 +92,8 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
     definition = describe(config)
     wanted = arguments.quantization
     quantization = None if wanted in (None, "none") else number_format(wanted)
+    kv = _kv_format(arguments.kv_cache_dtype)
+    _check_executor(calibration.executor, quantization, kv)
     declared = declared_formats(definition) if quantization is None else {}
     priced = PricedModel(
         spec=definition.spec,
@@ -99,7 +101,7 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
         activations=float_format(_chosen(arguments.dtype) or definition.dtype),
         weights=quantization,
         weight_formats=declared,
-        kv=_kv_format(arguments.kv_cache_dtype),
+        kv=kv,
         compute=_compute(quantization, *declared.values()),
         dense_attention=calibration.dense_attention,
     )
@@ -121,6 +123,17 @@ def _kv_format(name: str | None) -> NumberFormat | None:
     if (name := full_name(name)) not in KV_CACHE_DTYPES:
         raise InvalidRequestError(f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}.")
     return None if name == "auto" else number_format(name)
+
+
+def _check_executor(
+    executor: str, quantization: NumberFormat | None, kv: NumberFormat | None
+) -> None:
+    """Refuse what an executor of this machine refuses to run."""
+    names = {form.name for form in (quantization, kv) if form is not None}
+    if executor == "cpu" and "fp8" in names:
+        raise InvalidRequestError("The cpu executor has no fp8; use int8.")
+    if executor == "reference" and names:
+        raise InvalidRequestError("The reference executor quantizes neither weights nor KV.")
 
 
 def _compute(*weights: NumberFormat | None) -> NumberFormat | None:

@@ -153,7 +153,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False)
     console.print(title)
-    console.print(draw_text(found, roof, beside), markup=False)
+    width = max(16, min(72, console.width - 7))  # 7 are the axis
+    console.print(draw_text(found, roof, beside, width=width), markup=False)
     console.print(_table(found, fits))
     for phase, rows in by_phase.items():
         _print_ops(console, phase, rows)
@@ -203,7 +204,9 @@ def _has_room(point: Point, fits: Mapping[int, MemoryFit]) -> bool:
 def _variants(
     arguments: argparse.Namespace, calibration: Calibration, model: PricedModel
 ) -> list[Variant]:
-    """The model with narrower weights or KV, as the executor would hold them."""
+    """The model with narrower weights or KV, as the executor would hold them, if it does."""
+    if calibration.executor == "reference":
+        return []
 
     def variant(change: str, option: str, name: str) -> Variant:
         changed = argparse.Namespace(**{**vars(arguments), option: name})
