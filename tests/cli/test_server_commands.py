@@ -79,3 +79,10 @@ def test_batch_answers_each_line_once(model_folder, tmp_path, capsys):
 def test_bad_batches_are_refused_before_the_model_loads(tmp_path, capsys, lines, words):
     assert batch(tmp_path, "no-such-model", lines) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_input_is_not_taken_for_its_own_answers(tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(line(0)) + "\n")
+    assert main(["batch", str(source), "no-such-model", "-o", str(source), "--json"]) == 2
+    assert "into the input" in capsys.readouterr().err

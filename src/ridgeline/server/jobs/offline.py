@@ -20,7 +20,8 @@ class OfflineBatch:
     """Checks the whole input at once; lines that the outputs have already are not run again.
 
     Raises:
-        InvalidRequestError: the input is missing, or a line of it is not as it should be.
+        InvalidRequestError: the input is missing, a line of it is not as it should be, or it is
+            the output.
     """
 
     def __init__(self, source: Path, output: Path, *, concurrency: int) -> None:
@@ -33,6 +34,8 @@ class OfflineBatch:
             places, problems = read_lines(source, _endpoint(source))
         except OSError as error:
             raise InvalidRequestError(f"The input cannot be read: {error.strerror}.") from error
+        if output.exists() and output.samefile(source):
+            raise InvalidRequestError("The answers would be written into the input.")
         if problems:
             first = problems[0]
             where = "" if first["line"] is None else f"Line {first['line']}: "
