@@ -114,6 +114,18 @@ def test_a_head_beside_its_tied_embedding_must_be_the_same(tmp_path: Path) -> No
             load(tmp_path, ops, sources=sources)
 
 
+def test_quantized_parts_that_the_config_does_not_mention_are_named(tmp_path: Path) -> None:
+    ops = ops_for(1)
+    tensors = tensors_for(ops)
+    del tensors["model.norm.0"]
+    tensors["model.norm.qweight"] = torch.zeros(2, 4, dtype=torch.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(
+        WeightsMismatchError, match=r"'model\.norm\.qweight' is part of a quantized"
+    ):
+        load(tmp_path, ops)
+
+
 def test_nan_and_infinity_pass(tmp_path: Path) -> None:
     ops = ops_for(0)
     values = torch.full((12, 4), torch.nan)

@@ -22,6 +22,7 @@ from ridgeline.weights.store import TensorStore
 # What needs no scale beside it; eight-bit floats do.
 _PLAIN_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _COMPARED_ELEMENTS = 1 << 22
+_QUANTIZED_PARTS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
 
 # The weights that a tensor holds, by their place in it: the source without its names.
 Places = dict[TensorSource, list[str]]
@@ -252,6 +253,13 @@ def _mismatch(
     if mis_shaped:
         more = f" and {len(mis_shaped) - 8} more" if len(mis_shaped) > 8 else ""
         parts.append(f"{len(mis_shaped)} of another shape: {', '.join(mis_shaped[:8])}{more}")
+    quantized = next((name for name in left_over if name.endswith(_QUANTIZED_PARTS)), None)
+    hint = ""
+    if quantized is not None:
+        hint = (
+            f" {short_name(quantized)} is part of a quantized weight: the quantization_config of "
+            "config.json is missing or names another method."
+        )
     return WeightsMismatchError(
-        f"The weights in {folder} do not fit its config ({'; '.join(parts)})."
+        f"The weights in {folder} do not fit its config ({'; '.join(parts)}).{hint}"
     )
