@@ -167,6 +167,22 @@ def test_nothing_is_left_of_an_engine_whose_parent_is_killed(model_folder, times
             time.sleep(0.02)
 
 
+@pytest.mark.parametrize("seconds", [0.3, 1.5])
+def test_an_interrupt_at_the_terminal_as_it_starts_is_no_traceback(model_folder, seconds):
+    command = [sys.executable, "-m", "ridgeline", "bench", "serve", str(model_folder)]
+    parent = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    deadline_s = time.monotonic() + 60
+    while not children_of(parent.pid):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    time.sleep(seconds)  # it imports
+    os.killpg(parent.pid, signal.SIGINT)
+    _, errors = parent.communicate(timeout=60)
+    assert (parent.returncode, errors) == (130, b"")
+
+
 def is_alive(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
