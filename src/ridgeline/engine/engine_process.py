@@ -59,9 +59,9 @@ class EngineProcess:
         command = [sys.executable, "-P", *["-O"] * sys.flags.optimize]
         command += ["-m", "ridgeline.engine.process_main", str(self._folder), str(os.getpid())]
         try:
-            # In a group of its own, Ctrl-C at a terminal does not reach it, not even as it starts.
+            # In a session of its own: Ctrl-C at a terminal does not reach it, even as it starts.
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, process_group=0
+                *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
             )
         except OSError:
             self._close()
