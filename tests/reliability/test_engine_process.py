@@ -216,6 +216,19 @@ def test_a_start_that_the_machine_refuses_is_tried_again(model_folder, monkeypat
     asyncio.run(main())
 
 
+def test_a_start_that_fails_otherwise_has_an_end(model_folder, monkeypatch):
+    async def refuse(*command, **options):
+        raise TypeError("an unexpected argument")
+
+    async def main():
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+        async with asyncio.timeout(30), AsyncEngine(EngineConfig(model=str(model_folder))):
+            pass
+
+    with pytest.raises(EngineError, match="cannot be started: an unexpected argument"):
+        asyncio.run(main())
+
+
 DROPPED = """
 import asyncio, gc
 from ridgeline.engine.engine_process import EngineProcess

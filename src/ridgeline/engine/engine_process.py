@@ -63,7 +63,7 @@ class EngineProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
             )
-        except OSError:
+        except BaseException:
             self._close()
             raise
         assert self._process.stdin is not None

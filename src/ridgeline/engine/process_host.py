@@ -106,8 +106,9 @@ class ProcessHost:
             self._has_started, self._failure = False, None
             try:
                 reason = _how_it_ended(await self._live())
-            except (OSError, zmq.ZMQError) as error:  # no more files, processes or disk
-                reason = f"The engine process cannot be started: {error.strerror}."
+            except Exception as error:  # no more files, processes or disk; nobody waits for ever
+                cause = error.strerror if isinstance(error, OSError | zmq.ZMQError) else error
+                reason = f"The engine process cannot be started: {cause}."
             if self._is_stopping:
                 return
             reason = self._failure.message if self._failure else reason
