@@ -9,6 +9,7 @@ from ridgeline.core.protocols import StepPrice
 from ridgeline.scheduler.sequence import Sequence
 
 _SMOOTHING = 0.1  # weight of the newest observation in running means
+_OBSERVE_EVERY_S = 0.05  # of steps: a price takes as long as a small model's step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +48,24 @@ class Pricing:
     def __init__(self, price: StepPrice) -> None:
         self._price = price
         self._scale: float | None = None
+        self._unobserved_s = _OBSERVE_EVERY_S
         self._fixed_s = 0.0  # of a step, beyond what its segments add; before scaling
         self._step_s = 0.0
         self._output_tokens = 256.0
 
     def observe(self, plan: StepPlan, measured_s: float) -> None:
-        """Learn from a step that was executed."""
-        predicted = self._price.seconds(plan)
-        if predicted <= 0 or measured_s <= 0:
+        """Learn from a step that was executed; not from each, what it should have taken."""
+        if measured_s <= 0:
             return
+        step_s = measured_s / plan.passes[-1].num_steps
+        self._step_s = _mean(self._step_s, step_s) if self._step_s else step_s
+        self._unobserved_s += measured_s
+        if self._unobserved_s < _OBSERVE_EVERY_S:
+            return
+        predicted = self._price.seconds(plan)
+        if predicted <= 0:
+            return
+        self._unobserved_s = 0.0
         parts = sum(
             self._price.segment_seconds(segment.num_tokens, segment.start)
             for a_pass in plan.passes
@@ -64,8 +74,6 @@ class Pricing:
         self._fixed_s = max(0.0, predicted - parts)
         ratio = measured_s / predicted
         self._scale = ratio if self._scale is None else _mean(self._scale, ratio)
-        step_s = measured_s / plan.passes[-1].num_steps
-        self._step_s = _mean(self._step_s, step_s) if self._step_s else step_s
 
     def observe_output(self, num_tokens: int) -> None:
         """Learn from the length of an output that has ended."""
