@@ -39,7 +39,7 @@ def test_cached_decode(case, executor, oracle_of):
 @ALL_CASES
 def test_greedy_tokens(case, executor, oracle_of):
     oracle = oracle_of(case.id)
-    params = SamplingParams(temperature=0.0, max_tokens=DECODED)
+    params = SamplingParams(temperature=0.0, max_tokens=DECODED, ignore_eos=True)
     with LLM(model=str(oracle.folder), executor=executor, dtype="float32") as llm:
         (output,) = llm.generate([oracle.prompt], params)
     tokens = output.outputs[0].token_ids

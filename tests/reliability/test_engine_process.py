@@ -171,7 +171,12 @@ def test_nothing_is_left_of_an_engine_whose_parent_is_killed(model_folder, times
 def test_an_interrupt_at_the_terminal_as_it_starts_is_no_traceback(model_folder, seconds):
     command = [sys.executable, "-m", "ridgeline", "bench", "serve", str(model_folder)]
     parent = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # A shell's background job ignores interrupts, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline_s = time.monotonic() + 60
     while not children_of(parent.pid):
