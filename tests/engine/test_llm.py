@@ -1,9 +1,6 @@
 import gc
 import json
-import os
-import select
 import shutil
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -420,40 +417,6 @@ def test_logits_of_a_prompt_that_was_preempted(llm, model_folder):
     np.testing.assert_allclose(logits, llm.logits(ids), atol=1e-5)
 
 
-def test_a_closed_engine_says_so(model_folder):
-    llm = LLM(str(model_folder))
-    llm.close()
-    for call in (lambda: llm.generate("a"), lambda: llm.logits([1])):
-        with pytest.raises(EngineError, match="closed"):
-            call()
-
-
-def test_a_second_thread_is_told(llm):
-    with llm._loop._stepping, pytest.raises(EngineError, match="two threads"):
-        llm.generate(PROMPTS[0], GREEDY)
-
-
-def test_a_forked_process_is_told(llm):
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            llm.generate(PROMPTS[0], GREEDY)
-        except EngineError as error:
-            os.write(theirs, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(theirs)
-    try:
-        told, _, _ = select.select([ours], [], [], 20.0)
-        assert told and b"fork" in os.read(ours, 1000)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(ours)
-    assert llm.generate(PROMPTS[0], GREEDY)[0].finished
-
-
 def test_the_models_own_sampling_settings_are_the_default(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     path = folder / "generation_config.json"
@@ -489,28 +452,9 @@ def test_a_model_without_a_tokenizer_stops_where_its_configuration_says(model_fo
             assert tokens(output) == tokens(whole)[: tokens(whole).index(end) + 1]
 
 
-@pytest.mark.parametrize("prompts", [None, b"abc", {"prompt": "a"}, [None], ["a", 1], [1.5], 7])
-def test_what_is_no_prompt_is_refused(llm, prompts):
-    with pytest.raises(InvalidRequestError):
-        llm.generate(prompts, GREEDY)
-
-
 def test_arrays_of_token_ids_are_prompts(llm):
     expected = tokens(llm.generate([1, 2, 3], GREEDY)[0])
     array = np.array([1, 2, 3])
     for prompts in (array, [array], array[None], list(array), (1, 2, 3)):
         assert tokens(llm.generate(prompts, GREEDY)[0]) == expected
     np.testing.assert_array_equal(llm.logits(array), llm.logits([1, 2, 3]))
-
-
-@pytest.mark.parametrize("params", [{"temperature": 0}, [None], "greedy", 5])
-def test_what_is_no_sampling_params_is_refused(llm, params):
-    with pytest.raises(InvalidRequestError):
-        llm.generate(["a"], params)
-
-
-def test_what_is_no_adapter_and_no_pin_is_refused(llm):
-    with pytest.raises(InvalidRequestError, match="adapter"):
-        llm.generate(["a"], GREEDY, adapter=3)
-    with pytest.raises(InvalidRequestError, match="number 7 is pinned"):
-        llm.unpin_prefix(7)

@@ -34,3 +34,19 @@ def test_a_replayed_plan_counts_as_its_steps():
     for _ in range(50):
         pricing.observe(step(num_steps=16), 0.16)
     assert pricing.remaining_s(new_sequence(output=11)) == pytest.approx(0.1)
+
+
+def test_of_short_steps_few_are_priced():
+    priced = []
+
+    class CountedPrice(LinearPrice):
+        def seconds(self, plan):
+            priced.append(plan)
+            return super().seconds(plan)
+
+    pricing = Pricing(CountedPrice(pass_s=0.01, token_s=0.0))
+    for _ in range(1000):
+        pricing.observe(step(), 0.001)
+    assert 15 <= len(priced) <= 25  # one in 50 ms
+    assert pricing.fixed_s == pytest.approx(0.001)
+    assert pricing.remaining_s(new_sequence(output=11)) == pytest.approx(0.01)

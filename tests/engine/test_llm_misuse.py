@@ -1,0 +1,65 @@
+"""`LLM` used as it is not meant to be: a sentence each, and the engine goes on."""
+
+import os
+import select
+import signal
+
+import pytest
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import EngineError, InvalidRequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+def test_a_closed_engine_says_so(model_folder):
+    llm = LLM(str(model_folder))
+    llm.close()
+    for call in (lambda: llm.generate("a"), lambda: llm.logits([1])):
+        with pytest.raises(EngineError, match="closed"):
+            call()
+
+
+def test_a_second_thread_is_told(llm):
+    with llm._loop._stepping, pytest.raises(EngineError, match="two threads"):
+        llm.generate("the cat", GREEDY)
+
+
+def test_a_forked_process_is_told(llm):
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate("the cat", GREEDY)
+        except EngineError as error:
+            os.write(theirs, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    try:
+        told, _, _ = select.select([ours], [], [], 20.0)
+        assert told and b"fork" in os.read(ours, 1000)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ours)
+    assert llm.generate("the cat", GREEDY)[0].finished
+
+
+@pytest.mark.parametrize("prompts", [None, b"abc", {"prompt": "a"}, [None], ["a", 1], [1.5], 7])
+def test_what_is_no_prompt_is_refused(llm, prompts):
+    with pytest.raises(InvalidRequestError):
+        llm.generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [None], "greedy", 5])
+def test_what_is_no_sampling_params_is_refused(llm, params):
+    with pytest.raises(InvalidRequestError):
+        llm.generate(["a"], params)
+
+
+def test_what_is_no_adapter_and_no_pin_is_refused(llm):
+    with pytest.raises(InvalidRequestError, match="adapter"):
+        llm.generate(["a"], GREEDY, adapter=3)
+    with pytest.raises(InvalidRequestError, match="number 7 is pinned"):
+        llm.unpin_prefix(7)
