@@ -2,6 +2,7 @@
 
 import codecs
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -48,12 +49,12 @@ def strip_left(text: str, content: str, limit: int) -> str:
     return text[cut:]
 
 
-class Stage:
+class Stage(ABC):
     """One step of decoding; holds the state of one stream."""
 
+    @abstractmethod
     def feed(self, item: str) -> Sequence[str]:
         """Take one token (or piece of text); return what is settled."""
-        raise NotImplementedError
 
     def end(self) -> Sequence[str]:
         """Return what was held back; the stream is over."""
