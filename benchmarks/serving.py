@@ -298,6 +298,7 @@ async def _one_arrival(
             if after > arrival_s and before < newcomer[0]
         )
         for arrived in times
+        if arrived[-1] > arrival_s  # else it had ended before: this process was held up
     ]
     return gaps, time.monotonic() - began_s
 
