@@ -10,10 +10,12 @@ from tests.roofline.counting import count
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.formats import float_format
+from ridgeline.core.ops import op_weights
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.handle import Handle
+from ridgeline.executors.priced import priced_model
 from ridgeline.models import describe, lower
 from ridgeline.roofline import (
     PricedModel,
@@ -23,7 +25,7 @@ from ridgeline.roofline import (
     prefill_batch,
     price,
 )
-from ridgeline.weights import dummy_weights
+from ridgeline.weights import LoRAWeights, dummy_weights
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 BYTES = ("weight_bytes", "kv_read_bytes", "kv_write_bytes", "activation_bytes")
@@ -55,13 +57,16 @@ class _Recorder:
         return handle
 
 
-def check(monkeypatch, model, drive, *, prepare=None):
+def check(monkeypatch, model, drive, *, prepare=None, adapters=None, adapter_bytes=0):
+    """``adapters`` are those of slots; the counts do not see the bytes of their matrices."""
     recorder = _Recorder(tiny_executor(model=model))
     driver = Driver(recorder)
     if prepare is not None:
         prepare(driver)
     counts, result = count(monkeypatch, lambda: drive(driver))
-    work = account({ModelRole.TARGET: priced(model)}, recorder.plan, result).cost.work
+    models = {ModelRole.TARGET: priced_model(model, "reference")}
+    work = account(models, recorder.plan, result, adapters or {}).cost.work
+    counts.weight_bytes += adapter_bytes
     for name in BYTES:
         assert getattr(work, name) == pytest.approx(getattr(counts, name), rel=0.01), name
     assert work.flops == pytest.approx(counts.flops, rel=0.01)
@@ -102,6 +107,39 @@ def test_every_family(case, monkeypatch):
 def test_types(config, dtype, monkeypatch):
     model = tiny_model(config, dtype=dtype)
     check(monkeypatch, model, decode_and_prefill, prepare=start_two)
+
+
+def test_adapters(monkeypatch):
+    """Bytes of those that the batch uses, once; products of the tokens of their sequences."""
+    model = tiny_model()
+    shapes = {weight.name: weight.shape for op in model.ops for weight in op_weights(op)}
+
+    def adapter(rank, *names):
+        return {
+            name: LoRAWeights(
+                down=torch.rand(rank, shapes[name][1], dtype=model.dtype),
+                up=torch.rand(shapes[name][0], rank, dtype=model.dtype),
+            )
+            for name in names
+        }
+
+    used = adapter(16, "layers.0.q", "layers.0.k", "layers.1.down")
+    model = replace(model, adapters=(adapter(4, "layers.1.o"), used))
+
+    def prepare(driver):
+        driver.start(0, PROMPT, adapter=2)
+        driver.start(1, PROMPT[:5])
+        driver.start(3, PROMPT[:7], adapter=2)
+
+    def drive(driver):
+        return driver.run(
+            driver.segment(0, len(PROMPT), [7]),
+            driver.segment(1, 5, [7, 8, 9], num_drafts=2),
+            driver.segment(3, 7, [7, 8]),
+        )
+
+    size = sum(each.down.nbytes + each.up.nbytes for each in used.values())
+    check(monkeypatch, model, drive, prepare=prepare, adapters={0: 2, 3: 2}, adapter_bytes=size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

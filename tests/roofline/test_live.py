@@ -9,8 +9,9 @@ from tests.roofline.test_fitting import CEILINGS, samples
 from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.formats import FLOAT32, number_format
-from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, StepPlan
+from ridgeline.core.plan import Admission, ModelRole, Outputs, Pass, Segment, StepPlan
 from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel, decode_batch, pass_work, prefill_batch
 from ridgeline.roofline.calibration import calibrate
@@ -93,6 +94,52 @@ def test_rejected_drafts_are_not_useful(calibration):
     whole = pass_work(MODEL, prefill_batch(5, start=99)).num_bytes
     assert report.decode.moved_bytes == pytest.approx(whole, rel=0.02)
     assert (report.drafted, report.accepted) == (4, 1)
+
+
+def test_adapters_are_those_that_sequences_were_admitted_with(calibration):
+    """A sequence's adapter is named once; its slot may later be that of one without."""
+    rank_bytes, measured_s = 4 * 10**7, 0.1
+    models = {ModelRole.TARGET: replace(MODEL, adapter_elements=(10**6, 10**7))}
+    watch = Observer(models, StepPredictor(models, calibration), size=1)
+    plain = pass_work(MODEL, decode_batch(2, 100))
+    decode = segment(0, 99, 1), segment(1, 99, 1)
+
+    def admit(plan, *adapters):
+        admissions = tuple(
+            Admission(
+                slot=slot,
+                token_ids=(1,) * 100,
+                num_prompt_tokens=100,
+                params=SamplingParams(),
+                seed=0,
+                adapter=adapter,
+            )
+            for slot, adapter in enumerate(adapters)
+        )
+        return replace(plan, admissions=admissions)
+
+    def observe(*adapters):
+        before = watch.report().decode
+        plan, result = step(*decode)
+        watch.observe(admit(plan, *adapters), result, measured_s)
+        after = watch.report().decode
+        added = after.moved_bytes - before.moved_bytes, after.useful_flops - before.useful_flops
+        return added[0] - plain.num_bytes, added[1] - plain.flops
+
+    assert observe(2, 2) == pytest.approx((rank_bytes, 4e7))
+    seconds = watch.report().decode.predicted_s
+    assert observe() == pytest.approx((rank_bytes, 4e7))
+    assert observe(0) == pytest.approx((rank_bytes, 2e7))
+    assert observe(0, 0) == pytest.approx((0, 0), abs=1)
+    watch._spent_s = 1e9  # nothing is priced in passing: this admission's step is dropped
+    plan, result = step(*decode)
+    watch.observe(admit(plan, 1, 2), result, measured_s)
+    watch.observe(plan, result, measured_s)
+    assert watch.num_dropped == 1
+    assert observe() == pytest.approx((1.1 * rank_bytes, 2.2e7))
+    raw = StepPredictor(models, calibration).raw_seconds
+    assert seconds == pytest.approx(raw(plan, {0: 2, 1: 2}))
+    assert raw(plan, {0: 2, 1: 2}) > raw(plan) + 0.9 * rank_bytes / CEILINGS.memory.bytes_per_s
 
 
 def test_a_mixed_step_is_split_between_its_phases(calibration):

@@ -32,6 +32,7 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import chosen_level, native_kernels_run
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.kernels import NativeKernels
+from ridgeline.weights import Adapter
 
 _PRODUCTS = (QKVProject, LatentProject, OutProject, MLP, MoE, SharedExpert)
 
@@ -59,6 +60,7 @@ def priced_model(
         weight_formats=held or {},
         kv=None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
         dense_attention=executor == "reference",
+        adapter_elements=tuple(map(_elements, model.adapters)),
     )
     if executor == "cuda":
         return priced_as_cuda(plain)
@@ -102,6 +104,10 @@ def priced_as_cuda(model: PricedModel) -> PricedModel:
         weight_formats={**own, **model.weight_formats},
         kv=None if model.kv is None else _with_scales(model.kv),
     )
+
+
+def _elements(adapter: Adapter) -> int:
+    return sum(each.down.numel() + each.up.numel() for each in adapter.values())
 
 
 def held_formats(executor: Executor, role: ModelRole) -> Mapping[str, NumberFormat]:

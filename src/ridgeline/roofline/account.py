@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ridgeline.core.ops import MoE
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_reference
 from ridgeline.core.result import SegmentResult, StepResult
-from ridgeline.roofline.batch import batch_of, batches_of
+from ridgeline.roofline.batch import NO_ADAPTERS, batch_of, batches_of
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import experts_touched
 from ridgeline.roofline.price import (
@@ -33,9 +33,13 @@ class StepAccount:
 
 
 def account(
-    models: Mapping[ModelRole, PricedModel], plan: StepPlan, result: StepResult
+    models: Mapping[ModelRole, PricedModel],
+    plan: StepPlan,
+    result: StepResult,
+    adapters: Mapping[int, int] = NO_ADAPTERS,
 ) -> StepAccount:
-    """The price corrected by what only the outcome tells.
+    """The price corrected by what only the outcome tells; ``adapters`` are those of slots that have
+    one.
 
     Void segments and the missing steps of a replay that was cut short cost nothing; rejected drafts
     cost their bytes, and are not useful; experts are those that were read, where the executor
@@ -57,12 +61,12 @@ def account(
             max(1, *(len(outcome.token_ids) for _, outcome in ran)) if a_pass.num_steps > 1 else 1
         )
         run = replace(a_pass, segments=tuple(segments), num_steps=steps)
-        cost = price_segments(model, run, segments)
+        cost = price_segments(model, run, segments, adapters)
         costs.append(cost)
         if a_pass.role is not ModelRole.TARGET:
             continue
         target.append(run)
-        wasted = _rejected(model, ran)
+        wasted = _rejected(model, ran, adapters)
         for phase, work in cost.by_phase.items():
             useful[phase] += work.flops - wasted.get(phase, 0.0)
         drafted += sum(segment.num_drafts for segment in segments)
@@ -83,7 +87,9 @@ def _is_void(segment: Segment, outcome: SegmentResult) -> bool:
 
 
 def _rejected(
-    model: PricedModel, ran: Sequence[tuple[Segment, SegmentResult]]
+    model: PricedModel,
+    ran: Sequence[tuple[Segment, SegmentResult]],
+    adapters: Mapping[int, int],
 ) -> dict[Phase, float]:
     """FLOPs of drafted tokens that were not accepted, by phase."""
     wasted: dict[Phase, float] = {}
@@ -96,11 +102,11 @@ def _rejected(
                 num_drafts=segment.num_drafts - rejected,
                 parents=(),
             )
-            flops = pass_work(model, batch_of([segment])).flops
-            phase = phase_of(segment)
-            wasted[phase] = (
-                wasted.get(phase, 0.0) + flops - pass_work(model, batch_of([kept])).flops
+            flops, useful = (
+                pass_work(model, batch_of([each], adapters)).flops for each in (segment, kept)
             )
+            phase = phase_of(segment)
+            wasted[phase] = wasted.get(phase, 0.0) + flops - useful
     return wasted
 
 

@@ -1,6 +1,7 @@
 """What of a pass sets its cost: how many tokens, over which contexts, and rows of logits."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,18 +11,21 @@ import numpy.typing as npt
 from ridgeline.core.plan import Pass, Segment
 
 Integers = npt.NDArray[np.int64]
+NO_ADAPTERS: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """One forward pass: segment i computes positions ``[starts[i], stops[i])``.
 
-    ``logit_rows`` are the positions of all segments whose logits are wanted.
+    ``logit_rows`` are the positions of all segments whose logits are wanted. ``adapters`` are the
+    LoRA adapters in use, each with the tokens that go through it.
     """
 
     starts: Integers
     stops: Integers
     logit_rows: int
+    adapters: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def num_tokens(self) -> int:
@@ -75,8 +79,8 @@ def prefill_batch(num_tokens: int, *, batch_size: int = 1, start: int = 0) -> Ba
     return make_batch([(start, start + num_tokens)] * batch_size)
 
 
-def batch_of(segments: Iterable[Segment]) -> Batch:
-    """The batch that some segments of a pass make."""
+def batch_of(segments: Sequence[Segment], adapters: Mapping[int, int] = NO_ADAPTERS) -> Batch:
+    """The batch that segments of a pass make; ``adapters`` are those of slots that have one."""
     bounds: list[int] = []
     rows = 0
     for segment in segments:
@@ -87,17 +91,39 @@ def batch_of(segments: Iterable[Segment]) -> Batch:
         elif outputs.sample:
             rows += 1 + segment.num_drafts
     array = np.array(bounds, dtype=np.int64).reshape(-1, 2)
-    return Batch(starts=array[:, 0], stops=array[:, 1], logit_rows=rows)
+    used = _adapters_of(((s.slot, s.num_tokens) for s in segments), adapters)
+    return Batch(starts=array[:, 0], stops=array[:, 1], logit_rows=rows, adapters=used)
 
 
-def batches_of(a_pass: Pass) -> list[Batch]:
+def batches_of(a_pass: Pass, adapters: Mapping[int, int] = NO_ADAPTERS) -> list[Batch]:
     """The forward passes of a pass: one, or ``num_steps`` where sampled tokens are fed back."""
-    first = batch_of(a_pass.segments)
+    first = batch_of(a_pass.segments, adapters)
+    if a_pass.num_steps == 1:
+        return [first]
+    used = _adapters_of(((segment.slot, 1) for segment in a_pass.segments), adapters)
     replayed = [
-        Batch(starts=first.stops + step, stops=first.stops + step + 1, logit_rows=len(first.stops))
+        Batch(
+            starts=first.stops + step,
+            stops=first.stops + step + 1,
+            logit_rows=len(first.stops),
+            adapters=used,
+        )
         for step in range(a_pass.num_steps - 1)
     ]
     return [first, *replayed]
+
+
+def _adapters_of(
+    tokens: Iterable[tuple[int, int]], adapters: Mapping[int, int]
+) -> tuple[tuple[int, int], ...]:
+    """Adapters and their tokens, of (slot, tokens) of segments."""
+    if not adapters:
+        return ()
+    counts = Counter[int]()
+    for slot, num_tokens in tokens:
+        if slot in adapters:
+            counts[adapters[slot]] += num_tokens
+    return tuple(sorted(counts.items()))
 
 
 def _triangle(length: Integers) -> Integers:

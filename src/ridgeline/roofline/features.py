@@ -10,11 +10,12 @@ roof allows.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Attend, Head, LatentAttend, MoE, Op, Weight, op_weights
 from ridgeline.roofline.batch import Batch
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
-from ridgeline.roofline.op_cost import experts_touched, op_work
+from ridgeline.roofline.op_cost import adapter_work, experts_touched, op_work
 from ridgeline.roofline.price import OpKind, kind_of, op_costs, pass_work, remember
 from ridgeline.roofline.work import Work
 
@@ -85,7 +86,7 @@ class _TokenTerms:
 
 def _token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> _TokenTerms:
     """Computed once for each number of tokens and rows."""
-    key = ("terms", id(ceilings), batch.num_tokens, batch.logit_rows)
+    key = ("terms", id(ceilings), batch.num_tokens, batch.logit_rows, batch.adapters)
     found: tuple[Ceilings, _TokenTerms] | None = model.memo.get(key)
     if found is None:  # the ceilings are kept too, so that no others get their id
         found = ceilings, _compute_token_terms(model, batch, ceilings)
@@ -97,6 +98,32 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
     num_ops = sum(count for _, count in model.grouped_ops)
     alone: Amounts = {STEP: 1.0, ROW: float(batch.logit_rows), OP: float(num_ops)}
     products: dict[tuple[str, float], tuple[float, Amounts]] = {}
+
+    def add_product(
+        work: Work,
+        tokens: float,
+        form: NumberFormat,
+        lanes: NumberFormat,
+        inputs: float = 0.0,
+        count: int = 1,
+    ) -> None:
+        """``count`` products of ``tokens`` rows, of ``inputs`` elements that are rearranged."""
+        kernel = model.kernels.of(form)
+        name = f"{kernel.family}/{form.name}"
+        num_bytes, first = products.setdefault((name, tokens), (0.0, {}))
+        products[name, tokens] = (num_bytes + work.weight_bytes * count, first)
+        # Of one token through all the weights, at one instruction each.
+        peak = ceilings.peak_flops(model.kernels.lanes or lanes)
+        lane_s = work.flops / tokens / peak * count
+        _add(alone, f"{FILL}/{kernel.family}", inputs * tokens * count / (peak / 2))
+        panels = kernel.panels(tokens)
+        at_first = tokens if panels == 1 else kernel.panel_tokens or tokens
+        _add(first, f"{UNPACK}/{name}", lane_s * kernel.unpack)
+        _add(first, f"{PRODUCT}/{name}", lane_s * kernel.product * at_first)
+        if panels > 1:
+            _add(alone, f"{UNPACK}/{name}", lane_s * kernel.unpack * (panels - 1))
+            _add(alone, f"{PRODUCT}/{name}", lane_s * kernel.product * (tokens - at_first))
+
     for op, count in model.token_ops:
         work = op_work(op, batch, model)
         if work.link_messages:
@@ -107,25 +134,13 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
         _add(alone, OTHER, memory_s)
         if kind_of(op) is OpKind.OTHER or not work.flops:
             continue
-        tokens = _tokens(op, batch)
         weight = main_weight(op)
         assert weight is not None
-        form = model.format_of(weight)
-        kernel = model.kernels.of(form)
-        name = f"{kernel.family}/{form.name}"
-        num_bytes, first = products.setdefault((name, tokens), (0.0, {}))
-        products[name, tokens] = (num_bytes + work.weight_bytes * count, first)
-        # Of one token through all the op's weights, at one instruction each.
-        peak = ceilings.peak_flops(model.kernels.lanes or model.product_format(weight))
-        lane_s = work.flops / tokens / peak * count
-        _add(alone, f"{FILL}/{kernel.family}", _inputs(op) * tokens * count / (peak / 2))
-        panels = kernel.panels(tokens)
-        at_first = tokens if panels == 1 else kernel.panel_tokens or tokens
-        _add(first, f"{UNPACK}/{name}", lane_s * kernel.unpack)
-        _add(first, f"{PRODUCT}/{name}", lane_s * kernel.product * at_first)
-        if panels > 1:
-            _add(alone, f"{UNPACK}/{name}", lane_s * kernel.unpack * (panels - 1))
-            _add(alone, f"{PRODUCT}/{name}", lane_s * kernel.product * (tokens - at_first))
+        form, lanes = model.format_of(weight), model.product_format(weight)
+        add_product(work, _tokens(op, batch), form, lanes, _inputs(op), count)
+    plain = model.activations
+    for adapter, tokens in batch.adapters:
+        add_product(adapter_work(adapter, tokens, model), tokens, plain, plain)
     found = tuple((name, size, first) for (name, _), (size, first) in products.items())
     return _TokenTerms(alone, found)
 

@@ -98,13 +98,14 @@ class Observer:
         self._measured_s = self._spent_s = 0.0
         self._inside = deque[bool](maxlen=_KEPT_ERRORS)
         self._drafted = self._accepted = 0
+        self._adapters: dict[int, int] = {}  # of slots that have one, before the steps pending
         self.num_steps = self.num_dropped = 0
 
     def observe(self, plan: StepPlan, result: StepResult, measured_s: float) -> None:
         """Note a step; its arrays are not kept."""
         start = time.perf_counter()
         if len(self._pending) >= self._size:
-            self._pending.popleft()
+            self._admit(self._pending.popleft()[0])
             self.num_dropped += 1
         self._pending.append((plan, _light(result), measured_s))
         self.num_steps += _repeats(plan)
@@ -159,15 +160,25 @@ class Observer:
     def _product_format(self) -> NumberFormat:
         return self._models[ModelRole.TARGET].main_product_format
 
+    def _admit(self, plan: StepPlan) -> None:
+        """Remember which adapters a plan's sequences have: later plans do not say it again."""
+        for each in plan.admissions:
+            if each.adapter:
+                self._adapters[each.slot] = each.adapter
+            else:
+                self._adapters.pop(each.slot, None)
+
     def _account(self, plan: StepPlan, result: StepResult, measured_s: float) -> None:
+        self._admit(plan)
         phase, predictor = step_phase(plan), self._predictor
         predicted = None
         if predictor is not None:
-            raw = predictor.raw_seconds(plan)  # before this step's outcome is learnt
+            # Before this step's outcome is learnt.
+            raw = predictor.raw_seconds(plan, self._adapters)
             predicted = predictor.interval(raw * predictor.correction.factor(phase), phase)
             predictor.correction.observe(phase, raw, measured_s)
             self._inside.append(predicted.low_s <= measured_s <= predicted.high_s)
-        done = account(self._models, plan, result)
+        done = account(self._models, plan, result, self._adapters)
         self._drafted += done.drafted
         self._accepted += done.accepted
         shares = self._shares(done)

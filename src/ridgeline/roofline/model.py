@@ -37,6 +37,8 @@ class PricedModel:
         products_by_weight: each product runs at the rate of its weight's format (the cpu executor).
         kernels: how the executor's products grow with tokens.
         dense_attention: masked scores are computed too (the reference executor does).
+        adapter_elements: of the low-rank matrices of each LoRA adapter, in ``activations``; adapter
+            1 is the first.
     """
 
     spec: ModelSpec
@@ -50,6 +52,7 @@ class PricedModel:
     compute: NumberFormat | None = None
     products_by_weight: bool = False
     kernels: Kernels = PLAIN
+    adapter_elements: tuple[int, ...] = ()
 
     @property
     def compute_format(self) -> NumberFormat:

@@ -130,6 +130,14 @@ def op_work(op: Op, batch: Batch, model: PricedModel) -> Work:
             return _head(op, p)
 
 
+def adapter_work(adapter: int, num_tokens: int, model: PricedModel) -> Work:
+    """The low-rank products of the tokens that go through a LoRA adapter."""
+    elements = model.adapter_elements[adapter - 1]
+    return Work(
+        flops=2.0 * num_tokens * elements, weight_bytes=model.activations.num_bytes((elements,))
+    )
+
+
 def experts_touched(num_experts: int, top_k: int, num_tokens: float) -> float:
     """Experts that at least one of the tokens goes to, if routing is uniform.
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import exp, log
 
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.roofline.batch import Batch, batches_of, decode_batch, prefill_batch
+from ridgeline.roofline.batch import NO_ADAPTERS, Batch, batches_of, decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.features import (
     LINK,
@@ -99,11 +99,12 @@ class StepPredictor:
         """Predicted seconds in the executor, corrected by the steps observed so far."""
         return self.raw_seconds(plan) * self.correction.factor(step_phase(plan))
 
-    def raw_seconds(self, plan: StepPlan) -> float:
-        """Predicted seconds by the calibration alone."""
+    def raw_seconds(self, plan: StepPlan, adapters: Mapping[int, int] = NO_ADAPTERS) -> float:
+        """Predicted seconds by the calibration alone; ``adapters`` are those of slots that have
+        one."""
         total = 0.0
         for a_pass in plan.passes:
-            for batch in batches_of(a_pass):
+            for batch in batches_of(a_pass, adapters):
                 total += self.batch_seconds(batch, a_pass.role)
         return total
 

@@ -22,9 +22,9 @@ from ridgeline.core.ops import (
     SharedExpert,
 )
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
-from ridgeline.roofline.batch import Batch, batch_of, batches_of
+from ridgeline.roofline.batch import NO_ADAPTERS, Batch, batch_of, batches_of
 from ridgeline.roofline.model import PricedModel
-from ridgeline.roofline.op_cost import op_work
+from ridgeline.roofline.op_cost import adapter_work, op_work
 from ridgeline.roofline.work import NOTHING, Work, total
 
 
@@ -89,10 +89,11 @@ def pass_work(model: PricedModel, batch: Batch) -> Work:
 
 def _token_work(model: PricedModel, batch: Batch) -> Work:
     """That of all ops but attention; computed once for each number of tokens and rows."""
-    key = ("work", batch.num_tokens, batch.logit_rows)
+    key = ("work", batch.num_tokens, batch.logit_rows, batch.adapters)
     found = model.memo.get(key)
     if found is None:
-        found = total([op_work(op, batch, model) * count for op, count in model.token_ops])
+        parts = [op_work(op, batch, model) * count for op, count in model.token_ops]
+        found = total(parts + [adapter_work(*each, model) for each in batch.adapters])
         remember(model, key, found)
     work: Work = found
     return work
@@ -119,22 +120,31 @@ class StepCost:
         return next(iter(self.by_phase)) if len(self.by_phase) == 1 else None
 
 
-def price(models: Mapping[ModelRole, PricedModel], plan: StepPlan) -> StepCost:
-    """What a plan will move and compute."""
-    return add_costs(price_segments(models[a.role], a, a.segments) for a in plan.passes)
+def price(
+    models: Mapping[ModelRole, PricedModel],
+    plan: StepPlan,
+    adapters: Mapping[int, int] = NO_ADAPTERS,
+) -> StepCost:
+    """What a plan will move and compute; ``adapters`` are those of slots that have one."""
+    return add_costs(price_segments(models[a.role], a, a.segments, adapters) for a in plan.passes)
 
 
-def price_segments(model: PricedModel, a_pass: Pass, segments: Sequence[Segment]) -> StepCost:
+def price_segments(
+    model: PricedModel,
+    a_pass: Pass,
+    segments: Sequence[Segment],
+    adapters: Mapping[int, int] = NO_ADAPTERS,
+) -> StepCost:
     """The price of a pass over some of its segments, and of each phase's part."""
     members: dict[Phase, list[Segment]] = {}
     for segment in segments:
         members.setdefault(phase_of(segment), []).append(segment)
-    first, *replayed = batches_of(replace(a_pass, segments=tuple(segments)))
+    first, *replayed = batches_of(replace(a_pass, segments=tuple(segments)), adapters)
     work = pass_work(model, first)
     tokens = {phase: sum(s.num_tokens for s in part) for phase, part in members.items()}
     by_phase = dict.fromkeys(members, work)
     if len(members) > 1:
-        by_phase = _split(model, members, tokens, work)
+        by_phase = _split(model, members, tokens, work, adapters)
     if replayed:
         later = total([pass_work(model, batch) for batch in replayed])
         work = work + later
@@ -149,11 +159,12 @@ def _split(
     members: Mapping[Phase, Sequence[Segment]],
     tokens: Mapping[Phase, int],
     whole: Work,
+    adapters: Mapping[int, int],
 ) -> dict[Phase, Work]:
     num_tokens = sum(tokens.values())
     return {
         phase: replace(
-            pass_work(model, batch_of(part)),
+            pass_work(model, batch_of(part, adapters)),
             weight_bytes=whole.weight_bytes * tokens[phase] / num_tokens,
             link_messages=whole.link_messages * tokens[phase] / num_tokens,
         )

@@ -1,6 +1,7 @@
 """Our tokenizer as llguidance takes it."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -15,6 +16,8 @@ SLICES = (
     *(f"{_STRING_CHAR}{{1,{most}}}" for most in (3, 5, 10, 30)),
     f"{_STRING_CHAR}+",
 )
+# SentencePiece puts a space before the start of a text; this takes that place.
+_BEFORE = "\x02"
 
 
 class _Source:
@@ -27,11 +30,55 @@ class _Source:
         self.eos_token_id = eos_token_id
         self.tokens: Sequence[bytes] = [tokenizer.token_bytes(index) for index in ids]
         self.special_token_ids = [index for index in ids if tokenizer.is_special(index)]
+        self._special = frozenset(self.special_token_ids)
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        """How a text is tokenized; bytes are refused, so that only whole characters come."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        """How a text is tokenized within an output; bytes are refused, so whole characters come.
+
+        The longest tokens that fit, one after the other, where the usual ones are another text: a
+        special token that the text spells, or a character that the vocabulary lacks.
+        """
+        for before in ("", _BEFORE):
+            ids = self._tokenizer.encode(before + text, add_special_tokens=False)
+            if (found := self._last(ids, text.encode())) is not None:
+                return found
+        return self._longest(text.encode())
+
+    def _last(self, ids: Sequence[int], text: bytes) -> list[int] | None:
+        """The last of some tokens, those whose bytes are the text."""
+        start = len(ids)
+        while text and start > 0:
+            start -= 1
+            token = self.tokens[ids[start]]
+            if not token or ids[start] in self._special or not text.endswith(token):
+                return None
+            text = text[: -len(token)]
+        return None if text else list(ids[start:])
+
+    def _longest(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        while start < len(text):
+            ends = range(min(len(text), start + self._most_bytes), start, -1)
+            end = next((end for end in ends if text[start:end] in self._by_bytes), None)
+            if end is None:
+                break
+            ids.append(self._by_bytes[text[start:end]])
+            start = end
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        return {
+            token: index
+            for index, token in enumerate(self.tokens)
+            if token and index not in self._special
+        }
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        return max(map(len, self._by_bytes), default=0)
 
 
 def grammar_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
