@@ -30,7 +30,12 @@ class _Source:
         self.eos_token_id = eos_token_id
         self.tokens: Sequence[bytes] = [tokenizer.token_bytes(index) for index in ids]
         self.special_token_ids = [index for index in ids if tokenizer.is_special(index)]
-        self._special = frozenset(self.special_token_ids)
+        special = frozenset(self.special_token_ids)
+        self._texts = {
+            index: token
+            for index, token in enumerate(self.tokens)
+            if token and index not in special
+        }
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
@@ -47,38 +52,33 @@ class _Source:
 
     def _last(self, ids: Sequence[int], text: bytes) -> list[int] | None:
         """The last of some tokens, those whose bytes are the text."""
-        start = len(ids)
-        while text and start > 0:
+        start, end = len(ids), len(text)
+        while end > 0 and start > 0:
             start -= 1
-            token = self.tokens[ids[start]]
-            if not token or ids[start] in self._special or not text.endswith(token):
+            token = self._texts.get(ids[start])
+            if token is None or not text.endswith(token, 0, end):
                 return None
-            text = text[: -len(token)]
-        return None if text else list(ids[start:])
+            end -= len(token)
+        return None if end else list(ids[start:])
 
     def _longest(self, text: bytes) -> list[int]:
+        by_bytes, most = self._by_bytes
         ids: list[int] = []
         start = 0
         while start < len(text):
-            ends = range(min(len(text), start + self._most_bytes), start, -1)
-            end = next((end for end in ends if text[start:end] in self._by_bytes), None)
+            ends = range(min(start + most, len(text)), start, -1)
+            end = next((end for end in ends if text[start:end] in by_bytes), None)
             if end is None:
                 break
-            ids.append(self._by_bytes[text[start:end]])
+            ids.append(by_bytes[text[start:end]])
             start = end
         return ids
 
     @cached_property
-    def _by_bytes(self) -> dict[bytes, int]:
-        return {
-            token: index
-            for index, token in enumerate(self.tokens)
-            if token and index not in self._special
-        }
-
-    @cached_property
-    def _most_bytes(self) -> int:
-        return max(map(len, self._by_bytes), default=0)
+    def _by_bytes(self) -> tuple[dict[bytes, int], int]:
+        """Tokens by their bytes, and the greatest number of bytes."""
+        by_bytes = {token: index for index, token in self._texts.items()}
+        return by_bytes, max(map(len, by_bytes), default=0)
 
 
 def grammar_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:

@@ -1,0 +1,58 @@
+"""Grammars over every kind of tokenizer: whatever is allowed or forced is the text they ask for."""
+
+import random
+
+import pytest
+from tests.decoding.grammars.conftest import random_walk
+from tests.text.tokenizer_kinds import write_folder
+
+from ridgeline.core.structured_outputs import StructuredOutputs
+from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.text import IncrementalDetokenizer, Tokenizer
+
+CHOICES = [
+    "hello world",
+    " lead",
+    "\ttab",
+    "Köln 日本",
+    '{"a": [1]}',
+    "The <s>token</s>",
+    "<|end|>",
+]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama3", "llama2", "metaspace", "gemma"])
+def tokenizer(request, tmp_path_factory):
+    return Tokenizer.from_folder(
+        write_folder(tmp_path_factory.mktemp(request.param), request.param)
+    )
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer):
+    made = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, tokenizer.vocab_size))
+    yield made
+    made.close()
+
+
+def text_of(tokenizer, tokens):
+    """What the tokens are after others."""
+    before = tokenizer.encode("hello", add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(tokenizer, context_ids=before)
+    return detokenizer.push(tokens) + detokenizer.finish()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_only_choice_is_what_comes(tokenizer, compiler, choice):
+    one = compiler.prepare(StructuredOutputs.of({"choice": [choice]}))()
+    forced = one.forced(64)
+    assert choice.startswith(text_of(tokenizer, forced))
+    assert one.num_valid(forced) == len(forced)
+    tokens = random_walk(one, tokenizer, random.Random(0))
+    assert text_of(tokenizer, tokens) == choice
+
+
+def test_one_of_several_comes(tokenizer, compiler):
+    grammar = compiler.prepare(StructuredOutputs.of({"choice": CHOICES}))
+    walks = [random_walk(grammar(), tokenizer, random.Random(seed)) for seed in range(20)]
+    assert {text_of(tokenizer, tokens) for tokens in walks} <= set(CHOICES)
