@@ -1,7 +1,8 @@
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -36,7 +37,14 @@ def params(llm, seed, **changes):
     return SamplingParams(**(settings | changes))
 
 
-@pytest.mark.parametrize("wanted", [int, bool, Colour, Point, date, Literal["a", "bc"]], ids=str)
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        int, bool, Colour, Point, date, Literal["a", "bc"], bytes, Decimal, set[bool],
+        Annotated[datetime, msgspec.Meta(tz=True)], Annotated[time, msgspec.Meta(tz=True)],
+    ],
+    ids=str,
+)  # fmt: skip
 def test_values_are_of_the_type(llm, wanted):
     decoder = msgspec.json.Decoder(wanted)
     for seed in range(3):
@@ -61,6 +69,29 @@ def test_an_output_that_was_cut_is_an_error(llm):
         ridgeline.format(llm, Order, params(llm, 0, max_tokens=3))("the cat")
 
 
+def test_an_output_that_is_no_value_is_an_error(llm):
+    params = SamplingParams(
+        max_tokens=100, temperature=0.0, stop="P", include_stop_str_in_output=True
+    )
+    with pytest.raises(InvalidRequestError, match="no such value"):
+        ridgeline.format(llm, timedelta, params)("the cat")
+
+
 def test_types_that_cannot_be_described(llm):
     with pytest.raises(InvalidRequestError, match="cannot be described"):
         ridgeline.format(llm, type(llm))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (datetime, "tz=True"),
+        (list[time], "tz=True"),
+        (Annotated[datetime, msgspec.Meta(description="when")], "tz=True"),
+        (dict[int, str], "must be str"),
+    ],
+    ids=str,
+)
+def test_types_whose_schema_lets_other_texts_through(llm, wanted, reason):
+    with pytest.raises(InvalidRequestError, match=reason):
+        ridgeline.format(llm, wanted)
