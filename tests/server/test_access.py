@@ -311,6 +311,14 @@ def test_a_bad_key_file_is_one_sentence(tmp_path, text):
         Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
 
 
+def test_priorities_of_keys_need_the_policy_that_goes_by_them(tmp_path):
+    (tmp_path / "keys.toml").write_text(f"[[key]]\nname='a'\nsha256='{digest('')}'\npriority=-1")
+    keys = Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
+    keys.check_policy("priority")
+    with pytest.raises(InvalidRequestError, match=r"--scheduling-policy priority"):
+        keys.check_policy("edf")
+
+
 @pytest.mark.parametrize("names", [("a", "a"), ("admin",), ("b", "local")])
 def test_every_key_of_a_file_is_a_tenant_of_its_own(tmp_path, names):
     entries = [f"[[key]]\nname='{name}'\nsha256='{digest(str(i))}'" for i, name in enumerate(names)]

@@ -92,6 +92,15 @@ class Keys:
         """Whether there are no keys, so that anyone on this machine may call."""
         return self._open
 
+    def check_policy(self, scheduling_policy: str) -> None:
+        """InvalidRequestError if some keys go before others, and the queue has another order."""
+        if scheduling_policy != "priority" and any(
+            caller.limits.priority for _, caller in self._callers
+        ):
+            raise InvalidRequestError(
+                "A priority in the key file needs --scheduling-policy priority."
+            )
+
     def of_tenant(self, tenant: str) -> Caller:
         """For work that a tenant left here: what it may ask for, without limits per minute.
 

@@ -25,6 +25,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
 from ridgeline.server.http import http_protocol
 from ridgeline.server.jobs.jobs import Jobs, default_folder
+from ridgeline.server.keys import Keys
 from ridgeline.server.logs import setup_request_log
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,9 @@ async def _serve(
     progress: Progress | None,
     announce: Announce,
 ) -> None:
-    listener = open_listener(config)  # a port that is taken is found before the model is loaded
+    # A port that is taken and a bad key file are found before the model is loaded.
+    Keys(config).check_policy(engine_config.scheduling_policy)
+    listener = open_listener(config)
     engine = AsyncEngine(engine_config, progress=progress)
     try:
         await engine.start()
