@@ -417,12 +417,15 @@ def test_logits_of_a_prompt_that_was_preempted(llm, model_folder):
     np.testing.assert_allclose(logits, llm.logits(ids), atol=1e-5)
 
 
-def test_the_models_own_sampling_settings_are_the_default(model_folder, tmp_path):
+def test_the_models_own_sampling_settings_are_the_default(model_folder, tmp_path, caplog):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     path = folder / "generation_config.json"
-    path.write_text(json.dumps({"temperature": 1e-6, "top_k": 1, "do_sample": True}))
+    ours = {"temperature": 1e-6, "top_k": 1}
+    theirs = {"do_sample": True, "num_beams": 4, "typical_p": 1, "suppress_tokens": [3]}
+    path.write_text(json.dumps(ours | theirs))
     with LLM(str(folder), dtype="float64") as llm:
-        assert llm.sampling_defaults == {"temperature": 1e-6, "top_k": 1}
+        assert llm.sampling_defaults == ours
+        assert "gives num_beams, suppress_tokens, which" in caplog.text
         (output,) = llm.generate("the cat")
         greedy = SamplingParams(temperature=0)
         assert tokens(output) == tokens(llm.generate("the cat", greedy)[0])

@@ -32,6 +32,13 @@ _log = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+# Others of transformers' that change what is written, each with the value that changes nothing.
+_UNREAD_GENERATION_KEYS = {
+    "bad_words_ids": None, "begin_suppress_tokens": None, "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0, "forced_bos_token_id": None, "forced_eos_token_id": None,
+    "no_repeat_ngram_size": 0, "num_beams": 1, "penalty_alpha": None, "sequence_bias": None,
+    "suppress_tokens": None, "typical_p": 1.0,
+}  # fmt: skip
 
 Progress = Callable[[int, int, str], None]
 
@@ -200,6 +207,15 @@ def _sampling_defaults(folder: Path | None) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         name: config[name] for name in _SAMPLING_KEYS if config.get(name) is not None
     }
+    unread = [
+        name
+        for name, neutral in _UNREAD_GENERATION_KEYS.items()
+        if config.get(name) not in (None, neutral)
+    ]
+    if unread:
+        _log.warning(
+            "generation_config.json gives %s, which Ridgeline does not apply.", ", ".join(unread)
+        )
     try:
         SamplingParams(**defaults)
     except InvalidRequestError as error:
