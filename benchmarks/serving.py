@@ -5,7 +5,7 @@
 From the repository's root. Prints each case and writes benchmarks/results/serving-DATE.json, unless
 other processes took more than 5% of the machine meanwhile: then nothing is written. Ratios are
 within one run, with the variants in turns where that is possible, since a shared machine drifts.
-``batching-1b`` and ``transformers-1b`` take 6 minutes each, the others fewer.
+``batching-1b`` and ``transformers-1b`` take 12 minutes each, the others fewer.
 """
 
 import argparse
@@ -396,11 +396,11 @@ def conversation(turns: int = 10, rounds: int = 2) -> dict[str, Any]:
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "batching": batching,
     "batching-1b": partial(
-        batching, count=24, slots=8, alone=1, shape="llama-3.2-1b", quantization="int4"
+        batching, count=32, slots=16, alone=1, shape="llama-3.2-1b", quantization="int4"
     ),
     "transformers": against_transformers,
     "transformers-1b": partial(
-        against_transformers, count=48, slots=32, sampled=3, longest=96, shape="llama-3.2-1b"
+        against_transformers, count=128, slots=64, sampled=3, longest=96, shape="llama-3.2-1b"
     ),
     "stall": stall,
     "stall-8k": partial(stall, prompt_tokens=8192, chunk=768),
