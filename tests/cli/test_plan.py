@@ -90,6 +90,8 @@ def test_people_are_told_that_it_was_not_measured(capsys):
         ("--hardware", "l4", "--shape", "none"),
         ("--hardware", "l4", "--slo", "ttft"),
         ("--hardware", "l4", "--slo", "ttft=-1"),
+        ("--hardware", "l4", "--slo", "ttft=1,ttft=2"),
+        ("--executor", "abacus"),
         ("--hardware", "l4", "--rate", "-1"),
         ("--hardware", "l4", "--count", "0"),
         ("--hardware", "l4", "--quantization", "int5"),

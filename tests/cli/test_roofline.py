@@ -181,6 +181,8 @@ def test_each_power_of_ten_is_written_once(capsys):
         ("--hardware", "this", "--shape", "gpt2", "-tp", "2"),
         ("--hardware", "l4", "--shape", "gpt2", "--context", "100000"),
         ("--hardware", "l4", "--shape", "gpt2", "--executor", "cpu"),
+        ("--executor", "abacus"),
+        ("--executor", "cuda", "--calibrate"),
         ("--hardware", "l4", "--shape", "gpt2", "--calibrate"),
     ],
 )

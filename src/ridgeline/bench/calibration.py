@@ -20,7 +20,7 @@ from ridgeline.core.formats import ON_LOAD
 from ridgeline.core.host import usable_cores
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
-from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.executors import ExecutorModel, create_executor, executor_names
 from ridgeline.executors.priced import priced_model
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
 from ridgeline.models import describe, lower
@@ -216,6 +216,18 @@ def with_memory_rate(ceilings: Ceilings, rates: Sequence[float]) -> Ceilings:
     return replace(ceilings, levels=(*near, best))
 
 
+def check_executor(executor: str) -> None:
+    """Raises `InvalidRequestError` if there is no such executor, or it is none of `FORMATS`."""
+    if executor not in executor_names():
+        known = ", ".join(executor_names())
+        raise InvalidRequestError(f"Unknown executor {executor!r}; choose auto or one of {known}.")
+    if executor not in FORMATS:
+        raise InvalidRequestError(
+            f"Steps of the {executor} executor are not calibrated yet; name a device of the "
+            "catalogue (--hardware), or another --executor."
+        )
+
+
 def calibrate_here(
     executor: str,
     *,
@@ -227,13 +239,9 @@ def calibrate_here(
     """Measure the ceilings and the steps, and fit; about two minutes on two cores.
 
     Raises:
-        InvalidRequestError: the executor is none of those in `FORMATS`.
+        InvalidRequestError: as `check_executor`.
     """
-    if executor not in FORMATS:
-        raise InvalidRequestError(
-            f"Steps of the {executor} executor are not calibrated yet; name a device of the "
-            "catalogue (--hardware), or another --executor."
-        )
+    check_executor(executor)
     ceilings, rates = measure_roof(executor), list[float]()
     host_step_s, host_segment_s = host_seconds()
     models = [

@@ -165,8 +165,7 @@ def _config(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
 def this_calibration(arguments: argparse.Namespace) -> Calibration:
     """The calibration of this machine: from its file, or measured now and kept.
 
-    Raises:
-        CorruptFileError, DiskError: the file is damaged, or cannot be written.
+    Raises what `calibration_of` does.
     """
     from ridgeline.executors import default_executor
 
@@ -175,9 +174,15 @@ def this_calibration(arguments: argparse.Namespace) -> Calibration:
 
 
 def calibration_of(executor: str, *, anew: bool) -> Calibration:
-    """An executor's calibration on this machine, measured if there is none, or ``anew``."""
-    from ridgeline.bench.calibration import calibrate_here
+    """An executor's calibration on this machine, measured if there is none, or ``anew``.
 
+    Raises:
+        CorruptFileError, DiskError: the file is damaged, or cannot be written.
+        InvalidRequestError: there is no such executor, or its steps cannot be calibrated.
+    """
+    from ridgeline.bench.calibration import calibrate_here, check_executor
+
+    check_executor(executor)
     path = calibration_path(executor)
     found = None if anew else load(path)
     if found is not None and (elsewhere := measured_elsewhere(found)):

@@ -167,9 +167,11 @@ def _slo(text: str | None) -> "Slo":
             seconds = float(value)
         except ValueError:
             seconds = 0.0
-        if name.strip() not in ("ttft", "tpot") or not equals or not 0 < seconds < 1e6:
+        limit = f"{name.strip()}_s"
+        is_known = limit in ("ttft_s", "tpot_s") and limit not in values
+        if not is_known or not equals or not 0 < seconds < 1e6:
             raise InvalidRequestError("--slo is written in seconds: ttft=0.5,tpot=0.05.")
-        values[f"{name.strip()}_s"] = seconds
+        values[limit] = seconds
     return Slo(**values)
 
 
