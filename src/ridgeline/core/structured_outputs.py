@@ -56,6 +56,12 @@ class StructuredOutputs:
             raise InvalidRequestError(
                 f"structured_outputs.{self.kind} must have 1 to {MAX_SOURCE_CHARS} characters."
             )
+        try:
+            self.source.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"structured_outputs.{self.kind} contains surrogates, not valid Unicode."
+            ) from error
 
     @classmethod
     def of(cls, value: object) -> Self | None:

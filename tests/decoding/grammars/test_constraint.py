@@ -38,6 +38,7 @@ def walks(compiler, tokenizer, count=20, **wanted):
         ({"regex": "[a-c]{3,5}-[0-9]{2}"}, r"[a-c]{3,5}-[0-9]{2}"),
         ({"regex": "(?i:yes|no)"}, "(?i:yes|no)"),
         ({"choice": ["yes", "no", 'a "b"', "ü"]}, 'yes|no|a "b"|ü'),
+        ({"choice": ["a\x7f", "\x00\n\\", "\u2028", "😀"]}, "a\x7f|\x00\n\\\\|\u2028|😀"),
         ({"grammar": 'start: "SELECT " /[a-z]{1,4}/ (" LIMIT " /[0-9]/)?'},
          "SELECT [a-z]{1,4}( LIMIT [0-9])?"),
         ({"format": "int"}, "-?[0-9]+"),
@@ -131,6 +132,7 @@ def test_forced_tokens_are_the_usual_ones(compiler, tokenizer):
         "json", {}, {"json": {}, "regex": "a"}, {"xml": "a"}, {"regex": 5}, {"regex": ""},
         {"choice": []}, {"choice": [""]}, {"choice": "ab"}, {"choice": ["a"] * 5000},
         {"json": "{"}, {"json": [1]}, {"json": {"a": {1, 2}}}, {"json": {"a": float("nan")}},
+        {"choice": ["\ud800"]}, {"json": {"const": "\ud800"}}, {"regex": "\ud800"},
         {"format": "roman"}, {"grammar": "a" * (1 << 19)}, {"json": {"a": "b" * (1 << 19)}},
     ],
     ids=lambda value: str(value)[:30],
@@ -195,3 +197,13 @@ def test_the_cache_is_bounded_and_shared(tokenizer):
     assert compiler.num_kept == 128
     assert compiler.is_prepared(StructuredOutputs.of({"regex": "a{299}"}))
     assert not compiler.is_prepared(StructuredOutputs.of({"regex": "a{0}"}))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"json": {"$ref": "#"}}, {"regex": "a[^\\s\\S]"}, {"grammar": "start: start"}],
+    ids=str,
+)
+def test_what_no_text_matches_is_refused_as_that(compiler, wanted):
+    with pytest.raises(InvalidRequestError, match="no text matches it"):
+        compiler.prepare(StructuredOutputs.of(wanted))

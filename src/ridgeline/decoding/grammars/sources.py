@@ -58,7 +58,7 @@ def grammar_source(wanted: StructuredOutputs, special: Mapping[str, int]) -> str
             return LLMatcher.grammar_from_regex(wanted.source)
         case GrammarKind.CHOICE:
             texts = json.loads(wanted.source)
-            choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            choices = " | ".join(json.dumps(text) for text in texts)
             return LLMatcher.grammar_from_lark(f"start: {choices}")
         case GrammarKind.FORMAT:
             return LLMatcher.grammar_from_regex(_FORMATS[TextFormat(wanted.source)])
@@ -86,7 +86,7 @@ def _lark_from_parts(
             elif kind == "marker" and value in special:
                 symbols.append(f"<[{special[value]}]>")
             else:
-                symbols.append(json.dumps(value, ensure_ascii=False))
+                symbols.append(json.dumps(value))
         names.append(f"part_{number}")
         rules.append(f"{names[-1]}: {' '.join(symbols)}")
     return "\n".join([f"start: {' | '.join(names)}", *rules])
