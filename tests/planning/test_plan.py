@@ -254,6 +254,28 @@ def test_a_machine_that_falls_behind_says_so():
     assert plan.to_json()["completed_rps"] < 500
 
 
+def test_a_machine_that_falls_far_behind_is_as_fast_as_a_full_one():
+    """All requests arrive before the first is answered."""
+    full = answer(question("llama-3.1-8b", "h100", num_requests=300))
+    behind = answer(question("llama-3.1-8b", "h100", rate_rps=1e4, num_requests=300))
+    assert not behind.keeps_up
+    assert behind.output_tok_s == pytest.approx(full.output_tok_s, rel=0.25)
+    assert behind.to_json()["completed_rps"] == pytest.approx(behind.output_tok_s / 60)
+
+
+def test_there_is_no_tpot_of_one_token():
+    result = answer(question(output_tokens=1)).to_json()
+    assert result["ttft_s"] > 0
+    assert {result[name] for name in ("tpot_s", "alone_tpot_s", "loaded_tpot_s")} == {None}
+    assert result["interval_80"]["tpot_s"] is None
+
+
+def test_the_highest_rate_of_a_model_that_does_not_fit():
+    plan = highest_rate(question("llama-3.1-70b", "h100", slo=Slo(ttft_s=1.0)))
+    assert plan is not None
+    assert not plan.fits
+
+
 def test_one_long_line_leaves_room_for_short_ones():
     long = Arrival(arrival_s=0.0, prompt_tokens=30_000, output_tokens=50)
     short = [Arrival(arrival_s=0.0, prompt_tokens=50, output_tokens=50)] * 12

@@ -255,7 +255,7 @@ def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
             f"{plan['count']} (tp {plan['tensor_parallel']})",
             f"{plan['usd_per_hour']:.2f}",
             f"{plan['ttft_s']:.2f}",
-            f"{plan['tpot_s'] * 1e3:.1f}",
+            _milliseconds(plan["tpot_s"]),
             f"{plan['usd_per_1m_output']:.2f}",
             f"{plan['slo_attainment']:.0%}",
         )
@@ -329,15 +329,17 @@ def _print(result: dict[str, Any]) -> None:
         ("TPOT", "tpot_s", 1e3, "ms"),
         ("output", "output_tok_s", 1, "tok/s"),
     ):
+        if intervals[name] is None:
+            continue
         low, high = intervals[name]
         console.print(
             f"  {label:<7} {result[name] * scale:9.1f} {unit:<6} "
             f"({low * scale:.1f} to {high * scale:.1f})"
         )
     console.print(
-        f"  loaded  TPOT {result['loaded_tpot_s'] * 1e3:.1f} ms; "
+        f"  loaded  TPOT {_milliseconds(result['loaded_tpot_s'])} ms; "
         f"alone: TTFT {result['alone_ttft_s'] * 1e3:.1f} ms, "
-        f"TPOT {result['alone_tpot_s'] * 1e3:.2f} ms"
+        f"TPOT {_milliseconds(result['alone_tpot_s'])} ms"
     )
     console.print(f"  bound   prefill: {bound['prefill']}, decode: {bound['decode']}")
     console.print(f"  load    {_goodput(result)}", soft_wrap=True)
@@ -357,6 +359,10 @@ def _print(result: dict[str, Any]) -> None:
         )
     else:
         console.print("  not measured: datasheet and typical efficiencies", style="dim")
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.1f}"
 
 
 def _goodput(result: dict[str, Any]) -> str:

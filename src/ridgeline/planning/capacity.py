@@ -107,7 +107,10 @@ class CapacityPlan:
         }
 
     def _latencies(self, traffic: Traffic, low: Traffic, high: Traffic) -> dict[str, Any]:
-        """Those under the load; at saturation, where TTFT is a queue's length, a lone request's."""
+        """Those under the load; at saturation, where TTFT is a queue's length, a lone request's.
+
+        Requests of one token have no TPOT.
+        """
         ttft_s, tpot_s = traffic.mean_ttft_s, traffic.mean_tpot_s
         ttfts, tpots = (
             [low.mean_ttft_s, high.mean_ttft_s],
@@ -122,13 +125,13 @@ class CapacityPlan:
         count = self.replica.count
         return {
             "ttft_s": ttft_s,
-            "tpot_s": tpot_s,
+            "tpot_s": tpot_s or None,
             "alone_ttft_s": self.alone_ttft_s,
-            "alone_tpot_s": self.alone_tpot_s,
-            "loaded_tpot_s": traffic.mean_tpot_s,
+            "alone_tpot_s": self.alone_tpot_s or None,
+            "loaded_tpot_s": traffic.mean_tpot_s or None,
             "interval_80": {
                 "ttft_s": ttfts,
-                "tpot_s": tpots,
+                "tpot_s": tpots if tpot_s else None,
                 "output_tok_s": [high.output_tok_s * count, low.output_tok_s * count],
             },
         }

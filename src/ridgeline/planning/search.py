@@ -27,11 +27,11 @@ def highest_rate(question: Question) -> CapacityPlan | None:
     """The highest Poisson load that is kept up with and whose requests meet the SLOs nine times of
     ten, by bisection.
 
-    ``None`` if the model does not fit, or even a trickle does not meet them.
+    A model that does not fit has a plan that says so; ``None`` if even a trickle does not meet them.
     """
     replica = choose_replica(question)
     if not replica.fit.fits:
-        return None
+        return answer(question)
     predictor = StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
     saturated = run_traffic(replace(question, rate_rps=None), replica, predictor)
     low, high = 0.0, _BEYOND * saturated.completed_rps * replica.count

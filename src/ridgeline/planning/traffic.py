@@ -31,7 +31,7 @@ class Traffic:
 
     Latencies and shares are of the requests that arrived in the window. So are rates where the
     machine keeps up with them, since what is in progress at either end is a matter of chance; else
-    they are of those that were completed. ``prefill_s`` and ``decode_s`` are what the phases took
+    they are of those that were completed while it was full. ``prefill_s`` and ``decode_s`` are what the phases took
     of the whole run.
     """
 
@@ -45,8 +45,9 @@ class Traffic:
 
     @property
     def seconds(self) -> float:
-        """Of the window."""
-        return self.end_s - self.begin_s
+        """In which `completed` were."""
+        begin_s, end_s = (self.begin_s, self.end_s) if self.keeps_up else self._full
+        return end_s - begin_s
 
     @property
     def arrived(self) -> tuple[Answer, ...]:
@@ -56,7 +57,7 @@ class Traffic:
     @property
     def completed(self) -> tuple[Answer, ...]:
         """Requests whose rate is that of completion."""
-        return self.arrived if self.keeps_up else self._done
+        return self.arrived if self.keeps_up else self._done(*self._full)
 
     @property
     def completed_rps(self) -> float:
@@ -87,11 +88,19 @@ class Traffic:
         """Whether as many requests are completed as arrive, but for 5 % and for chance."""
         arrived = len(self.arrived)
         before = sum(a.arrival.arrival_s < self.begin_s < a.done_s for a in self.answers)
-        return arrived - len(self._done) <= _BEHIND * arrived + _DEVIATIONS * sqrt(before)
+        done = len(self._done(self.begin_s, self.end_s))
+        return arrived - done <= _BEHIND * arrived + _DEVIATIONS * sqrt(before)
 
     @property
-    def _done(self) -> tuple[Answer, ...]:
-        return tuple(a for a in self.answers if self.begin_s < a.done_s <= self.end_s)
+    def _full(self) -> tuple[float, float]:
+        """While a machine that falls behind is full: from a third of the answers to the last
+        arrival, or to two thirds of the answers if that is later."""
+        times = sorted(answer.done_s for answer in self.answers)
+        third = len(times) // 3
+        return times[third], max(self.end_s, times[2 * third])
+
+    def _done(self, begin_s: float, end_s: float) -> tuple[Answer, ...]:
+        return tuple(answer for answer in self.answers if begin_s < answer.done_s <= end_s)
 
     def steady(self) -> "Traffic":
         """The part from a warm-up to the last arrival: neither filling nor emptying counts."""
