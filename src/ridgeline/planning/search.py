@@ -27,7 +27,7 @@ def highest_rate(question: Question) -> CapacityPlan | None:
     """The highest Poisson load that is kept up with and whose requests meet the SLOs nine times of
     ten, by bisection.
 
-    A model that does not fit has a plan that says so; ``None`` if even a trickle does not meet them.
+    A model that does not fit has a plan that says so; ``None`` if a trickle does not meet them.
     """
     replica = choose_replica(question)
     if not replica.fit.fits:

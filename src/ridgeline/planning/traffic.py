@@ -31,8 +31,8 @@ class Traffic:
 
     Latencies and shares are of the requests that arrived in the window. So are rates where the
     machine keeps up with them, since what is in progress at either end is a matter of chance; else
-    they are of those that were completed while it was full. ``prefill_s`` and ``decode_s`` are what the phases took
-    of the whole run.
+    they are of those that were completed while it was full. ``prefill_s`` and ``decode_s`` are what
+    the phases took of the whole run.
     """
 
     answers: tuple[Answer, ...]
