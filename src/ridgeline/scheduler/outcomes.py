@@ -1,6 +1,7 @@
 """What becomes of a sequence once a step has computed its part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 
 from ridgeline.core.plan import Segment
 from ridgeline.core.request import FinishReason
@@ -31,7 +32,50 @@ class Outcomes:
         self._waiting = waiting
         self._finish = finish
 
-    def apply(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> SequenceUpdate:
+    def apply(
+        self, sequences: Seq[Sequence], outcomes: Iterable[tuple[Segment, SegmentResult]]
+    ) -> list[SequenceUpdate]:
+        """Advance sequences by their parts of a step, and end those that are through.
+
+        Sequences that were aborted while the step ran are passed over.
+        """
+        updates = []
+        is_plain = self._speculation.drafter is None and not self._waiting.has_forks
+        for sequence, (segment, outcome) in zip(sequences, outcomes, strict=True):
+            sequence.num_in_flight -= 1
+            status = sequence.status
+            if status is SequenceStatus.FINISHED:
+                continue
+            is_decode = (
+                is_plain
+                and sequence.is_plain
+                and status is SequenceStatus.RUNNING
+                and len(outcome.token_ids) == 1
+                and len(sequence.token_ids) == segment.stop
+            )
+            apply = self._apply_token if is_decode else self._apply
+            updates.append(apply(sequence, segment, outcome))
+        return updates
+
+    def _apply_token(
+        self, sequence: Sequence, segment: Segment, outcome: SegmentResult
+    ) -> SequenceUpdate:
+        """The same as `_apply` for the one kind of outcome that there may be hundreds of."""
+        (token,), stop = outcome.token_ids, segment.stop
+        sequence.token_ids.append(token)
+        sequence.num_computed = stop
+        if not sequence.num_in_flight:
+            sequence.num_planned, sequence.reference = stop, None
+        if stop >= sequence.note_at:
+            self._blocks.note_computed(sequence)
+        self._policy.charge(sequence, 0, 1)
+        if token in sequence.stop_token_ids or stop + 1 >= sequence.max_length:
+            self._finish(sequence, *_reason(sequence, token, is_whole=False))
+        return SequenceUpdate(sequence, segment.start, outcome.token_ids, outcome)
+
+    def _apply(
+        self, sequence: Sequence, segment: Segment, outcome: SegmentResult
+    ) -> SequenceUpdate:
         """Advance a sequence by its part of a step, if it was not in vain, and end it if due."""
         runs = sequence.status is SequenceStatus.RUNNING  # it was not preempted in the meantime
         if runs and segment.num_drafts and self._speculation.is_void(sequence, segment):

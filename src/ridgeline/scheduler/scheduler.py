@@ -209,12 +209,8 @@ class Scheduler:
         self.speculation.note_drafts(plan, result)
         if plan.passes[-1].role is not ModelRole.TARGET:
             return updates
-        parts = zip(flight.sequences, plan.passes[-1].segments, result.passes[-1], strict=True)
-        for sequence, segment, outcome in parts:
-            sequence.num_in_flight -= 1
-            if sequence.status is not SequenceStatus.FINISHED:  # aborted while the step ran
-                updates.append(self._outcomes.apply(sequence, segment, outcome))
-        return updates
+        outcomes = zip(plan.passes[-1].segments, result.passes[-1], strict=True)
+        return updates + self._outcomes.apply(flight.sequences, outcomes)
 
     def take_shed(self) -> list[SequenceUpdate]:
         """The last updates of sequences that lost their places in the queue; each comes once.
