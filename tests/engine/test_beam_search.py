@@ -3,10 +3,12 @@
 import pytest
 import torch
 import transformers
+from tests.text.tokenizer_kinds import write_folder
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import ContextLengthError, InvalidRequestError
 from ridgeline.engine.beam_search import BeamParams, best_of
+from ridgeline.text import Tokenizer
 
 PROMPTS = [[5, 17, 3, 99, 42], [7, 8], list(range(20, 60))]
 
@@ -80,9 +82,27 @@ def test_best_of(llm):
     assert [s.cumulative_logprob / len(s.token_ids) for s in best.outputs] == sorted(means)[:-3:-1]
     with pytest.raises(InvalidRequestError, match="logprobs"):
         best_of(llm.generate([PROMPTS[0]], SamplingParams(n=2, max_tokens=2))[0], 1)
+    with pytest.raises(InvalidRequestError, match="count"):
+        best_of(output, -1)
 
 
-@pytest.mark.parametrize("fields", [{"beam_width": 0}, {"beam_width": 65}, {"max_tokens": 0}])
+@pytest.mark.parametrize("kind", ["llama2", "gpt2"])
+def test_the_text_goes_on_from_the_prompt(llm, monkeypatch, tmp_path, kind):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, kind))
+    monkeypatch.setattr(llm, "tokenizer", tokenizer)
+    monkeypatch.setattr(llm, "eos_token_ids", frozenset({280}))
+    params = BeamParams(beam_width=20, max_tokens=4)
+    prompt = [290, 291, 292]
+    (output,) = llm.beam_search([prompt], params)
+    before = tokenizer.decode(prompt)
+    for sample in output.outputs:
+        shown = [token for token in sample.token_ids if token != 280]
+        assert before + sample.text == tokenizer.decode([*prompt, *shown])
+
+
+@pytest.mark.parametrize(
+    "fields", [{"beam_width": 0}, {"beam_width": 65}, {"max_tokens": 0}, {"length_penalty": "1"}]
+)
 def test_bad_settings_are_refused(fields):
     with pytest.raises(InvalidRequestError):
         BeamParams(**fields)

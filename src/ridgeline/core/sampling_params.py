@@ -76,13 +76,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1, MAX_SAMPLES)
-        _check_float("temperature", self.temperature, 0.0, 100.0)
+        check_float("temperature", self.temperature, 0.0, 100.0)
         check_int("top_k", self.top_k, -1, MAX_TOKENS)
-        _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        check_float("min_p", self.min_p, 0.0, 1.0)
+        check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         check_int("seed", self.seed, 0, MAX_SEED, optional=True)
         check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS, optional=True)
         check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS)
@@ -124,7 +124,7 @@ class SamplingParams:
             )
         for token_id, bias in self.logit_bias.items():
             check_int("logit_bias token id", token_id, 0, MAX_TOKENS)
-            _check_float("logit_bias", bias, -100.0, 100.0)
+            check_float("logit_bias", bias, -100.0, 100.0)
 
     @property
     def is_greedy(self) -> bool:
@@ -158,9 +158,10 @@ def check_int(name: str, value: object, low: int, high: int, *, optional: bool =
         raise InvalidRequestError(f"{name} must be between {low} and {high}.")
 
 
-def _check_float(
+def check_float(
     name: str, value: object, low: float, high: float, *, low_open: bool = False
 ) -> None:
+    """Raise `InvalidRequestError` unless ``value`` is a finite number within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidRequestError(f"{name} must be a finite number.")
     if not low <= value <= high or (low_open and value == low):

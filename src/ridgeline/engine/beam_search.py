@@ -11,7 +11,14 @@ from typing import Protocol
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionOutput, FinishReason, RequestOutput
-from ridgeline.core.sampling_params import MAX_LOGPROBS, MAX_TOKENS, SamplingParams, check_int
+from ridgeline.core.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_TOKENS,
+    SamplingParams,
+    check_float,
+    check_int,
+)
 
 
 class Generate(Protocol):
@@ -44,8 +51,7 @@ class BeamParams:
     def __post_init__(self) -> None:
         check_int("beam_width", self.beam_width, 1, MAX_LOGPROBS // 2)
         check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS)
-        if not -10.0 <= self.length_penalty <= 10.0:
-            raise InvalidRequestError("length_penalty must be between -10 and 10.")
+        check_float("length_penalty", self.length_penalty, -10.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +160,9 @@ def best_of(output: RequestOutput, count: int) -> RequestOutput:
     """The ``count`` samples with the highest mean log-probability, best first.
 
     Raises:
-        InvalidRequestError: the samples have no log-probabilities.
+        InvalidRequestError: the samples have no log-probabilities, or ``count`` is less than 1.
     """
+    check_int("count", count, 1, MAX_SAMPLES)
 
     def mean(sample: CompletionOutput) -> float:
         if sample.cumulative_logprob is None:

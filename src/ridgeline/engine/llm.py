@@ -24,7 +24,7 @@ from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stream import CompletionStream
 from ridgeline.kvcache import MissReport
 from ridgeline.roofline.live import RooflineReport
-from ridgeline.text import Tokenizer
+from ridgeline.text import IncrementalDetokenizer, Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -251,7 +251,7 @@ class LLM:
                 outputs=tuple(
                     as_completion(
                         index,
-                        "" if self.tokenizer is None else self.tokenizer.decode(token_ids),
+                        self._continuation(prompt_ids, token_ids, ends),
                         token_ids,
                         logprob,
                         ended=token_ids[-1] in ends,
@@ -264,6 +264,16 @@ class LLM:
                 zip(batch, ids, found, strict=True)
             )
         ]
+
+    def _continuation(
+        self, prompt_ids: Sequence[int], token_ids: Sequence[int], ends: frozenset[int]
+    ) -> str:
+        """The text that tokens add to a prompt's, without that of an end."""
+        if self.tokenizer is None:
+            return ""
+        detokenizer = IncrementalDetokenizer(self.tokenizer, context_ids=prompt_ids)
+        shown = token_ids[:-1] if token_ids[-1] in ends else token_ids
+        return detokenizer.push(shown) + detokenizer.finish()
 
     def close(self) -> None:
         """Free weights and KV; every later call raises `EngineError`."""
