@@ -204,6 +204,7 @@ def test_traces_are_read_or_refused(tmp_path):
         "",
         "{}",
         '{"at_s": -1, "prompt_tokens": 5, "output_tokens": 3}',
+        '{"at_s": 1e17, "prompt_tokens": 5, "output_tokens": 3}',
         '{"at_s": 1, "prompt_tokens": 5, "output_tokens": 3, "prefix_tokens": 6}',
         "[1]",
     ):

@@ -9,6 +9,8 @@ import msgspec
 
 from ridgeline.core.errors import InvalidRequestError
 
+_LATEST_S = 1e10  # of a trace; a clock of floats that starts there still tells microseconds apart
+
 
 class Arrival(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
@@ -115,6 +117,8 @@ def read_trace(path: Path) -> list[Arrival]:
             line = msgspec.json.decode(text, type=_Line)
         except msgspec.DecodeError as error:
             raise InvalidRequestError(f"{path}, line {number}: {error}") from error
+        if line.at_s > _LATEST_S:
+            raise InvalidRequestError(f"{path}, line {number}: at_s is in seconds.")
         if line.at_s < 0 or min(line.prompt_tokens, line.output_tokens) < 1:
             raise InvalidRequestError(f"{path}, line {number}: values must be positive.")
         if not 0 <= line.prefix_tokens <= line.prompt_tokens:
