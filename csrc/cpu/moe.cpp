@@ -49,8 +49,11 @@ class MoEOp : public Op {
     group_by_expert(routes, num_tokens);
     Rows rows = c.rows(source, width);
     if (routes.rows) rows = {routes.rows, width, num_tokens, width};
-    for (int e = 0; e < routing.num_experts; ++e)
-      if (routes.starts[e] < routes.starts[e + 1]) run_expert(c, e, routes, rows);
+    for (int e = 0; e < routing.num_experts; ++e) {
+      if (routes.starts[e] == routes.starts[e + 1]) continue;
+      run_expert(c, e, routes, rows);
+      ++c.experts_read;
+    }
   }
 
  private:

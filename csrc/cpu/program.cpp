@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "attention.h"
 #include "elementwise.h"
@@ -198,6 +199,7 @@ struct rl_program {
   Buffer storage[RL_NUM_BUFFERS];
   float* buffers[RL_NUM_BUFFERS] = {};
   Buffer panels, inner, up, spare, gathered, logits;
+  int64_t experts_read = 0;
 
   // Appends the op that `make` returns: its index, or -1 if there is no memory.
   template <class Make>
@@ -213,7 +215,7 @@ struct rl_program {
   Context context(rl_pool* pool, const rl_batch* batch, const rl_kv_group* groups,
                   const rl_adapter* const* adapters) {
     return {*reinterpret_cast<Pool*>(pool), *batch, groups, adapters, buffers, widths, ropes,
-            panels, inner, up, spare, gathered};
+            panels, inner, up, spare, gathered, experts_read};
   }
 
   void fill_rope_tables(const rl_batch& batch, const float* const* cos_sin) {
@@ -421,6 +423,8 @@ int32_t rl_reserve(rl_program* p, int32_t num_tokens) try {
 }
 
 float* rl_buffer(rl_program* p, int32_t buffer) { return p->buffers[buffer]; }
+
+int64_t rl_take_experts_read(rl_program* p) { return std::exchange(p->experts_read, 0); }
 
 int32_t rl_run(rl_program* p, rl_pool* pool, int32_t first, int32_t last, const rl_batch* batch,
                const rl_kv_group* groups, const float* const* cos_sin,

@@ -54,6 +54,7 @@ struct Context {
   std::vector<RopeTable>& ropes;
   // Scratch: panels of activations, the inside of a feed-forward network, and what else is needed.
   Buffer &panels, &inner, &up, &spare, &gathered;
+  int64_t& experts_read;
 
   int32_t num_tokens() const { return batch.num_tokens; }
   float* row(int buffer, int32_t token) const {

@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct, a function or a packed layout does. */
-#define RL_ABI_VERSION 3
+#define RL_ABI_VERSION 4
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -253,6 +253,9 @@ RL_API int32_t rl_add_rope_table(rl_program* program, const float* frequencies, 
  * -1 if there is no memory. */
 RL_API int32_t rl_reserve(rl_program* program, int32_t num_tokens);
 RL_API float* rl_buffer(rl_program* program, int32_t buffer);
+
+/* Experts whose weights were read since the last call, summed over layers and steps. */
+RL_API int64_t rl_take_experts_read(rl_program* program);
 
 /* Runs ops [first, last) over the batch. `cos_sin` are for each table cos [T, half] and then sin
  * [T, half], read only for tables without frequencies. `adapters` are for each sequence the parts

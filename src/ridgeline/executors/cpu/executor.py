@@ -144,6 +144,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         with self._pool.lock:
             self._run_program(model, batch)
             logits_NV = self._logits_of(model, batch)
+        self._note_experts(role, model)
         clock.lap("forward_s")
         handle.wait_for_masks()
         results = self._results(model, batch, logits_NV, [mask() for mask in masks])
@@ -172,6 +173,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             tokens_NS = model.program.decode(
                 struct, self.pools[role].structs, adapters, draws, num_steps, handle.abort_flag
             )
+        self._note_experts(role, model)
         clock.lap("forward_s")
         steps = []
         for step, tokens in enumerate(tokens_NS.tolist()):
@@ -195,6 +197,10 @@ class CPUExecutor(PoolExecutor[KVCache]):
             and not any(states[segment.slot].verifies_by_rejection for segment in segments)
             and not any(depends_on_length(spec) for spec in model.program.ropes)
         )
+
+    def _note_experts(self, role: ModelRole, model: _Model) -> None:
+        if role is ModelRole.TARGET:
+            self.experts_read = (self.experts_read or 0) + model.program.take_experts_read()
 
     def _run_program(self, model: _Model, batch: CPUBatch) -> None:
         struct = batch.struct()

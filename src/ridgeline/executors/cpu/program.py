@@ -121,6 +121,10 @@ class Program:
             raise EngineError("A step ran out of memory.")
         return tokens[:done]
 
+    def take_experts_read(self) -> int:
+        """Experts whose weights were read since the last call, summed over layers and steps."""
+        return int(self._library.rl_take_experts_read(self._handle))
+
     def hidden_row(self, row: int, width: int) -> npt.NDArray[np.float32]:
         """The final hidden state of one row of the batch, copied."""
         address = self._library.rl_buffer(self._handle, Buffer.H) + 4 * row * self.hidden_width
