@@ -295,5 +295,6 @@ def test_mistakes_on_the_command_line(capsys):
     for arguments in (["--num-requests", "0"], ["--turns", "0"], ["--trace", "/nowhere"]):
         assert main(["bench", "serve", "--in-process", *arguments]) == 2
         assert "error:" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["bench", "serve", "--rate", "0"])
+    for wrong in (["--rate", "0"], ["--ttft-slo", "nan"], ["--e2e-slo=-5"], ["--tpot-slo", "0"]):
+        with pytest.raises(SystemExit):
+            main(["bench", "serve", "--num-requests", "0", *wrong])

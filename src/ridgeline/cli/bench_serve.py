@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.display import loading_bar
-from ridgeline.cli.options import Parser, add_model_options, engine_settings, numbers
+from ridgeline.cli.options import Parser, add_model_options, engine_settings, numbers, positive
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import InvalidRequestError
 
@@ -53,7 +53,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     work.add_argument("--warmup", type=int, default=4, metavar="N", help="requests before")
     slo = parser.add_argument_group("limits of good requests, milliseconds")
     for name in ("ttft", "tpot", "e2e"):
-        slo.add_argument(f"--{name}-slo", type=float, metavar="MS")
+        slo.add_argument(f"--{name}-slo", type=positive, metavar="MS")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write SVG plots there")
     parser.add_argument("--traces", action="store_true", help="with --json: every request, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

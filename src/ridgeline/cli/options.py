@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import inspect
 import json
+import math
 import re
 import sys
 import types
@@ -219,6 +220,17 @@ def numbers(
         return values
 
     return parse
+
+
+def positive(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("expected a number") from error
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError("expected a positive number")
+    return value
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:

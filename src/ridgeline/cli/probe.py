@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.display import error_console
-from ridgeline.cli.options import Parser, numbers
+from ridgeline.cli.options import Parser, numbers, positive
 from ridgeline.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="what is sent; auto: the first of these that the endpoint takes",
     )
     parser.add_argument(
-        "--weights-gb", type=float, metavar="GB", help="weights of a model that it may be"
+        "--weights-gb", type=positive, metavar="GB", help="weights of a model that it may be"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
