@@ -56,3 +56,25 @@ def test_one_of_several_comes(tokenizer, compiler):
     grammar = compiler.prepare(StructuredOutputs.of({"choice": CHOICES}))
     walks = [random_walk(grammar(), tokenizer, random.Random(seed)) for seed in range(20)]
     assert {text_of(tokenizer, tokens) for tokens in walks} <= set(CHOICES)
+
+
+@pytest.mark.parametrize("text", ["def f(x): return x; " * 150, " " * 3000, "<s>token</s>" * 200])
+def test_no_more_of_a_long_text_is_tokenized_than_a_step_takes(
+    tokenizer, compiler, text, monkeypatch
+):
+    one = compiler.prepare(StructuredOutputs.of({"choice": [text]}))()
+    usual, lengths = Tokenizer.encode, []
+
+    def encode(self, text, add_special_tokens=True):
+        lengths.append(len(text))
+        return usual(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    tokens = []
+    while not one.is_complete:
+        forced = one.forced(32)
+        assert one.num_valid(forced) == len(forced) > 0
+        one.advance(forced)
+        tokens += forced
+    assert max(lengths) < 1100
+    assert text_of(tokenizer, tokens) == text

@@ -18,6 +18,10 @@ SLICES = (
 )
 # SentencePiece puts a space before the start of a text; this takes that place.
 _BEFORE = "\x02"
+# Of a long text only so many characters are tokenized, as each step asks for what is left of it;
+# and the last tokens of what is cut are left out, since what follows could change them.
+_MOST_CHARS = 1024
+_UNSETTLED = 8
 
 
 class _Source:
@@ -42,8 +46,12 @@ class _Source:
         """How a text is tokenized within an output; bytes are refused, so whole characters come.
 
         The longest tokens that fit, one after the other, where the usual ones are another text: a
-        special token that the text spells, or a character that the vocabulary lacks.
+        special token that the text spells, or a character that the vocabulary lacks. Only the
+        beginning of a long text is tokenized.
         """
+        if len(text) > _MOST_CHARS:
+            ids = self(text[:_MOST_CHARS])
+            return ids[: max(1, len(ids) - _UNSETTLED)]
         for before in ("", _BEFORE):
             ids = self._tokenizer.encode(before + text, add_special_tokens=False)
             if (found := self._last(ids, text.encode())) is not None:
