@@ -76,6 +76,12 @@ def test_any_config(capsys, tmp_path):
     assert json.loads(out)["kv_bytes_per_token"] == 2 * 4 * 2 * (64 + 4)
 
 
+def test_the_format_of_the_weights_is_said(capsys):
+    """A checkpoint in float32 is twice what its parameters suggest."""
+    _, out, _ = run(capsys, "--shape", "gemma-2-2b", "--hardware", "l4", *SHORT)
+    assert "weights 10.46 GB in float32" in out
+
+
 def test_people_are_told_that_it_was_not_measured(capsys):
     code, out, _ = run(capsys, "--shape", "qwen2.5-0.5b", "--hardware", "t4", *SHORT)
     assert code == 0

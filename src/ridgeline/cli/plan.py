@@ -312,7 +312,7 @@ def _print(result: dict[str, Any]) -> None:
     replicas = f"{result['replicas']} × tensor-parallel {result['tensor_parallel']}"
     console.print(f"{result['model']} on {result['count']} × {result['hardware']} ({replicas})")
     console.print(
-        f"  weights {result['weights_bytes'] / 1e9:.2f} GB, KV "
+        f"  weights {result['weights_bytes'] / 1e9:.2f} GB in {result['weights_format']}, KV "
         f"{result['kv_bytes_per_token'] / 1e3:.1f} kB a token"
     )
     if not result["fits"]:

@@ -77,6 +77,7 @@ class CapacityPlan:
             "load": question.load,
             "measured": machine.measured,
             "fits": self.fits,
+            "weights_format": question.model.main_format.name,
             "weights_bytes": int(weights_bytes(question.model)),
             "kv_bytes_per_token": kv_bytes_per_token(question.model),
             "max_batch": memory.max_batch * self.replica.count,
