@@ -108,3 +108,11 @@ def test_an_unknown_form_is_said_at_start(model, served, monkeypatch, template, 
     config = dataclasses.replace(served.server.config, tool_call_parser=parser)
     monkeypatch.setattr(served.server, "config", config)
     assert any("--tool-call-parser" in note for note in start_notes(served.server)) == is_said
+
+
+@pytest.mark.parametrize("template", [MESSAGES, QWEN3_CODER], ids=["JSON", "its own format"])
+def test_arguments_of_a_call_that_must_be_made_are_an_object(model, http, template):
+    asked = model(template, '{"name": "f", "arguments": {}}')
+    function = {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}
+    answer(http, tools=[{"type": "function", "function": function}], tool_choice="required")
+    assert '{"type": "object", "properties": {"n": ' in asked[0].params.structured_outputs.source

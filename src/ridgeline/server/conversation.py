@@ -25,6 +25,11 @@ class ToolSpec:
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
+    @property
+    def arguments_schema(self) -> dict[str, Any]:
+        """Of what a call gives it: an object, whether ``parameters`` say so or not."""
+        return {"type": "object", **(self.parameters or {})}
+
     def as_template_input(self) -> dict[str, Any]:
         """The form that templates read, which is OpenAI's."""
         function: dict[str, Any] = {"name": self.name}
@@ -83,7 +88,7 @@ class Conversation:
         definitions: dict[str, Any] = {}
         calls = []
         for tool in self.callable:
-            parameters = dict(tool.parameters or {"type": "object"})
+            parameters = tool.arguments_schema
             for key in ("$defs", "definitions"):  # references start at the root
                 for name, schema in (parameters.pop(key, None) or {}).items():
                     if definitions.setdefault(key, {}).setdefault(name, schema) != schema:

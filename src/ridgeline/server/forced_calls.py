@@ -37,7 +37,7 @@ def forced_call(
     schema = conversation.call_schema()
     if not conversation.offered_tools or (schema is None and wanted is None):
         return None
-    tools = [(tool.name, tool.parameters or {"type": "object"}) for tool in conversation.callable]
+    tools = [(tool.name, tool.arguments_schema) for tool in conversation.callable]
     parts = call_parts(parser, template, tools)
     if wanted is not None:
         if schema is not None:

@@ -158,6 +158,8 @@ def test_deep_schemas_are_refused():
         {"regex": "((("}, {"regex": "(?=a)b"}, {"grammar": "start: missing"}, {"grammar": "%%%"},
         {"json": {"type": "strnig"}}, {"json": {"$ref": "https://example.com/schema"}},
         {"json": {"type": "string", "pattern": "(["}},
+        {"json": {"items": {"type": "integer", "minimum": 10**30, "maximum": 10**31}}},
+        {"json": {"type": ["integer", "null"], "exclusiveMaximum": -(2**63)}},
     ],
     ids=str,
 )  # fmt: skip

@@ -64,6 +64,8 @@ def test_outputs_match(compiler, tokenizer, grammar):
         ('root ::= "yes" | "no"', "no", True),
         ('root ::= "yes" | "no"', "nope", False),
         ('root ::= "\\u00e9" [\\u0061-\\u0063]+', "éab", True),
+        ("root ::= [a-z&&b]+", "a&b", True),
+        ("root ::= [~~x]", "~", True),
         (JSON, '{"a": [1, -2.5e3, "x\\u00e9"], "b": {}}', True),
         (JSON, '{"a": [1,, 2]}', False),
         (JSON, "[1]", False),

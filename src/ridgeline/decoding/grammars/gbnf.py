@@ -24,11 +24,17 @@ def lark_from_gbnf(source: str) -> str:
     if _TOKEN.search(_QUOTED.sub("", source)):
         raise ValueError("it is GBNF with tokens (<…>), which are not supported; write Lark.")
     try:
-        return gbnf_to_lark(_ESCAPE.sub(_character, source))
+        return gbnf_to_lark(_ESCAPE.sub(_character, _QUOTED.sub(_without_operators, source)))
     except RecursionError:
         raise ValueError("it is GBNF that is nested too deep.") from None
     except Exception as error:  # the translator raises plain exceptions
         raise ValueError(f"it was read as GBNF: {error}") from error
+
+
+def _without_operators(quoted: re.Match[str]) -> str:
+    """A class of characters in which ``&&`` and ``~~`` are characters, as they are in GBNF."""
+    text = quoted[0]
+    return text.replace("&&", r"\x26&").replace("~~", r"\x7e~") if text[0] == "[" else text
 
 
 def _character(escape: re.Match[str]) -> str:

@@ -31,6 +31,7 @@ _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
 _OFFSET = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 # llguidance's own formats let the 31st of February through. RFC 3339 wants the offset.
 _JSON_FORMATS = {"date": _DATE, "time": _TIME + _OFFSET, "date-time": f"{_DATE}T{_TIME}{_OFFSET}"}
+_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 _DATA = frozenset({"const", "enum", "default", "examples"})
 _FORMATS = {
     TextFormat.INT: "-?(0|[1-9][0-9]{0,17})",
@@ -52,7 +53,7 @@ def grammar_source(wanted: StructuredOutputs, special: Mapping[str, int]) -> str
     """
     match wanted.kind:
         case GrammarKind.JSON:
-            schema = _with_exact_dates(json.loads(wanted.source))
+            schema = _prepared(json.loads(wanted.source))
             return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_OPTIONS)
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(wanted.source)
@@ -81,7 +82,7 @@ def _lark_from_parts(
             ((kind, value),) = part.items()
             if kind == "json":
                 symbols.append(f"json_{number}_{place}")
-                schema = {**_with_exact_dates(value), "x-guidance": _JSON_OPTIONS}
+                schema = {**_prepared(value), "x-guidance": _JSON_OPTIONS}
                 rules.append(f"{symbols[-1]}: %json {json.dumps(schema)}")
             elif kind == "marker" and value in special:
                 symbols.append(f"<[{special[value]}]>")
@@ -92,17 +93,31 @@ def _lark_from_parts(
     return "\n".join([f"start: {' | '.join(names)}", *rules])
 
 
-def _with_exact_dates(schema: Any) -> Any:
-    """The schema with patterns for dates and times that only real ones match."""
+def _prepared(schema: Any) -> Any:
+    """The schema with patterns for dates and times that only real ones match.
+
+    Raises:
+        ValueError: it has what llguidance would take for something else.
+    """
     if isinstance(schema, list):
-        return [_with_exact_dates(value) for value in schema]
+        return [_prepared(value) for value in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {
-        key: value if key in _DATA else _with_exact_dates(value) for key, value in schema.items()
-    }
+    schema = {key: value if key in _DATA else _prepared(value) for key, value in schema.items()}
+    _check_integers(schema)
     name = schema.get("format")
     if isinstance(name, str) and name in _JSON_FORMATS and "pattern" not in schema:
         del schema["format"]
         schema["pattern"] = f"^({_JSON_FORMATS[name]})$"
     return schema
+
+
+def _check_integers(schema: Mapping[str, Any]) -> None:
+    """Integers of llguidance end at 64 bits: it would write the last one that it has."""
+    kinds = schema.get("type")
+    if kinds != "integer" and not (isinstance(kinds, list) and "integer" in kinds):
+        return
+    for name, sign in _BOUNDS.items():
+        bound = schema.get(name)
+        if isinstance(bound, int | float) and sign * bound >= 2**63:
+            raise ValueError(f"{name} is beyond integers of 64 bits.")
