@@ -95,6 +95,19 @@ def test_fair_share_holds_when_one_tenant_floods(weight):
     assert service["steady"] / service["flood"] == pytest.approx(weight, rel=0.1)
 
 
+def test_fair_share_counts_what_is_written():
+    """Prompts are equal, and only the outputs of one tenant are long."""
+    long = [make_request(n, 0.0, tenant="long", prompt=20, output=100) for n in range(2000)]
+    short = [make_request(9000 + n, 0.0, tenant="short", prompt=20, output=5) for n in range(9000)]
+    simulation = Simulation(scheduling_policy="fair")
+    simulation.run(long + short, until_s=20.0)
+    service = Counter()
+    for record in simulation.records.values():
+        if record.times:
+            service[record.request.tenant] += 20 + 2 * len(record.times)
+    assert service["short"] / service["long"] == pytest.approx(1, rel=0.1)
+
+
 def test_a_tenant_below_its_share_is_served_at_once():
     flood = [make_request(number, 0.0, tenant="flood") for number in range(600)]
     light = [make_request(1000 + n, 1.0 + n, tenant="light") for n in range(10)]
