@@ -5,7 +5,8 @@
 namespace rl {
 namespace {
 
-constexpr int kChunkColumns = 2048;  // of one tile of work; a multiple of every activation group
+constexpr int kLongestGroup = 128;   // of activations
+constexpr int kItemElements = 4096;  // of one tile of work, about
 
 // Whether a matrix is multiplied with pairs of bfloats.
 bool takes_pairs(const rl_matrix& m) {
@@ -48,62 +49,79 @@ int32_t num_units(const rl_matrix& m) {
   return is_quantized(m.format) ? padded_columns(m) / unit_columns(m) : 0;
 }
 
-struct Quantized {
-  float scale, inverse;
-};
-
-// The scale of `count` elements of x, of which those from `valid` on count as zero.
-Quantized scale_of(const float* x, int valid) {
-  vf largest{}, probe{};
-  int i = 0;
-  for (; i + W <= valid; i += W) {
-    vf values = load(x + i);
-    largest = max(abs(values), largest);
-    probe += values - values;  // 0, or not a number
-  }
-  float best = max_lane(largest), odd = sum(probe);
-  for (; i < valid; ++i) {
-    best = std::fabs(x[i]) > best ? std::fabs(x[i]) : best;
-    odd += x[i] - x[i];
-  }
-  float scale = best / 127.0f;
-  return {scale + odd, scale > 0 ? 1.0f / scale : 0.0f};
+// W floats from p on, of which those from `valid` on are zero.
+inline vf load_valid(const float* p, int valid) {
+  if (valid >= W) return load(p);
+  vf values{};
+  for (int lane = 0; lane < valid; ++lane) values[lane] = p[lane];
+  return values;
 }
 
-// Quantizes columns [first, first + group) of one row into slot m of a panel of M tokens.
-void quantize_group(const rl_matrix& matrix, const float* x, int32_t first, int group, int m, int M,
-                    int8_t* bytes, float* scales, float* sums, int32_t* minus_sums) {
-  int valid = matrix.columns - first;
-  valid = valid < 0 ? 0 : valid > group ? group : valid;
-  Quantized q = scale_of(x + first, valid);
-  int step = step_columns(matrix), unit = unit_columns(matrix);
-  int32_t step_sum = 0;
-  for (int start = 0; start < group; start += unit) {
-    vi total{};
-    for (int i = start; i < start + unit; i += W) {
-      vf values{};
-      if (i + W <= valid) {
-        values = load(x + first + i);
-      } else {
-        for (int lane = 0; lane < W && i + lane < valid; ++lane) values[lane] = x[first + i + lane];
+// Slot m of a panel of M tokens, from some column on: what `quantize` writes, and moves behind.
+struct Slot {
+  int8_t* bytes;
+  float* scales;
+  float* sums;
+  int32_t* minus_sums;
+};
+
+// Quantizes one activation group of kSteps steps, of which the columns from `valid` on are zero.
+template <int kSteps>
+inline void quantize_group(const float* x, int group, int unit, int valid, int M, Slot& to) {
+  constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
+  vi largest{};  // without their signs floats are ordered as integers
+  for (int i = 0; i < group; i += W) {
+    vi magnitude = bits_of(load_valid(x + i, valid - i)) & kMagnitude;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  int32_t best = reduce(largest, [](auto a, auto b) { return a > b ? a : b; });
+  float scale = NAN, inverse = 0;
+  if (best < kInfinity) {
+    std::memcpy(&scale, &best, sizeof scale);
+    scale /= 127.0f;
+    inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  }
+  for (int step = 0, i = 0; step < kSteps; ++step) {
+    int32_t sum_of_step = 0;
+    for (int units_end = (step + 1) * group / kSteps; i < units_end;) {
+      vi total{};
+      for (int end = i + unit; i < end; i += W) {
+        vi codes = round_to_int(load_valid(x + i, valid - i) * inverse);
+        total += codes << 24 >> 24;  // of the bytes, also where something is not a number
+        int8_t packed[W];
+        store_bytes(packed, codes);
+        RL_UNROLL
+        for (int column = 0; column < W; column += 4, to.bytes += 4 * M)
+          std::memcpy(to.bytes, packed + column, 4);
       }
-      vi codes = round_to_int(values * q.inverse);
-      total += codes << 24 >> 24;  // of the bytes, also where something is not a number
-      int8_t packed[W];
-      for (int lane = 0; lane < W; ++lane) packed[lane] = static_cast<int8_t>(codes[lane]);
-      for (int quad = 0; quad < W / 4; ++quad)
-        std::memcpy(bytes + (((first + i) / 4 + quad) * M + m) * 4, packed + 4 * quad, 4);
+      int32_t sum_of_unit = sum(total);
+      *to.minus_sums = minus_sum(sum_of_unit);
+      to.minus_sums += M;
+      sum_of_step += sum_of_unit;
     }
-    int32_t sum = 0;
-    for (int lane = 0; lane < W; ++lane) sum += total[lane];
-    minus_sums[(first + start) / unit * M + m] = minus_sum(sum);
-    step_sum += sum;
-    if ((start + unit) % step == 0) {
-      int index = (first + start) / step * M + m;
-      scales[index] = q.scale;
-      sums[index] = q.scale * static_cast<float>(step_sum);
-      step_sum = 0;
-    }
+    *to.scales = scale;
+    *to.sums = scale * static_cast<float>(sum_of_step);
+    to.scales += M;
+    to.sums += M;
+  }
+}
+
+// Quantizes columns [first, last) of a row, whole activation groups, into slot m of a panel.
+void quantize_row(const rl_matrix& matrix, const float* x, int32_t first, int32_t last, int m,
+                  const Panels& panels, int64_t panel) {
+  const int group = activation_group(matrix), step = step_columns(matrix);
+  const int unit = unit_columns(matrix), M = panels.panel_tokens(panel);
+  const int64_t token = panels.first_token(panel);
+  Slot to;
+  to.bytes = panels.bytes + token * panels.padded_columns + int64_t{first} * M + 4 * m;
+  to.scales = panels.scales + token * panels.num_steps + first / step * M + m;
+  to.sums = panels.sums + token * panels.num_steps + first / step * M + m;
+  to.minus_sums = panels.minus_sums + token * panels.num_units + first / unit * M + m;
+  for (int32_t k = first; k < last; k += group) {
+    if (step < group)
+      quantize_group<2>(x + k, group, unit, matrix.columns - k, M, to);
+    else
+      quantize_group<1>(x + k, group, unit, matrix.columns - k, M, to);
   }
 }
 
@@ -120,6 +138,7 @@ int64_t panel_bytes(const rl_matrix& m, int32_t num_tokens) {
 Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
   Panels panels{};
   panels.num_tokens = num_tokens;
+  panels.panel_size = panel_size(m, num_tokens);
   panels.padded_columns = padded_columns(m);
   panels.num_steps = num_steps(m);
   panels.num_units = num_units(m);
@@ -150,28 +169,24 @@ void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Pa
 void fill_each(Pool& pool, const rl_matrix& matrix, const Rows* all_rows, const Panels* all_panels,
                int count) {
   int32_t padded = all_panels[0].padded_columns;
-  int64_t chunks = ceil_div(padded, kChunkColumns), tiles = all_panels[0].num_panels() * chunks;
+  int32_t chunk_columns = static_cast<int32_t>(
+      round_up(kItemElements / all_panels[0].panel_tokens(0), kLongestGroup));
+  int64_t chunks = ceil_div(padded, chunk_columns), tiles = all_panels[0].num_panels() * chunks;
   bool quantized = is_quantized(matrix.format);
-  int group = quantized ? activation_group(matrix) : 0;
   auto fill = [&](int64_t item, int) {
     const Rows& rows = all_rows[item / tiles];
     const Panels& panels = all_panels[item / tiles];
     int64_t tile = item % tiles, panel = tile / chunks;
-    int32_t first = static_cast<int32_t>(tile % chunks) * kChunkColumns;
-    int32_t last = first + kChunkColumns < padded ? first + kChunkColumns : padded;
+    int32_t first = static_cast<int32_t>(tile % chunks) * chunk_columns;
+    int32_t last = first + chunk_columns < padded ? first + chunk_columns : padded;
     int M = panels.panel_tokens(panel);
-    int64_t offset = panel * kPanelTokens;
+    int64_t offset = panels.first_token(panel);
     for (int m = 0; m < M; ++m) {
       const float* x = rows.data + (offset + m) * rows.stride;
-      if (!quantized) {
+      if (quantized)
+        quantize_row(matrix, x, first, last, m, panels, panel);
+      else
         copy_row(matrix, x, first, last, m, M, panels.floats + offset * padded);
-        continue;
-      }
-      for (int32_t k = first; k < last; k += group)
-        quantize_group(matrix, x, k, group, m, M, panels.bytes + offset * padded,
-                       panels.scales + offset * panels.num_steps,
-                       panels.sums + offset * panels.num_steps,
-                       panels.minus_sums + offset * panels.num_units);
     }
   };
   pool.run(tiles * count, fill);

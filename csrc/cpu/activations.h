@@ -9,8 +9,29 @@
 
 namespace rl {
 
-// As many tokens as have their sums in registers together.
+// At most as many tokens as have their sums in registers together.
 constexpr int kPanelTokens = W == 8 ? 4 : 8;
+
+// The tokens of a panel, of which the last may have fewer. With vectors of 16 floats up to 8 share
+// one reading of quantized weights; of more, so many that two vectors of rows share their broadcasts.
+inline int32_t panel_size(const rl_matrix& m, int32_t num_tokens) {
+  if (W != 16 || !is_quantized(m.format) || num_tokens <= kPanelTokens) return kPanelTokens;
+  constexpr int32_t kTokensOfTwoVectors = 6;
+  return static_cast<int32_t>(ceil_div(num_tokens, ceil_div(num_tokens, kTokensOfTwoVectors)));
+}
+
+// Whether the integer sums of a step of columns (matrix.h) fit their lanes; otherwise those of a block.
+#if defined(RL_SUMS_OF_16_BITS)
+constexpr bool kSumsOfSteps = false;
+#else
+constexpr bool kSumsOfSteps = true;
+#endif
+
+// Columns whose integer sum is started at once.
+inline int unit_columns(const rl_matrix& m) {
+  int step = step_columns(m);
+  return kSumsOfSteps || step < kBlockColumns ? step : kBlockColumns;
+}
 
 // What integer sums start from: minus the sum of some bytes, where sums are of 16 bits as two halves.
 inline int32_t minus_sum(int32_t sum) {
@@ -30,7 +51,7 @@ struct Rows {
   int32_t columns;
 };
 
-// Panel p holds tokens [p * kPanelTokens, p * kPanelTokens + M). For float matrices it is float
+// Panel p holds tokens [p * panel_size, p * panel_size + M). For float matrices it is float
 // [columns][M], or, where bfloats are multiplied in pairs, bfloat [columns / 2][M][2], a pair taking
 // the place of a float. For quantized ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step
 // of columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M];
@@ -38,6 +59,7 @@ struct Rows {
 // Panels of fewer tokens are not padded.
 struct Panels {
   int32_t num_tokens;
+  int32_t panel_size;
   int32_t padded_columns;
   int32_t num_steps;
   int32_t num_units;
@@ -47,17 +69,18 @@ struct Panels {
   float* sums;
   int32_t* minus_sums;
 
-  int32_t num_panels() const { return (num_tokens + kPanelTokens - 1) / kPanelTokens; }
+  int32_t num_panels() const { return (num_tokens + panel_size - 1) / panel_size; }
+  int64_t first_token(int64_t panel) const { return panel * panel_size; }
   int32_t panel_tokens(int64_t panel) const {
-    int64_t left = num_tokens - panel * kPanelTokens;
-    return static_cast<int32_t>(left < kPanelTokens ? left : kPanelTokens);
+    int64_t left = num_tokens - first_token(panel);
+    return static_cast<int32_t>(left < panel_size ? left : panel_size);
   }
-  const float* panel_floats(int64_t p) const { return floats + p * kPanelTokens * padded_columns; }
-  const int8_t* panel_bytes(int64_t p) const { return bytes + p * kPanelTokens * padded_columns; }
-  const float* panel_scales(int64_t p) const { return scales + p * kPanelTokens * num_steps; }
-  const float* panel_sums(int64_t p) const { return sums + p * kPanelTokens * num_steps; }
+  const float* panel_floats(int64_t p) const { return floats + first_token(p) * padded_columns; }
+  const int8_t* panel_bytes(int64_t p) const { return bytes + first_token(p) * padded_columns; }
+  const float* panel_scales(int64_t p) const { return scales + first_token(p) * num_steps; }
+  const float* panel_sums(int64_t p) const { return sums + first_token(p) * num_steps; }
   const int32_t* panel_minus_sums(int64_t p) const {
-    return minus_sums + p * kPanelTokens * num_units;
+    return minus_sums + first_token(p) * num_units;
   }
 };
 

@@ -7,8 +7,8 @@
 
 namespace rl {
 
-// Codes<F> is a quad of W rows, Quad the same quad of one token's activations in every lane, and
-// Sums<F> the running sums of W rows. The few instructions that decide the
+// Codes<F> is a quad of W rows, Quad the same quad of one token's activations in every lane (in memory,
+// where the only vector that uses it can broadcast it itself), and Sums<F> the running sums of W rows. The few instructions that decide the
 // speed are written out: compilers reorder the additions until the sums no longer fit the registers.
 //
 // Sums start from the middle code times `minus_sum` (activations.h), so that codes need no offset.
@@ -19,18 +19,31 @@ template <int F>
 struct Codes {
   __m512i v;
 };
-struct Quad {
-  const int32_t* p;  // broadcast by the instruction that uses it
+struct QuadInMemory {
+  const int32_t* p;
 };
-inline Quad quad_at(const int8_t* p) { return {reinterpret_cast<const int32_t*>(p)}; }
+template <bool kUsedOnce>
+inline auto quad_at(const int8_t* p) {
+  auto* quad = reinterpret_cast<const int32_t*>(p);
+  if constexpr (kUsedOnce) {
+    return QuadInMemory{quad};
+  } else {
+    __m512i lanes;
+    asm("vpbroadcastd %1, %0" : "=v"(lanes) : "m"(*quad));
+    return lanes;
+  }
+}
 
 template <int F>
 struct Sums {
   __m512i v;
   Sums() = default;
   explicit Sums(vi minus_sum) : v((__m512i)(minus_sum << (code_bits(F) - 1))) {}
-  void add(Codes<F> codes, Quad quad) {
+  void add(Codes<F> codes, QuadInMemory quad) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(v) : "v"(codes.v), "m"(*quad.p));
+  }
+  void add(Codes<F> codes, __m512i quad) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(v) : "v"(codes.v), "v"(quad));
   }
   vi total() const { return (vi)v; }
 };
@@ -46,6 +59,7 @@ inline __m512i both(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 #elif defined(__AVX2__)
 
 using Quad = __m256i;
+template <bool>
 inline Quad quad_at(const int8_t* p) {
   int32_t quad;
   std::memcpy(&quad, p, 4);
@@ -147,7 +161,10 @@ struct Bytes {
   uint8_t b[4 * W];
 };
 using Quad = const int8_t*;
-inline Quad quad_at(const int8_t* p) { return p; }
+template <bool>
+inline Quad quad_at(const int8_t* p) {
+  return p;
+}
 template <int F>
 struct Codes {
   Bytes v;

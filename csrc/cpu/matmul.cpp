@@ -13,6 +13,8 @@ constexpr int kItemsPerThread = 8;         // at least, where there are tiles en
 constexpr int kTilesAtOnce = 4;            // whose results are kept before they are stored
 
 constexpr int64_t kExpandedBytes = 128 * 1024;  // of codes that stay in a near cache meanwhile
+// Panels for which codes are not worth an expansion: wide vectors have units to spare for it.
+constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1;
 
 // Consecutive tiles that are multiplied with one panel after another.
 class Chunk {
@@ -46,7 +48,7 @@ struct ChunkSize {
 };
 
 ChunkSize chunk_size(const rl_matrix& matrix, const Panels& panels) {
-  int64_t bytes = panels.num_panels() > 1 ? expanded_bytes(matrix) : 0;
+  int64_t bytes = panels.num_panels() > kPanelsUnexpanded ? expanded_bytes(matrix) : 0;
   if (!bytes) return {kTilesAtOnce, 0};
   int64_t tiles = std::clamp<int64_t>(kExpandedBytes / bytes, 1, kTilesAtOnce);
   return {static_cast<int>(tiles), tiles * bytes};
@@ -70,16 +72,15 @@ int64_t tiles_per_item(const rl_matrix& m, const Panels& panels, int64_t tiles_i
 void store_tile(const Product& product, int64_t tile, int64_t first_token, int M,
                 const float* result) {
   int64_t row = tile * kTileRows;
-  int rows = product.matrix->rows - row < kTileRows
-                 ? static_cast<int>(product.matrix->rows - row)
-                 : kTileRows;
-  for (int m = 0; m < M; ++m) {
-    float* out = product.out + (first_token + m) * product.stride + row;
-    const float* in = result + m * kTileRows;
+  auto rows = static_cast<int>(std::min<int64_t>(product.matrix->rows - row, kTileRows));
+  float* out = product.out + first_token * product.stride + row;
+  for (int m = 0; m < M; ++m, out += product.stride, result += kTileRows) {
     if (product.bias)
-      for (int i = 0; i < rows; ++i) out[i] = in[i] + product.bias[row + i];
+      for (int i = 0; i < rows; ++i) out[i] = result[i] + product.bias[row + i];
+    else if (rows == kTileRows)
+      std::memcpy(out, result, kTileRows * sizeof(float));  // of a size that the compiler knows
     else
-      std::memcpy(out, in, static_cast<size_t>(rows) * 4);
+      std::memcpy(out, result, static_cast<size_t>(rows) * sizeof(float));
   }
 }
 
@@ -99,7 +100,7 @@ void multiply_tiles(const Product& product, const Panels& panels, int64_t first,
       int M = panels.panel_tokens(panel);
       chunk.multiply(panels, panel, result);
       for (int n = 0; n < count; ++n)
-        store_tile(product, tile + n, panel * kPanelTokens, M, result + n * M * kTileRows);
+        store_tile(product, tile + n, panels.first_token(panel), M, result + n * M * kTileRows);
     }
   }
 }
@@ -172,7 +173,7 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
           float *g = gates + i * kTileRows, *u = ups + i * kTileRows;
           add_bias(gate, row, rows, g);
           add_bias(up, row, rows, u);
-          activate(activation, g, u, rows, out + (panel * kPanelTokens + i % M) * stride + row);
+          activate(activation, g, u, rows, out + (panels.first_token(panel) + i % M) * stride + row);
         }
       }
     }

@@ -10,10 +10,17 @@ namespace rl {
 namespace {
 
 // Vectors of rows whose sums are in registers together. Two share each broadcast of activations,
-// where there are registers for that.
+// where there are registers for that: of one tile, or of two where a vector is a tile. These are not
+// read as fast from memory, which is what fewer tokens wait for.
 template <int F, int M>
 constexpr int row_vectors() {
+  if (W == 16) return M == 5 || M == 6 ? 2 : 1;
   return W == 8 && (F == RL_Q4 || M <= 2) ? 2 : 1;
+}
+
+// The tiles that they belong to.
+constexpr int tiles_of(int row_vectors) {
+  return row_vectors * W > kTileRows ? row_vectors * W / kTileRows : 1;
 }
 
 constexpr int kExpandedBlock = kBlockColumns * kTileRows;
@@ -23,23 +30,30 @@ constexpr int block_bytes() {
   return FromBytes ? kExpandedBlock : block_lines(F) * 64;
 }
 
-// The sums of a block, or of one half of it (quads 0 to 3, or 4 to 7), for R vectors of rows from
-// row `row` on.
-template <int F, bool FromBytes, int M, int R>
-RL_INLINE inline void sum_block(const uint8_t* block, bool first_half, bool second_half, int row,
-                      const int8_t* x, const vi (&minus_sums)[M], vi (&totals)[R][M]) {
-  Sums<F> sums[R][M];
+template <int F, int M, int R>
+RL_INLINE inline void start_sums(const int32_t* minus_sums, Sums<F> (&sums)[R][M]) {
   RL_UNROLL
-  for (int r = 0; r < R; ++r)
+  for (int m = 0; m < M; ++m) {
+    Sums<F> start(splat_i(minus_sums[m]));
     RL_UNROLL
-    for (int m = 0; m < M; ++m) sums[r][m] = Sums<F>(minus_sums[m]);
+    for (int r = 0; r < R; ++r) sums[r][m] = start;
+  }
+}
+
+// Adds a block, or one half of it (quads 0 to 3, or 4 to 7), for R vectors of rows from row `row` on.
+// The blocks of the next tile are `next_tile` bytes behind.
+template <int F, bool FromBytes, int M, int R>
+RL_INLINE inline void add_block(const uint8_t* block, int64_t next_tile, bool first_half,
+                                bool second_half, int row, const int8_t* x, Sums<F> (&sums)[R][M]) {
+  auto quad = [&](int t, int m) RL_INLINE { return quad_at<R == 1>(x + (t * M + m) * 4); };
   RL_UNROLL
   for (int t = 0; t < 4; ++t) {
     Codes<F> first[R], second[R];
     RL_UNROLL
     for (int r = 0; r < R; ++r) {
       Line a, b;
-      read_quads<FromBytes ? RL_Q8 : F>(block, row + r * W, t, a, b);
+      read_quads<FromBytes ? RL_Q8 : F>(block + r * W / kTileRows * next_tile,
+                                        (row + r * W) % kTileRows, t, a, b);
       first[r] = codes_of<F>(a);
       second[r] = codes_of<F>(b);
     }
@@ -48,7 +62,7 @@ RL_INLINE inline void sum_block(const uint8_t* block, bool first_half, bool seco
       if (in_pairs) {
         RL_UNROLL
         for (int m = 0; m < M; ++m) {
-          Quad low = quad_at(x + (t * M + m) * 4), high = quad_at(x + ((t + 4) * M + m) * 4);
+          auto low = quad(t, m), high = quad(t + 4, m);
           RL_UNROLL
           for (int r = 0; r < R; ++r) sums[r][m].add_both(first[r], low, second[r], high);
         }
@@ -56,126 +70,181 @@ RL_INLINE inline void sum_block(const uint8_t* block, bool first_half, bool seco
     if (first_half && !in_pairs) {
       RL_UNROLL
       for (int m = 0; m < M; ++m) {
-        Quad quad = quad_at(x + (t * M + m) * 4);
+        auto x4 = quad(t, m);
         RL_UNROLL
-        for (int r = 0; r < R; ++r) sums[r][m].add(first[r], quad);
+        for (int r = 0; r < R; ++r) sums[r][m].add(first[r], x4);
       }
     }
     if (second_half && !in_pairs) {
       RL_UNROLL
       for (int m = 0; m < M; ++m) {
-        Quad quad = quad_at(x + ((t + 4) * M + m) * 4);
+        auto x4 = quad(t + 4, m);
         RL_UNROLL
-        for (int r = 0; r < R; ++r) sums[r][m].add(second[r], quad);
+        for (int r = 0; r < R; ++r) sums[r][m].add(second[r], x4);
       }
     }
   }
-  RL_UNROLL
-  for (int r = 0; r < R; ++r)
+}
+
+// Fetches the bytes of N tiles in their order, so far ahead of the blocks that the scales, which lie
+// before them, are there in time, too. Behind these tiles it goes on with the next N.
+template <int N>
+class Prefetch {
+ public:
+  Prefetch(const rl_matrix& matrix, const uint8_t* tile)
+      : tile_bytes_(tile_bytes(matrix)),
+        bytes_per_block_(tile_bytes_ / num_blocks(matrix)),
+        ahead_(scale_bytes(matrix) + kAhead),
+        at_(tile + ahead_) {}
+
+  template <int kBlockBytes>
+  RL_INLINE void next_block() {
     RL_UNROLL
-    for (int m = 0; m < M; ++m) totals[r][m] = sums[r][m].total();
-}
+    for (int n = 0; n < N; ++n)
+      RL_UNROLL
+      for (int i = 0; i <= kBlockBytes; i += 64) __builtin_prefetch(at_ + n * tile_bytes_ + i);
+    at_ += bytes_per_block_;
+    ahead_ += bytes_per_block_;
+    if (N > 1 && ahead_ >= tile_bytes_) {
+      at_ += (N - 1) * tile_bytes_;
+      ahead_ -= tile_bytes_;
+    }
+  }
 
-// How far ahead of its use a line is fetched.
-constexpr int kPrefetchBytes = 2048;
+ private:
+  static constexpr int64_t kAhead = 4096;
+  int64_t tile_bytes_, bytes_per_block_;
+  int64_t ahead_;  // of the start of the tile
+  const uint8_t* at_;
+};
 
-inline void prefetch_block(const uint8_t* block, int bytes) {
-  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(block + kPrefetchBytes + line);
-}
-
-template <int F, bool FromBytes, int M>
-void multiply_tile(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* blocks,
-                   const Panels& panels, int64_t panel, float* out) {
-  constexpr int R = row_vectors<F, M>();
+// Halves: a step is half a block.
+template <int F, bool FromBytes, int M, int R, bool Halves>
+void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* blocks,
+                    const Panels& panels, int64_t panel, float* out) {
+  constexpr int N = tiles_of(R);
   constexpr int kBytes = block_bytes<F, FromBytes>();
+  static constexpr int32_t kZeros[M] = {};
   const int step = step_columns(matrix), blocks_per_step = step / kBlockColumns;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
-  const int64_t groups = num_groups(matrix);
+  const int64_t groups = num_groups(matrix), bytes_of_tile = tile_bytes(matrix);
+  const int64_t next_tile = FromBytes ? expanded_bytes(matrix) : bytes_of_tile;
   const int steps_per_group = groups > 1 ? matrix.group / step : num_steps;
-  const auto* scales = reinterpret_cast<const uint16_t*>(tile);
-  const uint16_t* mins = matrix.has_min ? scales + groups * kTileRows : nullptr;
-  const float* x_sums = panels.panel_sums(panel);
 
   for (int row = 0; row < kTileRows; row += R * W) {
     vf result[R][M] = {};
     vf scale[R] = {}, min[R] = {};
+    const auto* scales = reinterpret_cast<const uint16_t*>(tile) + row;
+    const uint16_t* mins = matrix.has_min ? scales + groups * kTileRows : nullptr;
     const uint8_t* block = blocks;
     const int8_t* quads = panels.panel_bytes(panel);
-    const int32_t* minus_sums = panels.panel_minus_sums(panel);
+    const int32_t* minus_sums = mins ? kZeros : panels.panel_minus_sums(panel);
+    const int next_unit = mins ? 0 : M;
     const float* x_scales = panels.panel_scales(panel);
-    auto sum_next = [&](bool first_half, bool second_half, vi (&totals)[R][M]) RL_INLINE {
-      vi start[M];
-      RL_UNROLL
-      for (int m = 0; m < M; ++m) start[m] = mins ? vi{} : splat_i(minus_sums[m]);
-      if (!FromBytes) prefetch_block(block, kBytes);
-      sum_block<F, FromBytes, M, R>(block, first_half, second_half, row, quads, start, totals);
-      minus_sums += M;
-      block += second_half ? kBytes : 0;
-      quads += second_half ? kBlockColumns * M : 0;
-    };
+    const float* x_sums = panels.panel_sums(panel);
+    Prefetch<N> prefetch(matrix, tile);
     int steps_left = 0;
     for (int s = 0; s < num_steps; ++s) {
       vi totals[R][M];
-      if (step < kBlockColumns) {
-        sum_next(!(s & 1), s & 1, totals);
-      } else {
-        sum_next(true, true, totals);
-        for (int b = 1; b < blocks_per_step; ++b) {
-          vi more[R][M];
-          sum_next(true, true, more);
-          RL_UNROLL
-          for (int r = 0; r < R; ++r)
-            RL_UNROLL
-            for (int m = 0; m < M; ++m) totals[r][m] += more[r][m];
-        }
-      }
-      if (steps_left == 0) {
-        int64_t at = s / steps_per_group * kTileRows + row;
-        RL_UNROLL
-        for (int r = 0; r < R; ++r) {
-          scale[r] = load_half(scales + at + r * W);
-          if (mins) min[r] = load_half(mins + at + r * W);
-        }
-        steps_left = steps_per_group;
-      }
-      --steps_left;
-      RL_UNROLL
-      for (int r = 0; r < R; ++r)
-        RL_UNROLL
-        for (int m = 0; m < M; ++m)
-          result[r][m] = fma(to_float(totals[r][m]) * x_scales[m], scale[r], result[r][m]);
-      if (mins) {
+      Sums<F> sums[R][M];
+      auto start = [&]() RL_INLINE {
+        start_sums(minus_sums, sums);
+        minus_sums += next_unit;
+      };
+      auto add_whole_block = [&]() RL_INLINE {
+        if (!FromBytes) prefetch.template next_block<kBytes>();
+        add_block<F, FromBytes, M, R>(block, next_tile, true, true, row, quads, sums);
+        block += kBytes;
+        quads += kBlockColumns * M;
+      };
+      auto total = [&](bool first) RL_INLINE {
         RL_UNROLL
         for (int r = 0; r < R; ++r)
           RL_UNROLL
           for (int m = 0; m < M; ++m)
-            result[r][m] = fma(splat(x_sums[s * M + m]), min[r], result[r][m]);
+            totals[r][m] = first ? sums[r][m].total() : totals[r][m] + sums[r][m].total();
+      };
+      start();
+      if constexpr (Halves) {
+        bool second = s & 1;
+        if (!FromBytes && !second) prefetch.template next_block<kBytes>();
+        add_block<F, FromBytes, M, R>(block, next_tile, !second, second, row, quads, sums);
+        block += second ? kBytes : 0;
+        quads += second ? kBlockColumns * M : 0;
+        total(true);
+      } else if constexpr (kSumsOfSteps) {
+        for (int b = 0; b < blocks_per_step; ++b) add_whole_block();
+        total(true);
+      } else {
+        add_whole_block();
+        total(true);
+        for (int b = 1; b < blocks_per_step; ++b) {
+          start();
+          add_whole_block();
+          total(false);
+        }
       }
+      if (steps_left == 0) {
+        RL_UNROLL
+        for (int r = 0; r < R; ++r) {
+          int64_t at = r * W / kTileRows * bytes_of_tile / 2 + r * W % kTileRows;
+          scale[r] = load_half(scales + at);
+          if (mins) min[r] = load_half(mins + at);
+        }
+        scales += kTileRows;
+        if (mins) mins += kTileRows;
+        steps_left = steps_per_group;
+      }
+      --steps_left;
+      RL_UNROLL
+      for (int m = 0; m < M; ++m)
+        RL_UNROLL
+        for (int r = 0; r < R; ++r)
+          result[r][m] = fma(to_float(totals[r][m]) * x_scales[m], scale[r], result[r][m]);
       x_scales += M;
+      if (mins) {
+        RL_UNROLL
+        for (int m = 0; m < M; ++m)
+          RL_UNROLL
+          for (int r = 0; r < R; ++r) result[r][m] = fma(splat(x_sums[m]), min[r], result[r][m]);
+        x_sums += M;
+      }
     }
     RL_UNROLL
     for (int r = 0; r < R; ++r)
       RL_UNROLL
       for (int m = 0; m < M; ++m)
-        store(out + m * kTileRows + row + r * W, result[r][m] * matrix.multiplier);
+        store(out + (r * W / kTileRows * M + m) * kTileRows + (row + r * W) % kTileRows,
+              result[r][m] * matrix.multiplier);
   }
 }
 
 template <int F, bool FromBytes, int M>
 void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes, int count,
               const Panels& panels, int64_t panel, float* out) {
-  for (int n = 0; n < count; ++n) {
+  constexpr int R = row_vectors<F, M>(), N = tiles_of(R);
+  auto kernel = [&](auto together) {
+    constexpr int kVectors = decltype(together)::value;
+    return step_columns(matrix) < kBlockColumns ? multiply_tiles<F, FromBytes, M, kVectors, true>
+                                                : multiply_tiles<F, FromBytes, M, kVectors, false>;
+  };
+  for (int n = 0; n < count;) {
+    bool together = n + N <= count;
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
     const uint8_t* blocks =
         FromBytes ? codes + n * expanded_bytes(matrix) : tile + scale_bytes(matrix);
-    multiply_tile<F, FromBytes, M>(matrix, tile, blocks, panels, panel, out + n * M * kTileRows);
+    auto* multiply_some = together ? kernel(std::integral_constant<int, R>())
+                                   : kernel(std::integral_constant<int, R / N>());
+    multiply_some(matrix, tile, blocks, panels, panel, out + n * M * kTileRows);
+    n += together ? N : 1;
   }
 }
 
 template <int F>
 void expand_blocks(const uint8_t* block, int64_t count, uint8_t* codes) {
-  for (int64_t b = 0; b < count; ++b, block += block_lines(F) * 64, codes += kExpandedBlock) {
-    prefetch_block(block, block_lines(F) * 64);
+  constexpr int kBytes = block_lines(F) * 64, kAhead = 2048;
+  for (int64_t b = 0; b < count; ++b, block += kBytes, codes += kExpandedBlock) {
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(block + kAhead + i);
     for (int row = 0; row < kTileRows; row += W) {
       RL_UNROLL
       for (int t = 0; t < 4; ++t) {

@@ -47,11 +47,6 @@ constexpr int block_lines(int format) {
 // Columns between two conversions from integer sums to floats: scales change no more often.
 inline int step_columns(const rl_matrix& m) { return m.group <= 128 ? m.group : 64; }
 
-// Columns whose integer sum is started at once: a block, or a step if that is less.
-inline int unit_columns(const rl_matrix& m) {
-  int step = step_columns(m);
-  return step < kBlockColumns ? step : kBlockColumns;
-}
 
 // Columns that share a scale of the activations.
 inline int activation_group(const rl_matrix& m) {

@@ -25,6 +25,11 @@ uint32_t* word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32_t*
 
 uint32_t epoch_of(uint64_t next) { return static_cast<uint32_t>(next >> 32); }
 
+// The tile that a thread's run begins with.
+uint32_t first_of_run(size_t run, size_t num_runs, uint32_t num_tiles) {
+  return static_cast<uint32_t>(uint64_t{num_tiles} * run / num_runs);
+}
+
 // Spins while `waiting()`; false when the time for spinning is over.
 template <class Waiting>
 bool spin(const Waiting& waiting) {
@@ -40,7 +45,7 @@ bool spin(const Waiting& waiting) {
 
 }  // namespace
 
-Pool::Pool(int num_threads) {
+Pool::Pool(int num_threads) : runs_(static_cast<size_t>(num_threads)) {
   try {
     for (int thread = 1; thread < num_threads; ++thread)
       workers_.emplace_back([this, thread] { work(thread); });
@@ -72,12 +77,14 @@ void Pool::stop() {
 void Pool::share(uint32_t num_tiles, Call call, const void* body) {
   uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   // Closed first: a late worker that reads the new fields cannot then win a tile of the old job.
-  next_.store(static_cast<uint64_t>(epoch) << 32 | UINT32_MAX);
+  for (Run& run : runs_) run.next.store(static_cast<uint64_t>(epoch) << 32 | UINT32_MAX);
   done_.store(0, std::memory_order_relaxed);
   call_.store(call, std::memory_order_release);
   body_.store(body, std::memory_order_release);
   num_tiles_.store(num_tiles, std::memory_order_release);
-  next_.store(static_cast<uint64_t>(epoch) << 32, std::memory_order_release);
+  for (size_t i = 0; i < runs_.size(); ++i)
+    runs_[i].next.store(static_cast<uint64_t>(epoch) << 32 | first_of_run(i, runs_.size(), num_tiles),
+                        std::memory_order_release);
   epoch_.store(epoch);
   if (sleepers_.load() > 0)
     syscall(SYS_futex, word(epoch_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
@@ -88,14 +95,20 @@ void Pool::share(uint32_t num_tiles, Call call, const void* body) {
 }
 
 void Pool::take_tiles(uint32_t epoch, int thread) {
-  uint64_t seen = next_.load(std::memory_order_acquire);
+  int num_runs = num_threads();
+  for (int i = 0; i < num_runs; ++i) take_run(epoch, (thread + i) % num_runs, thread);
+}
+
+void Pool::take_run(uint32_t epoch, int run, int thread) {
+  std::atomic<uint64_t>& next = runs_[static_cast<size_t>(run)].next;
+  uint64_t seen = next.load(std::memory_order_acquire);
   while (epoch_of(seen) == epoch) {
     Call call = call_.load(std::memory_order_acquire);
     const void* body = body_.load(std::memory_order_acquire);
     uint32_t num_tiles = num_tiles_.load(std::memory_order_acquire);
     uint32_t tile = static_cast<uint32_t>(seen);
-    if (tile >= num_tiles) break;
-    if (!next_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+    if (tile >= first_of_run(static_cast<size_t>(run) + 1, runs_.size(), num_tiles)) break;
+    if (!next.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
     // The body lives on the caller's stack, so nobody leaves before all tiles are done.
     try {
       call(body, tile, thread);
@@ -103,7 +116,7 @@ void Pool::take_tiles(uint32_t epoch, int thread) {
       if (!failed_.exchange(true)) failure_ = std::current_exception();
     }
     done_.fetch_add(1, std::memory_order_release);
-    seen = next_.load(std::memory_order_acquire);
+    seen = next.load(std::memory_order_acquire);
   }
 }
 

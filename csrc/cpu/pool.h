@@ -1,5 +1,6 @@
-// Threads that share a job's tiles. The caller works too. Tiles are taken one by one, so a core
-// that is slow, or taken away, holds back no more than the tile that it is on.
+// Threads that share a job's tiles. The caller works too. Each thread has a run of consecutive tiles,
+// so that it reads memory in order, and takes them one by one; who has finished takes the others'. A
+// core that is slow, or taken away, holds back no more than the tile that it is on.
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,7 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int num_threads() const { return static_cast<int>(runs_.size()); }
 
   // Calls body(tile, thread) for each tile in [0, num_tiles), thread in [0, num_threads()), and
   // returns when all are done, or throws what one of them threw. One caller at a time. Nothing is
@@ -54,15 +55,21 @@ class Pool {
   void share(uint32_t num_tiles, Call call, const void* body);
   void work(int thread);
   void take_tiles(uint32_t epoch, int thread);
+  void take_run(uint32_t epoch, int run, int thread);
   void wait_for_epoch_after(uint32_t epoch);
 
+  // A thread's run of tiles: the epoch in the high half, the next tile in the low one.
+  struct alignas(64) Run {
+    std::atomic<uint64_t> next{0};
+  };
+
   // A job. Its fields may be read by a worker that is late; what it read is used only if the
-  // exchange on `next_` then shows that this job is still the current one.
+  // exchange on a run's `next` then shows that this job is still the current one.
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> body_{nullptr};
   std::atomic<uint32_t> num_tiles_{0};
 
-  alignas(64) std::atomic<uint64_t> next_{0};  // epoch in the high half, next tile in the low
+  std::vector<Run> runs_;  // of each thread
   alignas(64) std::atomic<uint32_t> done_{0};
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;  // of the first tile that failed

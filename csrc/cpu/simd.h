@@ -27,6 +27,7 @@ constexpr int W = 4;
 
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef int32_t V4i __attribute__((vector_size(16)));
 typedef float vf_in_memory __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
 // RL_UNROLL stands before a loop over registers, whose trip count the compiler knows; RL_INLINE marks
@@ -76,19 +77,47 @@ inline vi round_to_int(vf x) {
 #endif
 }
 
-// W lanes reduced in a tree that does not depend on W being 4, 8 or 16 within one library.
-inline float sum(vf x) {
-  float lanes[W];
-  store(lanes, x);
+// W lanes reduced to one, halves onto halves: with `both(a, b)` for vectors and for numbers.
+template <class Vector, class Both>
+RL_INLINE inline auto reduce(Vector x, const Both& both) {
+#if defined(__AVX2__)
+  typedef decltype(x[0] + x[0]) Lane;
+  typedef Lane V4 __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+  typedef Lane V8 __attribute__((vector_size(32)));
+  V8 eight = both((V8)_mm512_castsi512_si256((__m512i)x),
+                  (V8)_mm512_extracti64x4_epi64((__m512i)x, 1));
+#else
+  Vector eight = x;
+#endif
+  V4 four = both((V4)_mm256_castsi256_si128((__m256i)eight),
+                 (V4)_mm256_extracti128_si256((__m256i)eight, 1));
+  V4 two = both(four, __builtin_shuffle(four, (V4i){2, 3, 2, 3}));
+  return both(two, __builtin_shuffle(two, (V4i){1, 1, 1, 1}))[0];
+#else
   for (int width = W / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+    for (int i = 0; i < width; ++i) x[i] = both(x[i], x[i + width]);
+  return x[0];
+#endif
 }
 
+inline float sum(vf x) {
+  return reduce(x, [](auto a, auto b) { return a + b; });
+}
+inline int32_t sum(vi x) {
+  return reduce(x, [](auto a, auto b) { return a + b; });
+}
 inline float max_lane(vf x) {
-  float best = x[0];
-  for (int i = 1; i < W; ++i) best = x[i] > best ? x[i] : best;
-  return best;
+  return reduce(x, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// The low byte of each lane.
+inline void store_bytes(int8_t* p, vi x) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
+#else
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(x[i]);
+#endif
 }
 
 inline float half_to_float(uint16_t h) {
