@@ -1,5 +1,7 @@
 #include "activations.h"
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace rl {
@@ -49,14 +51,6 @@ int32_t num_units(const rl_matrix& m) {
   return is_quantized(m.format) ? padded_columns(m) / unit_columns(m) : 0;
 }
 
-// W floats from p on, of which those from `valid` on are zero.
-inline vf load_valid(const float* p, int valid) {
-  if (valid >= W) return load(p);
-  vf values{};
-  for (int lane = 0; lane < valid; ++lane) values[lane] = p[lane];
-  return values;
-}
-
 // Slot m of a panel of M tokens, from some column on: what `quantize` writes, and moves behind.
 struct Slot {
   int8_t* bytes;
@@ -68,25 +62,14 @@ struct Slot {
 // Quantizes one activation group of kSteps steps, of which the columns from `valid` on are zero.
 template <int kSteps>
 inline void quantize_group(const float* x, int group, int unit, int valid, int M, Slot& to) {
-  constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
-  vi largest{};  // without their signs floats are ordered as integers
-  for (int i = 0; i < group; i += W) {
-    vi magnitude = bits_of(load_valid(x + i, valid - i)) & kMagnitude;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  int32_t best = reduce(largest, [](auto a, auto b) { return a > b ? a : b; });
-  float scale = NAN, inverse = 0;
-  if (best < kInfinity) {
-    std::memcpy(&scale, &best, sizeof scale);
-    scale /= 127.0f;
-    inverse = scale > 0 ? 1.0f / scale : 0.0f;
-  }
+  float scale = scale_of(x, std::min(group, valid), 127);
+  float inverse = scale > 0 ? 1.0f / scale : 0.0f;
   for (int step = 0, i = 0; step < kSteps; ++step) {
     int32_t sum_of_step = 0;
     for (int units_end = (step + 1) * group / kSteps; i < units_end;) {
       vi total{};
       for (int end = i + unit; i < end; i += W) {
-        vi codes = round_to_int(load_valid(x + i, valid - i) * inverse);
+        vi codes = round_to_int(load_some(x + i, valid - i) * inverse);
         total += codes << 24 >> 24;  // of the bytes, also where something is not a number
         int8_t packed[W];
         store_bytes(packed, codes);
@@ -138,6 +121,7 @@ int64_t panel_bytes(const rl_matrix& m, int32_t num_tokens) {
 Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
   Panels panels{};
   panels.num_tokens = num_tokens;
+  panels.num_bytes = panel_bytes(m, num_tokens);
   panels.panel_size = panel_size(m, num_tokens);
   panels.padded_columns = padded_columns(m);
   panels.num_steps = num_steps(m);

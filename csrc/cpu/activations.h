@@ -68,6 +68,7 @@ struct Panels {
   float* scales;
   float* sums;
   int32_t* minus_sums;
+  int64_t num_bytes;  // of all of these
 
   int32_t num_panels() const { return (num_tokens + panel_size - 1) / panel_size; }
   int64_t first_token(int64_t panel) const { return panel * panel_size; }

@@ -143,7 +143,11 @@ void take_thread(Arena& arena, const rl_kv_group& group, int out_stride, ThreadS
   block.scores = arena.take<float>(kBlockRows * kChunkTokens);
   block.decay = arena.take<float>(kBlockRows);
   block.lane_sums = arena.take<float>(kBlockRows * W);
-  block.q = arena.take<float>(int64_t{kBlockRows} * group.k_width);
+  block.q = arena.take<float>(int64_t{kBlockRows} * ceil_div(group.k_width, 4) * 4);
+  block.q_starts = arena.take<int32_t>(kBlockRows);
+  block.q_scales = arena.take<float>(kBlockRows);
+  block.weights = arena.take<int16_t>(kBlockRows * kChunkTokens);
+  block.weight_scales = arena.take<float>(kBlockRows);
   block.keys = arena.take<float>(int64_t{kSubTokens} * group.k_width);
   block.values = arena.take<float>(int64_t{kChunkTokens} * out_stride);
   block.gathered = arena.take<uint8_t>(kChunkSubBlocks * sub_block_layout(group).bytes);

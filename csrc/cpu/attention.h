@@ -68,7 +68,11 @@ struct BlockScratch {
   float* scores;      // [rows][64], then weights
   float* decay;       // [rows] what earlier weights are multiplied by
   float* lane_sums;   // [rows][W]
-  float* q;           // panels [k][rows of the panel]
+  float* q;           // panels [k][rows of the panel], or as bytes (attention_bytes.h)
+  int32_t* q_starts;  // [rows], of bytes
+  float* q_scales;
+  int16_t* weights;  // [rows][64], of bytes
+  float* weight_scales;
   float* keys;        // [k_width][16], of a sub-block
   float* values;      // [64][out_stride]
   uint8_t* gathered;  // the sub-blocks of a chunk

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "attention.h"
+#include "attention_bytes.h"
 
 namespace rl {
 namespace {
@@ -21,16 +22,29 @@ struct TileTable {
   static constexpr ScoreRows score[] = {score_rows<F, R>...};
   static constexpr MixRows mix[] = {mix_rows<F, R>...};
 };
+using ScoreBytes = void (*)(const Operands&, int, int, const QueryRows&, float*);
+using MixBytes = void (*)(const ChunkValues&, const WeightRows&, float*, int);
+template <int... R>
+struct BytesTable {
+  static constexpr ScoreBytes score[] = {score_bytes<R>...};
+  static constexpr MixBytes mix[] = {mix_bytes<R>...};
+};
 #if defined(__AVX512F__)
 template <int F>
 using Tiles = TileTable<F, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
+using BytesTiles = BytesTable<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
 #elif defined(__AVX2__)
 template <int F>
 using Tiles = TileTable<F, 1, 2, 3, 4, 5, 6>;
+using BytesTiles = BytesTable<1, 2, 3, 4, 5, 6>;
 #else
 template <int F>
 using Tiles = TileTable<F, 1, 2>;
+using BytesTiles = BytesTable<1, 2>;
 #endif
+
+// Whether products are of bytes: int8 K and V. The V of latents is K, and lies otherwise.
+bool of_bytes(const rl_kv_group& group) { return group.format == RL_INT8 && group.v_width > 0; }
 
 // Calls body(first row, number of rows) for each panel.
 template <class Body>
@@ -125,6 +139,16 @@ void convert_values(const uint8_t* from, int num_elements, float* to) {
 template <int F>
 void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockScratch& scratch) {
   int width = block.group->k_width;
+  if (of_bytes(*block.group)) {
+    int quads = (width + 3) / 4;
+    const auto* codes = reinterpret_cast<const QueryCode*>(scratch.q);
+    for_panels(block.num_rows, [&](int row, int rows) {
+      QueryRows panel{codes + row * quads * 4, scratch.q_starts + row, scratch.q_scales + row, quads};
+      BytesTiles::score[rows - 1](chunk.sub_blocks, chunk.first, chunk.last, panel,
+                                  scratch.scores + row * kChunkTokens);
+    });
+    return;
+  }
   auto panels = [&](const ScoreRows* kernels, const Operands& keys, int first, int last) {
     for_panels(block.num_rows, [&](int row, int rows) {
       kernels[rows - 1](keys, first, last, scratch.q + row * width, width,
@@ -144,6 +168,16 @@ void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockS
     converted.now[s] = reinterpret_cast<const uint8_t*>(scratch.keys);
     panels(Tiles<RL_F32>::score, converted, s, s + 1);
   }
+}
+
+// Weights of a chunk as words; returns what they are to be multiplied by, which is not a number if one
+// of the weights is not.
+float weights_as_words(const float* weights, int16_t* words) {
+  float scale = scale_of(weights, kChunkTokens, kLargestWeight);
+  float inverse = scale > 0 ? 1 / scale : 0;
+  for (int i = 0; i < kChunkTokens; i += W)
+    store_words(words + i, round_to_int(load(weights + i) * inverse));
+  return scale;
 }
 
 // Turns scores into weights 2^(score - maximum), and updates maximum, sum and decay.
@@ -210,7 +244,27 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
       std::fill(scores, scores + first, 0.0f);
       std::fill(scores + last, scores + kChunkTokens, 0.0f);
     }
+    if (of_bytes(*block.group))
+      scratch.weight_scales[row] = weights_as_words(scores, scratch.weights + row * kChunkTokens);
   }
+}
+
+// Puts row r of the panel that begins at row `first` among the queries as bytes.
+void quantize_query(const float* q, int width, float factor, int first, int rows, int r,
+                    BlockScratch& scratch) {
+  int quads = (width + 3) / 4;
+  auto* codes = reinterpret_cast<QueryCode*>(scratch.q) + first * quads * 4 + r * 4;
+  float scale = scale_of(q, width, 127);
+  float inverse = scale > 0 ? 1 / scale : 0;
+  vi total{};
+  for (int i = 0; i < quads * 4; i += W) {
+    vi values = round_to_int(load_some(q + i, width - i) * inverse) << 24 >> 24;  // 0 for NaN
+    total += values;
+    for (int lane = 0; lane < W && i + lane < quads * 4; ++lane)
+      codes[(i + lane) / 4 * rows * 4 + lane % 4] = static_cast<QueryCode>(values[lane]);
+  }
+  scratch.q_starts[first + r] = -kKeyOffset * sum(total);
+  scratch.q_scales[first + r] = scale * factor;
 }
 
 // Whether V of tokens [first, last) of a chunk is finite in all elements.
@@ -283,9 +337,10 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
   values.stride = convert ? block.out_stride : layout.v_stride;
   values.first_sub_block = chunk.first;
   values.last_token = std::min(seen.by_any.last - chunk.start, kChunkTokens);
+  bool bytes = of_bytes(*block.group);
   for (int s = chunk.first; s < chunk.last; ++s) {
     const uint8_t* stored = chunk.sub_blocks.now[s] + layout.v_offset;
-    if (convert) {
+    if (convert && !bytes) {
       float* converted = scratch.values + s * kSubTokens * block.out_stride;
       int tokens = std::min(kSubTokens, values.last_token - s * kSubTokens);
       if (layout.v_width) convert_values<F>(stored, tokens * layout.v_stride, converted);
@@ -293,6 +348,15 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
     }
     values.sub_blocks.now[s] = stored;
     values.sub_blocks.later[s] = chunk.sub_blocks.later[s] + layout.v_offset;
+  }
+  if (bytes) {
+    values.stride = layout.v_stride;
+    for_panels(block.num_rows, [&](int row, int rows) {
+      WeightRows panel{scratch.weights + row * kChunkTokens, scratch.weight_scales + row,
+                       scratch.decay + row};
+      BytesTiles::mix[rows - 1](values, panel, out + row * block.out_stride, block.out_stride);
+    });
+    return;
   }
   if (convert)
     mix_values<RL_F32>(block, Tiles<RL_F32>::mix, values, chunk, seen, scratch, out);
@@ -350,6 +414,10 @@ void begin_block(const RowBlock& block, BlockScratch& scratch) {
       int64_t head = block.kv_head * heads + row % heads;
       const float* q = block.q + (int64_t{block.sequence->first_row} + token) * block.q_stride +
                        head * width;
+      if (of_bytes(*block.group)) {
+        quantize_query(q, width, scale, first, rows, r, scratch);
+        continue;
+      }
       float* panel = scratch.q + first * width + r;
       for (int k = 0; k < width; ++k) panel[k * rows] = q[k] * scale;
     }

@@ -11,16 +11,9 @@ inline void over(int32_t width, const Body& body) {
   if (i < width) body(i, width - i);
 }
 
-inline vf load_some(const float* p, int count) {
-  if (count == W) return load(p);
-  vf out{};
-  for (int i = 0; i < count; ++i) out[i] = p[i];
-  return out;
-}
-
 inline void store_some(float* p, vf x, int count) {
   if (count == W) return store(p, x);
-  for (int i = 0; i < count; ++i) p[i] = x[i];
+  for (int i = 0; i < count && i < W; ++i) p[i] = x[i];
 }
 
 // Abramowitz and Stegun 7.1.26 would be 1e-7 off; erf is scalar, since few models want it exact.
@@ -35,17 +28,28 @@ vf gelu_tanh(vf x) {
   return 0.5f * x * (1.0f + tanh(inner));
 }
 
-vf apply(int kind, vf x) {
-  switch (kind) {
-    case RL_SILU:
-      return x * sigmoid(x);
-    case RL_GELU:
-      return gelu(x);
-    case RL_GELU_TANH:
-      return gelu_tanh(x);
-    default:
-      return select((vi)(x > 0.0f), x, (x != x) ? x : vf{});
+// out = function(gate) * up, or of up alone.
+template <class Function>
+void activate_with(const Function& function, const float* gate, const float* up, int32_t width,
+                   float* out) {
+  if (gate) {
+    over(width, [&](int i, int n) {
+      store_some(out + i, function(load_some(gate + i, n)) * load_some(up + i, n), n);
+    });
+  } else {
+    over(width, [&](int i, int n) { store_some(out + i, function(load_some(up + i, n)), n); });
   }
+}
+
+// In this order what is not a number stays so: comparisons with it give the second operand.
+void activate_clamped(const rl_activation& activation, const float* gate, const float* up,
+                      int32_t width, float* out) {
+  vf limit = splat(activation.limit);
+  over(width, [&](int i, int n) {
+    vf g = min(limit, load_some(gate + i, n));
+    vf u = max(-limit, min(limit, load_some(up + i, n)));
+    store_some(out + i, (u + 1.0f) * g * sigmoid(activation.alpha * g), n);
+  });
 }
 
 }  // namespace
@@ -94,20 +98,19 @@ void rotate(float* x, const float* cos, const float* sin, int half, bool interle
 
 void activate(const rl_activation& activation, const float* gate, const float* up, int32_t width,
               float* out) {
-  over(width, [&](int i, int n) {
-    vf u = load_some(up + i, n);
-    if (!gate) return store_some(out + i, apply(activation.kind, u), n);
-    vf g = load_some(gate + i, n);
-    if (activation.kind == RL_CLAMPED_SWIGLU) {
-      vf limit = splat(activation.limit);
-      // In this order what is not a number stays so: comparisons with it give the second operand.
-      g = min(limit, g);
-      u = max(-limit, min(limit, u));
-      store_some(out + i, (u + 1.0f) * g * sigmoid(activation.alpha * g), n);
-    } else {
-      store_some(out + i, apply(activation.kind, g) * u, n);
-    }
-  });
+  switch (activation.kind) {
+    case RL_SILU:
+      return activate_with([](vf x) { return x * sigmoid(x); }, gate, up, width, out);
+    case RL_GELU:
+      return activate_with(gelu, gate, up, width, out);
+    case RL_GELU_TANH:
+      return activate_with(gelu_tanh, gate, up, width, out);
+    case RL_CLAMPED_SWIGLU:
+      return activate_clamped(activation, gate, up, width, out);
+    default:
+      return activate_with([](vf x) { return select((vi)(x > 0.0f), x, (x != x) ? x : vf{}); }, gate,
+                           up, width, out);
+  }
 }
 
 void add_scaled(float* x, const float* h, float scale, int32_t width) {

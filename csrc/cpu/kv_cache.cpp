@@ -48,26 +48,12 @@ float* v_scales(const SubBlockLayout& layout, uint8_t* sub_block) {
   return reinterpret_cast<float*>(sub_block + layout.v_scales_offset);
 }
 
-// The first `count` of W floats, then zeros.
-vf load_some(const float* x, int count) {
-  if (count >= W) return load(x);
-  float lanes[W] = {};
-  std::memcpy(lanes, x, count * sizeof(float));
-  return load(lanes);
-}
-
 // Calls store(i, code of x[i]) and returns the scale, which makes the largest magnitude 127. A
 // value that is not finite makes the scale NaN, so that all that is read from the token is NaN,
 // rather than something plausible.
 template <class Store>
 float quantize(const float* x, int count, const Store& store_code) {
-  vf largest = {}, poison = {};
-  for (int i = 0; i < count; i += W) {
-    vf value = load_some(x + i, count - i);
-    largest = max(largest, abs(value));
-    poison += value * 0.0f;
-  }
-  float scale = max_lane(largest) / 127 + sum(poison);
+  float scale = scale_of(x, count, 127);
   float inverse = scale > 0 ? 1 / scale : 0;
   for (int i = 0; i < count; i += W) {
     vf scaled = load_some(x + i, count - i) * inverse;
@@ -84,9 +70,9 @@ void store_int8(const SubBlockLayout& layout, const float* k, const float* v, ui
   k_scales(layout, sub_block)[lane] = quantize(
       k, layout.k_width, [&](int i, int8_t code) { codes[k_element(layout, i, lane)] = code; });
   if (layout.v_width == 0) return;
-  codes += layout.v_offset + lane * layout.v_stride;
-  v_scales(layout, sub_block)[lane] =
-      quantize(v, layout.v_width, [&](int i, int8_t code) { codes[i] = code; });
+  codes += layout.v_offset;
+  v_scales(layout, sub_block)[lane] = quantize(
+      v, layout.v_width, [&](int i, int8_t code) { codes[v_element(layout, i, lane)] = code; });
 }
 
 void store_floats(const SubBlockLayout& layout, const float* k, const float* v, uint8_t* sub_block,
@@ -95,7 +81,7 @@ void store_floats(const SubBlockLayout& layout, const float* k, const float* v, 
     store_element(layout.format, sub_block, k_element(layout, i, lane), k[i]);
   uint8_t* row = sub_block + layout.v_offset;
   for (int i = 0; i < layout.v_width; ++i)
-    store_element(layout.format, row, lane * layout.v_stride + i, v[i]);
+    store_element(layout.format, row, v_element(layout, i, lane), v[i]);
 }
 
 void write_tokens(const rl_kv_group& group, const SubBlockLayout& layout, int layer,
@@ -154,6 +140,8 @@ void write_kv(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t
 void copy_slot(const SubBlockLayout& layout, const uint8_t* from, int from_lane, uint8_t* to,
                int to_lane) {
   int64_t size = layout.element_bytes;
+  const uint8_t* v_from = from + layout.v_offset;
+  uint8_t* v_to = to + layout.v_offset;
   if (layout.format == RL_INT8) {
     for (int k = 0; k < layout.k_width; k += 4)
       std::memcpy(to + k_element(layout, k, to_lane), from + k_element(layout, k, from_lane), 4);
@@ -162,14 +150,15 @@ void copy_slot(const SubBlockLayout& layout, const uint8_t* from, int from_lane,
     if (layout.v_width)
       std::memcpy(to + layout.v_scales_offset + to_lane * sizeof(float),
                   from + layout.v_scales_offset + from_lane * sizeof(float), sizeof(float));
+    for (int i = 0; i < layout.v_width; ++i)
+      v_to[v_element(layout, i, to_lane)] = v_from[v_element(layout, i, from_lane)];
   } else {
     for (int k = 0; k < layout.k_width; ++k)
       std::memcpy(to + k_element(layout, k, to_lane) * size,
                   from + k_element(layout, k, from_lane) * size, size);
+    int64_t v_bytes = layout.v_stride * size;
+    std::memcpy(v_to + to_lane * v_bytes, v_from + from_lane * v_bytes, v_bytes);
   }
-  int64_t v_bytes = layout.v_stride * size;
-  std::memcpy(to + layout.v_offset + to_lane * v_bytes,
-              from + layout.v_offset + from_lane * v_bytes, v_bytes);
 }
 
 }  // namespace rl
@@ -224,7 +213,7 @@ void rl_kv_read(const rl_kv_group* group, int32_t layer, const int32_t* block_ta
       if (layout.v_width && scaled) scale = v_scales(layout, sub_block)[lane];
       for (int i = 0; i < layout.v_width; ++i)
         *v++ = scale *
-               load_element(layout.format, sub_block + layout.v_offset, lane * layout.v_stride + i);
+               load_element(layout.format, sub_block + layout.v_offset, v_element(layout, i, lane));
     }
   }
 }

@@ -4,7 +4,8 @@
 // share of a block is contiguous. A sub-block is
 //   K       floats: [k_width][16 tokens]
 //           RL_INT8: [k_width / 4, rounded up][16 tokens][4], as dot products of four bytes take it
-//   V       [16 tokens][v_width rounded up to 16]; nothing for latents, whose V is part of K
+//   V       floats: [16 tokens][v_width rounded up to 16]; nothing for latents, whose V is part of K
+//           RL_INT8: [8 pairs of tokens][v_width rounded up to 16][2]
 //   scales  RL_INT8: [16 tokens] floats of K, then of V: value = scale * code
 //   padding to 64 bytes
 // Padding never reaches a result.
@@ -38,6 +39,11 @@ SubBlockLayout sub_block_layout(const rl_kv_group& group);
 inline int64_t k_element(const SubBlockLayout& layout, int k, int lane) {
   if (layout.format == RL_INT8) return (k / 4 * kSubTokens + lane) * 4 + k % 4;
   return k * kSubTokens + lane;
+}
+
+inline int64_t v_element(const SubBlockLayout& layout, int i, int lane) {
+  if (layout.format == RL_INT8) return (lane / 2 * layout.v_stride + i) * 2 + lane % 2;
+  return lane * layout.v_stride + i;
 }
 
 // The sub-block that holds a KV slot of a sequence; the slot's lane in it is slot % kSubTokens.

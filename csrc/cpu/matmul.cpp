@@ -12,6 +12,7 @@ constexpr int64_t kItemBytes = 48 * 1024;  // of weights that one thread takes a
 constexpr int kItemsPerThread = 8;         // at least, where there are tiles enough
 constexpr int kTilesAtOnce = 4;            // whose results are kept before they are stored
 
+constexpr int64_t kBlockBytes = 1 << 20;  // of panels that stay in a near cache while all tiles pass
 constexpr int64_t kExpandedBytes = 128 * 1024;  // of codes that stay in a near cache meanwhile
 // Panels for which codes are not worth an expansion: wide vectors have units to spare for it.
 constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1;
@@ -69,6 +70,21 @@ int64_t tiles_per_item(const rl_matrix& m, const Panels& panels, int64_t tiles_i
   return std::max(std::min(by_size, by_balance), least);
 }
 
+// The panels of a batch in blocks, which all tiles pass one after another.
+struct Blocks {
+  int64_t panels_each, count;
+
+  explicit Blocks(const Panels& panels) {
+    int64_t bytes = panels.num_bytes / panels.num_panels();
+    panels_each = std::max<int64_t>(kBlockBytes / std::max<int64_t>(bytes, 1), 1);
+    count = ceil_div(panels.num_panels(), panels_each);
+  }
+  int64_t first(int64_t block) const { return block * panels_each; }
+  int64_t last(int64_t block, const Panels& panels) const {
+    return std::min<int64_t>(first(block) + panels_each, panels.num_panels());
+  }
+};
+
 void store_tile(const Product& product, int64_t tile, int64_t first_token, int M,
                 const float* result) {
   int64_t row = tile * kTileRows;
@@ -88,15 +104,16 @@ void add_bias(const rl_linear& linear, int64_t row, int rows, float* values) {
   for (int i = 0; linear.bias && i < rows; ++i) values[i] += linear.bias[row + i];
 }
 
-// Tiles [first, last) of a product. `codes` is room for those of a chunk, if it needs any.
+// Tiles [first, last) of a product, for panels [first_panel, last_panel). `codes` is room for those of
+// a chunk, if it needs any.
 void multiply_tiles(const Product& product, const Panels& panels, int64_t first, int64_t last,
-                    uint8_t* codes) {
+                    int64_t first_panel, int64_t last_panel, uint8_t* codes) {
   float result[kTilesAtOnce * kPanelTokens * kTileRows];
   ChunkSize size = chunk_size(*product.matrix, panels);
   for (int64_t tile = first; tile < last; tile += size.tiles) {
     int count = last - tile < size.tiles ? static_cast<int>(last - tile) : size.tiles;
     Chunk chunk(*product.matrix, tile, count, size.bytes ? codes : nullptr);
-    for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
+    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
       int M = panels.panel_tokens(panel);
       chunk.multiply(panels, panel, result);
       for (int n = 0; n < count; ++n)
@@ -117,7 +134,10 @@ void multiply(Pool& pool, const Product* products, int num_products, const Panel
     num_items += ceil_div(num_tiles(*products[i].matrix), item_tiles(i));
   for (int i = 0; i < num_products; ++i)
     pool.reserve(static_cast<size_t>(chunk_size(*products[i].matrix, panels).bytes));
-  pool.run(num_items, [&](int64_t item, int thread) {
+  Blocks blocks(panels);
+  pool.run(num_items * blocks.count, [&](int64_t item, int thread) {
+    int64_t block = item / num_items;
+    item %= num_items;
     int i = 0;
     while (item >= ceil_div(num_tiles(*products[i].matrix), item_tiles(i))) {
       item -= ceil_div(num_tiles(*products[i].matrix), item_tiles(i));
@@ -127,7 +147,8 @@ void multiply(Pool& pool, const Product* products, int num_products, const Panel
     int64_t first = item * item_tiles(i);
     int64_t last = std::min(first + item_tiles(i), num_tiles(*product.matrix));
     bool expands = chunk_size(*product.matrix, panels).bytes > 0;
-    multiply_tiles(product, panels, first, last, expands ? pool.scratch(thread) : nullptr);
+    multiply_tiles(product, panels, first, last, blocks.first(block), blocks.last(block, panels),
+                   expands ? pool.scratch(thread) : nullptr);
   });
 }
 
@@ -140,8 +161,8 @@ void multiply_each(Pool& pool, const Product* products, const Panels* panels, in
   pool.reserve(static_cast<size_t>(bytes));
   pool.run(items * count, [&](int64_t item, int thread) {
     int64_t i = item / items, first = item % items * per_item;
-    multiply_tiles(products[i], panels[i], first, std::min(first + per_item, tiles),
-                   bytes ? pool.scratch(thread) : nullptr);
+    multiply_tiles(products[i], panels[i], first, std::min(first + per_item, tiles), 0,
+                   panels[i].num_panels(), bytes ? pool.scratch(thread) : nullptr);
   });
 }
 
@@ -153,17 +174,20 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
   ChunkSize gate_size = chunk_size(gate.matrix, panels), up_size = chunk_size(up.matrix, panels);
   int tiles_at_once = gate_size.tiles < up_size.tiles ? gate_size.tiles : up_size.tiles;
   pool.reserve(static_cast<size_t>(gate_size.bytes + up_size.bytes));
-  pool.run(ceil_div(tiles_in_all, per_item), [&](int64_t item, int thread) {
+  Blocks blocks(panels);
+  int64_t num_items = ceil_div(tiles_in_all, per_item);
+  pool.run(num_items * blocks.count, [&](int64_t item, int thread) {
     constexpr int kResults = kTilesAtOnce * kPanelTokens * kTileRows;
     float gates[kResults], ups[kResults];
-    int64_t first = item * per_item, last = first + per_item;
+    int64_t block = item / num_items;
+    int64_t first = item % num_items * per_item, last = first + per_item;
     if (last > tiles_in_all) last = tiles_in_all;
     for (int64_t tile = first; tile < last; tile += tiles_at_once) {
       int count = last - tile < tiles_at_once ? static_cast<int>(last - tile) : tiles_at_once;
       uint8_t* scratch = gate_size.bytes + up_size.bytes ? pool.scratch(thread) : nullptr;
       Chunk of_gate(gate.matrix, tile, count, gate_size.bytes ? scratch : nullptr);
       Chunk of_up(up.matrix, tile, count, up_size.bytes ? scratch + gate_size.bytes : nullptr);
-      for (int64_t panel = 0; panel < panels.num_panels(); ++panel) {
+      for (int64_t panel = blocks.first(block); panel < blocks.last(block, panels); ++panel) {
         int M = panels.panel_tokens(panel);
         of_gate.multiply(panels, panel, gates);
         of_up.multiply(panels, panel, ups);

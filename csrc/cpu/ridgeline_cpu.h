@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct, a function or a packed layout does. */
-#define RL_ABI_VERSION 4
+#define RL_ABI_VERSION 5
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 

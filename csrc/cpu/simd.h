@@ -111,7 +111,38 @@ inline float max_lane(vf x) {
   return reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// The low byte of each lane.
+// The first `count` of W floats, then zeros.
+inline vf load_some(const float* p, int count) {
+  if (count >= W) return load(p);
+  float lanes[W] = {};
+  for (int i = 0; i < count; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+
+// What makes the largest magnitude of some floats `largest_code`; not a number if one of them is not
+// finite, so that what is read from their codes is not something plausible.
+inline float scale_of(const float* x, int count, int largest_code) {
+  constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
+  vi largest{};  // without their signs floats are ordered as integers
+  for (int i = 0; i < count; i += W) {
+    vi magnitude = bits_of(load_some(x + i, count - i)) & kMagnitude;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  int32_t best = reduce(largest, [](auto a, auto b) { return a > b ? a : b; });
+  if (best >= kInfinity) return NAN;
+  float magnitude;
+  std::memcpy(&magnitude, &best, sizeof magnitude);
+  return magnitude / static_cast<float>(largest_code);
+}
+
+// The low half of each lane, and the low byte.
+inline void store_words(int16_t* p, vi x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)x));
+#else
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int16_t>(x[i]);
+#endif
+}
 inline void store_bytes(int8_t* p, vi x) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
