@@ -32,11 +32,12 @@ int32_t padded_columns(const rl_matrix& m) {
 void copy_row(const rl_matrix& matrix, const float* x, int32_t first, int32_t last, int m, int M,
               float* panel) {
   if (takes_pairs(matrix)) {
-    auto* pairs = reinterpret_cast<uint16_t*>(panel);
-    for (int32_t k = first; k < last; ++k)
-      for (int i = 0; i < 2; ++i)
-        pairs[(static_cast<int64_t>(k) * M + m) * 2 + i] =
-            2 * k + i < matrix.columns ? float_to_bfloat(x[2 * k + i]) : uint16_t{0};
+    float* to = panel + static_cast<int64_t>(first) * M + m;
+    for (int32_t k = first; k < last; k += W / 2) {
+      int16_t pairs[W];
+      store_codes(pairs, bfloats_of(load_some(x + 2 * k, matrix.columns - 2 * k)));
+      for (int i = 0; i < W / 2 && k + i < last; ++i, to += M) std::memcpy(to, pairs + 2 * i, 4);
+    }
   } else {
     for (int32_t k = first; k < last; ++k)
       panel[static_cast<int64_t>(k) * M + m] = k < matrix.columns ? x[k] : 0.0f;
@@ -72,7 +73,7 @@ inline void quantize_group(const float* x, int group, int unit, int valid, int M
         vi codes = round_to_int(load_some(x + i, valid - i) * inverse);
         total += codes << 24 >> 24;  // of the bytes, also where something is not a number
         int8_t packed[W];
-        store_bytes(packed, codes);
+        store_codes(packed, codes);
         RL_UNROLL
         for (int column = 0; column < W; column += 4, to.bytes += 4 * M)
           std::memcpy(to.bytes, packed + column, 4);

@@ -170,21 +170,25 @@ void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockS
   }
 }
 
-// Weights of a chunk as words; returns what they are to be multiplied by, which is not a number if one
-// of the weights is not.
-float weights_as_words(const float* weights, int16_t* words) {
-  float scale = scale_of(weights, kChunkTokens, kLargestWeight);
-  float inverse = scale > 0 ? 1 / scale : 0;
-  for (int i = 0; i < kChunkTokens; i += W)
-    store_words(words + i, round_to_int(load(weights + i) * inverse));
+// The softmax weights of one row, as vectors.
+using Weights = vf[kChunkTokens / W];
+
+// Weights as words; returns what they are to be multiplied by.
+RL_INLINE inline float as_words(const Weights& weights, int16_t* words) {
+  float scale = scale_of(weights, kLargestWeight), inverse = scale > 0 ? 1 / scale : 0;
+  RL_UNROLL
+  for (int i = 0; i < kChunkTokens / W; ++i)
+    store_codes(words + i * W, round_to_int(weights[i] * inverse));
   return scale;
 }
 
 // Turns scores into weights 2^(score - maximum), and updates maximum, sum and decay.
 template <int F>
 void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk& chunk,
-                 const Seen& seen, BlockScratch& scratch, float* maximum) {
-  float cap = block.attention->softcap;
+                 BlockScratch& scratch, float* maximum) {
+  constexpr int kVectors = kChunkTokens / W;
+  const float cap = block.attention->softcap;
+  const bool bytes = of_bytes(*block.group);
   float k_scales[kChunkTokens] = {}, v_scales[kChunkTokens] = {};
   if constexpr (F == RL_INT8) {
     for (int s = chunk.first; s < chunk.last; ++s) {
@@ -194,58 +198,45 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
       std::memcpy(v_scales + s * kSubTokens, sub_block + v_offset, 64);
     }
   }
-  // Where some rows do not see all of the chunk, scales that are not finite need care.
-  bool with_care = false;
-  if (F == RL_INT8 && !seen.all_see(chunk.start)) {
-    vf probe = {};
-    for (int i = 0; i < kChunkTokens; i += W) probe += load(v_scales + i) * 0.0f;
-    with_care = sum(probe) != 0;  // or not a number
-  }
   vi lanes;
   for (int i = 0; i < W; ++i) lanes[i] = i;
-  float* decay = scratch.decay;
   for (int row = 0; row < block.num_rows; ++row) {
     float* scores = scratch.scores + row * kChunkTokens;
-    int first = scratch.visible[row].first - chunk.start;
-    int last = scratch.visible[row].last - chunk.start;
-    bool partly = first > 0 || last < kChunkTokens;
+    const int first = scratch.visible[row].first - chunk.start;
+    const int last = scratch.visible[row].last - chunk.start;
+    const bool partly = first > 0 || last < kChunkTokens;
+    auto sees = [&](int i) { return (vi)(lanes + i * W >= first) & (vi)(lanes + i * W < last); };
+    Weights x;
     vf best = splat(maximum[row]);
-    for (int i = 0; i < kChunkTokens; i += W) {
-      vf x = load(scores + i);
-      if constexpr (F == RL_INT8) x *= load(k_scales + i);
-      if (cap > 0) x = tanh(x) * (cap * kLog2E);
-      if (partly) {
-        vi slot = lanes + i;
-        x = select((vi)(slot >= first) & (vi)(slot < last), x, splat(-INFINITY));
-      }
-      store(scores + i, x);
-      best = max(best, x);
+    RL_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      x[i] = load(scores + i * W);
+      if constexpr (F == RL_INT8) x[i] *= load(k_scales + i * W);
+      if (cap > 0) x[i] = tanh(x[i]) * (cap * kLog2E);
+      if (partly) x[i] = select(sees(i), x[i], splat(-INFINITY));
+      best = max(best, x[i]);
     }
-    float new_maximum = max_lane(best);
-    decay[row] = maximum[row] - new_maximum;
+    const float new_maximum = max_lane(best);
+    const vf decay = exp2_of_negative(splat(maximum[row] - new_maximum));
     maximum[row] = new_maximum;
-  }
-  for (int row = 0; row < block.num_rows; row += W)
-    store(decay + row, exp2_of_negative(load(decay + row)));
-  for (int row = 0; row < block.num_rows; ++row) {
-    float* scores = scratch.scores + row * kChunkTokens;
-    vf sum = load(scratch.lane_sums + row * W) * splat(decay[row]);
-    for (int i = 0; i < kChunkTokens; i += W) {
-      vf weight = exp2_of_negative(load(scores + i) - splat(maximum[row]));
-      sum += weight;
-      if constexpr (F == RL_INT8) weight *= load(v_scales + i);
-      store(scores + i, weight);
+    scratch.decay[row] = decay[0];
+    vf sum = load(scratch.lane_sums + row * W) * decay;
+    RL_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      x[i] = exp2_of_negative(x[i] - splat(new_maximum));
+      sum += x[i];
+      if constexpr (F == RL_INT8) {
+        x[i] *= load(v_scales + i * W);
+        if (partly) x[i] = select(sees(i), x[i], vf{});  // 0 times what is not finite is not 0
+      }
     }
     store(scratch.lane_sums + row * W, sum);
-    if (with_care) {  // 0 times such a scale is not 0
-      Visible own = scratch.visible[row];
-      int first = std::clamp(own.first - chunk.start, 0, kChunkTokens);
-      int last = std::clamp(own.last - chunk.start, first, kChunkTokens);
-      std::fill(scores, scores + first, 0.0f);
-      std::fill(scores + last, scores + kChunkTokens, 0.0f);
+    if (bytes) {
+      scratch.weight_scales[row] = as_words(x, scratch.weights + row * kChunkTokens);
+    } else {
+      RL_UNROLL
+      for (int i = 0; i < kVectors; ++i) store(scores + i * W, x[i]);
     }
-    if (of_bytes(*block.group))
-      scratch.weight_scales[row] = weights_as_words(scores, scratch.weights + row * kChunkTokens);
   }
 }
 
@@ -260,8 +251,10 @@ void quantize_query(const float* q, int width, float factor, int first, int rows
   for (int i = 0; i < quads * 4; i += W) {
     vi values = round_to_int(load_some(q + i, width - i) * inverse) << 24 >> 24;  // 0 for NaN
     total += values;
-    for (int lane = 0; lane < W && i + lane < quads * 4; ++lane)
-      codes[(i + lane) / 4 * rows * 4 + lane % 4] = static_cast<QueryCode>(values[lane]);
+    QueryCode packed[W];
+    store_codes(packed, values);
+    for (int quad = 0; quad < W / 4 && i / 4 + quad < quads; ++quad)
+      std::memcpy(codes + (i / 4 + quad) * rows * 4, packed + quad * 4, 4 * sizeof(QueryCode));
   }
   scratch.q_starts[first + r] = -kKeyOffset * sum(total);
   scratch.q_scales[first + r] = scale * factor;
@@ -374,7 +367,7 @@ void split(const RowBlock& block, const SubBlockLayout& layout, int first, const
     if (start + kChunkTokens <= by_any.first || start >= by_any.last) continue;
     Chunk chunk = find_chunk(block, layout, start, by_any, scratch);
     score_chunk<F>(block, chunk, convert, scratch);
-    weigh_chunk<F>(block, layout, chunk, seen, scratch, partial.maximum);
+    weigh_chunk<F>(block, layout, chunk, scratch, partial.maximum);
     mix_chunk<F>(block, layout, chunk, seen, convert, scratch, partial.out);
   }
 }

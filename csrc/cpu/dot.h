@@ -48,7 +48,11 @@ struct Sums {
   vi total() const { return (vi)v; }
 };
 
-inline __m512i line(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline __m512i line(const uint8_t* p) {
+  __m512i x = _mm512_loadu_si512(p);
+  asm("" : "+v"(x));  // so that it is loaded once, and not by each instruction that uses it
+  return x;
+}
 inline void store_line(uint8_t* p, __m512i x) { _mm512_storeu_si512(p, x); }
 inline __m512i bits(__m512i x, int shift, int mask) {
   __m512i moved = shift >= 0 ? _mm512_srli_epi16(x, shift) : _mm512_slli_epi16(x, -shift);

@@ -71,14 +71,25 @@ void multiply_pairs(const uint8_t* tiles, int64_t tile_bytes, const Panels& pane
   const int32_t* x = reinterpret_cast<const int32_t*>(panels.panel_floats(panel));
   __m512 result[N][M] = {};
   for (int64_t k = 0; k < panels.padded_columns; ++k) {
+    __m512i w[N];
     RL_UNROLL
     for (int n = 0; n < N; ++n) {
       const uint8_t* line = tiles + n * tile_bytes + k * 64;
-      __m512i w = _mm512_loadu_si512(line);
+      w[n] = _mm512_loadu_si512(line);
       __builtin_prefetch(line + 2048);
-      RL_UNROLL
-      for (int m = 0; m < M; ++m)
-        asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(result[n][m]) : "v"(w), "m"(x[k * M + m]));
+    }
+    RL_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const int32_t* pair = x + k * M + m;
+      if constexpr (N == 1) {
+        asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(result[0][m]) : "v"(w[0]), "m"(*pair));
+      } else {
+        __m512i in_all_lanes;
+        asm("vpbroadcastd %1, %0" : "=v"(in_all_lanes) : "m"(*pair));
+        RL_UNROLL
+        for (int n = 0; n < N; ++n)
+          asm("vdpbf16ps %2, %1, %0" : "+v"(result[n][m]) : "v"(w[n]), "v"(in_all_lanes));
+      }
     }
   }
   // Unrolled here as well: an array that a variable indexes anywhere lives in memory everywhere.

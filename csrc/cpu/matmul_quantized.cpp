@@ -88,7 +88,7 @@ RL_INLINE inline void add_block(const uint8_t* block, int64_t next_tile, bool fi
 
 // Fetches the bytes of N tiles in their order, so far ahead of the blocks that the scales, which lie
 // before them, are there in time, too. Behind these tiles it goes on with the next N.
-template <int N>
+template <int N, int M>
 class Prefetch {
  public:
   Prefetch(const rl_matrix& matrix, const uint8_t* tile)
@@ -112,7 +112,8 @@ class Prefetch {
   }
 
  private:
-  static constexpr int64_t kAhead = 4096;
+  // The more tokens, the less the memory is asked for, and the later a line that is a little late.
+  static constexpr int64_t kAhead = M <= 2 ? 4096 : 8192;
   int64_t tile_bytes_, bytes_per_block_;
   int64_t ahead_;  // of the start of the tile
   const uint8_t* at_;
@@ -142,7 +143,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     const int next_unit = mins ? 0 : M;
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = panels.panel_sums(panel);
-    Prefetch<N> prefetch(matrix, tile);
+    Prefetch<N, M> prefetch(matrix, tile);
     int steps_left = 0;
     for (int s = 0; s < num_steps; ++s) {
       vi totals[R][M];

@@ -111,6 +111,14 @@ inline float max_lane(vf x) {
   return reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+// As `float_to_bfloat`, in the low half of each lane.
+inline vi bfloats_of(vf x) {
+  typedef uint32_t Bits __attribute__((vector_size(4 * W)));
+  Bits word = (Bits)x;
+  vi rounded = (vi)((word + 0x7fff + (word >> 16 & 1)) >> 16);
+  return (vi)(x == x) ? rounded : splat_i(0x7fc0);
+}
+
 // The first `count` of W floats, then zeros.
 inline vf load_some(const float* p, int count) {
   if (count >= W) return load(p);
@@ -121,29 +129,45 @@ inline vf load_some(const float* p, int count) {
 
 // What makes the largest magnitude of some floats `largest_code`; not a number if one of them is not
 // finite, so that what is read from their codes is not something plausible.
-inline float scale_of(const float* x, int count, int largest_code) {
-  constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
-  vi largest{};  // without their signs floats are ordered as integers
-  for (int i = 0; i < count; i += W) {
-    vi magnitude = bits_of(load_some(x + i, count - i)) & kMagnitude;
-    largest = magnitude > largest ? magnitude : largest;
+class Scale {
+ public:
+  void see(vf x) {
+    vi magnitude = bits_of(x) & 0x7fffffff;  // without their signs floats are ordered as integers
+    largest_ = magnitude > largest_ ? magnitude : largest_;
   }
-  int32_t best = reduce(largest, [](auto a, auto b) { return a > b ? a : b; });
-  if (best >= kInfinity) return NAN;
-  float magnitude;
-  std::memcpy(&magnitude, &best, sizeof magnitude);
-  return magnitude / static_cast<float>(largest_code);
+  float of(int largest_code) const {
+    int32_t best = reduce(largest_, [](auto a, auto b) { return a > b ? a : b; });
+    if (best >= 0x7f800000) return NAN;
+    float magnitude;
+    std::memcpy(&magnitude, &best, sizeof magnitude);
+    return magnitude / static_cast<float>(largest_code);
+  }
+
+ private:
+  vi largest_{};
+};
+inline float scale_of(const float* x, int count, int largest_code) {
+  Scale scale;
+  for (int i = 0; i < count; i += W) scale.see(load_some(x + i, count - i));
+  return scale.of(largest_code);
+}
+template <int N>
+inline float scale_of(const vf (&x)[N], int largest_code) {
+  Scale scale;
+  RL_UNROLL
+  for (int i = 0; i < N; ++i) scale.see(x[i]);
+  return scale.of(largest_code);
 }
 
 // The low half of each lane, and the low byte.
-inline void store_words(int16_t* p, vi x) {
+inline void store_codes(int16_t* p, vi x) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)x));
 #else
   for (int i = 0; i < W; ++i) p[i] = static_cast<int16_t>(x[i]);
 #endif
 }
-inline void store_bytes(int8_t* p, vi x) {
+inline void store_codes(int8_t* p, vi x) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
 #else
