@@ -123,7 +123,7 @@ Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
   Panels panels{};
   panels.num_tokens = num_tokens;
   panels.num_bytes = panel_bytes(m, num_tokens);
-  panels.panel_size = panel_size(m, num_tokens);
+  panels.count = num_panels_of(m, num_tokens);
   panels.padded_columns = padded_columns(m);
   panels.num_steps = num_steps(m);
   panels.num_units = num_units(m);
@@ -153,6 +153,7 @@ void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Pa
 
 void fill_each(Pool& pool, const rl_matrix& matrix, const Rows* all_rows, const Panels* all_panels,
                int count) {
+  if (all_panels[0].num_tokens == 0) return;
   int32_t padded = all_panels[0].padded_columns;
   int32_t chunk_columns = static_cast<int32_t>(
       round_up(kItemElements / all_panels[0].panel_tokens(0), kLongestGroup));

@@ -1,6 +1,7 @@
 // Activations as matrix kernels read them: panels of a few tokens, tokens innermost.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "matrix.h"
@@ -12,12 +13,12 @@ namespace rl {
 // At most as many tokens as have their sums in registers together.
 constexpr int kPanelTokens = W == 8 ? 4 : 8;
 
-// The tokens of a panel, of which the last may have fewer. With vectors of 16 floats up to 8 share
-// one reading of quantized weights; of more, so many that two vectors of rows share their broadcasts.
-inline int32_t panel_size(const rl_matrix& m, int32_t num_tokens) {
-  if (W != 16 || !is_quantized(m.format) || num_tokens <= kPanelTokens) return kPanelTokens;
+// How many panels so many tokens are cut into. With vectors of 16 floats up to 8 share one reading of
+// quantized weights; of more, so many that two vectors of rows share their broadcasts.
+inline int32_t num_panels_of(const rl_matrix& m, int32_t num_tokens) {
   constexpr int32_t kTokensOfTwoVectors = 6;
-  return static_cast<int32_t>(ceil_div(num_tokens, ceil_div(num_tokens, kTokensOfTwoVectors)));
+  bool in_twos = W == 16 && is_quantized(m.format) && num_tokens > kPanelTokens;
+  return static_cast<int32_t>(ceil_div(num_tokens, in_twos ? kTokensOfTwoVectors : kPanelTokens));
 }
 
 // Whether the integer sums of a step of columns (matrix.h) fit their lanes; otherwise those of a block.
@@ -51,15 +52,15 @@ struct Rows {
   int32_t columns;
 };
 
-// Panel p holds tokens [p * panel_size, p * panel_size + M). For float matrices it is float
-// [columns][M], or, where bfloats are multiplied in pairs, bfloat [columns / 2][M][2], a pair taking
+// Panel p holds M tokens from `first_token(p)` on: panels are of equal length, or the first of them
+// are one longer than the others. For float matrices it is float [columns][M], or, where bfloats are multiplied in pairs, bfloat [columns / 2][M][2], a pair taking
 // the place of a float. For quantized ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step
 // of columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M];
 // for each unit of columns what `minus_sum` makes of the sum of its bytes, [units][M].
 // Panels of fewer tokens are not padded.
 struct Panels {
   int32_t num_tokens;
-  int32_t panel_size;
+  int32_t count;  // of panels
   int32_t padded_columns;
   int32_t num_steps;
   int32_t num_units;
@@ -70,11 +71,12 @@ struct Panels {
   int32_t* minus_sums;
   int64_t num_bytes;  // of all of these
 
-  int32_t num_panels() const { return (num_tokens + panel_size - 1) / panel_size; }
-  int64_t first_token(int64_t panel) const { return panel * panel_size; }
+  int32_t num_panels() const { return count; }
+  int64_t first_token(int64_t panel) const {
+    return panel * (num_tokens / count) + std::min<int64_t>(panel, num_tokens % count);
+  }
   int32_t panel_tokens(int64_t panel) const {
-    int64_t left = num_tokens - first_token(panel);
-    return static_cast<int32_t>(left < panel_size ? left : panel_size);
+    return num_tokens / count + (panel < num_tokens % count);
   }
   const float* panel_floats(int64_t p) const { return floats + first_token(p) * padded_columns; }
   const int8_t* panel_bytes(int64_t p) const { return bytes + first_token(p) * padded_columns; }

@@ -125,6 +125,7 @@ void multiply_tiles(const Product& product, const Panels& panels, int64_t first,
 }  // namespace
 
 void multiply(Pool& pool, const Product* products, int num_products, const Panels& panels) {
+  if (panels.num_tokens == 0) return;
   int64_t tiles_in_all = 0, num_items = 0;
   for (int i = 0; i < num_products; ++i) tiles_in_all += num_tiles(*products[i].matrix);
   auto item_tiles = [&](int i) {

@@ -90,6 +90,7 @@ def native_kernels() -> NativeKernels:
         attention_rows=12 if has_wide_vectors else 2 if level == "generic" else 6,
         in_16_bits=level == "avx2",
         in_pairs=level == "avx512bf16",
+        codes_of_several=6 if has_wide_vectors else None,
     )
 
 

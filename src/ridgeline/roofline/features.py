@@ -117,7 +117,7 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
         lane_s = work.flops / tokens / peak * count
         _add(alone, f"{FILL}/{kernel.family}", inputs * tokens * count / (peak / 2))
         panels = kernel.panels(tokens)
-        at_first = tokens if panels == 1 else kernel.panel_tokens or tokens
+        at_first = tokens / panels
         _add(first, f"{UNPACK}/{name}", lane_s * kernel.unpack)
         _add(first, f"{PRODUCT}/{name}", lane_s * kernel.product * at_first)
         if panels > 1:

@@ -22,16 +22,20 @@ class ProductKernel:
         unpack: to load and unpack a weight, once for each panel.
         product: for each token.
         panel_tokens: tokens that share an unpacking; ``None``: all.
+        of_several: the most tokens of a panel where they do not all fit one, if that is less.
     """
 
     family: str
     unpack: float = 1.0
     product: float = 1.0
     panel_tokens: int | None = None
+    of_several: int | None = None
 
     def panels(self, tokens: float) -> float:
         """Panels that ``tokens`` (a mean where it is not whole) are cut into."""
-        return 1.0 if self.panel_tokens is None else float(ceil(tokens / self.panel_tokens))
+        if self.panel_tokens is None or tokens <= self.panel_tokens:
+            return 1.0
+        return float(ceil(tokens / (self.of_several or self.panel_tokens)))
 
 
 class Kernels(Protocol):
@@ -56,6 +60,7 @@ class NativeKernels:
 
     Attributes:
         panel_tokens: 4 with vectors of 8 floats, else 8.
+        codes_of_several: tokens of a panel of codes where there are more, if less than that.
         attention_rows: of a tile of the attention kernels.
         in_16_bits: products of codes are summed in 16 bits first (no VNNI).
         in_pairs: an instruction multiplies two bfloats (AVX-512 BF16).
@@ -65,6 +70,7 @@ class NativeKernels:
     attention_rows: int
     in_16_bits: bool
     in_pairs: bool = False
+    codes_of_several: int | None = None
 
     @property
     def lanes(self) -> NumberFormat:
@@ -91,6 +97,7 @@ class NativeKernels:
             unpack=_UNPACK[known] / 32,
             product=(sums + 4 * 32 / columns) / 32,
             panel_tokens=self.panel_tokens,
+            of_several=self.codes_of_several,
         )
 
 
