@@ -317,6 +317,27 @@ def test_it_rests_where_nothing_pays_and_is_asked_where_something_does():
         assert least <= asked <= most
 
 
+def test_sequences_that_wake_it_for_nothing_do_so_less_and_less():
+    price = Price(token_s=2.0, draft_s=0.0)  # a draft takes longer than a step
+    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=4, has_model=False)
+    rest, woken = 0, []
+    for sequence in range(200):
+        drafter.start(0, [1, 2, 3, 1, 2, 3, 1, 2])
+        if drafter.wakes(0) and rest > 0:
+            woken.append(sequence)
+            rest = 0
+        for _ in range(6):
+            rest -= 1
+            if rest < 0:
+                drafter.begin_step({0: 8})
+                rest = drafter.rest_steps()
+            plan = plan_of([0])
+            drafter.observe(plan, price.seconds(plan))
+        drafter.finish(0)
+    assert 4 <= len(woken) <= 14
+    assert all(later - earlier > 3 for earlier, later in itertools.pairwise(woken[4:]))
+
+
 def test_choices_are_reported():
     price = Price(token_s=0.02, draft_s=0.1)
     drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=3, has_model=True)

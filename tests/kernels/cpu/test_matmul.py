@@ -8,7 +8,7 @@ from tests.kernels.cpu.native import LEVELS, pool
 from ridgeline.kernels.cpu import Format, MatrixFormat, pack, pack_codes
 
 SHAPES = [(16, 33), (37, 100), (64, 256), (100, 513)]  # rows and columns, whole tiles or not
-TOKENS = [1, 2, 3, 5, 8, 13]
+TOKENS = [1, 2, 3, 5, 6, 8, 13, 16]
 FLOATS = [MatrixFormat(format=form) for form in (Format.F32, Format.F16, Format.BF16)]
 QUANTIZED = [
     MatrixFormat(format=form, group=group)
@@ -96,9 +96,10 @@ def test_codes_are_packed_as_they_are(level, bits, group, has_min):
     )
     unpacked = matrix.unpack(threads, np.arange(rows, dtype=np.int32))
     assert np.allclose(unpacked, expected, rtol=2e-6, atol=1e-5)
-    x = rng.normal(size=(3, columns)).astype(np.float32)
-    scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(expected, axis=1)
-    assert (np.abs(matrix.matmul(threads, x) - x @ expected.T) <= PRODUCT_ERROR * scale).all()
+    for tokens in (3, 6):
+        x = rng.normal(size=(tokens, columns)).astype(np.float32)
+        scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(expected, axis=1)
+        assert (np.abs(matrix.matmul(threads, x) - x @ expected.T) <= PRODUCT_ERROR * scale).all()
 
 
 @each_level

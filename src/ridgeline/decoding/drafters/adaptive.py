@@ -17,6 +17,7 @@ PROBE_STEPS, MAX_PROBE_STEPS = 16, 1024  # between tries of a sequence that draf
 PATIENCE = 4  # steps in which nothing paid, before the drafter rests
 BASELINE_STEPS = 8  # without drafts, to know what they must be better than
 MIN_REST, MAX_REST = 12, 192  # steps; doubled each time that nothing pays after a rest
+MAX_UNHEARD = 64  # sequences that would wake it; doubled each time that it was woken for nothing
 
 
 @dataclass(slots=True)
@@ -37,7 +38,8 @@ class AdaptiveDrafter(Drafter):
     measured so far, at the price as steps with and without drafts have borne it out. Now and
     then one of the sequences that draft nothing drafts one token, to see whether it would pay by
     now; they take turns, at intervals that double unless the token surprises. Where nothing pays it
-    rests, so that the engine works as if there were no drafter.
+    rests, so that the engine works as if there were no drafter. A sequence for which the lookup finds
+    something ends the rest, but not for long where that was for nothing before.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class AdaptiveDrafter(Drafter):
         self._probe_steps = PROBE_STEPS
         self._idle_steps = self._rest = 0  # in a row without a draft that pays; the next rest
         self._next_rest = MIN_REST
+        self._was_woken = False  # and nothing has paid since
+        self._unheard = self._next_unheard = 0
         self._planned: set[int] = set()
         self._was_asked = False  # in the oldest step that is not observed yet
         self._steps_by_length: dict[int, int] = {}
@@ -75,7 +79,13 @@ class AdaptiveDrafter(Drafter):
         )
 
     def wakes(self, slot: int) -> bool:
-        return bool(self._lookup.propose(slot, 1).token_ids)
+        if not self._lookup.propose(slot, 1).token_ids:
+            return False
+        if self._unheard:
+            self._unheard -= 1
+            return False
+        self._was_woken = True
+        return True
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         self._lookup.extend(slot, token_ids)
@@ -176,10 +186,15 @@ class AdaptiveDrafter(Drafter):
         self._rest = 0
         if pays:
             self._idle_steps, self._next_rest = 0, MIN_REST
+            self._was_woken, self._next_unheard = False, 0
             return
         self._idle_steps += 1
         if self._idle_steps >= PATIENCE and not drafts:
             self._rest, self._next_rest = self._next_rest, min(MAX_REST, 2 * self._next_rest)
+            if self._was_woken:
+                self._was_woken = False
+                self._next_unheard = min(MAX_UNHEARD, max(1, 2 * self._next_unheard))
+                self._unheard = self._next_unheard
 
     def _plan(self, state: _Slot, lookup: Draft, length: int) -> None:
         if lookup.token_ids:
