@@ -57,7 +57,7 @@ def depth_positions(part: Part) -> torch.Tensor:
 
 
 def as_bytes(q: np.ndarray) -> np.ndarray:
-    """Queries as int8 K is multiplied with: rounded to 127 steps of each row's largest magnitude."""
+    """Queries as int8 K is multiplied with: in 127 steps of each row's largest magnitude."""
     step = np.abs(q).max(axis=-1, keepdims=True) / np.float32(127)
     return np.rint(q * (np.float32(1) / step)) * step.astype(np.float64)
 

@@ -38,8 +38,8 @@ class AdaptiveDrafter(Drafter):
     measured so far, at the price as steps with and without drafts have borne it out. Now and
     then one of the sequences that draft nothing drafts one token, to see whether it would pay by
     now; they take turns, at intervals that double unless the token surprises. Where nothing pays it
-    rests, so that the engine works as if there were no drafter. A sequence for which the lookup finds
-    something ends the rest, but not for long where that was for nothing before.
+    rests, so that the engine works as if there were no drafter. A sequence for which the lookup
+    finds something ends the rest, but seldom where that was for nothing before.
     """
 
     def __init__(
