@@ -20,7 +20,7 @@ PROMPT = [(7 * i + i * i) % 97 for i in range(320)]  # 2.6 MB of activations in 
 
 def test_a_prompt_in_chunks_has_the_bits_of_the_whole():
     model = tiny_model(WIDE, dtype=torch.float32)
-    logits = []
+    logits = []  # of all tokens
     for size in (len(PROMPT), 100):
         executor = tiny_executor(
             model=model,
@@ -32,13 +32,12 @@ def test_a_prompt_in_chunks_has_the_bits_of_the_whole():
         driver = Driver(executor, blocks_per_slot=32)
         outputs = Outputs(sample=True, logits=True)
         admission = driver.admit(0, PROMPT)
+        chunks = []
         for start in range(0, len(PROMPT), size):
-            is_last = start + size >= len(PROMPT)
-            segment = driver.segment(
-                0, start, PROMPT[start : start + size], fresh=start == 0,
-                outputs=outputs if is_last else Outputs(),
-            )  # fmt: skip
+            tokens = PROMPT[start : start + size]
+            segment = driver.segment(0, start, tokens, fresh=start == 0, outputs=outputs)
             result = driver.run(segment, admissions=(admission,) if start == 0 else ())
-        logits.append(result.passes[0][0].logits)
+            chunks.append(result.passes[0][0].logits)
+        logits.append(np.concatenate(chunks))
         executor.close()
     np.testing.assert_array_equal(logits[0], logits[1])
