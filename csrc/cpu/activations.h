@@ -53,11 +53,12 @@ struct Rows {
 };
 
 // Panel p holds M tokens from `first_token(p)` on: panels are of equal length, or the first of them
-// are one longer than the others. For float matrices it is float [columns][M], or, where bfloats are multiplied in pairs, bfloat [columns / 2][M][2], a pair taking
-// the place of a float. For quantized ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step
-// of columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M];
-// for each unit of columns what `minus_sum` makes of the sum of its bytes, [units][M].
-// Panels of fewer tokens are not padded.
+// are one longer than the others. For float matrices it is float [columns][M], or, where bfloats are
+// multiplied in pairs, bfloat [columns / 2][M][2], a pair taking the place of a float. For quantized
+// ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step of
+// columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M]; for each
+// unit of columns what `minus_sum` makes of the sum of its bytes, [units][M]. Panels of fewer tokens
+// are not padded.
 struct Panels {
   int32_t num_tokens;
   int32_t count;  // of panels

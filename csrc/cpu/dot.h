@@ -7,9 +7,10 @@
 
 namespace rl {
 
-// Codes<F> is a quad of W rows, Quad the same quad of one token's activations in every lane (in memory,
-// where the only vector that uses it can broadcast it itself), and Sums<F> the running sums of W rows. The few instructions that decide the
-// speed are written out: compilers reorder the additions until the sums no longer fit the registers.
+// Codes<F> is a quad of W rows, Quad the same quad of one token's activations in every lane (in
+// memory, where the only vector that uses it can broadcast it itself), and Sums<F> the running sums of
+// W rows. The few instructions that decide the speed are written out: compilers reorder the additions
+// until the sums no longer fit the registers.
 //
 // Sums start from the middle code times `minus_sum` (activations.h), so that codes need no offset.
 // `bits` moves bytes right (left if negative) within 16-bit lanes and masks them.
