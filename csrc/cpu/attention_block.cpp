@@ -155,9 +155,8 @@ void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockS
                         scratch.scores + row * kChunkTokens);
     });
   };
-  if (!convert) {
-    panels(Tiles<F>::score, chunk.sub_blocks, chunk.first, chunk.last);
-    return;
+  if constexpr (F != RL_INT8) {  // latents of int8 are always converted
+    if (!convert) return panels(Tiles<F>::score, chunk.sub_blocks, chunk.first, chunk.last);
   }
   Operands converted = {};
   for (int s = chunk.first; s < chunk.last; ++s) {
@@ -333,7 +332,7 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
   bool bytes = of_bytes(*block.group);
   for (int s = chunk.first; s < chunk.last; ++s) {
     const uint8_t* stored = chunk.sub_blocks.now[s] + layout.v_offset;
-    if (convert && !bytes) {
+    if (convert) {
       float* converted = scratch.values + s * kSubTokens * block.out_stride;
       int tokens = std::min(kSubTokens, values.last_token - s * kSubTokens);
       if (layout.v_width) convert_values<F>(stored, tokens * layout.v_stride, converted);
@@ -343,7 +342,6 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
     values.sub_blocks.later[s] = chunk.sub_blocks.later[s] + layout.v_offset;
   }
   if (bytes) {
-    values.stride = layout.v_stride;
     for_panels(block.num_rows, [&](int row, int rows) {
       WeightRows panel{scratch.weights + row * kChunkTokens, scratch.weight_scales + row,
                        scratch.decay + row};
@@ -351,18 +349,20 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
     });
     return;
   }
-  if (convert)
-    mix_values<RL_F32>(block, Tiles<RL_F32>::mix, values, chunk, seen, scratch, out);
-  else
-    mix_values<F>(block, Tiles<F>::mix, values, chunk, seen, scratch, out);
+  if constexpr (F != RL_INT8) {
+    if (!convert) return mix_values<F>(block, Tiles<F>::mix, values, chunk, seen, scratch, out);
+  }
+  mix_values<RL_F32>(block, Tiles<RL_F32>::mix, values, chunk, seen, scratch, out);
 }
 
 template <int F>
 void split(const RowBlock& block, const SubBlockLayout& layout, int first, const Seen& seen,
            BlockScratch& scratch, const Partial& partial) {
   Visible by_any = seen.by_any;
-  // Converting once pays as soon as several panels read the result; latents are always transposed.
-  bool convert = layout.v_width == 0 || (F != RL_F32 && block.num_rows > kTileRowsMax);
+  // Converting to floats once pays as soon as several panels read the result; latents are always
+  // transposed.
+  bool several = F != RL_F32 && block.num_rows > kTileRowsMax;
+  bool convert = !of_bytes(*block.group) && (layout.v_width == 0 || several);
   for (int start = first; start < first + kSplitTokens; start += kChunkTokens) {
     if (start + kChunkTokens <= by_any.first || start >= by_any.last) continue;
     Chunk chunk = find_chunk(block, layout, start, by_any, scratch);
