@@ -16,7 +16,8 @@ from ridgeline.decoding.drafters import (
     SuffixDrafter,
 )
 from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
-from ridgeline.decoding.drafters.control import StepCosts, choose_lengths
+from ridgeline.decoding.drafters.budget import CREDIT, SHARE
+from ridgeline.decoding.drafters.control import PLAIN_STEPS, StepCosts, choose_lengths
 from ridgeline.decoding.drafters.hash_chains import MAX_CANDIDATES, MAX_MATCH, HashChains
 
 SLOW = pytest.mark.slow
@@ -156,9 +157,17 @@ def test_the_choice_is_the_best_of_all(seed):
         drafts = draft_s if any(lengths) else 0.0
         return tokens / (verify_seconds(3 + sum(lengths)) + drafts)
 
-    chosen = choose_lengths(gains, verify_seconds, draft_s)
-    assert chosen.rate == pytest.approx(max(map(rate, itertools.product(range(4), repeat=3))))
-    assert chosen.rate == pytest.approx(rate(chosen.lengths))
+    choices = choose_lengths(gains[None], verify_seconds, draft_s)
+    (chosen,) = choices.rates_C
+    assert chosen == pytest.approx(max(map(rate, itertools.product(range(4), repeat=3))))
+    assert chosen == pytest.approx(rate(choices.lengths(0)))
+
+
+def test_each_condition_has_its_own_choice():
+    gains = np.array([[[0.9, 0.8]], [[0.9, 0.0]], [[0.0, 0.0]]])
+    choices = choose_lengths(gains, lambda tokens: 1.0 + 0.1 * tokens, [0.1, 5.0, -0.5])
+    assert [choices.lengths(each) for each in range(3)] == [[2], [0], [0]]
+    assert choices.rates_C == pytest.approx([2.7 / 1.4, 1 / 1.1, 1 / 1.1])
 
 
 class Price:
@@ -196,11 +205,21 @@ def plan_of(drafted):
 
 
 def simulate(
-    price, rates, *, steps=600, slots=1, has_model=True, max_tokens=6, seed=0, overhead_s=0.0
+    price,
+    rates,
+    *,
+    steps=600,
+    slots=1,
+    has_model=True,
+    max_tokens=6,
+    seed=0,
+    overhead_s=0.0,
+    asked_s=0.0,
 ):
     """Tokens per second against a text that accepts position i with ``rates[i]``.
 
-    Steps with drafts take ``overhead_s`` more for each pass than the price knows of.
+    Steps with drafts take ``overhead_s`` more for each pass than the price knows of, and those for
+    which the drafter is asked ``asked_s``.
     """
     rng = random.Random(seed)
     drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=max_tokens, has_model=has_model)
@@ -209,13 +228,14 @@ def simulate(
     tokens, seconds, lengths, rest = 0, 0.0, [], 0
     for step in range(steps):
         rest -= 1
-        drafted = [0] * slots
-        if rest < 0:
+        drafted, is_asked = [0] * slots, rest < 0
+        if is_asked:
             drafter.begin_step(dict.fromkeys(range(slots), 100))
             drafted = [drafter.propose(slot, max_tokens).num_model_tokens for slot in range(slots)]
             rest = drafter.rest_steps()
         plan = plan_of(drafted)
         step_s = price.seconds(plan) + (overhead_s * (1 + max(drafted)) if any(drafted) else 0.0)
+        step_s += asked_s * is_asked
         drafter.observe(plan, step_s)
         seconds += step_s
         current = rates(step) if callable(rates) else rates
@@ -260,11 +280,16 @@ def test_what_steps_really_take_counts_whatever_the_price_says(slots):
     assert np.mean([sum(each) for each in lengths[100:]]) < 0.2 * slots
 
 
+def _see_plain(costs, plan, seconds):
+    for _ in range(PLAIN_STEPS):
+        costs.observe(plan, seconds, is_plain=True)
+
+
 def test_a_chain_that_was_never_tried_is_not_thought_cheaper_than_its_price():
     """Lookups that took half their price, say, because the steps before them were disturbed."""
     costs = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6)
     plain, lookup = plan_of([0]), StepPlan(step_id=0, passes=plan_of([2]).passes[-1:])
-    costs.observe(plain, 2.0, is_plain=True)
+    _see_plain(costs, plain, 2.0)
     costs.observe(lookup, 0.5, is_plain=False)
     excess_s = costs.excess_s(1)
     assert excess_s[0] < 0
@@ -287,7 +312,7 @@ def test_steps_of_a_kind_are_priced_once():
 def test_what_a_chain_takes_beyond_its_price_is_known_by_its_length(length):
     costs = StepCosts(Price(token_s=0.02, draft_s=0.01), max_tokens=6)
     plain, chain = plan_of([0]), plan_of([length])
-    costs.observe(plain, 1.02, is_plain=True)
+    _see_plain(costs, plain, 1.02)
     costs.observe(chain, 1.0 + 0.02 * (1 + length) + 0.01 * length + 0.5, is_plain=False)
     assert costs.excess_s(1)[length] == pytest.approx(0.5)
 
@@ -302,7 +327,7 @@ def test_it_follows_a_text_that_changes():
 
 def test_it_rests_where_nothing_pays_and_is_asked_where_something_does():
     hopeless, good = Price(token_s=0.3, draft_s=0.5), Price(token_s=0.02, draft_s=0.1)
-    for price, rates, least, most in ((hopeless, [0.2] * 6, 8, 100), (good, [0.9] * 6, 900, 1000)):
+    for price, rates, least, most in ((hopeless, [0.2] * 6, 4, 40), (good, [0.9] * 6, 900, 1000)):
         asked = 0
 
         class Counting(AdaptiveDrafter):
@@ -313,29 +338,18 @@ def test_it_rests_where_nothing_pays_and_is_asked_where_something_does():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tests.decoding.test_drafters.AdaptiveDrafter", Counting)
-            simulate(price, rates, steps=1000)
+            simulate(price, rates, steps=1000, asked_s=1.0)
         assert least <= asked <= most
 
 
-def test_sequences_that_wake_it_for_nothing_do_so_less_and_less():
-    price = Price(token_s=2.0, draft_s=0.0)  # a draft takes longer than a step
-    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=4, has_model=False)
-    rest, woken = 0, []
-    for sequence in range(200):
-        drafter.start(0, [1, 2, 3, 1, 2, 3, 1, 2])
-        if drafter.wakes(0) and rest > 0:
-            woken.append(sequence)
-            rest = 0
-        for _ in range(6):
-            rest -= 1
-            if rest < 0:
-                drafter.begin_step({0: 8})
-                rest = drafter.rest_steps()
-            plan = plan_of([0])
-            drafter.observe(plan, price.seconds(plan))
-        drafter.finish(0)
-    assert 4 <= len(woken) <= 14
-    assert all(later - earlier > 3 for earlier, later in itertools.pairwise(woken[4:]))
+@pytest.mark.parametrize("slots", [1, 16])
+@pytest.mark.parametrize("asked_s", [0.05, 1.0, 5.0])
+def test_asking_it_loses_no_more_than_the_budget(slots, asked_s):
+    """What waiting for the drafter takes is no part of any price."""
+    price, steps = Price(token_s=0.02, draft_s=0.5), 3000
+    rate = simulate(price, [0.1] * 6, slots=slots, steps=steps, asked_s=asked_s)[0]
+    lost = fixed(price, [0.1] * 6, 0, slots) / rate - 1
+    assert 0 < lost < SHARE + (CREDIT + 2 + asked_s) / steps
 
 
 def test_choices_are_reported():
@@ -344,7 +358,7 @@ def test_choices_are_reported():
     drafter.start(0, [1])
     drafter.begin_step({0: 100})  # after which it sees what steps take without drafts
     assert drafter.rest_steps() > 0
-    for step in (plan_of([0]), plan_of([0])):
+    for step in [plan_of([0])] * (1 + PLAIN_STEPS):
         drafter.observe(step, price.seconds(step))
     for _ in range(300):
         drafter.begin_step({0: 100})

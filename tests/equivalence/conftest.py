@@ -14,6 +14,8 @@ from tests.executors.host_cuda import host_factory
 from tests.tiny import CONFIG, WINDOWED, tiny_model
 
 from ridgeline import LLM
+from ridgeline.decoding.drafters.budget import Budget
+from ridgeline.decoding.drafters.control import StepCosts
 from ridgeline.executors import registry
 from ridgeline.models import describe
 
@@ -85,6 +87,13 @@ def opener(root, executor):
         return LLM(str(root / pair), executor=executor, speculation=speculation, **settings)
 
     return open_llm
+
+
+@pytest.fixture(autouse=True)
+def _drafts_on_tiny_models(monkeypatch):
+    """Drafts cost more than they gain here, which the adaptive drafter would find out."""
+    monkeypatch.setattr(Budget, "rest_steps", lambda _: 0)
+    monkeypatch.setattr(StepCosts, "excess_s", lambda self, _: [0.0] * (self._max_tokens + 1))
 
 
 @pytest.fixture(scope="session")

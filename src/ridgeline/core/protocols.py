@@ -135,10 +135,6 @@ class Drafter(Protocol):
         What it says may serve as drafts of others in its ``namespace``; ``None`` keeps it alone.
         """
 
-    def wakes(self, slot: int) -> bool:
-        """Whether the sequence, which begins, is a reason to rest no longer."""
-        return True
-
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         """The sequence went on with these tokens (accepted ones, not proposals)."""
 
@@ -167,7 +163,7 @@ class Drafter(Protocol):
     def rest_steps(self) -> int:
         """For how many steps after the one that begins it need not be asked: it drafts nothing.
 
-        It is still told of tokens, and the rest ends early when a sequence begins that `wakes` it.
+        It is still told of tokens.
         """
         return 0
 

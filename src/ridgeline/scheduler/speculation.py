@@ -112,8 +112,6 @@ class Speculation:
             self.drafter.start(
                 slot, sequence.token_ids, request.draft_namespace, tenant=request.tenant
             )
-            if self._rest_steps and self.drafter.wakes(slot):
-                self._rest_steps = 0
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence loses its slot."""

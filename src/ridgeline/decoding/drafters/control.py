@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,45 +12,68 @@ from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, StepPlan
 from ridgeline.core.protocols import StepPrice
 
 _SAMPLE = Outputs(sample=True)
-_WEIGHT = 0.25  # of the latest step in the mean
+PLAIN_STEPS = 8  # are timed together: of steps planned ahead, single ends may be seen late
+_WEIGHT = 0.25  # of the latest value in the mean
 _MOST_OFF = math.log(4.0)  # a step that is further off than that from the mean was interrupted
 _KNOWN_PRICES = 2048  # prices of passes that are remembered
 _KEPT_STEPS = 512  # after which a kind of step that was not seen again is tried again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """``lengths[i]`` tokens are drafted for sequence i; ``rate`` is tokens per second."""
+class Choices(NamedTuple):
+    """The best lengths under each of C conditions; ``rates_C`` in tokens per second."""
 
-    lengths: tuple[int, ...]
-    rate: float
+    rates_C: npt.NDArray[np.float64]
+    counts_C: npt.NDArray[np.int64]
+    order_CT: npt.NDArray[np.int64]
+    shape: tuple[int, int]
+
+    def lengths(self, condition: int) -> list[int]:
+        """How many tokens are drafted for each sequence."""
+        num_sequences, max_tokens = self.shape
+        rows = self.order_CT[condition, : self.counts_C[condition]] // max_tokens
+        lengths: list[int] = np.bincount(rows, minlength=num_sequences).tolist()
+        return lengths
 
 
 def choose_lengths(
-    gains_NK: npt.NDArray[np.float64],
+    gains_CNK: npt.NDArray[np.float64],
     verify_seconds: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
-    draft_seconds: float = 0.0,
-) -> Choice:
-    """The lengths with the best ratio of expected tokens to seconds.
+    draft_seconds_C: npt.ArrayLike,
+) -> Choices:
+    """The lengths with the best ratio of expected tokens to seconds, under each condition.
 
-    ``gains_NK[i, j]``: expected tokens that the draft's position j adds for sequence i; falls along
-    j, since a position counts only if those before it are accepted. Positions are taken in order of
-    their gain over all sequences, so every prefix of that order is a set of chains, and no other
-    set of as many positions gains more. ``verify_seconds`` maps the step's tokens to seconds.
+    ``gains_CNK[c, i, j]``: expected tokens that the draft's position j adds for sequence i; falls
+    along j, since a position counts only if those before it are accepted. Positions are taken in
+    order of their gain over all sequences, so every prefix of that order is a set of chains, and no
+    other set of as many positions gains more. ``verify_seconds`` maps the step's tokens to seconds;
+    drafts take ``draft_seconds_C`` more.
     """
-    num_sequences = len(gains_NK)
-    flat = gains_NK.ravel()
-    order = np.argsort(-flat, kind="stable")
-    order = order[: np.count_nonzero(flat)]
-    expected = num_sequences + np.concatenate([[0.0], np.cumsum(flat[order])])
-    tokens = num_sequences + np.arange(len(expected), dtype=np.float64)
-    seconds = verify_seconds(tokens)
-    seconds[1:] += draft_seconds
-    rates = expected / seconds
-    best = int(rates.argmax())
-    rows = order[:best] // max(1, gains_NK.shape[1])
-    lengths = np.bincount(rows, minlength=num_sequences)
-    return Choice(lengths=tuple(lengths.tolist()), rate=float(rates[best]))
+    num_conditions, num_sequences, max_tokens = gains_CNK.shape
+    flat_CT = gains_CNK.reshape(num_conditions, -1)
+    order_CT = np.argsort(-flat_CT, axis=1, kind="stable")
+    sorted_CT = np.take_along_axis(flat_CT, order_CT, axis=1)
+    expected_CT = num_sequences + np.cumsum(sorted_CT, axis=1)
+    seconds_T = verify_seconds(num_sequences + np.arange(flat_CT.shape[1] + 1.0))
+    rates_CT = expected_CT / (seconds_T[1:] + np.reshape(draft_seconds_C, (-1, 1)))
+    rates_CT[sorted_CT == 0.0] = 0.0  # no draft
+    best_C = rates_CT.argmax(axis=1)
+    drafting_C = rates_CT[np.arange(num_conditions), best_C]
+    nothing = num_sequences / seconds_T[0]
+    return Choices(
+        rates_C=np.maximum(drafting_C, nothing),
+        counts_C=np.where(drafting_C > nothing, best_C + 1, 0),
+        order_CT=order_CT,
+        shape=(num_sequences, max_tokens),
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """Steps without drafts that do not make a mean yet."""
+
+    num_steps: int = 0
+    measured_s: float = 0.0
+    predicted_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -77,6 +101,7 @@ class StepCosts:
         self._max_tokens = max_tokens
         self._known: dict[tuple[int, int, int, ModelRole], float] = {}
         # By the number of sequences as a power of two; of steps with drafts by draft passes, too.
+        self._runs: dict[int, _Run] = {}
         self._plain: dict[int, _Mean] = {}  # logarithms of measured over predicted seconds
         self._excess: dict[tuple[int, int], _Mean] = {}  # seconds for each pass
         self._num_steps = 0
@@ -102,9 +127,7 @@ class StepCosts:
         self._num_steps += target.num_steps
         size, predicted = len(target.segments).bit_length(), sum(map(self._priced, plan.passes))
         if is_plain:
-            log = math.log(seconds / predicted)
-            plain = self._plain.setdefault(size, _Mean(log, self._num_steps))
-            plain.take(log, self._num_steps, _MOST_OFF)
+            self._observe_plain(size, target.num_steps, seconds, predicted)
         elif size in self._plain and any(segment.num_drafts for segment in target.segments):
             chain = max((each.num_steps for each in drafts), default=0)
             least, num_passes = -0.5 * predicted, chain + 1
@@ -116,10 +139,30 @@ class StepCosts:
             else:
                 self._excess[key] = _Mean(each, self._num_steps)
 
+    def _observe_plain(self, size: int, num_steps: int, seconds: float, predicted: float) -> None:
+        run = self._runs.setdefault(size, _Run())
+        run.num_steps += num_steps
+        run.measured_s += seconds
+        run.predicted_s += predicted
+        if run.num_steps >= PLAIN_STEPS:
+            del self._runs[size]
+            log = math.log(run.measured_s / run.predicted_s)
+            plain = self._plain.setdefault(size, _Mean(log, self._num_steps))
+            plain.take(log, self._num_steps, _MOST_OFF)
+
     def knows(self, num_sequences: int) -> bool:
         """Whether it was seen lately what steps without drafts take."""
         plain = self._plain.get(num_sequences.bit_length())
         return plain is not None and self._num_steps - plain.step <= _KEPT_STEPS
+
+    def plain_s(self, plan: StepPlan) -> float | None:
+        """Seconds of a decode step of the same sequences without drafts, or ``None``."""
+        target = plan.passes[-1]
+        if target.role is not ModelRole.TARGET or not _decodes(target):
+            return None
+        count = len(target.segments)
+        mean_length = sum(segment.start for segment in target.segments) / count
+        return self._seconds(count, mean_length, 1) * self.slow_down(count)
 
     def slow_down(self, num_sequences: int) -> float:
         """Measured over predicted seconds of steps without drafts."""

@@ -25,7 +25,8 @@ class HashChains:
     A table has the last place of each pair of tokens, and each place points to the one before it.
     The longest match is looked for among the `MAX_CANDIDATES` latest places, so both appending a
     token and finding a match take constant time, and memory is one table entry per distinct pair
-    and twelve bytes per token.
+    and twelve bytes per token. Tokens are entered when a match is looked for: a text in which none
+    is costs next to nothing.
     """
 
     def __init__(self) -> None:
@@ -37,26 +38,20 @@ class HashChains:
         return len(self.tokens)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        tokens, before, last = self.tokens, self._before, self._last
-        for token in token_ids:
-            tokens.append(token)
-            if len(tokens) < KEY_TOKENS:
-                before.append(-1)
-                continue
-            key = _key(tokens[-2], token)
-            before.append(last.get(key, -1))
-            last[key] = len(tokens) - 1
+        self.tokens.extend(token_ids)
 
     def find_own_end(self) -> Match:
         """The longest earlier occurrence of this text's end; of equals the latest."""
         if len(self.tokens) <= KEY_TOKENS:
             return NO_MATCH
+        self._enter()
         return self._longest(self._before[-1], self.tokens)
 
     def find(self, end: Sequence[int]) -> Match:
         """The longest occurrence of another text's end, of which the last tokens are enough."""
         if len(end) < KEY_TOKENS:
             return NO_MATCH
+        self._enter()
         return self._longest(self._last.get(_key(end[-2], end[-1]), -1), end)
 
     def following(self, match: Match, count: int) -> tuple[int, ...]:
@@ -71,6 +66,17 @@ class HashChains:
         match = self.find_own_end()
         following = self.following(match, count)
         return tuple(following[i % len(following)] for i in range(count)) if following else ()
+
+    def _enter(self) -> None:
+        """Enter the tokens that came since the last call."""
+        tokens, before, last = self.tokens, self._before, self._last
+        for place in range(len(before), len(tokens)):
+            if place < KEY_TOKENS - 1:
+                before.append(-1)
+                continue
+            key = _key(tokens[place - 1], tokens[place])
+            before.append(last.get(key, -1))
+            last[key] = place
 
     def _longest(self, place: int, end: Sequence[int]) -> Match:
         best, tokens = NO_MATCH, self.tokens
