@@ -39,7 +39,15 @@ from ridgeline.core.host import usable_cores
 from ridgeline.core.request import RequestOutput
 
 DRAFTERS = ("ngram", "suffix", "draft", "combined", "adaptive")
-_T95 = {5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 20: 2.09}  # Student's t, by freedom
+_T95 = {
+    5: 2.57,
+    6: 2.45,
+    8: 2.31,
+    10: 2.23,
+    15: 2.13,
+    20: 2.09,
+    40: 2.02,
+}  # Student's t, by freedom
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -204,7 +212,8 @@ def adaptive(options: argparse.Namespace) -> None:
     """What adaptive speculation costs where nothing pays, and what it misses of the best length.
 
     ``random``: prompts of random tokens, gone on with at a high temperature, where no drafter is
-    right often.
+    right often. Engines are opened anew for each of several sets of rounds, since two of the same
+    settings differ by some percent for as long as they live; one of these is measured, too.
     """
     settings = {"max_model_len": 512, "enable_prefix_caching": False}
     contenders: dict[str, dict[str, object]] = {
@@ -215,52 +224,71 @@ def adaptive(options: argparse.Namespace) -> None:
         for drafter in ("draft", "suffix"):
             fixed = {"speculation": drafter, "num_speculative_tokens": length}
             contenders[f"{drafter} {length}"] = fixed
+    contenders["off again"] = {}
+    cases = [
+        (batch, workload)
+        for batch in map(int, options.batches.split(","))
+        for workload in ("continue", "random")
+    ]
+    times: dict[tuple[int, str], dict[str, list[float]]] = {
+        case: {name: [] for name in contenders} for case in cases
+    }
     watch = Watch()
-    with ExitStack() as stack:
-        engines = {
-            name: stack.enter_context(LLM(**settings, **each)) for name, each in contenders.items()
-        }
-        for batch in map(int, options.batches.split(",")):
-            _compare_adaptive(engines, "continue", batch, options)
-            _compare_adaptive(engines, "random", batch, options)
+    for _ in range(options.sets):
+        with ExitStack() as stack:
+            engines = {
+                name: stack.enter_context(LLM(**settings, **each))
+                for name, each in contenders.items()
+            }
+            for case in cases:
+                found = _rounds(engines, *_adaptive_requests(*case, options.tokens), options.rounds)
+                for name, seconds in found.items():
+                    times[case][name] += seconds
+            figures = engines["adaptive"].speculation()
+            say(
+                steps_by_length=figures.choices.steps_by_length,
+                accepted=f"{figures.num_accepted}/{figures.num_drafted}",
+            )
+    for (batch, workload), found in times.items():
+        _say_adaptive(workload, batch, found)
     say(**watch.conditions(threads=usable_cores()))
 
 
-def _compare_adaptive(
-    engines: Mapping[str, LLM], workload: str, batch: int, options: argparse.Namespace
-) -> None:
-    texts: Sequence[object] = prompts("continue", batch)
-    params = [
-        SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
-        for _ in range(batch)
-    ]
+def _adaptive_requests(
+    batch: int, workload: str, num_tokens: int
+) -> tuple[Sequence[object], list[SamplingParams]]:
     if workload == "random":
         rng = random.Random(batch)
-        texts = [rng.sample(range(300, 4000), 64) for _ in range(batch)]
-        params = [
-            SamplingParams(temperature=1.5, seed=number, max_tokens=options.tokens, ignore_eos=True)
+        texts: Sequence[object] = [rng.sample(range(300, 4000), 64) for _ in range(batch)]
+        return texts, [
+            SamplingParams(temperature=1.5, seed=number, max_tokens=num_tokens, ignore_eos=True)
             for number in range(batch)
         ]
-    times = _rounds(engines, texts, params, options.rounds)
-    slow_down, interval = mean_interval(
-        [a / b - 1 for a, b in zip(times["adaptive"], times["off"], strict=True)]
-    )
-    fixed = [name for name in times if name != "adaptive"]
+    greedy = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    return prompts("continue", batch), [greedy] * batch
+
+
+def _say_adaptive(workload: str, batch: int, times: Mapping[str, Sequence[float]]) -> None:
+    def slower(name: str, than: str) -> tuple[float, float]:
+        pairs = zip(times[name], times[than], strict=True)
+        return mean_interval([a / b - 1 for a, b in pairs])
+
+    fixed = [name for name in times if name not in ("adaptive", "off again")]
     best = min(fixed, key=lambda name: statistics.mean(times[name]))
-    behind, behind_interval = mean_interval(
-        [a / b - 1 for a, b in zip(times["adaptive"], times[best], strict=True)]
-    )
-    figures = engines["adaptive"].speculation()
+    slow_down, interval = slower("adaptive", "off")
+    same, same_interval = slower("off again", "off")
+    behind, behind_interval = slower("adaptive", best)
     say(
         workload=workload,
         batch=batch,
+        rounds=len(times["off"]),
         slow_down=slow_down,
         interval=interval,
+        off_again=same,
+        off_again_interval=same_interval,
         best_fixed=best,
         behind_best=behind,
         behind_interval=behind_interval,
-        steps_by_length=figures.choices.steps_by_length,
-        accepted=f"{figures.num_accepted}/{figures.num_drafted}",
     )
 
 
@@ -301,7 +329,8 @@ def main() -> None:
     one.set_defaults(run=replay)
     one = modes.add_parser("adaptive")
     one.add_argument("--batches", default="1,4,16,64")
-    one.add_argument("--rounds", type=int, default=20)
+    one.add_argument("--sets", type=int, default=3)
+    one.add_argument("--rounds", type=int, default=20, help="of each set")
     one.add_argument("--tokens", type=int, default=64)
     one.set_defaults(run=adaptive)
     one = modes.add_parser("pair")

@@ -89,11 +89,15 @@ def opener(root, executor):
     return open_llm
 
 
-@pytest.fixture(autouse=True)
-def _drafts_on_tiny_models(monkeypatch):
+def draft_on_tiny_models(patch):
     """Drafts cost more than they gain here, which the adaptive drafter would find out."""
-    monkeypatch.setattr(Budget, "rest_steps", lambda _: 0)
-    monkeypatch.setattr(StepCosts, "excess_s", lambda self, _: [0.0] * (self._max_tokens + 1))
+    patch.setattr(Budget, "rest_steps", lambda _: 0)
+    patch.setattr(StepCosts, "excess_s", lambda self, _: [0.0] * (self._max_tokens + 1))
+
+
+@pytest.fixture(autouse=True)
+def _adaptive_drafts(monkeypatch):
+    draft_on_tiny_models(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.equivalence.conftest import DRAFTERS, opener, write_pairs
+from tests.equivalence.conftest import DRAFTERS, draft_on_tiny_models, opener, write_pairs
 from tests.equivalence.test_speculation import essence
 
 from ridgeline import SamplingParams
@@ -91,7 +91,8 @@ def main() -> None:
     path = Path("docs/decoding.md")
     before, begin, rest = path.read_text().partition("<!-- matrix -->\n")
     _, end, after = rest.partition("<!-- end of matrix -->")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        draft_on_tiny_models(patch)
         root = Path(name)
         write_pairs(root)
         tables = "\n\n".join(table(each, root) for each in ("reference", "cpu"))

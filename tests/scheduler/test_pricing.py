@@ -3,7 +3,7 @@
 import pytest
 from tests.scheduler.simulation import Simulation, make_request
 
-from ridgeline.core.plan import Pass, StepPlan
+from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.scheduler import LinearPrice
 from ridgeline.scheduler.pricing import Pricing
 
@@ -50,3 +50,11 @@ def test_of_short_steps_few_are_priced():
     assert 15 <= len(priced) <= 25  # one in 50 ms
     assert pricing.fixed_s == pytest.approx(0.001)
     assert pricing.remaining_s(new_sequence(output=11)) == pytest.approx(0.01)
+
+
+def test_a_draft_model_takes_its_share():
+    price = LinearPrice(pass_s=0.01, token_s=0.001, draft_share=0.1)
+    segment = Segment(slot=0, start=0, stop=2, token_ids=(1, 1))
+    passes = [Pass(segments=(segment,), role=role) for role in (ModelRole.DRAFT, ModelRole.TARGET)]
+    seconds = [price.seconds(StepPlan(step_id=0, passes=(each,))) for each in passes]
+    assert seconds == pytest.approx([0.0012, 0.012])

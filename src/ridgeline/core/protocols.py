@@ -108,14 +108,13 @@ class StepPrice(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Proposed next tokens of one sequence, a chain, or a tree by ``parents`` (see `Segment`).
+    """Proposed next tokens of one sequence, each after the one before.
 
     A drafter that is itself a model proposes nothing on the host: ``num_model_tokens`` asks for
     that many tokens from the draft model, in a pass of the same plan.
     """
 
     token_ids: tuple[int, ...] = ()
-    parents: tuple[int, ...] = ()
     num_model_tokens: int = 0
 
 
@@ -153,7 +152,14 @@ class Drafter(Protocol):
         return
 
     def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
-        """So many tokens of the slot's last proposal were verified, and so many accepted."""
+        """So many tokens of the slot's last proposal were verified, and so many accepted.
+
+        Tokens that a grammar cut off count as verified.
+        """
+        return
+
+    def forced(self, slot: int, num_tokens: int) -> None:
+        """A grammar forced so many tokens, which were verified like a draft."""
         return
 
     def observe(self, plan: StepPlan, seconds: float) -> None:

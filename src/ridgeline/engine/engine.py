@@ -10,11 +10,11 @@ from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.kv_tiers import kv_digest, make_transfers
 from ridgeline.engine.loading import Progress, load_model, packed_cache
 from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.observing import keep_errors, make_observer
+from ridgeline.engine.observing import keep_errors, make_observer, step_price
 from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.speculation import load_draft, make_grammars, make_speculation
 from ridgeline.executors import create_executor, device_kv_bytes
-from ridgeline.scheduler import DEFAULT_PRICE, Scheduler, SchedulerConfig
+from ridgeline.scheduler import Scheduler, SchedulerConfig
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +67,9 @@ class Engine:
         if resolved.num_draft_blocks:
             self.executor.allocate_kv(resolved.num_draft_blocks, ModelRole.DRAFT)
         self.observer = make_observer(config, models, self.executor)
-        price = self.observer.predictor or DEFAULT_PRICE
+        price = step_price(self.observer)
         self.grammars = make_grammars(loaded)
+        self.max_num_waiting = config.max_num_waiting
         self.speculation = make_speculation(
             config, resolved, self.executor, constraints=self.grammars, price=price
         )

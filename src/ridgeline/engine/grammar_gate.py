@@ -3,16 +3,22 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ridgeline.core.errors import EngineError, RidgelineError
+from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
 from ridgeline.core.protocols import ConstraintFactory, Grammar
 from ridgeline.core.request import Request
 
+COMPILE_S = 0.1  # about what a grammar takes
+
 
 class GrammarGate:
-    """Compiles in threads of its own; used from the thread that runs the steps."""
+    """Compiles in threads of its own; used from the thread that runs the steps.
 
-    def __init__(self, constraints: ConstraintFactory | None) -> None:
+    ``max_held`` requests may wait for a grammar; ``None`` for any number.
+    """
+
+    def __init__(self, constraints: ConstraintFactory | None, max_held: int | None = None) -> None:
         self._constraints = constraints
+        self._max_held = max_held
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="grammar")
         self._held: dict[int, tuple[Request, Future[Grammar]]] = {}
 
@@ -20,10 +26,19 @@ class GrammarGate:
         return len(self._held)
 
     def holds(self, request: Request) -> bool:
-        """Take the request if its grammar is not known yet; `released` gives it back."""
+        """Take the request if its grammar is not known yet; `released` gives it back.
+
+        Raises:
+            OverloadedError: so many wait for theirs that no more may.
+        """
         wanted = request.params.structured_outputs
         if wanted is None or self._constraints is None or self._constraints.is_prepared(wanted):
             return False
+        if self._max_held is not None and len(self) >= self._max_held:
+            raise OverloadedError(
+                f"{len(self)} requests wait for their grammars to be compiled; try again later.",
+                retry_after_s=COMPILE_S * len(self),
+            )
         future = self._threads.submit(self._constraints.prepare, wanted)
         self._held[request.request_id] = (request, future)
         return True

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.protocols import Executor
+from ridgeline.core.protocols import Executor, StepPrice
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.priced import held_formats, priced_model
 from ridgeline.roofline import history
@@ -17,7 +18,9 @@ from ridgeline.roofline.calibration import (
     measured_elsewhere,
 )
 from ridgeline.roofline.live import Observer
+from ridgeline.roofline.memory import weights_bytes
 from ridgeline.roofline.predict import StepPredictor
+from ridgeline.scheduler import DEFAULT_PRICE
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,18 @@ def make_observer(
         calibration = None
     _log.info("Steps are priced by a model that is %s.", describe(calibration))
     return Observer(priced, StepPredictor(priced, calibration) if calibration else None)
+
+
+def step_price(observer: Observer) -> StepPrice:
+    """What the scheduler prices steps with.
+
+    Without a calibration proportions alone are known; those of the models are of their weights.
+    """
+    if observer.predictor is not None:
+        return observer.predictor
+    sizes = {role: weights_bytes(model) for role, model in observer.models.items()}
+    share = sizes.get(ModelRole.DRAFT, 0.0) / sizes[ModelRole.TARGET]
+    return replace(DEFAULT_PRICE, draft_share=min(1.0, share))
 
 
 def keep_errors(observer: Observer, *, model: str, executor: str) -> None:

@@ -50,7 +50,7 @@ class Worker:
         self._receive = receive
         self._send = send
         self._pooling: dict[int, RequestState] = {}
-        self._gate = GrammarGate(engine.grammars)
+        self._gate = GrammarGate(engine.grammars, engine.max_num_waiting)
         self._num_deletions = 0  # that were begun and have not been reported
         self._deleted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._running = True
@@ -114,7 +114,12 @@ class Worker:
     def _handle(self, command: Command) -> None:
         match command:
             case Add(request=request):
-                if not self._gate.holds(request):
+                try:
+                    is_held = self._gate.holds(request)
+                except OverloadedError as error:
+                    self._refuse(request.request_id, error)
+                    return
+                if not is_held:
                     self._add(request)
             case Abort(number=number):
                 self._gate.abort(number)

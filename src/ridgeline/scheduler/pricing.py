@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import StepPrice
 from ridgeline.scheduler.sequence import Sequence
 
@@ -14,16 +14,21 @@ _OBSERVE_EVERY_S = 0.05  # of steps: a price takes as long as a small model's st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearPrice:
-    """Seconds linear in passes, tokens, and pairs of a token and one that it attends to."""
+    """Seconds linear in passes, tokens, and pairs of a token and one that it attends to.
+
+    ``draft_share``: what the draft model takes of the target's seconds.
+    """
 
     pass_s: float
     token_s: float
     pair_s: float = 0.0
+    draft_share: float = 1.0
 
     def seconds(self, plan: StepPlan) -> float:
         """Predicted seconds of a whole step."""
         return sum(
             a_pass.num_steps
+            * (1.0 if a_pass.role is ModelRole.TARGET else self.draft_share)
             * (
                 self.pass_s
                 + sum(self.segment_seconds(s.num_tokens, s.start) for s in a_pass.segments)

@@ -91,6 +91,7 @@ class Scheduler:
         self._flights: deque[PlanInFlight] = deque()
         self._step_id = self._num_requests = 0
         self._updated_s = self._wait_s = 0.0
+        self._had_running = False  # after the last update
         self.num_preemptions = 0
 
     @property
@@ -203,14 +204,17 @@ class Scheduler:
         if self._goes_by_price:
             self._pricing.observe(plan, seconds)
         self._replay.observe(plan, seconds)
-        self.speculation.observe(plan, seconds)
+        # A step that waited for its drafts also took what the host did between the two.
+        waited_s = max(0.0, flight.started_s - self._updated_s) if self._had_running else 0.0
+        self.speculation.observe(plan, seconds + waited_s)
         self._updated_s = now_s
         updates = self.take_shed()
         self.speculation.note_drafts(plan, result)
-        if plan.passes[-1].role is not ModelRole.TARGET:
-            return updates
-        outcomes = zip(plan.passes[-1].segments, result.passes[-1], strict=True)
-        return updates + self._outcomes.apply(flight.sequences, outcomes)
+        if plan.passes[-1].role is ModelRole.TARGET:
+            outcomes = zip(plan.passes[-1].segments, result.passes[-1], strict=True)
+            updates += self._outcomes.apply(flight.sequences, outcomes)
+        self._had_running = bool(self._running)
+        return updates
 
     def take_shed(self) -> list[SequenceUpdate]:
         """The last updates of sequences that lost their places in the queue; each comes once.

@@ -31,13 +31,14 @@ class _State:
     """A running sequence. ``constraint`` follows its output.
 
     ``from_model``: the draft model's proposals, in this step or kept from the step before.
-    ``is_guess``: the drafter made what is being verified, not the grammar.
+    ``num_guessed``: tokens of the drafter, before the grammar cut them; 0 if what is being verified
+    is the grammar's own.
     """
 
     slot: int
     constraint: Constraint | None
     from_model: SegmentResult | None = None
-    is_guess: bool = False
+    num_guessed: int = 0
 
 
 class Speculation:
@@ -153,7 +154,7 @@ class Speculation:
         """
         state = self._states[sequence]
         constraint = state.constraint
-        state.is_guess = False
+        state.num_guessed = 0
         if state.from_model is not None:
             return self._guess(state, state.from_model.token_ids[:most])
         if constraint is not None and (forced := constraint.forced(most)):
@@ -167,7 +168,7 @@ class Speculation:
         count = self._draft_model.propose(sequence, min(most, draft.num_model_tokens))
         if count and constraint is not None:
             return None
-        state.is_guess = count > 0
+        state.num_guessed = count
         return (_TO_COME,) * count
 
     def passes(self, segments: Seq[Segment]) -> tuple[Pass, ...]:
@@ -222,16 +223,17 @@ class Speculation:
         """The step gave a running sequence the tokens ``new``."""
         state = self._states[sequence]
         num_accepted = len(outcome.accepted)
-        is_guess = state.is_guess and segment.num_drafts > 0
         if self.drafter is not None:
-            if is_guess:
-                self.drafter.verified(state.slot, segment.num_drafts, num_accepted)
+            if state.num_guessed:
+                self.drafter.verified(state.slot, state.num_guessed, num_accepted)
+            elif num_accepted:
+                self.drafter.forced(state.slot, num_accepted)
             self.drafter.extend(state.slot, new)
         if state.from_model is not None:
             assert self._draft_model is not None
             self._draft_model.verified(sequence, state.from_model, num_accepted)
             state.from_model = None
-        if is_guess:
+        if state.num_guessed and segment.num_drafts:
             self._num_drafts += 1
             count_draft(self._drafted_at, self._accepted_at, segment.num_drafts, num_accepted)
             sequence.count_drafts(segment.num_drafts, num_accepted)
@@ -286,8 +288,7 @@ class Speculation:
 
     def _guess(self, state: _State, token_ids: Seq[int]) -> tuple[int, ...]:
         """What is left of a guess once the grammar has seen it."""
-        count = len(token_ids)
+        state.num_guessed = count = len(token_ids)
         if state.constraint is not None and count:
             count = state.constraint.num_valid(token_ids)
-        state.is_guess = count > 0
         return tuple(token_ids[:count])

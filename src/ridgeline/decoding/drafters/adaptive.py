@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Draft, Drafter, StepPrice
 from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
@@ -54,6 +54,7 @@ class AdaptiveDrafter(Drafter):
         self._rest = 0
         self._planned: set[int] = set()
         self._was_asked = False  # in the oldest step that is not observed yet
+        self._drafting_s = 0.0  # of steps that only drafted, for the next one
         self._steps_by_length: dict[int, int] = {}
         self._num_probes = 0
         self._expected_rate = 0.0
@@ -115,14 +116,20 @@ class AdaptiveDrafter(Drafter):
             if num_accepted and state.by.rates()[0] < 0.5:
                 self._probe_steps = PROBE_STEPS
             state.by.observe(num_drafted, num_accepted)
-        self._budget.verified(num_accepted)
+        self._budget.gained(num_accepted)
+
+    def forced(self, slot: int, num_tokens: int) -> None:
+        self._budget.gained(num_tokens)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         # A step for which it is asked waits for the one before: without drafts it is none of those
         # that drafts must be better than.
+        if plan.passes[-1].role is not ModelRole.TARGET:
+            self._drafting_s += seconds
+            return
         self._costs.observe(plan, seconds, is_plain=not self._was_asked)
-        self._budget.observe(plan, seconds, was_asked=self._was_asked)
-        self._was_asked = False
+        self._budget.observe(plan, seconds + self._drafting_s, was_asked=self._was_asked)
+        self._was_asked, self._drafting_s = False, 0.0
 
     def rest_steps(self) -> int:
         return self._rest
@@ -164,7 +171,12 @@ class AdaptiveDrafter(Drafter):
         if kept >= len(rates) or rates[best] > HYSTERESIS * rates[kept]:
             self._chain = best
         self._expected_rate = float(rates[self._chain]) / self._costs.slow_down(len(slots))
-        return choices.lengths(self._chain)
+        lengths_N = choices.lengths(self._chain)
+        # The draft model's chains of several lengths would run one after the other.
+        is_chain_N = without_N & (lengths_N > 0)
+        lengths_N[is_chain_N] = lengths_N[is_chain_N].max(initial=0)
+        lengths: list[int] = lengths_N.tolist()
+        return lengths
 
     def _probed(self, lengths: Sequence[int]) -> list[int]:
         """The lengths, with one more token now and then where there was none."""

@@ -14,7 +14,8 @@ class Budget:
 
     A step that waits for the drafter is not planned ahead or repeated, so it takes longer even if
     nothing is drafted in it. What it takes beyond as many steps without drafts as it yielded tokens
-    is lost; `SHARE` of all time may be, and after that the drafter rests.
+    is lost; `SHARE` of all time may be, and after that the drafter rests. Steps with a prompt in
+    them are left out.
     """
 
     def __init__(self, costs: StepCosts) -> None:
@@ -23,11 +24,11 @@ class Budget:
         self._each = 0.0  # what a token of one sequence is worth that was accepted in this step
 
     def observe(self, plan: StepPlan, seconds: float, *, was_asked: bool) -> None:
-        """A step ended; its drafts are `verified` after it."""
+        """A step ended; what its drafts `gained` is told after it."""
         target = plan.passes[-1]
         plain_s = self._costs.plain_s(plan)
         self._each = 0.0 if plain_s is None else 1.0 / len(target.segments)
-        if plain_s is None:  # it was no decode step
+        if plain_s is None:
             return
         if was_asked:
             lost = (1 - SHARE) * seconds / plain_s - 1.0
@@ -35,9 +36,9 @@ class Budget:
         else:
             self._lose(-SHARE * target.num_steps)
 
-    def verified(self, num_accepted: int) -> None:
+    def gained(self, num_tokens: int) -> None:
         """Tokens of one sequence that would have taken steps of their own."""
-        self._lose(-self._each * num_accepted)
+        self._lose(-self._each * num_tokens)
 
     def rest_steps(self) -> int:
         """For how many steps nothing may be lost: until all credit is back."""

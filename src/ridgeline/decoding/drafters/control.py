@@ -27,12 +27,11 @@ class Choices(NamedTuple):
     order_CT: npt.NDArray[np.int64]
     shape: tuple[int, int]
 
-    def lengths(self, condition: int) -> list[int]:
+    def lengths(self, condition: int) -> npt.NDArray[np.int64]:
         """How many tokens are drafted for each sequence."""
         num_sequences, max_tokens = self.shape
         rows = self.order_CT[condition, : self.counts_C[condition]] // max_tokens
-        lengths: list[int] = np.bincount(rows, minlength=num_sequences).tolist()
-        return lengths
+        return np.bincount(rows, minlength=num_sequences)
 
 
 def choose_lengths(
@@ -156,11 +155,11 @@ class StepCosts:
         return plain is not None and self._num_steps - plain.step <= _KEPT_STEPS
 
     def plain_s(self, plan: StepPlan) -> float | None:
-        """Seconds of a decode step of the same sequences without drafts, or ``None``."""
+        """Seconds of a decode step of the same sequences without drafts, as far as it is known."""
         target = plan.passes[-1]
-        if target.role is not ModelRole.TARGET or not _decodes(target):
-            return None
         count = len(target.segments)
+        if not _decodes(target) or count.bit_length() not in self._plain:
+            return None
         mean_length = sum(segment.start for segment in target.segments) / count
         return self._seconds(count, mean_length, 1) * self.slow_down(count)
 

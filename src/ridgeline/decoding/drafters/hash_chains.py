@@ -23,10 +23,9 @@ class HashChains:
     """The suffix structure of LZ77 matchers (RFC 1951, section 4), over tokens.
 
     A table has the last place of each pair of tokens, and each place points to the one before it.
-    The longest match is looked for among the `MAX_CANDIDATES` latest places, so both appending a
-    token and finding a match take constant time, and memory is one table entry per distinct pair
-    and twelve bytes per token. Tokens are entered when a match is looked for: a text in which none
-    is costs next to nothing.
+    The longest match is looked for among the `MAX_CANDIDATES` latest places. Memory is one table
+    entry per distinct pair and twelve bytes per token. Tokens are entered, each in constant time,
+    when a match is looked for next: a text in which none is looked for costs next to nothing.
     """
 
     def __init__(self) -> None:
@@ -58,12 +57,11 @@ class HashChains:
         """Up to ``count`` tokens that came after a match."""
         return tuple(self.tokens[match.position : match.position + count]) if match.length else ()
 
-    def continuation(self, count: int) -> tuple[int, ...]:
-        """``count`` tokens that may follow this text: what its end was followed by before.
+    def continuation(self, match: Match, count: int) -> tuple[int, ...]:
+        """``count`` tokens that may follow this text: what came after its end's ``match``.
 
         A text that repeats itself goes on doing so. Empty if the end never occurred before.
         """
-        match = self.find_own_end()
         following = self.following(match, count)
         return tuple(following[i % len(following)] for i in range(count)) if following else ()
 

@@ -27,7 +27,8 @@ class NgramDrafter(Drafter):
         self._texts[slot].extend(token_ids)
 
     def propose(self, slot: int, max_tokens: int) -> Draft:
-        return Draft(token_ids=self._texts[slot].continuation(max_tokens))
+        text = self._texts[slot]
+        return Draft(token_ids=text.continuation(text.find_own_end(), max_tokens))
 
     def finish(self, slot: int) -> None:
         del self._texts[slot]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.protocols import Draft, Drafter
-from ridgeline.decoding.drafters.hash_chains import MAX_MATCH, NO_MATCH, HashChains
+from ridgeline.decoding.drafters.hash_chains import KEY_TOKENS, MAX_MATCH, NO_MATCH, HashChains
 
 DEFAULT_MAX_TOKENS = 1 << 18  # about 40 MB
 _END = -1  # between texts; matches no token, and is not proposed
@@ -75,7 +75,7 @@ class SuffixDrafter(Drafter):
         memory = self._memories.get(namespace) if namespace is not None else None
         other = memory.text.find(text.tokens[-MAX_MATCH:]) if memory is not None else NO_MATCH
         if memory is None or other.length <= own.length:
-            return Draft(token_ids=text.continuation(max_tokens))
+            return Draft(token_ids=text.continuation(own, max_tokens))
         following = memory.text.following(other, max_tokens)
         count = following.index(_END) if _END in following else len(following)
         return Draft(token_ids=following[:count])
@@ -84,7 +84,7 @@ class SuffixDrafter(Drafter):
         del self._texts[slot]
         output = self._new.pop(slot)
         namespace, tokens = output.namespace, output.tokens
-        if namespace is None or not tokens:
+        if namespace is None or len(tokens) <= KEY_TOKENS:  # nothing would follow a match
             return
         del tokens[: -self._max_tokens // 2]
         memory = self._memories.setdefault(namespace, _Memory())

@@ -32,7 +32,8 @@ _OFFSET = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 # llguidance's own formats let the 31st of February through. RFC 3339 wants the offset.
 _JSON_FORMATS = {"date": _DATE, "time": _TIME + _OFFSET, "date-time": f"{_DATE}T{_TIME}{_OFFSET}"}
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
-_DATA = frozenset({"const", "enum", "default", "examples"})
+_DATA = frozenset({"const", "enum", "default", "examples"})  # values, not schemas
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _FORMATS = {
     TextFormat.INT: "-?(0|[1-9][0-9]{0,17})",
     TextFormat.FLOAT: r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?(e[+-]?[0-9]{1,2})?",
@@ -103,13 +104,21 @@ def _prepared(schema: Any) -> Any:
         return [_prepared(value) for value in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {key: value if key in _DATA else _prepared(value) for key, value in schema.items()}
+    schema = {key: _prepared_value(key, value) for key, value in schema.items()}
     _check_integers(schema)
     name = schema.get("format")
     if isinstance(name, str) and name in _JSON_FORMATS and "pattern" not in schema:
         del schema["format"]
         schema["pattern"] = f"^({_JSON_FORMATS[name]})$"
     return schema
+
+
+def _prepared_value(keyword: str, value: Any) -> Any:
+    if keyword in _DATA:
+        return value
+    if keyword in _NAMED and isinstance(value, dict):
+        return {name: _prepared(each) for name, each in value.items()}
+    return _prepared(value)
 
 
 def _check_integers(schema: Mapping[str, Any]) -> None:
