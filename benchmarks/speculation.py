@@ -276,6 +276,7 @@ def _say_adaptive(workload: str, batch: int, times: Mapping[str, Sequence[float]
     fixed = [name for name in times if name not in ("adaptive", "off again")]
     best = min(fixed, key=lambda name: statistics.mean(times[name]))
     slow_down, interval = slower("adaptive", "off")
+    median = statistics.median(a / b for a, b in zip(times["adaptive"], times["off"], strict=True))
     same, same_interval = slower("off again", "off")
     behind, behind_interval = slower("adaptive", best)
     say(
@@ -284,6 +285,7 @@ def _say_adaptive(workload: str, batch: int, times: Mapping[str, Sequence[float]
         rounds=len(times["off"]),
         slow_down=slow_down,
         interval=interval,
+        median=median - 1,
         off_again=same,
         off_again_interval=same_interval,
         best_fixed=best,

@@ -83,13 +83,14 @@ class Outcomes:
         known = segment.stop - segment.num_drafts
         if len(sequence.token_ids) < known:  # a replay before it came short
             return self._skip(sequence, segment, outcome)
-        speculates = runs and (segment.outputs.masked or self._speculation.drafter is not None)
-        new_tokens, end = self._append(sequence, outcome, speculates=speculates)
+        masked = runs and segment.outputs.masked
+        new_tokens, end = self._append(sequence, outcome, masked=masked)
         self._policy.charge(sequence, 0, len(new_tokens))
         if self._waiting.has_forks and known >= sequence.num_prompt_tokens:
             self._start_forks(sequence, holds_prompt=runs)
         if runs:
             self._note_progress(sequence, segment, outcome)
+            speculates = masked or self._speculation.drafter is not None
             if speculates and segment.outputs.sample:
                 self._speculation.verified(sequence, segment, outcome, new_tokens)
         if end is None:
@@ -99,16 +100,21 @@ class Outcomes:
         return SequenceUpdate(sequence, segment.start, new_tokens, outcome)
 
     def _append(
-        self, sequence: Sequence, outcome: SegmentResult, *, speculates: bool
+        self, sequence: Sequence, outcome: SegmentResult, *, masked: bool
     ) -> tuple[tuple[int, ...], _End | None]:
         """Take the tokens up to one that ends the output; returns those, and why it ends."""
-        for count, token in enumerate(outcome.token_ids, start=1):
-            sequence.token_ids.append(token)
-            is_whole = speculates and self._speculation.advance(sequence, token)
-            is_full = len(sequence.token_ids) >= sequence.max_length
+        tokens, known = outcome.token_ids, sequence.token_ids
+        fits = len(known) + len(tokens) < sequence.max_length
+        if fits and not masked and sequence.stop_token_ids.isdisjoint(tokens):
+            known.extend(tokens)
+            return tokens, None
+        for count, token in enumerate(tokens, start=1):
+            known.append(token)
+            is_whole = masked and self._speculation.advance(sequence, token)
+            is_full = len(known) >= sequence.max_length
             if is_whole or is_full or token in sequence.stop_token_ids:
-                return outcome.token_ids[:count], _reason(sequence, token, is_whole=is_whole)
-        return outcome.token_ids, None
+                return tokens[:count], _reason(sequence, token, is_whole=is_whole)
+        return tokens, None
 
     def _drop_drafts(
         self, sequence: Sequence, segment: Segment, outcome: SegmentResult
