@@ -43,8 +43,13 @@ from ridgeline.roofline.metrics import percentile
 PORT = 8391
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
 NUM_PROMPTS, NUM_CHECKED = 8192, 128
-# The same values in formats that compute at different speeds; nothing is quantized.
-OURS = [{"dtype": dtype, "max_num_seqs": n} for dtype in ("auto", "float32") for n in (64, 200)]
+# The same values in formats that compute at different speeds; nothing is quantized. No prompt
+# comes again, and nobody's caches of prompts are on.
+OURS = [
+    {"dtype": dtype, "max_num_seqs": n, "enable_prefix_caching": False}
+    for dtype in ("auto", "float32")
+    for n in (64, 200)
+]
 THEIRS = [{"form": form, "slots": n} for form in ("BF16", "F16", "F32") for n in (64, 200)]
 BATCH, BATCH_OUTPUT_TOKENS = 32, 64
 Exchange = dict[str, Any]
@@ -170,14 +175,17 @@ def prompts_of_heldout() -> list[str]:
 
 def ours(setting: dict[str, Any], folder: Path) -> list[str]:
     """The command that serves the embedded model."""
-    flags = [word for name, value in setting.items() for word in (option(name), str(value))]
     own = ["--port", str(PORT), "--data-dir", str(folder / "data"), "--no-log-requests"]
-    return [sys.executable, "-m", "ridgeline", "serve", *own, *flags]
+    return [sys.executable, "-m", "ridgeline", "serve", *own, *flags(setting)]
 
 
-def option(name: str) -> str:
-    """A setting as the command line spells it."""
-    return "--" + name.replace("_", "-")
+def flags(setting: dict[str, Any]) -> list[str]:
+    """Settings as the command line spells them."""
+    words = []
+    for name, value in setting.items():
+        spelled = name.replace("_", "-")
+        words += [f"--no-{spelled}"] if value is False else [f"--{spelled}", str(value)]
+    return words
 
 
 def theirs(setting: dict[str, Any], folder: Path) -> list[str]:
@@ -262,11 +270,6 @@ def batch(arguments: argparse.Namespace) -> dict[str, Any]:
             "load_format": "dummy", "quantization": "int4", "max_model_len": 256,
             "packed_cache_path": str(PEERS / "packed"), "enable_prefix_caching": False,
         }  # fmt: skip
-        flags = [
-            word
-            for key, value in settings.items()
-            for word in ([option(f"no_{key}")] if value is False else [option(key), str(value)])
-        ]
         prompts = [rng.choices(range(10, 4000), k=PROMPT_TOKENS) for _ in range(BATCH)]
         bodies = folder / "bodies.jsonl"
         lines = [completion(prompt=prompt, max_tokens=BATCH_OUTPUT_TOKENS) for prompt in prompts]
@@ -274,7 +277,7 @@ def batch(arguments: argparse.Namespace) -> dict[str, Any]:
         params = SamplingParams(temperature=0.0, max_tokens=BATCH_OUTPUT_TOKENS, ignore_eos=True)
         alone: list[float] = []
         http: list[dict[str, Any]] = []
-        command = [*ours({}, folder), str(folder), *flags]
+        command = [*ours(settings, folder), str(folder)]
         with LLM(str(folder), **settings) as llm, served(command, "/ready") as server:
             for round_number in range(arguments.rounds + 1):  # the first is not counted
                 began_s = time.perf_counter()

@@ -416,6 +416,70 @@ def test_chains_of_the_draft_model_are_of_one_length():
     assert max(counts) >= 4
 
 
+@pytest.mark.parametrize("factor", [0.02, 0.5, 10.0])
+def test_the_budget_does_not_go_by_a_price_that_nothing_has_borne_out(factor):
+    """The first step of a batch of a new size is neither a loss nor a gain."""
+
+    class Wrong(Price):
+        def seconds(self, plan):
+            return factor * super().seconds(plan)
+
+    truth = Price(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(
+        NgramDrafter(), Wrong(token_s=0.02, draft_s=0.1), max_tokens=4, has_model=True
+    )
+    rests = []
+    for size in (1, 2, 4, 8):
+        for slot in range(size // 2, size):
+            drafter.start(slot, [1])
+        drafter.begin_step(dict.fromkeys(range(size), 100))
+        rests.append(drafter.rest_steps())
+        for step in [plan_of([0] * size)] * (1 + PLAIN_STEPS):
+            drafter.observe(step, truth.seconds(step))
+        drafter.begin_step(dict.fromkeys(range(size), 100))
+        rests.append(drafter.rest_steps())
+        drafter.observe(step, truth.seconds(step))
+    assert rests == [PLAIN_STEPS, 0] * 4
+
+
+def test_steps_that_only_draft_are_a_loss_of_the_step_that_verifies():
+    """As under a grammar, which has to see the draft model's tokens first."""
+    price = Price(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=4, has_model=True)
+    drafter.start(0, [1])
+    drafter.begin_step({0: 100})
+    plain = plan_of([0])
+    for _ in range(1 + PLAIN_STEPS):
+        drafter.observe(plain, price.seconds(plain))
+    only_drafts = StepPlan(step_id=0, passes=plan_of([4]).passes[:1])
+    for _ in range(int(CREDIT) + 2):
+        drafter.begin_step({0: 100})
+        drafter.observe(only_drafts, 1.0)
+        drafter.begin_step({0: 100})
+        drafter.observe(plain, price.seconds(plain))
+    drafter.begin_step({0: 100})
+    assert drafter.rest_steps() > 100
+
+
+def test_chains_of_the_draft_model_are_of_one_length():
+    """Those of several lengths would be passes one after the other."""
+    price = Price(token_s=0.02, draft_s=0.1)
+    drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=6, has_model=True)
+    for slot in range(4):
+        drafter.start(slot, [1])
+    drafter.begin_step(dict.fromkeys(range(4), 100))
+    for step in [plan_of([0] * 4)] * (1 + PLAIN_STEPS):
+        drafter.observe(step, price.seconds(step))
+    for _ in range(60):
+        drafter.begin_step(dict.fromkeys(range(4), 100))
+        counts = [drafter.propose(slot, 6).num_model_tokens for slot in range(4)]
+        assert len(set(counts) - {0}) <= 1
+        drafter.observe(plan_of(counts), price.seconds(plan_of(counts)))
+        for slot, (count, right) in enumerate(zip(counts, (1, 2, 4, 6), strict=True)):
+            drafter.verified(slot, count, min(count, right))
+    assert max(counts) >= 4
+
+
 def test_choices_are_reported():
     price = Price(token_s=0.02, draft_s=0.1)
     drafter = AdaptiveDrafter(NgramDrafter(), price, max_tokens=3, has_model=True)
