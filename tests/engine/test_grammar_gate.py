@@ -13,7 +13,7 @@ from ridgeline.engine.grammar_gate import GrammarGate
 
 def request(number) -> Request:
     params = SamplingParams(structured_outputs={"regex": f"a{number}"})
-    return Request(request_id=number, prompt_token_ids=(1,), params=params)
+    return Request(request_id=number, prompt_token_ids=(1,), params=params, seed=0)
 
 
 def test_no_more_requests_wait_for_a_grammar_than_may():
@@ -23,7 +23,7 @@ def test_no_more_requests_wait_for_a_grammar_than_may():
         may_go.wait(10)
         return wanted.source
 
-    constraints = SimpleNamespace(prepare=prepare, is_prepared=lambda wanted: False)
+    constraints = SimpleNamespace(prepare=prepare, is_prepared=lambda _: False)
     gate = GrammarGate(constraints, max_held=3)
     try:
         assert all(gate.holds(request(number)) for number in range(3))

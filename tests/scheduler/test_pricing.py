@@ -58,11 +58,3 @@ def test_a_draft_model_takes_its_share():
     passes = [Pass(segments=(segment,), role=role) for role in (ModelRole.DRAFT, ModelRole.TARGET)]
     seconds = [price.seconds(StepPlan(step_id=0, passes=(each,))) for each in passes]
     assert seconds == pytest.approx([0.0012, 0.012])
-
-
-def test_a_draft_model_takes_its_share():
-    price = LinearPrice(pass_s=0.01, token_s=0.001, draft_share=0.1)
-    segment = Segment(slot=0, start=0, stop=2, token_ids=(1, 1))
-    passes = [Pass(segments=(segment,), role=role) for role in (ModelRole.DRAFT, ModelRole.TARGET)]
-    seconds = [price.seconds(StepPlan(step_id=0, passes=(each,))) for each in passes]
-    assert seconds == pytest.approx([0.0012, 0.012])

@@ -14,7 +14,6 @@ from ridgeline.core.plan import ModelRole, Segment
 from ridgeline.core.protocols import Draft, Drafter
 from ridgeline.core.request import FinishReason
 from ridgeline.core.result import SegmentResult
-from ridgeline.core.result import SegmentResult
 from ridgeline.scheduler import (
     DraftModel,
     DraftModelConfig,
@@ -22,7 +21,6 @@ from ridgeline.scheduler import (
     SchedulerConfig,
     Speculation,
 )
-from ridgeline.scheduler.sequence import Sequence
 from ridgeline.scheduler.sequence import Sequence
 
 
@@ -267,84 +265,6 @@ def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_the
         grammar=lambda: constraint,
     )
     sequence.slot = 0
-    speculation.start(sequence)
-    drafts = speculation.propose(sequence, 4)
-    assert drafts == (forced or (1, 2, 3)[:num_valid])
-    segment = Segment(
-        slot=0, start=5, stop=6 + len(drafts), token_ids=(5, *drafts), num_drafts=len(drafts)
-    )
-    outcome = SegmentResult(token_ids=(*drafts, 9), accepted=tuple(range(len(drafts))))
-    speculation.verified(sequence, segment, outcome, (*drafts, 9))
-    assert drafter.verified_counts + drafter.forced_counts == [expected]
-
-
-def test_a_step_that_waits_for_drafts_takes_what_the_host_does_between_steps():
-    """As steps that are planned ahead do; what comes after a pause without work does not count."""
-
-    class Timed(Oracle):
-        def observe(self, plan, seconds):
-            observed.append(seconds)
-
-    time_is, observed = SimpleNamespace(now_s=0.0), []
-    scheduler = make(Timed(random.Random(0)), clock=lambda: time_is.now_s)
-    for number in range(2):
-        time_is.now_s += 100.0
-        scheduler.add(request(number, range(6), max_tokens=10))
-        while (plan := scheduler.schedule()) is not None:
-            result = FakeExecutor().submit(plan).result()
-            time_is.now_s += 3.0
-            scheduler.update(plan, result)
-            time_is.now_s += 0.5
-        observed.append(None)
-    first, *others = observed[: observed.index(None)]
-    assert first == 3.0
-    assert len(others) > 2
-    assert set(others) == {3.5}
-    assert observed[observed.index(None) + 1] == 3.0
-
-
-class Counted(Drafter):
-    """Guesses the same tokens always, and notes what became of them."""
-
-    def __init__(self, *token_ids):
-        self._draft = Draft(token_ids=token_ids)
-        self.verified_counts, self.forced_counts = [], []
-
-    def start(self, slot, token_ids, namespace=None, *, tenant=""): ...
-
-    def extend(self, slot, token_ids): ...
-
-    def finish(self, slot): ...
-
-    def propose(self, slot, max_tokens):
-        return self._draft
-
-    def verified(self, slot, num_drafted, num_accepted):
-        self.verified_counts.append((num_drafted, num_accepted))
-
-    def forced(self, slot, num_tokens):
-        self.forced_counts.append(num_tokens)
-
-
-@pytest.mark.parametrize(
-    ("num_valid", "forced", "expected"),
-    [(0, (), (3, 0)), (2, (), (3, 2)), (3, (7, 8), 2)],
-    ids=["all cut", "one cut", "forced"],
-)
-def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_them(
-    num_valid, forced, expected
-):
-    constraint = SimpleNamespace(
-        advance=lambda tokens: None,
-        forced=lambda most: forced[:most],
-        num_valid=lambda tokens: min(num_valid, len(tokens)),
-    )
-    constraints = SimpleNamespace(prepare=lambda wanted: lambda: constraint)
-    drafter = Counted(1, 2, 3)
-    speculation = Speculation(drafter=drafter, max_tokens=4, constraints=constraints)
-    params = {"structured_outputs": {"regex": "a"}}
-    sequence = Sequence(request=request(0, range(6), **params), sample_index=0)
-    sequence.slot, sequence.grammar = 0, lambda: constraint
     speculation.start(sequence)
     drafts = speculation.propose(sequence, 4)
     assert drafts == (forced or (1, 2, 3)[:num_valid])

@@ -93,21 +93,6 @@ def test_a_property_may_be_named_like_a_keyword(compiler, tokenizer, name):
         assert valid is is_valid, text
 
 
-@pytest.mark.parametrize("name", ["day", "default", "const", "enum", "examples"])
-def test_a_property_may_be_named_like_a_keyword(compiler, tokenizer, name):
-    schema = {
-        "type": "object",
-        "properties": {name: {"type": "string", "format": "date"}},
-        "required": [name],
-        "additionalProperties": False,
-    }
-    for day, is_valid in ((28, True), (31, False)):
-        text = f'{{"{name}": "2024-02-{day}"}}'
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        valid = constraint(compiler, json=schema).num_valid(tokens) == len(tokens)
-        assert valid is is_valid, text
-
-
 def test_the_end_is_allowed_iff_the_grammar_accepts(compiler, tokenizer):
     one = constraint(compiler, regex="a{2,3}")
     seen = []
