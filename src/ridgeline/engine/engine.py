@@ -69,7 +69,6 @@ class Engine:
         self.observer = make_observer(config, models, self.executor)
         price = step_price(self.observer)
         self.grammars = make_grammars(loaded)
-        self.max_num_waiting = config.max_num_waiting
         self.speculation = make_speculation(
             config, resolved, self.executor, constraints=self.grammars, price=price
         )

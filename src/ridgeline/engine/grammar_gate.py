@@ -6,8 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
 from ridgeline.core.protocols import ConstraintFactory, Grammar
 from ridgeline.core.request import Request
+from ridgeline.decoding.grammars.checker import CPU_SECONDS
 
-COMPILE_S = 0.1  # about what a grammar takes
+_NUM_THREADS = 2
 
 
 class GrammarGate:
@@ -19,7 +20,7 @@ class GrammarGate:
     def __init__(self, constraints: ConstraintFactory | None, max_held: int | None = None) -> None:
         self._constraints = constraints
         self._max_held = max_held
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(max_workers=_NUM_THREADS, thread_name_prefix="grammar")
         self._held: dict[int, tuple[Request, Future[Grammar]]] = {}
 
     def __len__(self) -> int:
@@ -37,7 +38,7 @@ class GrammarGate:
         if self._max_held is not None and len(self) >= self._max_held:
             raise OverloadedError(
                 f"{len(self)} requests wait for their grammars to be compiled; try again later.",
-                retry_after_s=COMPILE_S * len(self),
+                retry_after_s=CPU_SECONDS * len(self) / _NUM_THREADS,  # at the most
             )
         future = self._threads.submit(self._constraints.prepare, wanted)
         self._held[request.request_id] = (request, future)

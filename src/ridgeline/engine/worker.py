@@ -50,7 +50,7 @@ class Worker:
         self._receive = receive
         self._send = send
         self._pooling: dict[int, RequestState] = {}
-        self._gate = GrammarGate(engine.grammars, engine.max_num_waiting)
+        self._gate = GrammarGate(engine.grammars, engine.scheduler.config.max_num_waiting)
         self._num_deletions = 0  # that were begun and have not been reported
         self._deleted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._running = True
