@@ -3,6 +3,8 @@
 import gzip
 import http.client
 import json
+import socket
+import time
 
 import pytest
 
@@ -63,3 +65,98 @@ def test_a_compressed_body_is_refused_as_that(connection):
     assert "gzip" in json.loads(answer.read())["error"]["message"]
     connection.request("POST", "/v1/completions", BODY, JSON | {"content-encoding": "identity"})
     assert connection.getresponse().status == 200
+
+
+def exchange(served, *pieces, pause_s=0.0):
+    """Sends the pieces, each as a segment of its own, and reads until the server closes."""
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for number, piece in enumerate(pieces):
+            time.sleep(pause_s if number else 0)
+            sock.sendall(piece)
+        received = b""
+        while piece := sock.recv(1 << 16):
+            received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, body
+
+
+def posted(body, *headers, version="1.1", path="/v1/completions"):
+    lines = [f"POST {path} HTTP/{version}", "Host: localhost", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+@pytest.mark.parametrize("cut", ["\r\nUp", "\r", "\r\n", "\r\nUpgrade:", "h2c\r\n", "h2c\r\n\r"])
+def test_an_offer_in_two_segments_costs_no_body(served, cut):
+    request = posted(BODY, "Connection: close, Upgrade", "Upgrade: h2c")
+    at = request.index(cut.encode(), request.index(b"Upgrade") - 2) + len(cut)
+    status, _, body = exchange(served, request[:at], request[at:], pause_s=0.05)
+    assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 2), body
+
+
+def test_an_offer_a_byte_at_a_time_costs_no_body(served):
+    request = posted(BODY, "Upgrade: h2c", "Connection: Upgrade, close")
+    status, _, body = exchange(served, *(bytes([byte]) for byte in request), pause_s=0.001)
+    assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 2), body
+
+
+def test_what_cannot_change_the_protocol_is_told_so(served):
+    """An offer in the second of two requests of one segment."""
+    offer = posted(BODY, "Connection: Upgrade", "Upgrade: h2c")
+    _, _, body = exchange(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + offer)
+    assert b"The protocol cannot be changed." in body
+
+
+def test_a_stream_over_http_1_0_ends_with_the_connection(served):
+    body = {"prompt": "ab", "max_tokens": 8, "temperature": 0, "stream": True}
+    wire = posted(json.dumps(body).encode(), version="1.0")
+    status, headers, events = exchange(served, wire)
+    assert (status, headers["connection"]) == (200, "close")
+    assert "transfer-encoding" not in headers
+    lines = [line for line in events.decode().split("\n") if line]
+    assert lines.pop() == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    whole = exchange(served, posted(json.dumps(body | {"stream": False}).encode(), version="1.0"))
+    assert text == json.loads(whole[2])["choices"][0]["text"]
+
+
+def test_a_whole_answer_over_http_1_0_has_its_length(served):
+    _, headers, body = exchange(served, posted(BODY, version="1.0"))
+    assert int(headers["content-length"]) == len(body)
+    assert json.loads(body)["usage"]["completion_tokens"] == 2
+    status, headers, body = exchange(served, b"HEAD /live HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    assert (status, body) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (b"nonsense\r\n\r\n", "Invalid HTTP request"),
+        (posted(b"", "Host: other"), "two readings"),
+        (b"GET / HTTP/1.1\r\nx: " + b"x" * 70_000, "too long"),
+    ],
+)
+def test_what_is_no_request_gets_an_error_with_an_id(served, http, request_, told):
+    name = 'ridgeline:http_requests_total{method="other",route="refused",status="400"}'
+
+    def counted():
+        lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    before = counted()
+    status, headers, body = exchange(served, request_)
+    assert status == 400
+    assert headers["x-request-id"].startswith("req-")
+    assert told in json.loads(body)["error"]["message"]
+    assert counted() == before + 1
+
+
+def test_what_is_no_request_of_anthropics_has_their_shape(served):
+    request = posted(b"", "Host: other", path="/v1/messages")
+    _, headers, body = exchange(served, request)
+    error = json.loads(body)
+    assert (error["type"], error["request_id"]) == ("error", headers["request-id"])

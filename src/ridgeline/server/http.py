@@ -2,18 +2,35 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from ridgeline.server.context import new_id
+from ridgeline.server.errors import bad_request, family_of
+from ridgeline.server.replies import encode
 
 MAX_HEAD_BYTES = 64 << 10
 _ONCE = (b"content-length", b"transfer-encoding", b"host")
+_HEAD_END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_TOO_LONG = "The head of the request is too long."
+_UNDECIDED = (_HEAD_END, b"\r\nupgrade:")
 
 
-def http_protocol(*, head_timeout_s: float, stall_timeout_s: float) -> type[HttpToolsProtocol]:
-    """A `BoundedHttpProtocol` with these timeouts."""
-    settings = {"head_timeout_s": head_timeout_s, "stall_timeout_s": stall_timeout_s}
+def http_protocol(
+    *, head_timeout_s: float, stall_timeout_s: float, refused: Callable[[str], None]
+) -> type[HttpToolsProtocol]:
+    """A `BoundedHttpProtocol` with these timeouts.
+
+    ``refused`` is called with the id of each request that is answered here, since it is none.
+    """
+    settings = {
+        "head_timeout_s": head_timeout_s,
+        "stall_timeout_s": stall_timeout_s,
+        "refused": staticmethod(refused),
+    }
     return type("HttpProtocol", (BoundedHttpProtocol,), settings)
 
 
@@ -22,16 +39,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     takes nothing for ``stall_timeout_s`` while there is more than the buffers hold.
 
     Two readings: both a Content-Length and a Transfer-Encoding, or one of these or Host twice; a
-    proxy in front may go by the other one.
+    proxy in front may go by the other one. A stream over HTTP/1.0, which knows no chunks, ends with
+    the connection.
     """
 
-    head_timeout_s = 30.0
-    stall_timeout_s = 60.0
+    head_timeout_s: float
+    stall_timeout_s: float
+    refused: Callable[[str], None]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._head_bytes = 0
         self._in_head = True
+        self._offers = _Offers()
+        self._problem: str | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -57,10 +78,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if self._in_head:
             self._head_bytes += len(data)
-            data = _without_upgrade(data)
+            data = self._offers.removed(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too long.")
+            self.send_400_response(_TOO_LONG)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, in the shape of other errors, and end the connection."""
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.close()  # the error would be taken for a part of that response
+            return
+        request_id = new_id("req-").encode()
+        family = family_of(getattr(self, "url", b"").decode("latin-1"))
+        body = encode(bad_request(self._problem or msg).body(family, request_id.decode()))
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\nx-request-id: %b\r\nrequest-id: %b\r\n"
+            b"x-content-type-options: nosniff\r\n\r\n%b" % (len(body), request_id, request_id, body)
+        )
+        self.transport.close()
+        self.refused(request_id.decode())
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -73,17 +111,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unwatch_head()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
-            raise ValueError("the head is too long")  # the parser turns it into 400
+            self._refuse(_TOO_LONG)
         names = [name for name, _ in self.headers]
         counts = {name: names.count(name) for name in _ONCE}
         has_two_lengths = counts[b"content-length"] and counts[b"transfer-encoding"]
         if has_two_lengths or max(counts.values()) > 1:
-            raise ValueError("the request has two readings")
+            self._refuse("The request has two readings: a header is there twice, or two lengths.")
+        if self.parser.should_upgrade():  # CONNECT, or an offer that a pipeline hid from us
+            self._refuse("The protocol cannot be changed.")
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _end_with_connection(self.cycle)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_head = True
+
+    def _refuse(self, problem: str) -> None:
+        """End the parsing, whose error becomes a 400 that tells the problem."""
+        self._problem = problem
+        raise ValueError(problem)
 
     def _watch_head(self) -> None:
         if self._head_timer is None:
@@ -116,10 +163,44 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """A head without its offer of another protocol, after which the parser would read no body.
+class _Offers:
+    """Takes the offer of another protocol, after which the parser would read no body, out of heads.
 
     ``curl --http2`` and Java's HttpClient offer HTTP/2 with every request.
     """
-    head, end, body = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nIgnored:", head) + end + body
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def removed(self, data: bytes) -> bytes:
+        """The next piece of a connection, within a head, without what may become an offer."""
+        head, end, body = (self._held + data).partition(_HEAD_END)
+        kept = len(head) if end else len(head) - _undecided_length(head)
+        self._held = head[kept:]
+        return _UPGRADE.sub(b"\r\nIgnored:", head[:kept]) + end + body
+
+
+def _undecided_length(head: bytes) -> int:
+    """Length of the longest end that may become an offer, or the end of the head."""
+    for length in range(max(map(len, _UNDECIDED)) - 1, 0, -1):
+        tail = head[-length:].lower()
+        if len(tail) == length and any(whole.startswith(tail) for whole in _UNDECIDED):
+            return length
+    return 0
+
+
+def _end_with_connection(cycle: RequestResponseCycle) -> None:
+    """Have a body whose length is not known end with the connection, not in chunks.
+
+    uvicorn has no such body: each piece is announced as all that is left.
+    """
+    send = cycle.send
+
+    async def send_plain(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            cycle.chunked_encoding = False
+        else:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]

@@ -26,7 +26,7 @@ from ridgeline.server.context import Server
 from ridgeline.server.http import http_protocol
 from ridgeline.server.jobs.jobs import Jobs, default_folder
 from ridgeline.server.keys import Keys
-from ridgeline.server.logs import setup_request_log
+from ridgeline.server.logs import log_request, setup_request_log
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048
@@ -143,6 +143,7 @@ def http_server(server: Server) -> uvicorn.Server:
             http=http_protocol(
                 head_timeout_s=server.config.body_timeout_s,
                 stall_timeout_s=server.config.stall_timeout_s,
+                refused=lambda request_id: _count_refusal(server, request_id),
             ),
             ws="none",
             lifespan="off",
@@ -154,6 +155,13 @@ def http_server(server: Server) -> uvicorn.Server:
             timeout_graceful_shutdown=math.ceil(_CLOSE_S),
         )
     )
+
+
+def _count_refusal(server: Server, request_id: str) -> None:
+    """Count and log what was no request."""
+    server.metrics.http("refused", "other", 400)
+    if server.config.log_requests:
+        log_request("", None, request_id, 400, 0.0)
 
 
 async def _drain(server: Server, announce: Announce, stopping: asyncio.Event) -> None:
