@@ -130,6 +130,18 @@ def test_text_without_calls_is_content(tool, text):
     [
         ("json", '{"name": "Bob", "age": 3}'),
         ("llama3_json", '{"answer": [1, 2, 3]}'),
+        ("llama3_json", '{"name": "unknown", "parameters": {"a": 1}}'),
+        ("llama3_json", '{"parameters": {"a": 1}, "name": "unknown"}'),
+        ("llama3_json", '{"type": "object", "name": "f", "parameters": {"a": 1}}'),
+        ("llama3_json", '{"name": "f", "description": "F", "parameters": {"type": "object"}}'),
+        ("llama3_json", '{"type": "function", "function": {"name": "f", "description": "F"}}'),
+        ("llama3_json", '{"type": "object", "properties": {"name": {}, "parameters": {}}}'),
+        ("llama3_json", '{"name": "f", "price": 3}'),
+        ("llama3_json", '{"name": "f", "parameters": [1]}'),
+        ("llama3_json", '{"name": "f", "parameters": 5}'),
+        ("llama3_json", '{"name": "f", "parameters": "of use"}'),
+        ("llama3_json", '{"name": "f"'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
         ("hermes", 'Use <tool_call>{"name": "unknown", "arguments": {}}</tool_call> so.'),
         ("hermes", "a <tool_call> is a tag"),
         ("qwen3_coder", "a <tool_call> is a tag"),
@@ -160,14 +172,21 @@ def test_later_mistral_form():
         '{"type": "function", "function": {"name": "f", "arguments": "{\\"x\\": 1}"}}',
         '{"name": "f", "arguments": "{\\"x\\": 1}"}',
         '{"id": 7, "name": "f", "parameters": {"x": 1}, "done": true}',
+        '{"name": "f", "arguments": {"x": 1}, "parameters": {"y": 1}}',
     ],
 )
 def test_spellings_of_a_call(call):
     assert decoded(run(call, tool="json")[2]) == [("f", {"x": 1})]
 
 
-def test_a_call_without_arguments_has_an_empty_object():
-    assert run('{"name": "f"}', tool="json")[2] == [("f", "{}")]
+@pytest.mark.parametrize("rest", ["", ', "arguments": null', ', "arguments": ""'])
+def test_a_call_without_arguments_has_an_empty_object(rest):
+    assert run(f'{{"name": "f"{rest}}}', tool="json")[2] == [("f", "{}")]
+
+
+def test_a_call_between_tags_may_say_more():
+    text = '<tool_call>{"name": "f", "why": "so", "arguments": {"x": 1}}</tool_call>'
+    assert decoded(run(text, tool="hermes")[2]) == [("f", {"x": 1})]
 
 
 def function(*arguments, name="f"):

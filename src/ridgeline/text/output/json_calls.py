@@ -6,6 +6,8 @@ from collections.abc import Callable
 from ridgeline.text.output.events import Content, Event, ToolArguments, ToolCall
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
+_CALL_KEYS = frozenset({*_ARGUMENT_KEYS, "name", "function", "type", "id", "index"})
+_NULL = "null"
 _SPACE = " \t\r\n"
 IsTool = Callable[[str], bool]
 
@@ -40,18 +42,20 @@ class JsonExtent:
 
 
 class JsonCall:
-    """One object. The name is announced as soon as it is known, the arguments as they arrive.
+    """One object. The name is announced where the arguments begin, which then stream.
 
     Arguments that come before the name wait for it. A call that is wrapped in a ``function`` object
     (as the API writes calls) is found as well. ``failed`` is set where the text is not a call of a
-    known tool.
+    known tool; with ``strict``, also where what comes before the arguments is nothing that a call
+    has, as in the definition of a tool, or in data with a name.
     """
 
-    def __init__(self, index: int, is_tool: IsTool) -> None:
+    def __init__(self, index: int, is_tool: IsTool, *, strict: bool = False) -> None:
         self.index = index
         self.done = self.failed = self.announced = False
         self.raw: list[str] = []
         self._is_tool = is_tool
+        self._strict = strict
         self._state: Callable[[str, list[Event]], None] = self._open
         self._key = ""
         self._text: list[str] = []  # of the key, or of a value that is read whole
@@ -60,7 +64,7 @@ class JsonCall:
         self._waiting: list[str] = []  # arguments before the name
         self._has_arguments = False
         self._extent = JsonExtent()
-        self._streams = False
+        self._is_arguments = self._streams = False
 
     def feed(self, char: str, out: list[Event]) -> None:
         """Take one character; what it settles is appended to ``out``."""
@@ -88,6 +92,8 @@ class JsonCall:
         if self._extent.feed(char):
             self._key = _string("".join(self._text)) or ""
             self._state = self._before_value
+            is_foreign = self._key not in _CALL_KEYS
+            self.failed = self._strict and is_foreign and not self.announced
 
     def _before_value(self, char: str, out: list[Event]) -> None:
         if char in _SPACE or char == ":":
@@ -100,8 +106,10 @@ class JsonCall:
             self._state = self._before_key
             return
         self._text, self._extent = [], JsonExtent()
-        self._streams = self._key in _ARGUMENT_KEYS and char != '"'
-        self._has_arguments |= self._key in _ARGUMENT_KEYS
+        self._is_arguments = self._key in _ARGUMENT_KEYS and not self._has_arguments
+        self._streams = self._is_arguments and char == "{"
+        if self._streams:
+            self._begin_arguments(out)
         self._state = self._in_value
         self._in_value(char, out)
 
@@ -109,7 +117,7 @@ class JsonCall:
         if char in ",}" and self._text and self._extent.is_outside:
             self._end_value(out)  # the end of a number, true, false or null
             self._state = self._before_key
-            if char == "}":
+            if char == "}" and not self.failed:
                 self._close(out)
             return
         self._text.append(char)
@@ -125,14 +133,30 @@ class JsonCall:
             self._name = _string(text)
             if self._name is None or not self._is_tool(self._name):
                 self.failed = True
+            elif self._has_arguments:
+                self._announce(out)
+        elif self._is_arguments and not self._streams and text != _NULL:
+            inner = _object_text(text)
+            if inner is None:
+                self.failed = True
                 return
-            self.announced = True
-            out.append(ToolCall(self.index, self._name))
-            if self._waiting:
-                out.append(ToolArguments(self.index, "".join(self._waiting)))
-                self._waiting = []
-        elif self._key in _ARGUMENT_KEYS and not self._streams:
-            self._arguments(_string(text) or "", out)  # JSON within a string
+            self._begin_arguments(out)
+            self._arguments(inner, out)
+        elif self._key == "type" and self._strict and not self.announced:
+            self.failed = _string(text) != "function"
+
+    def _begin_arguments(self, out: list[Event]) -> None:
+        self._has_arguments = True
+        if self._name is not None:
+            self._announce(out)
+
+    def _announce(self, out: list[Event]) -> None:
+        assert self._name is not None
+        self.announced = True
+        out.append(ToolCall(self.index, self._name))
+        if self._waiting:
+            out.append(ToolArguments(self.index, "".join(self._waiting)))
+            self._waiting = []
 
     def _arguments(self, text: str, out: list[Event]) -> None:
         if self.announced:
@@ -145,10 +169,11 @@ class JsonCall:
             self._wrappers -= 1
             self._state = self._before_key
             return
-        if not self.announced:
+        if self._name is None:
             self.failed = True
             return
-        if not self._has_arguments:
+        if not self.announced:
+            self._announce(out)
             out.append(ToolArguments(self.index, "{}"))
         self.done = True
 
@@ -157,11 +182,13 @@ class JsonCalls:
     """One call, several one after the other (parted by ``;``, ``,`` or space), or an array of them.
 
     ``feed`` returns the text after the last call once the calls are over, ``None`` until then.
+    ``strict`` is that of `JsonCall`.
     """
 
-    def __init__(self, first_index: int, is_tool: IsTool) -> None:
+    def __init__(self, first_index: int, is_tool: IsTool, *, strict: bool = False) -> None:
         self.next_index = first_index
         self._is_tool = is_tool
+        self._strict = strict
         self._call: JsonCall | None = None
         self._between = ""
         self._in_array = False
@@ -191,7 +218,7 @@ class JsonCalls:
 
     def _outside(self, char: str) -> str | None:
         if char == "{":
-            self._call = JsonCall(self.next_index, self._is_tool)
+            self._call = JsonCall(self.next_index, self._is_tool, strict=self._strict)
             return None
         self._between += char
         if char == "[" and not self._in_array:
@@ -235,6 +262,17 @@ def content(text: str) -> list[Event]:
 def _string(text: str) -> str | None:
     try:
         value = json.loads(text, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, str) else None
+
+
+def _object_text(text: str) -> str | None:
+    """The JSON of an object that is written within a string, ``None`` for anything else."""
+    inner = _string(text)
+    if inner is None or not inner.strip():
+        return None if inner is None else "{}"
+    try:
+        return inner if isinstance(json.loads(inner, strict=False), dict) else None
+    except (ValueError, RecursionError):
+        return None

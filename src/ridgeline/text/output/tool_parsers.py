@@ -189,7 +189,7 @@ class WholeJson:
     marker: ClassVar[str] = ""
 
     def __init__(self, names: Collection[str] | None) -> None:
-        self._calls = JsonCalls(0, known_tools(names))
+        self._calls = JsonCalls(0, known_tools(names), strict=True)
         self._lead = ""
         self._space = SpaceHolder()
         self._advance: Callable[[str], list[Event]] = self._open
