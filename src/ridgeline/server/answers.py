@@ -11,11 +11,11 @@ from ridgeline.core.request import CompletionChunk, FinishReason
 from ridgeline.server.call_ids import new_call_id, with_template_ids
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, explain_tools
-from ridgeline.server.errors import bad_request
 from ridgeline.server.forced_calls import forced_call
+from ridgeline.server.formats import FormatSchema, refused_format, wanted_format
 from ridgeline.server.generation import Job, generate, priority_of
 from ridgeline.server.prompts import check_room, render, tokenize, truncate
-from ridgeline.server.sampling import deadline_s, sampling_params, structured_outputs
+from ridgeline.server.sampling import deadline_s, sampling_params
 from ridgeline.server.schemas.generation import Generation
 from ridgeline.text.output import (
     Content,
@@ -127,15 +127,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerJob:
-    """A conversation on its way through the engine; `new_answer` once for each of the n.
-
-    ``reads_schemas``: the grammar of the output is made from the schemas of tools.
-    """
+    """A conversation on its way through the engine; `new_answer` once for each of the n."""
 
     job: Job
     model: str
     new_answer: Callable[[], Answer]
-    reads_schemas: bool
 
 
 Piece = tuple[int, CompletionChunk, AnswerDelta]
@@ -149,22 +145,14 @@ async def answer_pieces(job: AnswerJob, answers: Sequence[Answer]) -> AsyncGener
     Raises:
         ApiError, RequestError: what the caller did wrong.
     """
-    try:
-        async with contextlib.aclosing(generate(job.job)) as pieces:
-            async for index, chunk in pieces:
-                answer = answers[index]
-                if answer.is_cut:
-                    continue
-                yield index, chunk, answer.take(chunk)
-                if answer.is_cut and all(each.finish_reason is not None for each in answers):
-                    return
-    except InvalidRequestError as error:
-        field, _, reason = str(error).partition(" was refused: ")
-        if job.reads_schemas and field.startswith("structured_outputs."):
-            raise bad_request(
-                f"A schema of tools or format was refused: {reason}", "tools"
-            ) from error
-        raise
+    async with contextlib.aclosing(generate(job.job)) as pieces:
+        async for index, chunk in pieces:
+            answer = answers[index]
+            if answer.is_cut:
+                continue
+            yield index, chunk, answer.take(chunk)
+            if answer.is_cut and all(each.finish_reason is not None for each in answers):
+                return
 
 
 async def prepare_answer(
@@ -174,6 +162,7 @@ async def prepare_answer(
     *,
     max_tokens: int | None,
     limit_name: str | None,
+    format_schema: FormatSchema | None = None,
     add_special_tokens: bool = False,
     **settings: Any,
 ) -> AnswerJob:
@@ -189,11 +178,17 @@ async def prepare_answer(
     model = server.check_model(fields.model, call.caller)
     call.admit()
     tools = conversation.offered_tools
-    wanted = structured_outputs(fields)
-    forced = forced_call(conversation, wanted, server.tool_parser, server.template_source)
+    wanted = wanted_format(fields, format_schema)
+    grammar = None if wanted is None else wanted.grammar
+    format_fields = () if wanted is None else (wanted.field,)
+    try:
+        forced = forced_call(conversation, grammar, server.tool_parser, server.template_source)
+    except InvalidRequestError as error:
+        raise refused_format(error, ("tools", *format_fields)) from None
     tool_parser = reasoning_parser = None
     if forced is not None:
-        tool_parser = forced.parser
+        grammar, tool_parser = forced.grammar, forced.parser
+        format_fields = ("tools", *format_fields)
     elif wanted is None:
         reasoning_parser = server.reasoning_parser
         if tools:
@@ -205,11 +200,13 @@ async def prepare_answer(
         server,
         fields,
         max_tokens=max_tokens,
-        structured=wanted if forced is None else forced.grammar,
+        structured=grammar,
         **settings,
     )
     context = server.engine.config.max_model_len
-    ids = await tokenize(server, prompt, add_special_tokens=add_special_tokens)
+    ids = await tokenize(
+        server, prompt, add_special_tokens=add_special_tokens, param=call.prompt_field
+    )
     ids = truncate(ids, fields.truncate_prompt_tokens, context, max_tokens)
     if limit_name is not None:
         check_room(ids, max_tokens, context, limit_name)
@@ -221,6 +218,7 @@ async def prepare_answer(
         cache_salt=fields.cache_salt or "",
         priority=priority_of(call, fields.priority),
         deadline_s=deadline_s(server, fields),
+        format_fields=format_fields,
     )
     schemas = {tool.name: tool.parameters or {} for tool in tools}
 
@@ -236,7 +234,7 @@ async def prepare_answer(
             one_call=not conversation.parallel_calls,
         )
 
-    return AnswerJob(job=job, model=model, new_answer=new_answer, reads_schemas=forced is not None)
+    return AnswerJob(job=job, model=model, new_answer=new_answer)
 
 
 async def prompt_of(call: Call, conversation: Conversation) -> str:
@@ -256,6 +254,7 @@ async def prompt_of(call: Call, conversation: Conversation) -> str:
     return await render(
         server,
         messages,
+        param=call.prompt_field,
         tools=[tool.as_template_input() for tool in tools] if tools and knows_tools else None,
         documents=conversation.documents,
         add_generation_prompt=conversation.add_generation_prompt,

@@ -157,7 +157,8 @@ def new_id(prefix: str) -> str:
 class Call:
     """One request to a route: who asks, and what is known of it so far for metrics and logs.
 
-    ``path`` is the route's pattern. ``arrival_s`` is on the ``time.monotonic`` clock. Closing
+    ``path`` is the route's pattern, ``prompt_field`` its field for what the model reads.
+    ``arrival_s`` is on the ``time.monotonic`` clock. Closing
     ``admission`` gives back the place that `admit` took.
     """
 
@@ -171,6 +172,7 @@ class Call:
     arrival_s: float = field(default_factory=time.monotonic)
     is_batch: bool = False
     family: Family = Family.OPENAI
+    prompt_field: str = "prompt"
     outcome: str = "ok"
     ttft_s: float | None = None
     prompt_tokens: int = 0

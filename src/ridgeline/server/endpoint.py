@@ -41,8 +41,8 @@ class Operation:
     ``handler`` takes the `Call`, and the decoded body where there is a ``request`` schema, or the
     ASGI ``receive`` where ``reads_raw``. ``answer`` is the schema of the reply, for
     ``/openapi.json``, as are ``query`` (JSON Schema by parameter) and ``form`` (that of a multipart
-    body). ``needs_admin``: only the admin key will do. ``in_batches``: lines of a batch may ask for
-    it.
+    body). ``prompt_field``: where a request has what the model reads. ``needs_admin``: only the
+    admin key will do. ``in_batches``: lines of a batch may ask for it.
     """
 
     method: str
@@ -54,6 +54,7 @@ class Operation:
     family: Family = Family.OPENAI
     reads_raw: bool = False
     needs_admin: bool = False
+    prompt_field: str = "prompt"
     in_batches: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     form: Mapping[str, Any] | None = None
@@ -74,6 +75,7 @@ class Endpoint:
         call.path = self._operation.path
         call.path_params = scope.get("path_params", {})
         call.family = self._operation.family
+        call.prompt_field = self._operation.prompt_field
         sender = _Sender(send, is_head=scope["method"] == "HEAD")
         try:
             with call.admission:
@@ -143,7 +145,7 @@ class Endpoint:
             file.close()
 
     async def _fail(self, call: Call, sender: "_Sender", error: Exception) -> None:
-        api_error = to_api_error(error)
+        api_error = to_api_error(error, call.prompt_field)
         call.outcome = f"error {api_error.status}"
         if not isinstance(error, ApiError | RidgelineError):
             _log.error("A request failed inside.", exc_info=error)

@@ -98,13 +98,16 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def to_api_error(error: Exception) -> ApiError:
-    """What to tell the caller; details of what broke inside stay inside."""
+def to_api_error(error: Exception, prompt_field: str) -> ApiError:
+    """What to tell the caller; details of what broke inside stay inside.
+
+    ``prompt_field``: where the request has what the model reads.
+    """
     match error:
         case ApiError():
             return error
         case ContextLengthError():
-            return bad_request(str(error), "prompt", "context_length_exceeded")
+            return bad_request(str(error), prompt_field, "context_length_exceeded")
         case RequestError():
             return bad_request(str(error), _field(str(error)))
         case EngineUnavailableError():

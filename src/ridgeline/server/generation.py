@@ -5,12 +5,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from ridgeline.core.errors import EngineError, OverloadedError
+from ridgeline.core.errors import EngineError, InvalidRequestError, OverloadedError
 from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
+from ridgeline.server.formats import refused_format
 from ridgeline.server.schemas.generation import PromptTokensDetails, Usage
 
 MAX_SEQUENCES = 2048
@@ -20,7 +21,10 @@ _BUFFERED_CHUNKS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The prompts of a call as token ids, and how to continue them."""
+    """The prompts of a call as token ids, and how to continue them.
+
+    ``format_fields``: those of the request from which the grammar of the output was made.
+    """
 
     call: Call
     prompts: Sequence[tuple[int, ...]]
@@ -29,6 +33,7 @@ class Job:
     cache_salt: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    format_fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.prompts) * self.params.n > MAX_SEQUENCES:
@@ -46,6 +51,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
     Closing it aborts what is left. Its end is that of the call's admission.
 
     Raises:
+        ApiError: the grammar of the output was refused.
         EngineError: an output ended in an error of the engine's.
     """
     call, server = job.call, job.call.server
@@ -68,6 +74,8 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
                         "The queue is full of more urgent requests.", retry_after_s=1.0
                     )
                 yield choice, chunk
+        except InvalidRequestError as error:
+            raise refused_format(error, job.format_fields) from None
         finally:
             cost = cost_of(call)
             meter.close(None if cost is None else cost.total)

@@ -104,13 +104,17 @@ async def render(
     server: Server,
     messages: Sequence[Mapping[str, Any]],
     *,
+    param: str = "messages",
     tools: list[dict[str, Any]] | None = None,
     documents: list[dict[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The prompt of a conversation by the model's template, rendered off the event loop."""
+    """The prompt of a conversation by the model's template, rendered off the event loop.
+
+    ``param``: where the request has the messages.
+    """
     template = server.chat_template
 
     def work() -> str:
@@ -126,4 +130,4 @@ async def render(
     try:
         return await server.in_thread(work)
     except InvalidRequestError as error:
-        raise bad_request(str(error), "messages") from error
+        raise bad_request(str(error), param) from error

@@ -3,14 +3,11 @@
 import time
 from typing import Any
 
-import msgspec
-
-from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import MAX_SEED, SamplingParams
 from ridgeline.core.structured_outputs import StructuredOutputs
 from ridgeline.server.context import Server
 from ridgeline.server.errors import bad_request
-from ridgeline.server.schemas.generation import Generation, OpenAIGeneration, ResponseFormat
+from ridgeline.server.schemas.generation import Generation, OpenAIGeneration
 
 _COPIED = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -18,12 +15,6 @@ _COPIED = (
     "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
 _RANDOM_SEED = -1
-_GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-}
 
 
 def sampling_params(
@@ -73,47 +64,6 @@ def check_stream_options(fields: OpenAIGeneration) -> None:
 def limit_name(fields: OpenAIGeneration) -> str:
     """By which of its names the output limit came."""
     return "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-
-
-def structured_outputs(fields: Generation) -> StructuredOutputs | None:
-    """What the output must look like, by whichever of the names was used; one at the most."""
-    found: list[tuple[str, dict[str, Any]]] = []
-    if fields.structured_outputs is not None:
-        given = msgspec.structs.asdict(fields.structured_outputs)
-        given = {kind: value for kind, value in given.items() if value is not None}
-        if given.pop("json_object", False):
-            given["json"] = {"type": "object"}
-        found.append(("structured_outputs", given))
-    for name, kind in _GUIDED.items():
-        if (value := getattr(fields, name)) is not None:
-            found.append((name, {kind: value}))
-    if isinstance(fields, OpenAIGeneration) and fields.response_format is not None:
-        schema = _response_schema(fields.response_format)
-        if schema is not None:
-            found.append(("response_format", {"json": schema}))
-    if len(found) > 1:
-        names = " and ".join(name for name, _ in found)
-        raise bad_request(f"{names} exclude each other.", found[1][0])
-    if not found:
-        return None
-    name, value = found[0]
-    try:
-        return StructuredOutputs.of(value)
-    except InvalidRequestError as error:
-        raise bad_request(str(error), name) from None
-
-
-def _response_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
-    if wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return {"type": "object"}
-    if wanted.json_schema is None or wanted.json_schema.schema is None:
-        raise bad_request(
-            "response_format of type json_schema needs json_schema.schema.",
-            "response_format.json_schema",
-        )
-    return wanted.json_schema.schema
 
 
 def deadline_s(server: Server, fields: Generation) -> float | None:

@@ -138,7 +138,13 @@ async def run_line(server: Server, caller: Caller, place: LinePlace, line: Batch
     operation = ENDPOINTS[line.url]
     attempt = 0
     while True:
-        call = Call(server=server, request_id=new_id("req-"), caller=caller, is_batch=True)
+        call = Call(
+            server=server,
+            request_id=new_id("req-"),
+            caller=caller,
+            is_batch=True,
+            prompt_field=operation.prompt_field,
+        )
         try:
             reply = await _reply(operation, call, bytes(line.body))
         except Exception as error:
@@ -150,7 +156,7 @@ async def run_line(server: Server, caller: Caller, place: LinePlace, line: Batch
             ):
                 await asyncio.sleep(_wait_s(error))
                 continue
-            failure = to_api_error(error)
+            failure = to_api_error(error, operation.prompt_field)
             body = encode(failure.body(Family.OPENAI, call.request_id))
             return _result(place, call.request_id, failure.status, body)
         return _result(place, call.request_id, reply.status, reply.encoded())

@@ -8,6 +8,7 @@ from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.errors import bad_request
+from ridgeline.server.formats import wanted_format
 from ridgeline.server.generation import Job, generate, priority_of, usage_of
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from ridgeline.server.prompts import check_room, split_prompts, tokenize, truncate
@@ -18,7 +19,6 @@ from ridgeline.server.sampling import (
     limit_name,
     max_tokens_of,
     sampling_params,
-    structured_outputs,
 )
 from ridgeline.server.schemas.completions import (
     CompletionChoice,
@@ -77,6 +77,7 @@ class _Run:
             ids = truncate(ids, request.truncate_prompt_tokens, context, output_tokens)
             check_room(ids, max_tokens, context, limit_name(request))
             prompts.append(ids)
+        wanted = wanted_format(request)
         asked = request.prompt_logprobs
         echoed = request.logprobs if request.echo else None
         job = Job(
@@ -86,7 +87,7 @@ class _Run:
                 server,
                 request,
                 max_tokens=output_tokens,
-                structured=structured_outputs(request),
+                structured=None if wanted is None else wanted.grammar,
                 n=request.n,
                 logprobs=request.logprobs,
                 prompt_logprobs=echoed if asked is None else max(asked, echoed or 0),
@@ -95,6 +96,7 @@ class _Run:
             cache_salt=request.cache_salt or "",
             priority=priority_of(call, request.priority),
             deadline_s=deadline_s(server, request),
+            format_fields=() if wanted is None else (wanted.field,),
         )
         return cls(call, request, model, job)
 

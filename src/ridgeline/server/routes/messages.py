@@ -20,9 +20,9 @@ from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Choice, Conversation, ToolSpec, call_input
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
+from ridgeline.server.formats import FormatSchema
 from ridgeline.server.prompts import tokenize
 from ridgeline.server.replies import EventStream, Reply, event
-from ridgeline.server.schemas.generation import StructuredOutputs
 from ridgeline.server.schemas.messages import (
     AnswerBlock,
     Block,
@@ -50,18 +50,17 @@ async def messages(call: Call, request: MessagesRequest) -> Reply | EventStream:
     if request.stop is not None and request.stop_sequences is not None:
         raise bad_request("stop and stop_sequences exclude each other.", "stop_sequences")
     stop = None if request.stop_sequences is None else tuple(request.stop_sequences)
-    if request.output_config is not None and request.output_config.format is not None:
-        if request.structured_outputs is not None:
-            raise bad_request(
-                "structured_outputs and output_config.format exclude each other.", "output_config"
-            )
-        request.structured_outputs = StructuredOutputs(json=request.output_config.format.schema)
+    config = request.output_config
+    format_schema = None
+    if config is not None and config.format is not None:
+        format_schema = FormatSchema(field="output_config.format", schema=config.format.schema)
     answer = await prepare_answer(
         call,
         request,
         _conversation(request),
         max_tokens=request.max_tokens,
         limit_name=None,
+        format_schema=format_schema,
         stop=stop,
     )
     run = _Run(call, answer, stop or ())
@@ -74,7 +73,7 @@ async def count_tokens(call: Call, request: CountTokensRequest) -> Reply:
     """The length of the prompt that a message would have."""
     call.server.check_model(request.model, call.caller)
     prompt = await prompt_of(call, _conversation(request))
-    ids = await tokenize(call.server, prompt, add_special_tokens=False)
+    ids = await tokenize(call.server, prompt, add_special_tokens=False, param=call.prompt_field)
     return Reply(body=CountTokensResponse(input_tokens=len(ids)))
 
 

@@ -147,7 +147,7 @@ async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:
         raise bad_request("Give either prompt or messages.", "prompt")
     text, specials = request.prompt, True
     if request.messages is not None:
-        specials = False
+        specials, call.prompt_field = False, "messages"
         turns = [message_input(m, f"messages.{i}") for i, m in enumerate(request.messages)]
         text = await prompt_of(
             call,

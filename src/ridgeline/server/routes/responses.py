@@ -16,12 +16,12 @@ from ridgeline.server.answers import (
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Conversation, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
+from ridgeline.server.formats import FormatSchema
 from ridgeline.server.generation import usage_of
 from ridgeline.server.logprobs import chat_logprobs
 from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.response_items import OutputItem
 from ridgeline.server.schemas.chat import ChosenLogprob
-from ridgeline.server.schemas.generation import StructuredOutputs
 from ridgeline.server.schemas.responses import (
     InputItem,
     ResponsesRequest,
@@ -38,12 +38,6 @@ Events = list[tuple[str, dict[str, Any]]]  # names and fields
 async def responses(call: Call, request: ResponsesRequest) -> Reply | EventStream:
     """Answer an input."""
     _check(request)
-    if request.text is not None and request.text.format is not None:
-        wanted = request.text.format
-        if wanted.type == "json_schema" and wanted.schema is None:
-            raise bad_request("text.format of type json_schema needs a schema.", "text.format")
-        if wanted.type != "text":
-            request.structured_outputs = StructuredOutputs(json=wanted.schema or {"type": "object"})
     includes_logprobs = "message.output_text.logprobs" in (request.include or ())
     wants_logprobs = includes_logprobs or bool(request.top_logprobs)
     answer = await prepare_answer(
@@ -52,6 +46,7 @@ async def responses(call: Call, request: ResponsesRequest) -> Reply | EventStrea
         _conversation(request),
         max_tokens=request.max_output_tokens,
         limit_name="max_output_tokens",
+        format_schema=_format_schema(request),
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
     )
     run = _Run(call, request, answer)
@@ -74,8 +69,15 @@ def _check(request: ResponsesRequest) -> None:
         raise bad_request("truncation: only disabled is supported.", "truncation")
     if unknown := [name for name in request.include or () if name not in _INCLUDABLE]:
         raise bad_request(f"include: {unknown[0][:80]!r} is not available.", "include")
-    if request.structured_outputs is not None and request.text and request.text.format:
-        raise bad_request("structured_outputs and text.format exclude each other.", "text.format")
+
+
+def _format_schema(request: ResponsesRequest) -> FormatSchema | None:
+    wanted = None if request.text is None else request.text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_schema" and wanted.schema is None:
+        raise bad_request("text.format of type json_schema needs a schema.", "text.format")
+    return FormatSchema(field="text.format", schema=wanted.schema or {"type": "object"})
 
 
 def _conversation(request: ResponsesRequest) -> Conversation:

@@ -1,0 +1,100 @@
+"""Refusals name the field at fault as the request has it, on every route."""
+
+import functools
+
+import pytest
+
+from ridgeline.core.errors import InvalidRequestError
+
+HI = [{"role": "user", "content": "the cat"}]
+LONG = "the cat " * 2048
+LONG_TURN = [{"role": "user", "content": LONG}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": LONG}, "prompt"),
+        ("/v1/chat/completions", {"messages": LONG_TURN}, "messages"),
+        ("/v1/responses", {"input": LONG}, "input"),
+        ("/v1/embeddings", {"input": LONG}, "input"),
+    ],
+)
+def test_what_is_over_the_context_is_named_by_its_field(http, path, body, param):
+    error = http.post(path, json=body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/responses", "input"),
+        ("/tokenize", "messages"),
+    ],
+)
+def test_what_the_template_refuses_is_named_by_its_field(http, served, monkeypatch, path, param):
+    def render(*_, **__):
+        raise InvalidRequestError("That cannot be rendered.")
+
+    monkeypatch.setattr(served.server.engine.chat_template, "render", render)
+    response = http.post(path, json={"input" if path == "/v1/responses" else "messages": HI})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+NO_SCHEMA = {"type": "thing"}
+DEEP = functools.reduce(lambda inner, _: {"properties": {"a": inner}}, range(40), {})
+
+
+def schema_in(schema):
+    """Bodies with a schema, and the path that it has in them."""
+    openai = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    ours = {"type": "json_schema", "name": "a", "schema": schema}
+    theirs = {"type": "json_schema", "schema": schema}
+    chat, path = {"messages": HI}, "response_format.json_schema.schema"
+    return [
+        ("/v1/chat/completions", {**chat, "response_format": openai}, path),
+        ("/v1/completions", {"prompt": "a", "response_format": openai}, path),
+        ("/v1/chat/completions", {**chat, "guided_json": schema}, "guided_json"),
+        (
+            "/v1/chat/completions",
+            {**chat, "structured_outputs": {"json": schema}},
+            "structured_outputs.json",
+        ),
+        ("/v1/responses", {"input": "a", "text": {"format": ours}}, "text.format.schema"),
+        (
+            "/v1/messages",
+            {**chat, "max_tokens": 4, "output_config": {"format": theirs}},
+            "output_config.format.schema",
+        ),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("schema", [NO_SCHEMA, DEEP])
+def test_a_schema_that_is_none_is_named_as_the_request_has_it(http, schema, stream):
+    for path, body, param in schema_in(schema):
+        response = http.post(path, json={**body, "stream": stream})
+        assert response.status_code == 400, (path, response.text)
+        error = response.json()["error"]
+        assert param in error["message"]
+        assert error.get("param", param) == param
+        assert param.startswith("structured") or "structured_outputs" not in error["message"]
+
+
+def test_the_schemas_of_which_one_is_none_are_named_both(http):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": HI, "tools": tools, "guided_json": NO_SCHEMA}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["message"].startswith("tools or guided_json was refused: ")
+
+
+def test_formats_exclude_each_other(http):
+    body = {"messages": HI, "guided_regex": "a", "structured_outputs": {"choice": ["a"]}}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["message"] == "structured_outputs and guided_regex exclude each other."
+    for given in ({}, {"regex": "a", "choice": ["a"]}):
+        body = {"messages": HI, "structured_outputs": given}
+        error = http.post("/v1/chat/completions", json=body).json()["error"]
+        assert error["param"] == "structured_outputs"
+        assert "exactly one of json, regex, choice, grammar, json_object" in error["message"]
