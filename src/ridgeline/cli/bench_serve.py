@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from ridgeline.bench.serve.session import Point
 
 _MAX_VOCAB = 1000  # ids that any vocabulary has
+_LEAST = {
+    "num_requests": 1,
+    "prefix_len": 0,
+    "num_prefixes": 1,
+    "turns": 1,
+    "think_s": 0,  # NaN is within no bounds
+    "warmup": 0,
+}
+_MOST = 1_000_000
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -62,10 +71,10 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the sweep; print a table or one JSON object. Exit code 1 if every request failed."""
-    for name, least in (("num_requests", 1), ("prefix_len", 0), ("num_prefixes", 1), ("turns", 1)):
-        if getattr(arguments, name) < least:
+    for name, least in _LEAST.items():
+        if not least <= getattr(arguments, name) <= _MOST:
             option = name.replace("_", "-")
-            raise InvalidRequestError(f"--{option} must be at least {least}.")
+            raise InvalidRequestError(f"--{option} must be between {least} and {_MOST:,}.")
     if arguments.plots is not None:
         from ridgeline.bench.serve.plots import require_plots, write_plots
 
