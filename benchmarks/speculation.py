@@ -72,10 +72,14 @@ def replay(options: argparse.Namespace) -> None:
         name="replay",
         executor="cpu",
         dtype="bfloat16",
-        quantization=None if options.quantization == "none" else options.quantization,
+        quantization=options.quantization,
+        draft_quantization=options.draft_quantization,
         speculates=True,
     )
-    texts = {workload: read_texts(workload)[: options.texts] for workload in WORKLOADS}
+    texts = {
+        workload: read_texts(workload, options.draft_quantization)[: options.texts]
+        for workload in WORKLOADS
+    }
     for workload, each in texts.items():
         shares = [text.agreement for text in each]
         say(workload=workload, texts=len(each), draft_agrees=statistics.mean(shares))
@@ -322,7 +326,8 @@ def main() -> None:
     )
     modes = parser.add_subparsers(required=True)
     one = modes.add_parser("replay")
-    one.add_argument("--quantization", default="none", help="of the weights: int8, int4")
+    one.add_argument("--quantization", help="of the weights: int8, int4")
+    one.add_argument("--draft-quantization", help="of the draft model's weights: int8, int4")
     one.add_argument("--texts", type=int, default=8)
     one.add_argument("--tokens", type=int, default=48)
     one.add_argument("--lengths", type=int, default=1, help="the best predicted ones are measured")

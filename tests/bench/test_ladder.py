@@ -98,12 +98,18 @@ def test_what_was_recorded_is_said_and_simulated(models, workload, drafting):
 def test_the_record_is_of_the_embedded_pair():
     """Both models, in another number format, agree where the record says so."""
     text = read_texts("continue")[0]
-    found = []
-    for folder in (None, str(embedded_draft_folder())):
-        with LLM(folder, executor="reference", dtype="float32") as llm:
-            found.append(guesses(llm, text.prompt, text.output))
-    recorded = np.array(text.draft) == np.array(text.output)
-    assert np.mean((found[0] == found[1]) == recorded) > 0.97
+    with LLM(executor="reference", dtype="float32") as target:
+        said = guesses(target, text.prompt, text.output)
+    for form, settings in (
+        (None, {"executor": "reference", "dtype": "float32"}),
+        ("int8", {"quantization": "int8"}),
+        ("int4", {"quantization": "int4"}),
+    ):
+        with LLM(str(embedded_draft_folder()), **settings) as draft:
+            guessed = guesses(draft, text.prompt, text.output)
+        text = read_texts("continue", form)[0]
+        recorded = np.array(text.draft) == np.array(text.output)
+        assert np.mean((guessed == said) == recorded) > 0.97, form
     assert len({text.prompt for each in WORKLOADS for text in read_texts(each)}) == 16
 
 

@@ -77,6 +77,9 @@ def test_numbers_may_come_as_text():
         ({"kv_cache_dtype": None}, "kv_cache_dtype must be text"),
         ({"draft_model": "small"}, "draft_model is used by speculation draft"),
         ({"draft_model": "small", "speculation": "ngram"}, "draft_model is used by speculation"),
+        ({"draft_quantization": "int4"}, "draft_quantization is of the draft model"),
+        ({"draft_quantization": "int5", "speculation": "draft"}, "cannot be quantized to 'int5'"),
+        ({"draft_quantization": None}, "draft_quantization must be text"),
     ],
 )
 def test_what_would_mean_something_else_or_nothing_is_refused(settings, message):

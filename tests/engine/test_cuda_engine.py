@@ -1,5 +1,6 @@
 """The whole engine on the CUDA executor, on the CPU in float64: outputs are the reference's."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,6 +8,7 @@ from tests.executors.host_cuda import host_factory
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequestError, MachineError, OutOfMemoryError
+from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import create_executor, default_executor, registry
 from ridgeline.executors.cuda.host_device import HostDevice
@@ -134,13 +136,14 @@ def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
     assert default_executor(dtype=torch.float64) == "reference"
 
 
-@pytest.mark.parametrize("settings", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}])
-def test_fp8_is_refused_where_there_is_none(settings):
+@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("fp8", "auto"), (None, "fp8")])
+def test_fp8_is_refused_where_there_is_none(quantization, kv_cache_dtype):
     from tests.tiny import tiny_model
 
-    models = {ModelRole.TARGET: tiny_model()}
+    form = on_load_format(quantization)
+    models = {ModelRole.TARGET: replace(tiny_model(), quantization=form)}
     with pytest.raises(InvalidRequestError, match="fp8"):
-        create_executor("cpu", models, block_tokens=16, **settings)
+        create_executor("cpu", models, block_tokens=16, kv_cache_dtype=kv_cache_dtype)
 
 
 def test_utilization_is_a_share(model_folder):

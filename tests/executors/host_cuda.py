@@ -18,7 +18,6 @@ def host_factory(models, options, device=None):
         models,
         options.block_tokens,
         device=device,
-        quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         num_slots=options.max_num_seqs,
         memory_share=options.gpu_memory_utilization,

@@ -19,7 +19,7 @@ from tests.weights.test_gguf_models import CASES, TOKENS
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import NumberFormat, on_load_format
+from ridgeline.core.formats import NumberFormat
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu.codes import matrix_codes
 from ridgeline.executors.cpu.weights import pack_weights
@@ -74,7 +74,7 @@ def test_checkpoints_of_the_libraries(folder: Path, caplog: pytest.LogCaptureFix
     for weight in list(kept.values())[:4]:
         check(weight)
     with caplog.at_level(logging.WARNING):
-        packed = pack_weights(shared_pool(), model, None)
+        packed = pack_weights(shared_pool(), model)
     names = {w.format.name for n, w in stored.items() if n not in kept}
     told = [line for line in caplog.messages if "expands" in line]
     assert len(told) == bool(names)
@@ -144,9 +144,9 @@ def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:
 
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
     folder = next(folder for folder in FOLDERS if folder.name == "ct-int4-group")
-    model = load_model(EngineConfig(model=str(folder))).model
+    model = load_model(EngineConfig(model=str(folder), quantization="int4")).model
     with pytest.raises(InvalidRequestError, match="quantized already"):
-        pack_weights(shared_pool(), model, on_load_format("int4"))
+        pack_weights(shared_pool(), model)
 
 
 @pytest.mark.parametrize("name", ["ct-int4-group-asym", "awq-gemm", "gptq-int8", "bnb-int8"])

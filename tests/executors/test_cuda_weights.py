@@ -87,12 +87,12 @@ def test_codes_of_a_checkpoint_are_kept(bits, group, zeros):
 @pytest.mark.parametrize("name", [None, "int8", "int4", "fp8"])
 def test_bytes_are_those_that_are_foreseen_and_priced(config, name):
     config = config | {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 192}
-    model = tiny_model_of(config)
     form = None if name is None else number_format(name)
-    loaded = load_weights(HostDevice(), model, form, memory_share=0.9)
+    model = replace(tiny_model_of(config), quantization=form)
+    loaded = load_weights(HostDevice(), model, memory_share=0.9)
     foreseen = weights_bytes(model.ops, "bfloat16", form)
     assert loaded.num_bytes == pytest.approx(foreseen, rel=0.01)
-    priced = priced_model(model, "cuda", quantization=name, held=loaded.formats)
+    priced = priced_model(model, "cuda", held=loaded.formats)
     shapes = {w.name: w for op in priced.ops for w in op_weights(op)}
     total = sum(map(priced.bytes_of, shapes.values()))
     if not (config.get("tie_word_embeddings") and name):  # held twice, and priced as the head
@@ -105,11 +105,14 @@ def test_what_cannot_be_quantized_is_refused_by_name():
     weights["layers.0.o"] = quantized(weights["layers.0.o"], bits=8, group=None, zeros=False)
     with pytest.raises(InvalidRequestError, match="quantized already"):
         load_weights(
-            HostDevice(), replace(stored, weights=weights), number_format("int8"), memory_share=0.9
+            HostDevice(),
+            replace(stored, weights=weights, quantization=number_format("int8")),
+            memory_share=0.9,
         )
     narrow = tiny_model(CONFIG, dtype=torch.float32)  # 48 columns
+    narrow = replace(narrow, quantization=number_format("int4"))
     with pytest.raises(InvalidRequestError, match="48 columns has no whole groups of 32"):
-        load_weights(HostDevice(), narrow, number_format("int4"), memory_share=0.9)
+        load_weights(HostDevice(), narrow, memory_share=0.9)
 
 
 def test_each_sequence_has_its_adapter():

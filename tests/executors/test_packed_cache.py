@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.formats import on_load_format
 from ridgeline.engine.loading import load_model
 from ridgeline.engine.loading import packed_cache as settings_cache
+from ridgeline.executors import ExecutorModel
 from ridgeline.executors.cpu import PackedCache, packed_cache
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.kernels.cpu import available_levels, native_kernels_run, shared_pool
@@ -23,20 +23,21 @@ from ridgeline.kernels.cpu import available_levels, native_kernels_run, shared_p
 pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 
 
+def loaded(model: Path, quantization: str | None) -> ExecutorModel:
+    config = EngineConfig(model=str(model), dtype="bfloat16", quantization=quantization)
+    return load_model(config).model
+
+
 def pack(cache: PackedCache, model: Path, quantization: str | None = "int4") -> PackedWeights:
-    loaded = load_model(EngineConfig(model=str(model), dtype="bfloat16")).model
-    form = None if quantization is None else on_load_format(quantization)
-    return cache.pack(shared_pool(), loaded, form)
+    return cache.pack(shared_pool(), loaded(model, quantization))
 
 
 def pack_on(level: str, cache: PackedCache, model: Path) -> PackedWeights:
-    loaded = load_model(EngineConfig(model=str(model), dtype="bfloat16")).model
-    return cache.pack(shared_pool(level), loaded, on_load_format("int4"))
+    return cache.pack(shared_pool(level), loaded(model, "int4"))
 
 
 def fresh(model: Path) -> PackedWeights:
-    loaded = load_model(EngineConfig(model=str(model), dtype="bfloat16")).model
-    return pack_weights(shared_pool(), loaded, on_load_format("int4"))
+    return pack_weights(shared_pool(), loaded(model, "int4"))
 
 
 def assert_same(found: PackedWeights, wanted: PackedWeights) -> None:
@@ -166,7 +167,7 @@ def test_small_checkpoints_and_random_weights_are_not_kept(tmp_path, model) -> N
     cache = PackedCache(folder=tmp_path / "cache", max_bytes=2**30)
     pack(cache, model)
     loaded = load_model(EngineConfig(model=str(model), load_format="dummy")).model
-    PackedCache(folder=cache.folder, max_bytes=2**30, min_bytes=0).pack(shared_pool(), loaded, None)
+    PackedCache(folder=cache.folder, max_bytes=2**30, min_bytes=0).pack(shared_pool(), loaded)
     assert not cache.folder.exists()
 
 
@@ -213,9 +214,7 @@ def test_settings_choose_the_folder(tmp_path, monkeypatch) -> None:
 def test_random_weights_are_kept_if_that_is_asked_for(tmp_path, model, packings) -> None:
     cache = PackedCache(folder=tmp_path / "cache", max_bytes=2**30, keep_random=True)
     for seed, count in ((0, 1), (0, 1), (1, 2)):
-        config = EngineConfig(model=str(model), load_format="dummy", seed=seed)
-        found = cache.pack(shared_pool(), load_model(config).model, on_load_format("int8"))
+        config = EngineConfig(model=str(model), load_format="dummy", seed=seed, quantization="int8")
+        found = cache.pack(shared_pool(), load_model(config).model)
         assert len(packings) == count
-        assert_same(
-            found, pack_weights(shared_pool(), load_model(config).model, on_load_format("int8"))
-        )
+        assert_same(found, pack_weights(shared_pool(), load_model(config).model))

@@ -1,9 +1,12 @@
 """What is priced is what the executors store: bytes of weights and of KV blocks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.tiny import CONFIG, EXPERTS, tiny_model
 
+from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import ExecutorModel, create_executor
 from ridgeline.executors.priced import held_formats, priced_model
@@ -24,11 +27,10 @@ LARGE = {
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cpu_weights(config, dtype, quantization):
-    model = tiny_model(config | LARGE, dtype=dtype)
-    made = create_executor(
-        "cpu", {ModelRole.TARGET: model}, block_tokens=16, quantization=quantization
-    )
-    priced = priced_model(model, "cpu", quantization=quantization)
+    form = on_load_format(quantization)
+    model = replace(tiny_model(config | LARGE, dtype=dtype), quantization=form)
+    made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
+    priced = priced_model(model, "cpu")
     assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
     held = held_formats(made, ModelRole.TARGET)
     assert {name: priced.weight_formats[name].name for name in held} == {
@@ -44,10 +46,9 @@ def test_bits_per_weight(quantization, tied):
     spec = describe(CONFIG | LARGE | {"tie_word_embeddings": tied}).spec
     ops, dtype = lower(spec), torch.bfloat16
     weights = DummyWeights(ops=ops, dtype=dtype, seed=0)
-    model = ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype)
-    made = create_executor(
-        "cpu", {ModelRole.TARGET: model}, block_tokens=16, quantization=quantization
-    )
+    form = on_load_format(quantization)
+    model = ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype, quantization=form)
+    made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
     held = held_formats(made, ModelRole.TARGET)
     # The scales of a whole row fill half a cache line, and the other half is empty.
     wanted = {None: 16, "int8": 8 + 2 * 16 / 512, "int4": 4.5, "int4-g128": 4.125}[quantization]

@@ -1,6 +1,7 @@
 """Weights go to the executor one after the other: when one is read, those before it are gone."""
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -58,9 +59,9 @@ def model_of(path: Path):
 @pytest.mark.parametrize("quantization", [None, "int4"])
 def test_packing_holds_one_weight_of_a_folder(tmp_path: Path, reads, quantization) -> None:
     write_checkpoint(CASES["llama"][1], tmp_path / "model")
-    form = None if quantization is None else on_load_format(quantization)
-    model = model_of(tmp_path / "model")
-    packed = pack_weights(shared_pool(), model, form)
+    form = on_load_format(quantization)
+    model = replace(model_of(tmp_path / "model"), quantization=form)
+    packed = pack_weights(shared_pool(), model)
     assert len(reads) == len(packed.matrices) + len(packed.vectors) == 21
 
 
@@ -68,7 +69,7 @@ def test_packing_holds_one_weight_of_a_gguf_file(tmp_path: Path, reads) -> None:
     write_checkpoint(CASES["llama"][1], tmp_path / "model")
     kind = gguf.GGMLQuantizationType.Q4_0
     export(tmp_path / "model", tmp_path / "x.gguf", "llama", matrices=kind)
-    packed = pack_weights(shared_pool(), model_of(tmp_path / "x.gguf"), None)
+    packed = pack_weights(shared_pool(), model_of(tmp_path / "x.gguf"))
     assert len(reads) == len(packed.matrices) + len(packed.vectors) == 21
 
 

@@ -16,7 +16,7 @@ from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.bench.torch_ceilings import torch_ceilings
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import ON_LOAD
+from ridgeline.core.formats import ON_LOAD, on_load_format
 from ridgeline.core.host import usable_cores
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
@@ -100,36 +100,32 @@ class BenchModel:
     priced: PricedModel
 
 
-def describe_model(config: Config, number_format: str) -> tuple[ExecutorModel, str | None]:
-    """Random weights of a config's shapes, not yet made, and how they are quantized on load.
+def describe_model(config: Config, number_format: str) -> ExecutorModel:
+    """Random weights of a config's shapes, not yet made.
 
     A format that weights are quantized to on load is made from bfloat16.
     """
     spec = describe(config).spec
     ops = lower(spec)
-    quantization = number_format if number_format in ON_LOAD else None
+    quantization = on_load_format(number_format) if number_format in ON_LOAD else None
     dtype: torch.dtype = torch.bfloat16 if quantization else getattr(torch, number_format)
     weights = DummyWeights(ops=ops, dtype=dtype, seed=0)
-    return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype), quantization
+    return ExecutorModel(
+        spec=spec, ops=ops, weights=weights, dtype=dtype, quantization=quantization
+    )
 
 
 def price_of(config: Config, number_format: str, *, executor: str) -> PricedModel:
     """A config's model as the roofline prices it on an executor; no weights are made."""
-    model, quantization = describe_model(config, number_format)
-    return priced_model(model, executor, quantization=quantization)
+    return priced_model(describe_model(config, number_format), executor)
 
 
 def build(
     name: str, config: Config, number_format: str, *, executor: str, block_tokens: int = 16
 ) -> BenchModel:
     """An executor with random weights of a config's shapes."""
-    model, quantization = describe_model(config, number_format)
-    made = create_executor(
-        executor,
-        {ModelRole.TARGET: model},
-        block_tokens=block_tokens,
-        quantization=quantization,
-    )
+    model = describe_model(config, number_format)
+    made = create_executor(executor, {ModelRole.TARGET: model}, block_tokens=block_tokens)
     priced = price_of(config, number_format, executor=made.name)
     return BenchModel(name=name, format=number_format, executor=made, priced=priced)
 

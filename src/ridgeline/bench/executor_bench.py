@@ -122,7 +122,6 @@ def bench_executor(
         config.executor,
         models,
         block_tokens=config.block_tokens,
-        quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
         packed_cache=packed_cache(config),
     )
@@ -140,7 +139,6 @@ def bench_executor(
         priced = priced_model(
             loaded.model,
             executor.name,
-            quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
             held=held_formats(executor, ModelRole.TARGET),
         )

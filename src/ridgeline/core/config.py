@@ -56,6 +56,8 @@ class EngineConfig:
             are not the same ones, and a request's own seed is refused.
         num_speculative_tokens: tokens that are guessed at once, at the most.
         draft_model: a smaller model with the same vocabulary; the embedded model has its own.
+        draft_quantization: what a draft model's matrices are quantized to as they are loaded, none,
+            or auto for quantization. Coarser ones cost accepted drafts, and no quality.
         scheduling_policy: who runs first: fcfs, priority, edf (earliest deadline), or fair (share
             of service between tenants).
         tenant_weights: a tenant's share under the fair policy, relative to the others'; default 1.
@@ -101,6 +103,7 @@ class EngineConfig:
     verification: str = "exact"
     num_speculative_tokens: int = 4
     draft_model: str | None = None
+    draft_quantization: str = "auto"
     scheduling_policy: str = "fcfs"
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     batching: str = "continuous"
@@ -134,7 +137,7 @@ class EngineConfig:
                 raise InvalidRequestError(f"{name} must be one of {', '.join(choices)}.")
         for kind, must, names in (
             (bool, "be true or false", ("enable_prefix_caching", "offline", "strict")),
-            (str, "be text", ("dtype", "kv_cache_dtype")),
+            (str, "be text", ("dtype", "kv_cache_dtype", "draft_quantization")),
             (Mapping, "map names to values", ("adapters", "tenant_weights")),
         ):
             for name in names:
@@ -146,6 +149,11 @@ class EngineConfig:
             raise InvalidRequestError(
                 f"draft_model is used by speculation {', '.join(DRAFT_MODEL_SPECULATION)}, and "
                 f"speculation is {self.speculation}."
+            )
+        if self.draft_quantization != "auto" and self.speculation not in DRAFT_MODEL_SPECULATION:
+            raise InvalidRequestError(
+                f"draft_quantization is of the draft model that speculation "
+                f"{', '.join(DRAFT_MODEL_SPECULATION)} uses, and speculation is {self.speculation}."
             )
         off = {"decode_replay_s": 0, "tpot_slo_s": None, "kv_ttl_s": None}
         for name in ("gpu_memory_utilization", "batch_window_s", *off):
@@ -170,8 +178,9 @@ class EngineConfig:
         object.__setattr__(self, "kv_cache_dtype", full_name(self.kv_cache_dtype))
         if self.quantization == "none":
             object.__setattr__(self, "quantization", None)
-        if self.quantization is not None:
-            on_load_format(self.quantization)
+        on_load_format(self.quantization)
+        if self.draft_quantization not in ("auto", "none"):
+            on_load_format(self.draft_quantization)
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise InvalidRequestError(
                 f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}."

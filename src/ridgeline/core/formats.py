@@ -137,12 +137,16 @@ def table_format(weights: NumberFormat) -> NumberFormat:
     return number_format("int8") if weights.is_quantized else weights
 
 
-def on_load_format(name: str) -> NumberFormat:
+def on_load_format(name: str | None) -> NumberFormat | None:
     """The format called ``name`` that weights can be quantized to as they are loaded.
+
+    ``None`` leaves them as they are.
 
     Raises:
         InvalidRequestError: there is no such format.
     """
+    if name is None:
+        return None
     if name not in ON_LOAD:
         raise InvalidRequestError(
             f"Weights cannot be quantized to {name!r} on load; choose one of {', '.join(ON_LOAD)}."

@@ -35,7 +35,6 @@ class Engine:
             config.executor,
             models,
             block_tokens=config.block_tokens,
-            quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
             packed_cache=packed_cache(config),
             max_num_seqs=config.max_num_seqs,

@@ -10,7 +10,7 @@ import torch
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, InvalidRequestError, ModelNotFoundError
-from ridgeline.core.formats import float_format
+from ridgeline.core.formats import float_format, on_load_format
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.cpu import PackedCache
@@ -156,7 +156,12 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
         folder=folder,
         definition=definition,
         model=ExecutorModel(
-            spec=definition.spec, ops=ops, weights=weights, dtype=dtype, adapters=adapters
+            spec=definition.spec,
+            ops=ops,
+            weights=weights,
+            dtype=dtype,
+            quantization=on_load_format(config.quantization),
+            adapters=adapters,
         ),
         tokenizer=description.tokenizer,
         eos_token_ids=description.eos_token_ids,

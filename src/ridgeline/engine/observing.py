@@ -33,7 +33,6 @@ def make_observer(
         role: priced_model(
             model,
             executor.name,
-            quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
             held=held_formats(executor, role),
         )

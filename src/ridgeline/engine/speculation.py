@@ -1,5 +1,7 @@
 """From settings to drafters and a draft model."""
 
+from dataclasses import replace
+
 from ridgeline.core.config import (
     DRAFT_MODEL_SPECULATION,
     EngineConfig,
@@ -44,20 +46,14 @@ def load_draft(
         )
     if config.speculation not in DRAFT_MODEL_SPECULATION or name is None:
         return None
-    draft = load_model(
-        with_overrides(config, model=name, revision=None, adapters={}, chat_template=None),
-        progress=progress,
-    )
+    own: dict[str, object] = {"adapters": {}, "chat_template": None, "revision": None}
+    if config.draft_quantization != "auto":
+        own["quantization"] = config.draft_quantization
+    draft = load_model(with_overrides(config, model=name, **own), progress=progress)
     _check_vocabulary(target, draft)
     # Adapters change the target alone; its draft is the same for all of them.
     adapters: tuple[Adapter, ...] = tuple({} for _ in config.adapters)
-    return ExecutorModel(
-        spec=draft.model.spec,
-        ops=draft.model.ops,
-        weights=draft.model.weights,
-        dtype=draft.model.dtype,
-        adapters=adapters,
-    )
+    return replace(draft.model, adapters=adapters)
 
 
 def _check_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:

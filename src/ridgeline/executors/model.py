@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.spec import ModelSpec
 from ridgeline.weights import Adapter, WeightSource
@@ -12,7 +13,8 @@ from ridgeline.weights import Adapter, WeightSource
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorModel:
     """``weights`` are read by the executor as it is made, and kept in whatever form it computes
-    with; those that are not quantized have the type ``dtype``.
+    with; those that are not quantized have the type ``dtype``. ``quantization`` is what it makes of
+    matrices that are not quantized yet; ``None`` leaves them as they are.
 
     ``adapters[i]`` is what sequences of adapter slot i + 1 run with; slot 0 is the plain model.
     """
@@ -21,4 +23,5 @@ class ExecutorModel:
     ops: tuple[Op, ...]
     weights: WeightSource
     dtype: torch.dtype
+    quantization: NumberFormat | None = None
     adapters: tuple[Adapter, ...] = ()

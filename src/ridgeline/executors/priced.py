@@ -9,7 +9,6 @@ from ridgeline.core.formats import (
     float_format,
     head_format,
     number_format,
-    on_load_format,
     table_format,
 )
 from ridgeline.core.ops import (
@@ -41,7 +40,6 @@ def priced_model(
     model: ExecutorModel,
     executor: str,
     *,
-    quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     held: Mapping[str, NumberFormat] | None = None,
 ) -> PricedModel:
@@ -56,7 +54,7 @@ def priced_model(
         spec=model.spec,
         ops=model.ops,
         activations=float_format(str(model.dtype)),
-        weights=None if quantization is None else on_load_format(quantization),
+        weights=model.quantization,
         weight_formats=held or {},
         kv=None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
         dense_attention=executor == "reference",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ridgeline.core.errors import InvalidRequestError, MachineError
-from ridgeline.core.formats import NumberFormat, on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.executors.model import ExecutorModel
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
     block_tokens: int
-    quantization: NumberFormat | None
     kv_cache_dtype: str
     packed_cache: "PackedCache | None"
     max_num_seqs: int
@@ -32,8 +30,13 @@ Models = Mapping[ModelRole, ExecutorModel]
 Factory = Callable[[Models, _Options], Executor]
 
 
+def _wants_fp8(models: Models, options: _Options) -> bool:
+    forms = [model.quantization for model in models.values()]
+    return "fp8" in (options.kv_cache_dtype, *(form and form.name for form in forms))
+
+
 def _reference(models: Models, options: _Options) -> Executor:
-    if options.quantization is not None:
+    if any(model.quantization is not None for model in models.values()):
         raise InvalidRequestError("The reference executor does not quantize weights; use cpu.")
     if options.kv_cache_dtype != "auto":
         raise InvalidRequestError("The reference executor stores KV as it computes; use cpu.")
@@ -43,13 +46,11 @@ def _reference(models: Models, options: _Options) -> Executor:
 def _cpu(models: Models, options: _Options) -> Executor:
     from ridgeline.executors.cpu import CPUExecutor
 
-    quantization = options.quantization
-    if "fp8" in (options.kv_cache_dtype, quantization and quantization.name):
+    if _wants_fp8(models, options):
         raise InvalidRequestError("The cpu executor has no fp8; use int8.")
     return CPUExecutor(
         models,
         options.block_tokens,
-        quantization=quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         packed_cache=options.packed_cache,
     )
@@ -64,7 +65,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
     target = models[ModelRole.TARGET]
     if target.dtype == torch.float64:
         raise InvalidRequestError("The cuda executor has no float64; use the reference executor.")
-    if "fp8" in (options.kv_cache_dtype, options.quantization and options.quantization.name):
+    if _wants_fp8(models, options):
         check_fp8()
     device, kernels = open_gpu()
     return CUDAExecutor(
@@ -72,7 +73,6 @@ def _cuda(models: Models, options: _Options) -> Executor:
         options.block_tokens,
         device=device,
         kernels=kernels,
-        quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         num_slots=options.max_num_seqs,
         memory_share=options.gpu_memory_utilization,
@@ -105,7 +105,6 @@ def create_executor(
     models: Models,
     *,
     block_tokens: int,
-    quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     packed_cache: "PackedCache | None" = None,
     max_num_seqs: int = 64,
@@ -113,9 +112,9 @@ def create_executor(
 ) -> Executor:
     """Build the executor called ``name`` (or the best one here, for ``auto``).
 
-    ``quantization`` is a format of `core.formats.ON_LOAD`; ``kv_cache_dtype`` is auto, or a format
-    that the executor can store KV in; ``packed_cache`` is where cpu keeps packed weights; cuda
-    makes room for ``max_num_seqs`` sequences within ``gpu_memory_utilization`` of the memory.
+    ``kv_cache_dtype`` is auto, or a format that the executor can store KV in; ``packed_cache`` is
+    where cpu keeps packed weights; cuda makes room for ``max_num_seqs`` sequences within
+    ``gpu_memory_utilization`` of the memory.
 
     Raises:
         InvalidRequestError: there is none of that name, or it lacks an option.
@@ -130,7 +129,6 @@ def create_executor(
         )
     options = _Options(
         block_tokens=block_tokens,
-        quantization=None if quantization is None else on_load_format(quantization),
         kv_cache_dtype=kv_cache_dtype,
         packed_cache=packed_cache,
         max_num_seqs=max_num_seqs,

@@ -185,19 +185,25 @@ def _error(case: _Case, device: Device, kernels: Kernels, execution: str) -> flo
     spec = describe(_MODELS[case.model]).spec
     model_ops = lower(spec)
     weights = _weights(model_ops, case.dtype)
-    model = ExecutorModel(spec=spec, ops=model_ops, weights=weights, dtype=case.dtype)
-    form = None if case.form is None else number_format(case.form)
+    model = ExecutorModel(
+        spec=spec,
+        ops=model_ops,
+        weights=weights,
+        dtype=case.dtype,
+        quantization=None if case.form is None else number_format(case.form),
+    )
     ours = CUDAExecutor(
         {ModelRole.TARGET: model},
         _BLOCK,
         device=device,
         kernels=kernels,
-        quantization=form,
         kv_cache_dtype=case.kv,
         num_slots=2,
         execution=execution,
     )
-    exact = replace(model, weights=_as_quantized(model, case.form), dtype=torch.float32)
+    exact = replace(
+        model, weights=_as_quantized(model, case.form), dtype=torch.float32, quantization=None
+    )
     reference = ReferenceExecutor({ModelRole.TARGET: exact}, _BLOCK)
     try:
         found = _logits(ours, None)

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import ceil
@@ -102,22 +102,17 @@ class StepBench:
         execution: str = "graphs",
     ) -> None:
         self._name, self._format, self._repeats = name, form, repeats
-        quantization = None if form == "bfloat16" else number_format(form)
+        if form != "bfloat16":
+            model = replace(model, quantization=number_format(form))
         self.executor = CUDAExecutor(
             {ModelRole.TARGET: model},
             _BLOCK,
             device=device,
             kernels=kernels,
-            quantization=quantization,
             num_slots=max_batch,
             execution=execution,
         )
-        self._priced = priced_model(
-            model,
-            "cuda",
-            quantization=None if quantization is None else form,
-            held=self.executor.weight_formats(),
-        )
+        self._priced = priced_model(model, "cuda", held=self.executor.weight_formats())
         self._ids = count(1)
         self._live: tuple[int, ...] = ()
         layout = self.executor.kv_layout()

@@ -59,9 +59,8 @@ def climb(
     progress: Progress | None = None,
 ) -> list[Step]:
     """All rungs of a subject; those of executors without a calibration have no prediction."""
-    texts = read_texts("continue")[:num_texts]
     models = [priced_models(SUBJECTS[subject], rung) for rung in rungs]
-    work = [_work(rung, texts, num_tokens) for rung in rungs]
+    work = [_work(rung, num_texts, num_tokens) for rung in rungs]
     forecasts = [
         _forecast(rung, priced, calibrations, *each)
         for rung, priced, each in zip(rungs, models, work, strict=True)
@@ -131,10 +130,9 @@ def _plain(step: Step, first: Step) -> dict[str, Any]:
     }
 
 
-def _work(
-    rung: Rung, texts: Sequence[RecordedText], num_tokens: int
-) -> tuple[Sequence[RecordedText], int]:
+def _work(rung: Rung, num_texts: int, num_tokens: int) -> tuple[Sequence[RecordedText], int]:
     """What a rung decodes: texts, and tokens of each."""
+    texts = read_texts("continue", rung.draft_quantization)[:num_texts]
     if rung.executor == "cpu":
         return texts, num_tokens
     return texts[:_EAGER_TEXTS], min(num_tokens, _EAGER_TOKENS)

@@ -17,7 +17,6 @@ from ridgeline.bench.ladder.rungs import Rung
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
 from ridgeline.bench.ladder.subjects import SUBJECTS, Subject
 from ridgeline.bench.ladder.texts import RecordedText, heldout_code
-from ridgeline.core.formats import on_load_format
 from ridgeline.core.protocols import Executor
 from ridgeline.engine.llm import LLM
 from ridgeline.executors import create_executor
@@ -90,11 +89,10 @@ def _measure_here(
 
 def open_executor(subject: Subject, rung: Rung, texts: Sequence[RecordedText]) -> Executor:
     """A rung's executor; with a draft model, one that replays the texts."""
-    models = subject.models(rung.dtype, with_draft=rung.speculates)
+    models = subject.models(rung.dtype, rung.formats)
     if rung.speculates:
-        form = None if rung.quantization is None else on_load_format(rung.quantization)
-        return ReplayExecutor(models, 16, texts=texts, quantization=form)
-    return create_executor(rung.executor, models, block_tokens=16, quantization=rung.quantization)
+        return ReplayExecutor(models, 16, texts=texts)
+    return create_executor(rung.executor, models, block_tokens=16)
 
 
 def log_probabilities(rung: Rung) -> list[tuple[tuple[int, ...], LogProbabilities]]:

@@ -7,6 +7,7 @@ from ridgeline.bench.ladder.replay import ReplaySimulation
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
 from ridgeline.bench.ladder.subjects import Subject
 from ridgeline.bench.ladder.texts import RecordedText
+from ridgeline.core.formats import NumberFormat, on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors.priced import priced_model
 from ridgeline.executors.simulated import VirtualClock
@@ -18,13 +19,24 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8)  # of drafts, of which the best predicted one is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """``quantization`` is of the weights as they are loaded; ``speculates``: with a draft model."""
+    """``quantization`` is of the weights as they are loaded, ``draft_quantization`` of a draft
+    model's; ``speculates``: with one.
+    """
 
     name: str
     executor: str
     dtype: str
     quantization: str | None = None
+    draft_quantization: str | None = None
     speculates: bool = False
+
+    @property
+    def formats(self) -> dict[ModelRole, NumberFormat | None]:
+        """What the weights of each of its models are quantized to."""
+        names = {ModelRole.TARGET: self.quantization}
+        if self.speculates:
+            names[ModelRole.DRAFT] = self.draft_quantization
+        return {role: on_load_format(name) for role, name in names.items()}
 
 
 RUNGS = (
@@ -38,6 +50,7 @@ RUNGS = (
         executor="cpu",
         dtype="bfloat16",
         quantization="int4",
+        draft_quantization="int4",
         speculates=True,
     ),
 )
@@ -53,11 +66,8 @@ class Forecast:
 
 def priced_models(subject: Subject, rung: Rung) -> Mapping[ModelRole, PricedModel]:
     """Both models as the roofline sees them in a rung's formats."""
-    models = subject.models(rung.dtype, with_draft=rung.speculates)
-    return {
-        role: priced_model(model, rung.executor, quantization=rung.quantization)
-        for role, model in models.items()
-    }
+    models = subject.models(rung.dtype, rung.formats)
+    return {role: priced_model(model, rung.executor) for role, model in models.items()}
 
 
 def forecast(

@@ -1,12 +1,12 @@
 """What climbs the ladder: the embedded pair, and a pair of shapes with random weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.formats import float_format
+from ridgeline.core.formats import NumberFormat, float_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.loading import load_model
 from ridgeline.engine.speculation import load_draft
@@ -38,8 +38,10 @@ class Subject:
     def is_random(self) -> bool:
         return self.config is not None
 
-    def models(self, dtype: str, *, with_draft: bool) -> dict[ModelRole, ExecutorModel]:
-        """Both models in a type, or the target alone."""
+    def models(
+        self, dtype: str, formats: Mapping[ModelRole, NumberFormat | None]
+    ) -> dict[ModelRole, ExecutorModel]:
+        """The models of some roles, in a type and quantized to formats as they are loaded."""
         if self.config is not None:
             assert self.draft is not None
             configs = {ModelRole.TARGET: self.config, ModelRole.DRAFT: self.draft}
@@ -50,9 +52,7 @@ class Subject:
             draft = load_draft(settings, loaded)
             assert draft is not None
             models = {ModelRole.TARGET: loaded.model, ModelRole.DRAFT: draft}
-        if not with_draft:
-            del models[ModelRole.DRAFT]
-        return models
+        return {role: replace(models[role], quantization=form) for role, form in formats.items()}
 
 
 SUBJECTS: Mapping[str, Subject] = {

@@ -21,6 +21,7 @@ from ridgeline.weights import embedded_draft_folder
 
 PATH = Path(__file__).with_name("texts.jsonl")
 WORKLOADS = ("continue", "edit")
+DRAFT_FORMATS = (None, "int8", "int4")
 _TEXTS_EACH = 8
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 96, 128
 _EDITED = slice(1200, 1900)  # characters of a text: behind its imports
@@ -29,9 +30,13 @@ _NAME = re.compile(r"\b[a-z_]{5,}\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedText:
-    """Token ids; ``draft[i]`` is ``output[i]`` where the draft model guesses as the target does."""
+    """Token ids; ``draft[i]`` is ``output[i]`` where the draft model guesses as the target does.
+
+    ``draft_quantization`` is what the draft model was quantized to, or ``None``.
+    """
 
     workload: str
+    draft_quantization: str | None
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     draft: tuple[int, ...]
@@ -43,18 +48,16 @@ class RecordedText:
         return sum(a == b for a, b in pairs) / len(self.output)
 
 
-def read_texts(workload: str, path: Path = PATH) -> tuple[RecordedText, ...]:
-    """The recorded texts of a workload."""
+def read_texts(
+    workload: str, draft_quantization: str | None = None, path: Path = PATH
+) -> tuple[RecordedText, ...]:
+    """The recorded texts of a workload, with the guesses of a draft model in some format."""
     texts = []
     for line in path.read_text(encoding="utf-8").splitlines():
         fields = json.loads(line)
-        if fields["workload"] == workload:
-            texts.append(
-                RecordedText(
-                    workload=workload,
-                    **{name: tuple(fields[name]) for name in ("prompt", "output", "draft")},
-                )
-            )
+        if (fields["workload"], fields["draft_quantization"]) == (workload, draft_quantization):
+            lists = {name: tuple(fields[name]) for name in ("prompt", "output", "draft")}
+            texts.append(RecordedText(**{**fields, **lists}))
     return tuple(texts)
 
 
@@ -72,7 +75,8 @@ def record() -> list[RecordedText]:
     the small target writes greedily soon repeats itself. Where their most likely tokens agree, the
     draft's guess counts as right.
     """
-    with LLM() as target, LLM(str(embedded_draft_folder())) as draft:
+    found = []
+    with LLM() as target:
         pairs = []
         for text in heldout_code(_TEXTS_EACH):
             tokens = _encode(target, text)[: _PROMPT_TOKENS + _OUTPUT_TOKENS]
@@ -82,17 +86,22 @@ def record() -> list[RecordedText]:
             prompt = _encode(target, f"{part}\n# The same with another name:\n")
             output = _encode(target, renamed(part))[:_OUTPUT_TOKENS]
             pairs.append(("edit", prompt, output))
-        found = []
-        for workload, prompt, output in pairs:
-            agrees = guesses(target, prompt, output) == guesses(draft, prompt, output)
-            other = [(token + 1) % target.spec.vocab_size for token in output]
-            guessed = np.where(agrees, output, other)
-            found.append(
-                RecordedText(
-                    workload=workload, prompt=prompt, output=output, draft=tuple(guessed.tolist())
-                )
-            )
-        return found
+        for form in DRAFT_FORMATS:
+            with LLM(str(embedded_draft_folder()), quantization=form) as draft:
+                for workload, prompt, output in pairs:
+                    agrees = guesses(target, prompt, output) == guesses(draft, prompt, output)
+                    other = [(token + 1) % target.spec.vocab_size for token in output]
+                    guessed = np.where(agrees, output, other)
+                    found.append(
+                        RecordedText(
+                            workload=workload,
+                            draft_quantization=form,
+                            prompt=prompt,
+                            output=output,
+                            draft=tuple(guessed.tolist()),
+                        )
+                    )
+    return found
 
 
 def guesses(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -55,7 +55,6 @@ class CPUExecutor(PoolExecutor[KVCache]):
     """See `ridgeline.core.protocols.Executor` for the contract.
 
     Args:
-        quantization: of the matrices, as they are packed; ``None`` keeps the checkpoint's format.
         kv_cache_dtype: float32, float16, bfloat16, int8, or auto for the weights' own.
         packed_cache: where packed weights are kept for the next start; ``None`` for nowhere.
         level: instruction-set level; ``None`` for the best one of this machine.
@@ -72,7 +71,6 @@ class CPUExecutor(PoolExecutor[KVCache]):
         models: Mapping[ModelRole, ExecutorModel],
         block_tokens: int,
         *,
-        quantization: NumberFormat | None = None,
         kv_cache_dtype: str = "auto",
         packed_cache: PackedCache | None = None,
         level: str | None = None,
@@ -87,9 +85,9 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():
             if packed_cache is None:
-                weights = pack_weights(self._pool, model, quantization)
+                weights = pack_weights(self._pool, model)
             else:
-                weights = packed_cache.pack(self._pool, model, quantization)
+                weights = packed_cache.pack(self._pool, model)
             program = Program(self._pool, model.spec, model.ops, weights)
             adapters = NativeAdapters(self._pool, model.adapters, program.slots)
             self._models[role] = _Model(

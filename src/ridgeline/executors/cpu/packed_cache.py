@@ -46,9 +46,7 @@ class PackedCache:
     min_bytes: int = 1 << 28
     keep_random: bool = False
 
-    def pack(
-        self, pool: Pool, model: ExecutorModel, quantization: NumberFormat | None
-    ) -> PackedWeights:
+    def pack(self, pool: Pool, model: ExecutorModel) -> PackedWeights:
         """`pack_weights`, unless the same was packed before."""
         match model.weights:
             case CheckpointWeights() as source if source.num_bytes() >= self.min_bytes:
@@ -56,12 +54,12 @@ class PackedCache:
             case DummyWeights() as source if self.keep_random:
                 content = source.digest()
             case _:
-                return pack_weights(pool, model, quantization)
-        key = _key(content, quantization, pool.level)
+                return pack_weights(pool, model)
+        key = _key(content, model.quantization, pool.level)
         path = self.folder / (key + _SUFFIX)
         found = self._read(path, key)
         if found is None:
-            found = pack_weights(pool, model, quantization)
+            found = pack_weights(pool, model)
             self._write(path, key, found)
         return found
 

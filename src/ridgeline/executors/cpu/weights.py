@@ -62,9 +62,7 @@ class PackedWeights:
         return 8 * sum(m.num_bytes for m in used) / sum(prod(m.shape) for m in used)
 
 
-def pack_weights(
-    pool: Pool, model: ExecutorModel, quantization: NumberFormat | None
-) -> PackedWeights:
+def pack_weights(pool: Pool, model: ExecutorModel) -> PackedWeights:
     """Pack every weight of a model, one after the other.
 
     Weights that are quantized already keep their codes and scales where the kernels have a layout
@@ -81,7 +79,7 @@ def pack_weights(
         raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
     packed, roles, without = PackedWeights(), _roles(model.ops), Counter[str]()
     for name, weight in model.weights.items():
-        if quantization is not None and not isinstance(weight, torch.Tensor):
+        if model.quantization is not None and not isinstance(weight, torch.Tensor):
             raise InvalidRequestError(
                 f"The checkpoint is quantized already, to {weight.format.name}; leave out "
                 f"quantization, or load the unquantized checkpoint."
@@ -96,7 +94,9 @@ def pack_weights(
             if matrices is None:
                 if not isinstance(weight, torch.Tensor):
                     without[weight.format.name] += 1
-                matrices = _packed_values(pool, expanded(weight, model.dtype), role, quantization)
+                matrices = _packed_values(
+                    pool, expanded(weight, model.dtype), role, model.quantization
+                )
             packed.matrices[name] = matrices
         del weight  # before the next one is read
     if without:

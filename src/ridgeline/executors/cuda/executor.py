@@ -63,7 +63,6 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     """See `ridgeline.core.protocols.Executor` for the contract.
 
     Args:
-        quantization: of the matrices as they are loaded; ``None`` keeps the checkpoint's format.
         kv_cache_dtype: float32, float16, bfloat16, int8, fp8, or auto for the weights' own.
         num_slots: sequences that run at once.
         memory_share: how much of the device's memory this process may take.
@@ -85,7 +84,6 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         *,
         device: Device,
         kernels: Kernels,
-        quantization: NumberFormat | None = None,
         kv_cache_dtype: str = "auto",
         num_slots: int = 64,
         memory_share: float = 0.9,
@@ -114,7 +112,6 @@ class CUDAExecutor(PoolExecutor[KVCache]):
                     model,
                     KV_DTYPES[name if kv_cache_dtype == "auto" else kv_cache_dtype],
                     block_tokens=block_tokens,
-                    quantization=quantization,
                     memory_share=memory_share,
                     execution=execution,
                 )

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors.cuda.batch import HostBatch, void_batch
 from ridgeline.executors.cuda.decode import DecodeSteps, TokenLog, Variant
@@ -41,12 +40,11 @@ class DeviceModel:
         cache_dtype: torch.dtype,
         *,
         block_tokens: int,
-        quantization: NumberFormat | None,
         memory_share: float,
         execution: str,
     ) -> None:
         self.role, self.spec, self.ops, self.dtype = role, model.spec, model.ops, model.dtype
-        self.weights = load_weights(device, model, quantization, memory_share=memory_share)
+        self.weights = load_weights(device, model, memory_share=memory_share)
         kernels.reserve(self.weights.matrices.values(), model.dtype)
         self.cache = KVCache(device, model.spec, cache_dtype, block_tokens)
         self.rope = RopeTables(rope_specs(model.ops), model.spec.max_position, device.torch_device)

@@ -40,13 +40,7 @@ class DeviceWeights:
         return sum({part.data_ptr(): part.nbytes for part in parts}.values())
 
 
-def load_weights(
-    device: Device,
-    model: ExecutorModel,
-    quantization: NumberFormat | None,
-    *,
-    memory_share: float,
-) -> DeviceWeights:
+def load_weights(device: Device, model: ExecutorModel, *, memory_share: float) -> DeviceWeights:
     """Stream every weight to the device; there is never more than a stack beside what is kept.
 
     Weights that are quantized already keep their codes and scales where the kernels have a layout
@@ -56,14 +50,14 @@ def load_weights(
         InvalidRequestError: the model is to be quantized and is already, or cannot be.
         OutOfMemoryError: they do not fit; says what helps.
     """
-    _check_room(device, model, quantization, memory_share)
-    loader = _Loader(device, model, quantization)
+    _check_room(device, model, memory_share)
+    loader = _Loader(device, model)
     try:
         for name, weight in model.weights.items():
             loader.add(name, weight)
             del weight  # before the next one is read
     except torch.OutOfMemoryError:
-        raise _too_large(device, model, quantization, memory_share) from None
+        raise _too_large(device, model, memory_share) from None
     assert not loader.parts, f"no more came of {sorted(loader.parts)}"
     if loader.expanded:
         counted = ", ".join(f"{n} of {name}" for name, n in sorted(loader.expanded.items()))
@@ -80,13 +74,12 @@ def load_weights(
 class _Loader:
     """Keeps weights as they come; parts of a stack wait for the others."""
 
-    def __init__(
-        self, device: Device, model: ExecutorModel, quantization: NumberFormat | None
-    ) -> None:
+    def __init__(self, device: Device, model: ExecutorModel) -> None:
         self.weights = DeviceWeights()
         self.parts: dict[str, dict[str, Weight]] = {}
         self.expanded = Counter[str]()
-        self._at, self._dtype, self._quantization = device.torch_device, model.dtype, quantization
+        self._at, self._dtype = device.torch_device, model.dtype
+        self._quantization = model.quantization
         self._roles, self._stacks = weight_roles(model.ops), stacks(model.ops)
 
     def add(self, name: str, weight: Weight) -> None:
@@ -213,32 +206,29 @@ def _scales_by_row(weight: QuantizedTensor) -> QuantizedTensor:
     )
 
 
-def _check_room(
-    device: Device, model: ExecutorModel, quantization: NumberFormat | None, share: float
-) -> None:
+def _check_room(device: Device, model: ExecutorModel, share: float) -> None:
     memory = device.memory()
     room = memory.total * share - (memory.total - memory.free)
     source = model.weights
     is_packed = isinstance(source, CheckpointWeights) and source.quantization is not None
-    if not is_packed and _needed(model, quantization) > room:  # of the others it is seen in time
-        raise _too_large(device, model, quantization, share)
+    # A packed one is not known before it is read; it is seen in time.
+    if not is_packed and _needed(model, model.quantization) > room:
+        raise _too_large(device, model, share)
 
 
 def _needed(model: ExecutorModel, quantization: NumberFormat | None) -> int:
     return weights_bytes(model.ops, _name(model.dtype), quantization)
 
 
-def _too_large(
-    device: Device, model: ExecutorModel, quantization: NumberFormat | None, share: float
-) -> OutOfMemoryError:
+def _too_large(device: Device, model: ExecutorModel, share: float) -> OutOfMemoryError:
     memory = device.memory()
-    form = quantization.name if quantization else _name(model.dtype)
+    form = model.quantization.name if model.quantization else _name(model.dtype)
     smaller = ", ".join(
         f"{_needed(model, other) / 1e9:.1f} GB with --quantization {other.name}"
-        for other in _smaller(quantization)
+        for other in _smaller(model.quantization)
     )
     return OutOfMemoryError(
-        f"The weights take {_needed(model, quantization) / 1e9:.1f} GB in {form}, and "
+        f"The weights take {_needed(model, model.quantization) / 1e9:.1f} GB in {form}, and "
         f"{device.name} has {memory.free / 1e9:.1f} of {memory.total / 1e9:.1f} GB free, of which "
         f"gpu_memory_utilization {share:g} leaves "
         f"{max(0.0, memory.total * share - memory.total + memory.free) / 1e9:.1f} GB"
