@@ -106,7 +106,7 @@ def test_system_messages_within_a_conversation(http):
     wrong = {"messages": [*HI, {"role": "system", "content": [call]}], "max_tokens": 1}
     refused = http.post("/v1/messages", json=wrong)
     assert refused.status_code == 400
-    assert "messages.1" in refused.json()["error"]["message"]
+    assert "messages[1]" in refused.json()["error"]["message"]
 
 
 def test_a_message_may_run_into_the_end_of_the_context(http, events):
@@ -203,7 +203,7 @@ def test_histories_of_openais_package_are_read(http):
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages",
+            "messages[0].content[0]",
         ),
         ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
         ("/v1/chat/completions", {"messages": HI, "stream_options": {}}, "stream_options"),
@@ -214,7 +214,7 @@ def test_histories_of_openais_package_are_read(http):
             "prompt_logprobs",
         ),
         ("/v1/responses", {"input": "a", "background": True}, "background"),
-        ("/v1/responses", {"input": [{"type": "web_search_call"}]}, "input"),
+        ("/v1/responses", {"input": [{"type": "web_search_call"}]}, "input[0]"),
         ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
     ],
 )
@@ -263,7 +263,7 @@ def tools_of(family):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 def test_a_tool_whose_schema_is_none_is_refused_as_that(http, monkeypatch, path, stream):
-    monkeypatch.setitem(TOOL, "type", "thing")
+    monkeypatch.setitem(TOOL, "properties", {"a": {"type": "thing"}})
     response = http.post(path, json={**tools_of(path), "stream": stream})
     assert response.status_code == 400
     error = response.json()["error"]

@@ -86,7 +86,7 @@ def test_the_schemas_of_which_one_is_none_are_named_both(http):
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = {"messages": HI, "tools": tools, "guided_json": NO_SCHEMA}
     error = http.post("/v1/chat/completions", json=body).json()["error"]
-    assert error["message"].startswith("tools or guided_json was refused: ")
+    assert error["message"].startswith("a schema in tools or guided_json was refused: ")
 
 
 def test_formats_exclude_each_other(http):
@@ -98,3 +98,84 @@ def test_formats_exclude_each_other(http):
         error = http.post("/v1/chat/completions", json=body).json()["error"]
         assert error["param"] == "structured_outputs"
         assert "exactly one of json, regex, choice, grammar, json_object" in error["message"]
+
+
+def image(kind):
+    return [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": kind}]}]
+
+
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "told"),
+    [
+        (CHAT, {"messages": image("image_url")}, "messages[0].content[1]", "reads text"),
+        (CHAT, {"messages": image("text")}, "messages[0].content[1]", "has no text"),
+        (CHAT, {"messages": HI, "logit_bias": {"999999": 1}}, "logit_bias", "vocabulary"),
+        (CHAT, {"messages": HI, "logit_bias": {"5": 101}}, "logit_bias", "<= 100"),
+        (CHAT, {"messages": HI, "stop_token_ids": [999999]}, "stop_token_ids", "vocabulary"),
+        (
+            CHAT,
+            {"messages": HI, "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+            "exclude",
+        ),
+        (
+            CHAT,
+            {"messages": HI, "tool_choice": "any"},
+            "tool_choice",
+            "'any' is not one of auto, none, required",
+        ),
+        (
+            CHAT,
+            {"messages": HI, "tools": [{"type": "web_search"}]},
+            "tools[0].type",
+            "'web_search' is not one of function",
+        ),
+        (
+            CHAT,
+            {"messages": HI, "response_format": {"type": "json"}},
+            "response_format.type",
+            "'json' is not one of json_object, json_schema, text",
+        ),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
+        ("/v1/responses", {"input": [{"type": "item_reference"}]}, "input[0]", "item_reference"),
+        (MESSAGES, {"messages": image("image")}, "messages[0]", "does not read 'image'"),
+        (MESSAGES, {"messages": image("tool_result")}, "messages[0]", "needs tool_use_id"),
+    ],
+)
+def test_refusals_say_what_and_where(http, path, body, param, told):
+    if path == MESSAGES:
+        body = {"max_tokens": 4, **body}
+    response = http.post(path, json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert told in error["message"]
+    assert error.get("param", param) == param
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [(b"", "is empty"), (b" ", "is empty"), (b'{"prompt": "\xff"}', "UTF-8"), (b"{", "truncated")],
+)
+def test_bodies_that_are_no_json(http, body, told):
+    error = http.post("/v1/completions", content=body).json()["error"]
+    assert error["code"] == "invalid_json"
+    assert told in error["message"]
+
+
+def test_the_file_of_a_batch_is_named_as_the_batch_has_it(http):
+    body = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
+    response = http.post("/v1/batches", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "input_file_id")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("kind", ["string", ["array", "null"], 5])
+def test_the_arguments_of_a_tool_are_an_object(http, kind, choice):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]
+    body = {"messages": HI, "tools": tools, "tool_choice": choice}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "The arguments of 'f' must be an object."

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.server.errors import ApiError, bad_request
+from ridgeline.server.schemas.choices import choices
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -20,6 +21,7 @@ _QUOTE = 2
 _STEPS = bytes.maketrans(b'[{]}"', bytes((1, 1, 255, 255, _QUOTE)))  # 255 is -1 as an int8
 _UNMARKED = bytes(set(range(256)) - set(b'[{]}"'))
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_WRONG_CHOICE = re.compile(r"Invalid enum value (.*)", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 
 
@@ -86,8 +88,12 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid(str(error), decoder.type) from None
+    except UnicodeDecodeError:
+        raise bad_request("The body is not valid UTF-8.", code="invalid_json") from None
+    except msgspec.DecodeError as error:
+        if not body.strip():
+            raise bad_request("The body is empty.", code="invalid_json") from None
         raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise bad_request("The JSON is nested too deep.") from None
@@ -112,10 +118,10 @@ def _check_nesting(body: bytes) -> None:
             raise bad_request(f"The JSON has more than {MAX_CONTAINERS:,} arrays and objects.")
 
 
-def _invalid(text: str) -> ApiError:
+def _invalid(text: str, schema: Any) -> ApiError:
     """msgspec's message in words, and the field that it is about."""
     path = _PATH.search(text)
-    where = path.group(1) if path else ""
+    where = path.group(1).removesuffix("[...]") if path else ""
     what = _PATH.sub("", text).replace("`", "").replace(" | null", "")
     if (unknown := _UNKNOWN.search(text)) is not None:
         where = f"{where}.{unknown.group(1)}".lstrip(".")[:80]
@@ -124,5 +130,8 @@ def _invalid(text: str) -> ApiError:
     if missing is not None:
         where = f"{where}.{missing.group(1)}".lstrip(".")
         return bad_request(f"{where}: this field is required.", where, "missing_field")
+    wrong = _WRONG_CHOICE.match(what)
+    if wrong is not None and (allowed := choices(schema, where)):
+        what = f"{wrong.group(1)[:80]} is not one of {', '.join(allowed)}"
     what = what[:1].lower() + what[1:]
     return bad_request(f"{where}: {what}." if where else f"The body: {what}.", where or None)

@@ -61,6 +61,10 @@ class Conversation:
         names = [tool.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise bad_request("Two tools have the same name.", "tools")
+        for tool in self.tools:
+            kind = tool.arguments_schema["type"]
+            if "object" not in (kind if isinstance(kind, list) else [kind]):
+                raise bad_request(f"The arguments of {tool.name!r} must be an object.", "tools")
         if self.forced is not None and self.forced not in names:
             raise bad_request("tool_choice names a tool that is not in tools.", "tool_choice")
         if self.choice == "required" and not names:

@@ -16,6 +16,7 @@ from ridgeline.core.errors import (
 
 _MAX_MESSAGE_CHARS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_OF_TOKEN = re.compile(r"Token id \d+ in (\w+_\w+) ")
 _RETRY_AFTER_S = 1
 
 _OPENAI_TYPES = {
@@ -109,7 +110,7 @@ def to_api_error(error: Exception, prompt_field: str) -> ApiError:
         case ContextLengthError():
             return bad_request(str(error), prompt_field, "context_length_exceeded")
         case RequestError():
-            return bad_request(str(error), _field(str(error)))
+            return bad_request(str(error), named_field(str(error)))
         case EngineUnavailableError():
             return ApiError(503, str(error), code="unavailable", retry_after_s=_RETRY_AFTER_S)
         case OverloadedError(retry_after_s=seconds):
@@ -121,7 +122,9 @@ def to_api_error(error: Exception, prompt_field: str) -> ApiError:
     return ApiError(500, "The server failed while it worked on the request.")
 
 
-def _field(message: str) -> str | None:
-    """The field that a message begins with, as those of `SamplingParams` do."""
+def named_field(message: str) -> str | None:
+    """The field that a message of the engine's begins with, or whose token id it is about."""
+    if (of_token := _OF_TOKEN.match(message)) is not None:
+        return of_token.group(1)
     word = message.split(" ", 1)[0]
     return word if "_" in word or word in ("n", "temperature", "seed", "stop", "logprobs") else None

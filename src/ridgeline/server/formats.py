@@ -69,7 +69,7 @@ def refused_format(error: InvalidRequestError, fields: Sequence[str]) -> Excepti
     An error about something else is given back as it is.
     """
     text = str(error)
-    names = " or ".join(fields)
+    names = " or ".join("a schema in tools" if field == "tools" else field for field in fields)
     if _UNNAMED.match(text):
         return bad_request(f"{names}: {text[0].lower()}{text[1:]}", fields[0])
     if _OURS.match(text):

@@ -6,7 +6,7 @@ from typing import Any
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import MAX_TOKENS
 from ridgeline.server.context import Server
-from ridgeline.server.errors import bad_request
+from ridgeline.server.errors import bad_request, named_field
 from ridgeline.server.schemas.completions import MAX_PROMPTS
 
 _SHORT_TEXT_CHARS = 2048  # tokenized in the time that a thread takes to start
@@ -130,4 +130,4 @@ async def render(
     try:
         return await server.in_thread(work)
     except InvalidRequestError as error:
-        raise bad_request(str(error), param) from error
+        raise bad_request(str(error), named_field(str(error)) or param) from error

@@ -161,6 +161,10 @@ def test_content_around_calls():
     assert run(text, tool="hermes")[1] == "Let me see.Done."
 
 
+def test_an_end_tag_that_is_cut_short_is_not_content():
+    assert run(f"<tool_call>{CALL}\n</tool", tool="hermes")[1] == ""
+
+
 def test_later_mistral_form():
     text = '[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{}'
     assert decoded(run(text, tool="mistral")[2]) == [("add", {"a": 1}), ("f", {})]

@@ -64,7 +64,7 @@ class BatchStore:
         batch_id, now = new_id("batch_"), int(time.time())
 
         def work(db: sqlite3.Connection) -> dict[str, Any]:
-            file = self._files.get_within(db, tenant, input_file)
+            file = self._files.get_within(db, tenant, input_file, "input_file_id")
             if file.purpose != "batch":
                 raise ApiError(400, "The file's purpose is not batch.", param="input_file_id")
             db.execute(

@@ -124,13 +124,15 @@ class FileStore:
         """A file of a tenant; ApiError 404 if there is none."""
         return await self._database.run(lambda db: self.get_within(db, tenant, file_id))
 
-    def get_within(self, db: sqlite3.Connection, tenant: str, file_id: str) -> StoredFile:
-        """The same within a transaction."""
+    def get_within(
+        self, db: sqlite3.Connection, tenant: str, file_id: str, param: str = "file_id"
+    ) -> StoredFile:
+        """The same within a transaction; ``param``: how the request calls the id."""
         row = db.execute(
             "SELECT * FROM files WHERE id = ? AND tenant = ?", (file_id, tenant)
         ).fetchone()
         if row is None:
-            raise ApiError(404, "There is no such file.", param="file_id")
+            raise ApiError(404, "There is no such file.", param=param)
         return StoredFile(**row_dict(row))
 
     async def list(

@@ -80,7 +80,7 @@ def conversation_of(request: ChatRequest) -> Conversation:
     add_prompt = request.add_generation_prompt
     continues = bool(request.continue_final_message)
     return Conversation(
-        messages=[message_input(m, f"messages.{i}") for i, m in enumerate(request.messages)],
+        messages=[message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)],
         tools=tool_specs(request.tools),
         choice="required" if isinstance(choice, NamedToolChoice) else choice,
         forced=forced,
@@ -105,7 +105,7 @@ def message_input(message: ChatMessage, where: str) -> dict[str, Any]:
     result: dict[str, Any] = {"role": message.role}
     content = message.content
     if isinstance(content, list):
-        result["content"] = [_part(part, where) for part in content]
+        result["content"] = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
     elif content is not None or not message.tool_calls:
         result["content"] = message.refusal or "" if content is None else content
     if (reasoning := message.reasoning or message.reasoning_content) is not None:
@@ -125,9 +125,9 @@ def _part(part: ContentPart, where: str) -> dict[str, Any]:
     if part.type == "refusal" and part.refusal is not None:
         return {"type": "text", "text": part.refusal}
     if part.type not in _TEXT_PARTS:
-        raise bad_request(f"{where}: this model reads text, not {part.type!r}.", "messages")
+        raise bad_request(f"{where}: this model reads text, not {part.type!r}.", where)
     if part.text is None:
-        raise bad_request(f"{where}: a text part has no text.", "messages")
+        raise bad_request(f"{where}: a text part has no text.", where)
     return {"type": "text", "text": part.text}
 
 

@@ -19,7 +19,7 @@ from ridgeline.server.answers import (
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Choice, Conversation, ToolSpec, call_input
 from ridgeline.server.cost import cost_of
-from ridgeline.server.errors import bad_request
+from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.formats import FormatSchema
 from ridgeline.server.prompts import tokenize
 from ridgeline.server.replies import EventStream, Reply, event
@@ -42,6 +42,7 @@ _CHOICES: dict[str, Choice] = {
     "any": "required",
     "tool": "required",
 }
+_NEEDED = {"text": "text", "thinking": "thinking", "tool_use": "name", "tool_result": "tool_use_id"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -82,7 +83,7 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> Conversation
     if request.system:
         turns.append({"role": "system", "content": _text(request.system, "system")})
     for index, message in enumerate(request.messages):
-        turns += _turns(message, f"messages.{index}")
+        turns += _turns(message, f"messages[{index}]")
     choice = request.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise bad_request("tool_choice of type tool needs a name.", "tool_choice.name")
@@ -132,9 +133,7 @@ def _turns(message: InputMessage, where: str) -> list[dict[str, Any]]:
                 }
             )
         elif block.type != "redacted_thinking":
-            raise bad_request(
-                f"{where}: this model does not read {block.type!r} blocks like this.", "messages"
-            )
+            raise _not_read(block, where)
     if texts or calls or thoughts or not turns:
         turn: dict[str, Any] = {"role": message.role, "content": texts}
         if calls:
@@ -152,9 +151,16 @@ def _text(content: str | list[Block] | list[Any], where: str) -> str:
     for item in content:
         block = item if isinstance(item, Block) else _result_block(item, where)
         if block.type != "text" or block.text is None:
-            raise bad_request(f"{where}: this model reads text, not {block.type!r}.", where)
+            raise _not_read(block, where)
         parts.append(block.text)
     return "\n".join(parts)
+
+
+def _not_read(block: Block, where: str) -> ApiError:
+    needed = _NEEDED.get(block.type)
+    if needed is not None and getattr(block, needed) is None:
+        return bad_request(f"{where}: a {block.type} block needs {needed}.", where)
+    return bad_request(f"{where}: this model does not read {block.type!r} blocks here.", where)
 
 
 def _result_block(item: Any, where: str) -> Block:

@@ -148,7 +148,7 @@ async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:
     text, specials = request.prompt, True
     if request.messages is not None:
         specials, call.prompt_field = False, "messages"
-        turns = [message_input(m, f"messages.{i}") for i, m in enumerate(request.messages)]
+        turns = [message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
         text = await prompt_of(
             call,
             Conversation(

@@ -88,7 +88,7 @@ def _conversation(request: ResponsesRequest) -> Conversation:
         messages.append({"role": "user", "content": request.input})
     else:
         for index, item in enumerate(request.input):
-            _add_item(messages, item, f"input.{index}")
+            _add_item(messages, item, f"input[{index}]")
     choice = request.tool_choice or "auto"
     effort = request.reasoning.effort if request.reasoning else None
     variables: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def _add_item(messages: list[dict[str, Any]], item: InputItem, where: str) -> No
     elif kind == "reasoning":
         return  # earlier reasoning is not sent to the model again
     else:
-        raise bad_request(f"{where}: an item of type {kind!r} is not understood here.", "input")
+        raise bad_request(f"{where}: an item of type {kind!r} is not understood here.", where)
 
 
 def _text(content: str | list[Any] | None, where: str) -> str:
@@ -133,7 +133,7 @@ def _text(content: str | list[Any] | None, where: str) -> str:
     for part in content:
         is_text = isinstance(part, dict) and part.get("type") in _TEXT_PARTS
         if not is_text or not isinstance(part.get("text"), str):
-            raise bad_request(f"{where}: this model reads text parts only.", "input")
+            raise bad_request(f"{where}: this model reads text parts only.", where)
         parts.append(part["text"])
     return "\n".join(parts)
 

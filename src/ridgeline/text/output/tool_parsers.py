@@ -54,6 +54,8 @@ class TaggedCalls:
             if self._calls.next_index == self._next_index:
                 self._buffer = self.start + rest
             self._next_index = self._calls.next_index
+        elif self._advance == self._read_end:
+            self._buffer = ""  # the beginning of the end marker
         text = self._space.push(self._buffer)
         return content(text if self._next_index else text + self._space.flush())
 
