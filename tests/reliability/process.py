@@ -46,6 +46,23 @@ class ServeProcess:
                 time.sleep(0.02)
         raise AssertionError(Path(self.log.name).read_text()[-3000:])
 
+    def wait_restarted(self, dead, seconds=30):
+        """Seconds until an engine process other than ``dead`` is there and /ready says 200.
+
+        A server that has not yet noticed a death is ready still.
+        """
+        started = time.monotonic()
+        while not self._has_newer_engine(dead):
+            assert time.monotonic() < started + seconds, "no engine was started"
+            time.sleep(0.02)
+        return time.monotonic() - started + self.wait_ready(seconds)
+
+    def _has_newer_engine(self, dead):
+        try:
+            return self.engine().create_time() > dead.create_time()
+        except (psutil.NoSuchProcess, ValueError):  # a child has just ended, or there is none
+            return False
+
     def engine(self):
         """The engine process: the one that holds the model."""
         children = psutil.Process(self.process.pid).children()
