@@ -257,3 +257,10 @@ def test_bad_uploads(http, files, data, served):
     assert http.post("/v1/files", files=files or None, data=data).status_code == 400
     folder = served.server.jobs.files._folder
     assert not list(folder.glob("upload-*"))
+
+
+def test_a_malformed_upload_is_told_to_its_caller_only(http, caplog):
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    response = http.post("/v1/files", content=b"nonsense", headers=headers)
+    assert response.status_code == 400
+    assert not caplog.records

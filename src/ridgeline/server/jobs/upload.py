@@ -1,6 +1,7 @@
 """Uploads: multipart bodies, streamed to disk within bounds."""
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import IO
@@ -12,6 +13,8 @@ from ridgeline.core.errors import DiskError
 from ridgeline.server.body import ClientDisconnectedError, Receive, too_large
 from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.jobs.files import MAX_FILE_BYTES
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the caller is told
 
 _MAX_FIELD_BYTES = 4096
 _MAX_PARTS = 16
