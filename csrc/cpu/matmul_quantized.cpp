@@ -119,14 +119,29 @@ class Prefetch {
   const uint8_t* at_;
 };
 
-// Halves: a step is half a block.
-template <int F, bool FromBytes, int M, int R, bool Halves>
+// What is known of a matrix when its kernel is compiled. Of the commonest kind it is all that the
+// inner loop asks for, which then keeps its sums in registers.
+enum class Kind {
+  kBlocks,     // a step is some blocks
+  kHalves,     // a step is half a block
+  kSymmetric,  // a step is one block, and there are no mins
+};
+
+Kind kind_of(const rl_matrix& matrix) {
+  int step = step_columns(matrix);
+  if (step < kBlockColumns) return Kind::kHalves;
+  return step == kBlockColumns && !matrix.has_min ? Kind::kSymmetric : Kind::kBlocks;
+}
+
+template <int F, bool FromBytes, int M, int R, Kind K>
 void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* blocks,
                     const Panels& panels, int64_t panel, float* out) {
   constexpr int N = tiles_of(R);
   constexpr int kBytes = block_bytes<F, FromBytes>();
   static constexpr int32_t kZeros[M] = {};
-  const int step = step_columns(matrix), blocks_per_step = step / kBlockColumns;
+  const int step = K == Kind::kSymmetric ? kBlockColumns : step_columns(matrix);
+  const int blocks_per_step = step / kBlockColumns;
+  const bool has_min = K != Kind::kSymmetric && matrix.has_min;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix), bytes_of_tile = tile_bytes(matrix);
   const int64_t next_tile = FromBytes ? expanded_bytes(matrix) : bytes_of_tile;
@@ -136,11 +151,11 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     vf result[R][M] = {};
     vf scale[R] = {}, min[R] = {};
     const auto* scales = reinterpret_cast<const uint16_t*>(tile) + row;
-    const uint16_t* mins = matrix.has_min ? scales + groups * kTileRows : nullptr;
+    const uint16_t* mins = has_min ? scales + groups * kTileRows : nullptr;
     const uint8_t* block = blocks;
     const int8_t* quads = panels.panel_bytes(panel);
-    const int32_t* minus_sums = mins ? kZeros : panels.panel_minus_sums(panel);
-    const int next_unit = mins ? 0 : M;
+    const int32_t* minus_sums = has_min ? kZeros : panels.panel_minus_sums(panel);
+    const int next_unit = has_min ? 0 : M;
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = panels.panel_sums(panel);
     Prefetch<N, M> prefetch(matrix, tile);
@@ -166,7 +181,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
             totals[r][m] = first ? sums[r][m].total() : totals[r][m] + sums[r][m].total();
       };
       start();
-      if constexpr (Halves) {
+      if constexpr (K == Kind::kHalves) {
         bool second = s & 1;
         if (!FromBytes && !second) prefetch.template next_block<kBytes>();
         add_block<F, FromBytes, M, R>(block, next_tile, !second, second, row, quads, sums);
@@ -190,10 +205,10 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
         for (int r = 0; r < R; ++r) {
           int64_t at = r * W / kTileRows * bytes_of_tile / 2 + r * W % kTileRows;
           scale[r] = load_half(scales + at);
-          if (mins) min[r] = load_half(mins + at);
+          if (has_min) min[r] = load_half(mins + at);
         }
         scales += kTileRows;
-        if (mins) mins += kTileRows;
+        if (has_min) mins += kTileRows;
         steps_left = steps_per_group;
       }
       --steps_left;
@@ -203,7 +218,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
         for (int r = 0; r < R; ++r)
           result[r][m] = fma(to_float(totals[r][m]) * x_scales[m], scale[r], result[r][m]);
       x_scales += M;
-      if (mins) {
+      if (has_min) {
         RL_UNROLL
         for (int m = 0; m < M; ++m)
           RL_UNROLL
@@ -224,10 +239,17 @@ template <int F, bool FromBytes, int M>
 void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes, int count,
               const Panels& panels, int64_t panel, float* out) {
   constexpr int R = row_vectors<F, M>(), N = tiles_of(R);
+  const Kind kind = kind_of(matrix);
   auto kernel = [&](auto together) {
     constexpr int kVectors = decltype(together)::value;
-    return step_columns(matrix) < kBlockColumns ? multiply_tiles<F, FromBytes, M, kVectors, true>
-                                                : multiply_tiles<F, FromBytes, M, kVectors, false>;
+    switch (kind) {
+      case Kind::kHalves:
+        return multiply_tiles<F, FromBytes, M, kVectors, Kind::kHalves>;
+      case Kind::kSymmetric:
+        return multiply_tiles<F, FromBytes, M, kVectors, Kind::kSymmetric>;
+      default:
+        return multiply_tiles<F, FromBytes, M, kVectors, Kind::kBlocks>;
+    }
   };
   for (int n = 0; n < count;) {
     bool together = n + N <= count;
