@@ -61,7 +61,7 @@ def is_told(case, response):
 
 
 @pytest.mark.parametrize("per_operation", [3, pytest.param(200, marks=pytest.mark.slow)])
-def test_schema_fuzz(served, http, record_property, per_operation):
+def test_schema_fuzz(served, http, record_testsuite_property, per_operation):
     sent = fuzz(served, http, per_operation)
-    record_property("requests", sent)  # in the report of --junitxml
+    record_testsuite_property("requests", sent)  # in the report of --junitxml
     assert sent >= (5000 if per_operation > 100 else 80)
