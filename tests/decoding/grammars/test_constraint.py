@@ -187,6 +187,16 @@ def test_what_is_no_grammar_is_refused_with_a_sentence(compiler, wanted):
     assert not compiler.is_prepared(StructuredOutputs.of(wanted))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "cause"),
+    [({"regex": "a(b"}, "unclosed group"), ({"regex": "(?<=a)b"}, "look-around")],
+    ids=str,
+)
+def test_the_cause_is_told(compiler, wanted, cause):
+    with pytest.raises(InvalidRequestError, match=cause):
+        compiler.prepare(StructuredOutputs.of(wanted))
+
+
 def test_equal_grammars_that_come_together_are_compiled_once(tokenizer, monkeypatch):
     def slowly(checker, grammar):
         asked.append(grammar)

@@ -112,9 +112,9 @@ def _check_patterns(wanted: StructuredOutputs) -> None:
 
 def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidRequestError:
     """What llguidance says, without the lines that show where."""
-    first = reason.strip().splitlines()[0] if reason.strip() else "it cannot be used"
-    if first == "NoExtensionBias":  # why llguidance stops where no token may follow
-        first = "no text matches it."
-    return InvalidRequestError(
-        f"structured_outputs.{wanted.kind} was refused: {first[:MAX_MESSAGE_CHARS]}"
-    )
+    said, *more = reason.strip().splitlines() or ["it cannot be used"]
+    causes = [line.removeprefix("error:") for line in more if line.startswith("error:")]
+    said = said[:MAX_MESSAGE_CHARS] + "".join(causes)[:MAX_MESSAGE_CHARS]
+    if said == "NoExtensionBias":  # why llguidance stops where no token may follow
+        said = "no text matches it."
+    return InvalidRequestError(f"structured_outputs.{wanted.kind} was refused: {said}")
