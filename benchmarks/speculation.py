@@ -249,6 +249,7 @@ def adaptive(options: argparse.Namespace) -> None:
                 name: stack.enter_context(LLM(**settings, **each))
                 for name, each in contenders.items()
             }
+            gc.freeze()  # the collections before each run look at what runs left alone
             for case in cases:
                 found = _rounds(engines, *_adaptive_requests(*case, options.tokens), options.rounds)
                 for name, seconds in found.items():
