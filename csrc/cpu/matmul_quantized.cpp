@@ -119,18 +119,18 @@ class Prefetch {
   const uint8_t* at_;
 };
 
-// What is known of a matrix when its kernel is compiled. Of the commonest kind it is all that the
-// inner loop asks for, which then keeps its sums in registers.
+// What is known of a matrix when its kernel is compiled. The last kind, int4 as it is quantized on
+// load, leaves nothing to ask within a step, and the sums stay in registers.
 enum class Kind {
   kBlocks,     // a step is some blocks
   kHalves,     // a step is half a block
-  kSymmetric,  // a step is one block, and there are no mins
+  kSymmetricBlock,  // a step is one block, and there are no mins
 };
 
 Kind kind_of(const rl_matrix& matrix) {
   int step = step_columns(matrix);
   if (step < kBlockColumns) return Kind::kHalves;
-  return step == kBlockColumns && !matrix.has_min ? Kind::kSymmetric : Kind::kBlocks;
+  return step == kBlockColumns && !matrix.has_min ? Kind::kSymmetricBlock : Kind::kBlocks;
 }
 
 template <int F, bool FromBytes, int M, int R, Kind K>
@@ -139,9 +139,9 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   constexpr int N = tiles_of(R);
   constexpr int kBytes = block_bytes<F, FromBytes>();
   static constexpr int32_t kZeros[M] = {};
-  const int step = K == Kind::kSymmetric ? kBlockColumns : step_columns(matrix);
+  const int step = K == Kind::kSymmetricBlock ? kBlockColumns : step_columns(matrix);
   const int blocks_per_step = step / kBlockColumns;
-  const bool has_min = K != Kind::kSymmetric && matrix.has_min;
+  const bool has_min = K != Kind::kSymmetricBlock && matrix.has_min;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix), bytes_of_tile = tile_bytes(matrix);
   const int64_t next_tile = FromBytes ? expanded_bytes(matrix) : bytes_of_tile;
@@ -245,8 +245,8 @@ void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* code
     switch (kind) {
       case Kind::kHalves:
         return multiply_tiles<F, FromBytes, M, kVectors, Kind::kHalves>;
-      case Kind::kSymmetric:
-        return multiply_tiles<F, FromBytes, M, kVectors, Kind::kSymmetric>;
+      case Kind::kSymmetricBlock:
+        return multiply_tiles<F, FromBytes, M, kVectors, Kind::kSymmetricBlock>;
       default:
         return multiply_tiles<F, FromBytes, M, kVectors, Kind::kBlocks>;
     }

@@ -141,9 +141,21 @@ def test_fp8_is_refused_where_there_is_none(quantization, kv_cache_dtype):
     from tests.tiny import tiny_model
 
     form = on_load_format(quantization)
-    models = {ModelRole.TARGET: replace(tiny_model(), quantization=form)}
-    with pytest.raises(InvalidRequestError, match="fp8"):
-        create_executor("cpu", models, block_tokens=16, kv_cache_dtype=kv_cache_dtype)
+    for role in ModelRole:
+        models = {each: tiny_model() for each in ModelRole}
+        models[role] = replace(models[role], quantization=form)
+        with pytest.raises(InvalidRequestError, match="fp8"):
+            create_executor("cpu", models, block_tokens=16, kv_cache_dtype=kv_cache_dtype)
+
+
+def test_the_reference_executor_quantizes_no_model():
+    from tests.tiny import tiny_model
+
+    for role in ModelRole:
+        models = {each: tiny_model() for each in ModelRole}
+        models[role] = replace(models[role], quantization=on_load_format("int8"))
+        with pytest.raises(InvalidRequestError, match="does not quantize"):
+            create_executor("reference", models, block_tokens=4)
 
 
 def test_utilization_is_a_share(model_folder):

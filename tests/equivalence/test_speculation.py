@@ -227,6 +227,12 @@ def test_each_model_has_its_own_weight_format(settings, expected):
         assert on.speculation().num_accepted > 0
 
 
+def test_a_draft_format_without_a_draft_model_is_refused(pairs):
+    settings = {"speculation": "adaptive", "draft_quantization": "int8"}
+    with pytest.raises(InvalidRequestError, match="draft_quantization needs draft_model"):
+        LLM(str(pairs / "full"), **settings)
+
+
 def test_the_revision_is_that_of_the_target(pairs, monkeypatch):
     def note(name, *, revision, **options):
         revisions.append(revision)

@@ -145,7 +145,7 @@ def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
     folder = next(folder for folder in FOLDERS if folder.name == "ct-int4-group")
     model = load_model(EngineConfig(model=str(folder), quantization="int4")).model
-    with pytest.raises(InvalidRequestError, match="quantized already"):
+    with pytest.raises(InvalidRequestError, match=r"quantized already.*draft_quantization to none"):
         pack_weights(shared_pool(), model)
 
 

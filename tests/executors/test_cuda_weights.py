@@ -9,7 +9,7 @@ from tests.executors.host_cuda import host_executor
 from tests.tiny import CONFIG, EXPERTS, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import NumberFormat, number_format
+from ridgeline.core.formats import NumberFormat, number_format, on_load_format
 from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole, Outputs
 from ridgeline.executors import ExecutorModel
@@ -97,6 +97,19 @@ def test_bytes_are_those_that_are_foreseen_and_priced(config, name):
     total = sum(map(priced.bytes_of, shapes.values()))
     if not (config.get("tie_word_embeddings") and name):  # held twice, and priced as the head
         assert total == pytest.approx(foreseen, rel=0.01)
+
+
+def test_each_model_has_its_own_format():
+    config = WIDE | {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 192}
+    forms = {ModelRole.TARGET: None, ModelRole.DRAFT: "int8"}
+    models = {
+        role: replace(tiny_model_of(config), quantization=on_load_format(form))
+        for role, form in forms.items()
+    }
+    executor = host_executor(models, 4)
+    assert held_formats(executor, ModelRole.TARGET) == {}
+    assert {each.name for each in held_formats(executor, ModelRole.DRAFT).values()} == {"int8"}
+    executor.close()
 
 
 def test_what_cannot_be_quantized_is_refused_by_name():

@@ -45,6 +45,8 @@ def load_draft(
             "vocabulary."
         )
     if config.speculation not in DRAFT_MODEL_SPECULATION or name is None:
+        if config.draft_quantization != "auto":
+            raise InvalidRequestError("draft_quantization needs draft_model: there is none.")
         return None
     own: dict[str, object] = {"adapters": {}, "chat_template": None, "revision": None}
     if config.draft_quantization != "auto":

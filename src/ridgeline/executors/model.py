@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.spec import ModelSpec
-from ridgeline.weights import Adapter, WeightSource
+from ridgeline.weights import Adapter, Weight, WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +26,15 @@ class ExecutorModel:
     dtype: torch.dtype
     quantization: NumberFormat | None = None
     adapters: tuple[Adapter, ...] = ()
+
+    def check_not_quantized_twice(self, weight: Weight) -> None:
+        """
+        Raises:
+            InvalidRequestError: the model is to be quantized, and this weight of it is already.
+        """
+        if self.quantization is not None and not isinstance(weight, torch.Tensor):
+            raise InvalidRequestError(
+                f"The checkpoint is quantized already, to {weight.format.name}; leave out "
+                "quantization (of a draft model: set draft_quantization to none), or load the "
+                "unquantized checkpoint."
+            )

@@ -51,13 +51,19 @@ class RecordedText:
 def read_texts(
     workload: str, draft_quantization: str | None = None, path: Path = PATH
 ) -> tuple[RecordedText, ...]:
-    """The recorded texts of a workload, with the guesses of a draft model in some format."""
+    """The recorded texts of a workload, with the guesses of a draft model in some format.
+
+    Raises:
+        ValueError: there are none.
+    """
     texts = []
     for line in path.read_text(encoding="utf-8").splitlines():
         fields = json.loads(line)
         if (fields["workload"], fields["draft_quantization"]) == (workload, draft_quantization):
             lists = {name: tuple(fields[name]) for name in ("prompt", "output", "draft")}
             texts.append(RecordedText(**{**fields, **lists}))
+    if not texts:
+        raise ValueError(f"No {workload} texts are recorded for drafts in {draft_quantization}.")
     return tuple(texts)
 
 

@@ -79,11 +79,7 @@ def pack_weights(pool: Pool, model: ExecutorModel) -> PackedWeights:
         raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
     packed, roles, without = PackedWeights(), _roles(model.ops), Counter[str]()
     for name, weight in model.weights.items():
-        if model.quantization is not None and not isinstance(weight, torch.Tensor):
-            raise InvalidRequestError(
-                f"The checkpoint is quantized already, to {weight.format.name}; leave out "
-                f"quantization, or load the unquantized checkpoint."
-            )
+        model.check_not_quantized_twice(weight)
         role = roles.get(name)
         if role is None:
             packed.vectors[name] = _vector(expanded(weight, model.dtype))

@@ -78,16 +78,11 @@ class _Loader:
         self.weights = DeviceWeights()
         self.parts: dict[str, dict[str, Weight]] = {}
         self.expanded = Counter[str]()
-        self._at, self._dtype = device.torch_device, model.dtype
-        self._quantization = model.quantization
+        self._model, self._at, self._dtype = model, device.torch_device, model.dtype
         self._roles, self._stacks = weight_roles(model.ops), stacks(model.ops)
 
     def add(self, name: str, weight: Weight) -> None:
-        if self._quantization is not None and not isinstance(weight, torch.Tensor):
-            raise InvalidRequestError(
-                f"The checkpoint is quantized already, to {weight.format.name}; leave out "
-                f"quantization, or load the unquantized checkpoint."
-            )
+        self._model.check_not_quantized_twice(weight)
         if isinstance(weight, torch.Tensor):
             weight = weight.to(self._at, self._dtype)
         names = self._stacks.get(name, (name,))
@@ -132,7 +127,7 @@ class _Loader:
         return None if matrix is None else matrix.to(self._at)
 
     def _format(self, roles: frozenset[Role]) -> NumberFormat | None:
-        form = self._quantization
+        form = self._model.quantization
         return head_format(form) if form is not None and Role.HEAD in roles else form
 
 
