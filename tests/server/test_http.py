@@ -67,7 +67,7 @@ def test_a_compressed_body_is_refused_as_that(connection):
     assert connection.getresponse().status == 200
 
 
-def exchange(served, *pieces, pause_s=0.0):
+def received(served, *pieces, pause_s=0.0):
     """Sends the pieces, each as a segment of its own, and reads until the server closes."""
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as sock:
@@ -75,10 +75,19 @@ def exchange(served, *pieces, pause_s=0.0):
         for number, piece in enumerate(pieces):
             time.sleep(pause_s if number else 0)
             sock.sendall(piece)
-        received = b""
-        while piece := sock.recv(1 << 16):
-            received += piece
-    head, _, body = received.partition(b"\r\n\r\n")
+        return read_to_end(sock)
+
+
+def read_to_end(sock):
+    read = b""
+    while piece := sock.recv(1 << 16):
+        read += piece
+    return read
+
+
+def exchange(served, *pieces, pause_s=0.0):
+    """The one answer that is ``received``: its status, headers and body."""
+    head, _, body = received(served, *pieces, pause_s=pause_s).partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     return int(status.split()[1]), headers, body
@@ -104,15 +113,54 @@ def test_an_offer_a_byte_at_a_time_costs_no_body(served):
 
 
 def test_what_cannot_change_the_protocol_is_told_so(served):
-    """An offer in the second of two requests of one segment."""
-    offer = posted(BODY, "Connection: Upgrade", "Upgrade: h2c")
-    _, _, body = exchange(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + offer)
-    assert b"The protocol cannot be changed." in body
+    request = b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    status, _, body = exchange(served, request)
+    assert (status, b"The protocol cannot be changed." in body) == (400, True), body
 
 
-def test_a_stream_over_http_1_0_ends_with_the_connection(served):
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BAD = [
+    b"nonsense\r\n\r\n",
+    posted(b"", "Host: other"),
+    posted(BODY, "Connection: Upgrade", "Upgrade: h2c"),  # hidden by what is before it
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nno\r\n",
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=["nonsense", "two_hosts", "offer", "bad_chunk"])
+def test_no_error_stands_for_the_answer_to_an_earlier_request(served, bad):
+    assert received(served, HEALTH + bad) == b""
+
+
+@pytest.mark.parametrize("bad", BAD, ids=["nonsense", "two_hosts", "offer", "bad_chunk"])
+def test_no_error_is_within_the_answer_to_an_earlier_request(served, bad):
+    body = {"prompt": "ab", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(posted(json.dumps(body).encode()))
+        read = sock.recv(1 << 16)
+        sock.sendall(HEALTH + bad)  # queued behind the stream, and what is no request
+        read += read_to_end(sock)
+    assert read.startswith(b"HTTP/1.1 200 ")
+    assert b"HTTP/1.1 400" not in read
+
+
+def test_a_body_that_stops_being_http_is_refused(served):
+    status, _, body = exchange(served, BAD[-1])
+    assert (status, b"Invalid HTTP request" in body) == (400, True), body
+
+
+def test_a_body_that_stops_being_http_after_its_answer_gets_no_second_one(served):
+    head = posted(b"", "Content-Encoding: gzip", "Transfer-Encoding: chunked")
+    head = head.replace(b"Content-Length: 0\r\n", b"")
+    read = received(served, head, b"no\r\n", pause_s=0.2)
+    assert (read[:13], read.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 415 ", 1), read
+
+
+@pytest.mark.parametrize("version", ["0.9", "1.0"])
+def test_a_stream_over_old_http_ends_with_the_connection(served, version):
     body = {"prompt": "ab", "max_tokens": 8, "temperature": 0, "stream": True}
-    wire = posted(json.dumps(body).encode(), version="1.0")
+    wire = posted(json.dumps(body).encode(), version=version)
     status, headers, events = exchange(served, wire)
     assert (status, headers["connection"]) == (200, "close")
     assert "transfer-encoding" not in headers

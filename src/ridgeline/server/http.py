@@ -39,7 +39,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     takes nothing for ``stall_timeout_s`` while there is more than the buffers hold.
 
     Two readings: both a Content-Length and a Transfer-Encoding, or one of these or Host twice; a
-    proxy in front may go by the other one. A stream over HTTP/1.0, which knows no chunks, ends with
+    proxy in front may go by the other one. A stream over HTTP/1.0 or 0.9, without chunks, ends with
     the connection.
     """
 
@@ -84,10 +84,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.send_400_response(_TOO_LONG)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, in the shape of other errors, and end the connection."""
-        cycle = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.close()  # the error would be taken for a part of that response
+        """Answer what is no request, in the shape of other errors, and end the connection.
+
+        Where the error would be taken for the answer to another request, or for a part of one, the
+        connection ends without it.
+        """
+        if not self._may_answer():
+            self.transport.close()
             return
         request_id = new_id("req-").encode()
         family = family_of(getattr(self, "url", b"").decode("latin-1"))
@@ -100,13 +103,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
         self.refused(request_id.decode())
 
+    def _may_answer(self) -> bool:
+        """Whether what is written now is an answer to the request that is being read."""
+        if self._in_head:
+            return self.cycle is None or self.cycle.response_complete
+        return not self.pipeline and not self.cycle.response_started
+
     def on_message_begin(self) -> None:
         self._in_head = True
         self._watch_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         self._head_bytes = 0
         self._unwatch_head()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -120,7 +128,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():  # CONNECT, or an offer that a pipeline hid from us
             self._refuse("The protocol cannot be changed.")
         super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":
+        self._in_head = False  # from here on, the cycle is that of the request that is read
+        if self.parser.get_http_version() in ("0.9", "1.0"):
             _end_with_connection(self.cycle)
 
     def on_message_complete(self) -> None:

@@ -158,7 +158,11 @@ def http_server(server: Server) -> uvicorn.Server:
 
 
 def _count_refusal(server: Server, request_id: str) -> None:
-    """Count and log what was no request."""
+    """Count and log what was no request.
+
+    A request whose body stops being HTTP counts twice: here, and by the line of its route, which
+    had begun to read it.
+    """
     server.metrics.http("refused", "other", 400)
     if server.config.log_requests:
         log_request("", None, request_id, 400, 0.0)
