@@ -183,6 +183,12 @@ def test_spellings_of_a_call(call):
     assert decoded(run(call, tool="json")[2]) == [("f", {"x": 1})]
 
 
+@pytest.mark.parametrize("kind", ["function", "function_call", "tool_call"])
+def test_the_type_of_a_call_without_tags(kind):
+    call = f'{{"type": "{kind}", "name": "f", "arguments": {{"x": 1}}}}'
+    assert decoded(run(call, tool="llama3_json")[2]) == [("f", {"x": 1})]
+
+
 @pytest.mark.parametrize("rest", ["", ', "arguments": null', ', "arguments": ""'])
 def test_a_call_without_arguments_has_an_empty_object(rest):
     assert run(f'{{"name": "f"{rest}}}', tool="json")[2] == [("f", "{}")]

@@ -7,6 +7,7 @@ from ridgeline.text.output.events import Content, Event, ToolArguments, ToolCall
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _CALL_KEYS = frozenset({*_ARGUMENT_KEYS, "name", "function", "type", "id", "index"})
+_CALL_TYPES = ("function", "function_call", "tool_call")
 _NULL = "null"
 _SPACE = " \t\r\n"
 IsTool = Callable[[str], bool]
@@ -47,7 +48,8 @@ class JsonCall:
     Arguments that come before the name wait for it. A call that is wrapped in a ``function`` object
     (as the API writes calls) is found as well. ``failed`` is set where the text is not a call of a
     known tool; with ``strict``, also where what comes before the arguments is nothing that a call
-    has, as in the definition of a tool, or in data with a name.
+    has, as in most data with a name, or in the definition of a tool whose description comes before
+    its parameters. A definition without one reads as a call.
     """
 
     def __init__(self, index: int, is_tool: IsTool, *, strict: bool = False) -> None:
@@ -143,7 +145,7 @@ class JsonCall:
             self._begin_arguments(out)
             self._arguments(inner, out)
         elif self._key == "type" and self._strict and not self.announced:
-            self.failed = _string(text) != "function"
+            self.failed = _string(text) not in _CALL_TYPES
 
     def _begin_arguments(self, out: list[Event]) -> None:
         self._has_arguments = True
