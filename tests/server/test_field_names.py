@@ -4,7 +4,8 @@ import functools
 
 import pytest
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
+from ridgeline.server.output_formats import refused_format
 
 HI = [{"role": "user", "content": "the cat"}]
 LONG = "the cat " * 2048
@@ -35,7 +36,7 @@ def test_what_is_over_the_context_is_named_by_its_field(http, path, body, param)
 )
 def test_what_the_template_refuses_is_named_by_its_field(http, served, monkeypatch, path, param):
     def render(*_, **__):
-        raise InvalidRequestError("That cannot be rendered.")
+        raise ChatTemplateError("The chat template raises: That cannot be rendered.")
 
     monkeypatch.setattr(served.server.engine.chat_template, "render", render)
     response = http.post(path, json={"input" if path == "/v1/responses" else "messages": HI})
@@ -86,7 +87,22 @@ def test_the_schemas_of_which_one_is_none_are_named_both(http):
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = {"messages": HI, "tools": tools, "guided_json": NO_SCHEMA}
     error = http.post("/v1/chat/completions", json=body).json()["error"]
-    assert error["message"].startswith("a schema in tools or guided_json was refused: ")
+    assert error["message"].startswith("tools or guided_json: a schema was refused: ")
+
+
+def test_a_schema_of_a_tool_is_named_by_its_field(http):
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": NO_SCHEMA}}}
+    tools = [{"type": "function", "function": function}]
+    body = {"messages": HI, "tools": tools, "tool_choice": "required"}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["message"].startswith("tools: a schema was refused: ")
+    assert error["param"] == "tools"
+
+
+@pytest.mark.parametrize("text", ["A schema may be small.", "structured_outputs.json was refused"])
+def test_an_error_that_is_of_no_field_stays_as_it_is(text):
+    error = InvalidRequestError(text)
+    assert refused_format(error, ()) is error
 
 
 def test_formats_exclude_each_other(http):
@@ -98,6 +114,11 @@ def test_formats_exclude_each_other(http):
         error = http.post("/v1/chat/completions", json=body).json()["error"]
         assert error["param"] == "structured_outputs"
         assert "exactly one of json, regex, choice, grammar, json_object" in error["message"]
+
+
+def in_result(kind):
+    block = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": kind}]}
+    return [{"role": "user", "content": [block]}]
 
 
 def image(kind):
@@ -143,6 +164,8 @@ CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
         ("/v1/responses", {"input": [{"type": "item_reference"}]}, "input[0]", "item_reference"),
         (MESSAGES, {"messages": image("image")}, "messages[0]", "does not read 'image'"),
         (MESSAGES, {"messages": image("tool_result")}, "messages[0]", "needs tool_use_id"),
+        (MESSAGES, {"messages": in_result("text")}, "messages[0]", "needs text"),
+        (MESSAGES, {"messages": in_result("thinking")}, "messages[0]", "not read 'thinking'"),
     ],
 )
 def test_refusals_say_what_and_where(http, path, body, param, told):
@@ -152,7 +175,10 @@ def test_refusals_say_what_and_where(http, path, body, param, told):
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert told in error["message"]
-    assert error.get("param", param) == param
+    if path == MESSAGES:  # whose errors have no field for it
+        assert error["message"].startswith(param)
+    else:
+        assert error["param"] == param
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from ridgeline.server.call_ids import new_call_id, with_template_ids
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, explain_tools
 from ridgeline.server.forced_calls import forced_call
-from ridgeline.server.formats import FormatSchema, refused_format, wanted_format
 from ridgeline.server.generation import Job, generate, priority_of
+from ridgeline.server.output_formats import FormatSchema, refused_format, wanted_format
 from ridgeline.server.prompts import check_room, render, tokenize, truncate
 from ridgeline.server.sampling import deadline_s, sampling_params
 from ridgeline.server.schemas.generation import Generation

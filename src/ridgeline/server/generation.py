@@ -11,7 +11,7 @@ from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
-from ridgeline.server.formats import refused_format
+from ridgeline.server.output_formats import refused_format
 from ridgeline.server.schemas.generation import PromptTokensDetails, Usage
 
 MAX_SEQUENCES = 2048

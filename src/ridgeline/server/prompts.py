@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import RequestError
 from ridgeline.core.sampling_params import MAX_TOKENS
 from ridgeline.server.context import Server
 from ridgeline.server.errors import bad_request, named_field
@@ -129,5 +129,5 @@ async def render(
 
     try:
         return await server.in_thread(work)
-    except InvalidRequestError as error:
+    except RequestError as error:
         raise bad_request(str(error), named_field(str(error)) or param) from error

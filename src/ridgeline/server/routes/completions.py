@@ -8,9 +8,9 @@ from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.errors import bad_request
-from ridgeline.server.formats import wanted_format
 from ridgeline.server.generation import Job, generate, priority_of, usage_of
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from ridgeline.server.output_formats import wanted_format
 from ridgeline.server.prompts import check_room, split_prompts, tokenize, truncate
 from ridgeline.server.replies import DONE, EventStream, Reply, event
 from ridgeline.server.sampling import (

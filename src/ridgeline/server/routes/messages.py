@@ -1,6 +1,6 @@
 """Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Choice, Conversation, ToolSpec, call_input
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import ApiError, bad_request
-from ridgeline.server.formats import FormatSchema
+from ridgeline.server.output_formats import FormatSchema
 from ridgeline.server.prompts import tokenize
 from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.schemas.messages import (
@@ -151,13 +151,14 @@ def _text(content: str | list[Block] | list[Any], where: str) -> str:
     for item in content:
         block = item if isinstance(item, Block) else _result_block(item, where)
         if block.type != "text" or block.text is None:
-            raise _not_read(block, where)
+            raise _not_read(block, where, {"text": "text"})
         parts.append(block.text)
     return "\n".join(parts)
 
 
-def _not_read(block: Block, where: str) -> ApiError:
-    needed = _NEEDED.get(block.type)
+def _not_read(block: Block, where: str, readable: Mapping[str, str] = _NEEDED) -> ApiError:
+    """``readable``: the types of blocks that could stand there, each with the field it needs."""
+    needed = readable.get(block.type)
     if needed is not None and getattr(block, needed) is None:
         return bad_request(f"{where}: a {block.type} block needs {needed}.", where)
     return bad_request(f"{where}: this model does not read {block.type!r} blocks here.", where)

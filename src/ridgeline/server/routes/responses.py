@@ -16,9 +16,9 @@ from ridgeline.server.answers import (
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Conversation, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
-from ridgeline.server.formats import FormatSchema
 from ridgeline.server.generation import usage_of
 from ridgeline.server.logprobs import chat_logprobs
+from ridgeline.server.output_formats import FormatSchema
 from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.response_items import OutputItem
 from ridgeline.server.schemas.chat import ChosenLogprob

@@ -69,11 +69,14 @@ def refused_format(error: InvalidRequestError, fields: Sequence[str]) -> Excepti
     An error about something else is given back as it is.
     """
     text = str(error)
-    names = " or ".join("a schema in tools" if field == "tools" else field for field in fields)
+    if not fields:
+        return error
+    names = " or ".join(fields)
     if _UNNAMED.match(text):
         return bad_request(f"{names}: {text[0].lower()}{text[1:]}", fields[0])
     if _OURS.match(text):
-        return bad_request(_OURS.sub(names, text, count=1), fields[0])
+        subject = f"{names}: a schema" if "tools" in fields else names
+        return bad_request(_OURS.sub(subject, text, count=1), fields[0])
     return error
 
 
