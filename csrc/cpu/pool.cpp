@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <climits>
+#include <exception>
 #include <utility>
 
 namespace rl {
@@ -22,6 +23,10 @@ inline void pause() {
 }
 
 uint32_t* word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32_t*>(&value); }
+
+// What a thread needs to throw is allocated when it is first asked for, and without memory that ends
+// the process.
+void be_ready_to_throw() { static_cast<void>(std::uncaught_exceptions()); }
 
 uint32_t epoch_of(uint64_t next) { return static_cast<uint32_t>(next >> 32); }
 
@@ -75,6 +80,7 @@ void Pool::stop() {
 }
 
 void Pool::share(uint32_t num_tiles, Call call, const void* body) {
+  be_ready_to_throw();
   uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   // Closed first: a late worker that reads the new fields cannot then win a tile of the old job.
   for (Run& run : runs_) run.next.store(static_cast<uint64_t>(epoch) << 32 | UINT32_MAX);
@@ -121,6 +127,7 @@ void Pool::take_run(uint32_t epoch, int run, int thread) {
 }
 
 void Pool::work(int thread) {
+  be_ready_to_throw();
   uint32_t epoch = 0;
   while (!stopping_.load()) {
     wait_for_epoch_after(epoch);
