@@ -30,7 +30,7 @@ from ridgeline.planning.replica import choose_replica, splits
 from ridgeline.planning.workload import paced
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.catalogue import load_catalogue
-from ridgeline.roofline.memory import kv_bytes, weights_bytes
+from ridgeline.roofline.memory import USABLE_SHARE, kv_bytes, weights_bytes
 from ridgeline.roofline.queueing import mg1_wait_s
 from ridgeline.scheduler.pricing import LinearPrice
 
@@ -76,7 +76,7 @@ def test_quantized_weights_are_faster_and_leave_room():
 
 
 def test_devices_share_a_model_only_when_they_must():
-    result = answer(question("llama-3.1-70b", "h100", 8, prompt_tokens=2000)).to_json()
+    result = answer(question("llama-3.1-70b", "h100", 8, prompt_tokens=4000)).to_json()
     assert (result["tensor_parallel"], result["replicas"]) == (4, 2)
     with pytest.raises(InvalidRequestError, match="do not divide"):
         answer(question("llama-3.1-70b", "h100", 8, tensor=3))
@@ -96,7 +96,7 @@ def test_what_fits_behind_a_window_is_what_the_engine_takes(share):
     machine = catalogue_machine(CATALOGUE, "l4")
     room = weights_bytes(windowed) + share * kv_bytes(windowed, windowed.spec.max_position)
     asked = question(model=windowed, prompt_tokens=12_000, output_tokens=20, num_requests=4)
-    plan = answer(replace(asked, machine=replace(machine, memory_bytes=room / 0.9)))
+    plan = answer(replace(asked, machine=replace(machine, memory_bytes=room / USABLE_SHARE)))
     assert plan.fits == plan.replica.fit.fits == (share > 2)
 
 

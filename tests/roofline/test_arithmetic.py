@@ -17,7 +17,7 @@ from ridgeline.roofline import (
     placement,
     queueing,
 )
-from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.roofline.catalogue import DeviceKind, load_catalogue
 from ridgeline.roofline.placement import Device, Item, place
 
 
@@ -46,6 +46,10 @@ def test_every_device_has_a_roof_and_every_source_is_explained():
         ("gaudi3", "int8", 1835),
         ("l4", "bfloat16", 121),
         ("m4-max", "bfloat16", 18),
+        ("t4", "bfloat16", 8.1),  # its tensor cores have float16 alone
+        ("v100", "bfloat16", 15.7),
+        ("v100", "float16", 125),
+        ("h100", "float16", 989),
         ("b200", "mxfp4", 9000),
         ("h100", "q6_k", 1979),
         ("h100", "float64", 33.5),
@@ -64,17 +68,53 @@ def test_a_rate_that_nobody_published_is_not_made_up():
         ceilings.peak_flops(number_format("float32"))
 
 
+BOX = """
+[sources]
+mine = "measured"
+[devices.box]
+name = "Box"
+memory_gb = { value = 64, source = "mine", confidence = "high" }
+bandwidth_tbps = { value = 0.05, source = "mine", confidence = "high" }
+tflops.float32 = { value = 1, source = "mine", confidence = "low" }
+"""
+
+
 def test_users_add_their_own(tmp_path):
     path = tmp_path / "hardware.toml"
-    path.write_text(
-        '[sources]\nmine = "measured"\n[devices.box]\nname = "Box"\n'
-        'memory_gb = { value = 64, source = "mine", confidence = "high" }\n'
-        'bandwidth_tbps = { value = 0.05, source = "mine", confidence = "high" }\n'
-        'tflops.float32 = { value = 1, source = "mine", confidence = "low" }\n'
-    )
+    path.write_text(BOX + 'link_gb_per_s = { value = 9, source = "mine", confidence = "low" }\n')
     loaded = load_catalogue(path)
-    assert loaded.device("box").memory_bytes == 64e9
+    box = loaded.device("box")
+    assert (box.memory_bytes, box.kind) == (64e9, DeviceKind.GPU)
+    assert box.ceilings().link_bytes_per_s == 9e9
     assert loaded.device("H100").name.startswith("NVIDIA")
+
+
+def test_an_old_name_of_a_figure_is_answered_with_the_new_one(tmp_path):
+    path = tmp_path / "hardware.toml"
+    path.write_text(BOX + 'link_gbps = { value = 9, source = "mine", confidence = "low" }\n')
+    with pytest.raises(InvalidRequestError, match="box: link_gbps is called link_gb_per_s"):
+        load_catalogue(path)
+
+
+@pytest.mark.parametrize(
+    ("device", "mebibytes"), [("h100", 81559), ("h200", 143771), ("l4", 23034), ("t4", 15360)]
+)
+def test_memory_is_what_drivers_report(device, mebibytes):
+    """Not the round number of the name."""
+    cell = load_catalogue().device(device).memory_gb
+    assert cell.value * 1e9 == pytest.approx(mebibytes * 2**20, abs=1e6)
+    assert cell.source == "driver"
+
+
+def test_devices_that_are_no_gpus_say_so():
+    kinds = {key: device.kind.value for key, device in load_catalogue().devices.items()}
+    others = {key: kind for key, kind in kinds.items() if kind != "gpu"}
+    assert set(others) == {
+        "tpu-v3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "gaudi3", "inferentia2", "groq-lpu", "m3-max",
+        "m4-max", "epyc-9654", "xeon-8480",
+    }  # fmt: skip
+    assert others["xeon-8480"] == "cpu"
+    assert others["tpu-v5e"] == "tpu"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +124,7 @@ def test_users_add_their_own(tmp_path):
         "[sources]\n[devices.a]\nname = 'a'\n",
         "[sources]\n[devices.a]\nname='a'\nmemory_gb={value=-1,source='x',confidence='high'}\n"
         "bandwidth_tbps={value=1,source='x',confidence='high'}\ntflops={}\n",
+        BOX + 'kind = "abacus"\n',
         "\udcff",
     ],
 )

@@ -12,7 +12,7 @@ from ridgeline.planning.replica import Replica, choose_replica
 from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import decode_batch
 from ridgeline.roofline.catalogue import Catalogue
-from ridgeline.roofline.memory import kv_bytes, rank_pool_bytes, weights_bytes
+from ridgeline.roofline.memory import USABLE_SHARE, kv_bytes, rank_pool_bytes, weights_bytes
 from ridgeline.roofline.placement import Device, Item, Placement, place
 from ridgeline.roofline.predict import StepPredictor
 
@@ -88,7 +88,7 @@ def cheapest(
         ):
             continue
         for count in _COUNTS:
-            if count > 1 and device.link_gbps is None:
+            if count > 1 and device.link_gb_per_s is None:
                 break
             machine = catalogue_machine(catalogue, key, count)
             progress(f"{count} × {machine.name}")
@@ -118,7 +118,7 @@ def place_models(loads: Sequence[Load], machine: Machine) -> Placement:
     devices = [
         Device(
             name=f"{machine.key}:{index}",
-            memory_bytes=machine.memory_bytes * 0.9,
+            memory_bytes=machine.memory_bytes * USABLE_SHARE,
             usd_per_hour=machine.usd_per_hour or 0.0,
         )
         for index in range(machine.count)

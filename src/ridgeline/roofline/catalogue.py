@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,16 +24,30 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: str
 
 
+class DeviceKind(StrEnum):
+    """What a device is; ``SOC`` are CPU and GPU over one memory."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    TPU = "tpu"
+    ACCELERATOR = "accelerator"
+    SOC = "soc"
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One accelerator or CPU. GB and TB are powers of ten; rates are dense."""
+    """One accelerator or CPU. GB and TB are powers of ten; rates are dense.
+
+    ``link_gb_per_s`` are gigabytes that one device sends in a second, one way.
+    """
 
     name: str
+    kind: DeviceKind = DeviceKind.GPU
     memory_gb: Cell
     bandwidth_tbps: Cell
     tflops: dict[str, Cell]
     power_w: Cell | None = None
     usd_per_hour: Cell | None = None
-    link_gbps: Cell | None = None
+    link_gb_per_s: Cell | None = None
     link_latency_us: Cell | None = None
 
     @property
@@ -47,7 +62,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             name=self.name,
             levels=(level,),
             flops_per_s={name: cell.value * 1e12 for name, cell in self.tflops.items()},
-            link_bytes_per_s=self.link_gbps.value * 1e9 if self.link_gbps else 0.0,
+            link_bytes_per_s=self.link_gb_per_s.value * 1e9 if self.link_gb_per_s else 0.0,
             link_latency_s=self.link_latency_us.value / 1e6 if self.link_latency_us else 0.0,
         )
 
@@ -98,12 +113,24 @@ def load_catalogue(user_file: Path | None = None) -> Catalogue:
 
 def _parse(data: bytes, where: str) -> _File:
     try:
-        parsed = msgspec.convert(tomllib.loads(data.decode()), _File)
+        values = tomllib.loads(data.decode())
+        _refuse_old_names(values, where)
+        parsed = msgspec.convert(values, _File)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise InvalidRequestError(f"{where}: {error}") from error
     for key, device in parsed.devices.items():
         _check(device, f"{where}: {key}", parsed.sources)
     return parsed
+
+
+def _refuse_old_names(values: Mapping[str, object], where: str) -> None:
+    devices = values.get("devices")
+    for key, device in devices.items() if isinstance(devices, Mapping) else ():
+        if isinstance(device, Mapping) and "link_gbps" in device:
+            raise InvalidRequestError(
+                f"{where}: {key}: link_gbps is called link_gb_per_s: gigabytes (not gigabits) that "
+                "one device sends in a second, one way."
+            )
 
 
 def _check(device: Device, where: str, sources: Mapping[str, str]) -> None:

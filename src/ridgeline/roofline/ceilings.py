@@ -70,6 +70,9 @@ class Ceilings:
     def peak_flops(self, form: NumberFormat) -> float:
         """Dense peak of products in a format; of the next wider one where it has no rate.
 
+        float16 takes bfloat16's, since tensor cores that have this have both; bfloat16 without a
+        rate of its own takes float32's.
+
         Raises:
             InvalidRequestError: no format of that width or more has a rate.
         """
@@ -99,6 +102,6 @@ def _as_wide(form: NumberFormat) -> list[str]:
     elif form.is_quantized:
         names += ["int4", "4bit"] if form.bits <= 4 else []
         names += ["int8", "8bit"]
-    if form.bits <= 16:
+    if form.bits <= 16 and form.name != "bfloat16":  # whose range float16 has not
         names += ["bfloat16", "float16"]
     return [*names, "float32"] if form.bits <= 32 else names
