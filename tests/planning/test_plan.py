@@ -110,6 +110,36 @@ def test_the_highest_rate_holds_and_a_higher_one_does_not():
     assert highest_rate(replace(asked, slo=Slo(tpot_s=0.001))) is None
 
 
+def test_wider_replicas_are_tried_where_narrow_ones_miss_a_limit():
+    """The fewest devices that hold 70B decode in 16 ms or more."""
+    asked = question("llama-3.1-70b", "h100", 8, prompt_tokens=1000)
+    assert answer(asked).replica.model.layout.tensor < 8
+    fast = replace(asked, slo=Slo(tpot_s=0.013), output_tokens=30)
+    best = highest_rate(fast)
+    assert best.replica.model.layout.tensor == 8
+    assert best.question.rate_rps > 0
+    again = answer(replace(fast, rate_rps=best.question.rate_rps))
+    assert again.replica.model.layout.tensor == 8
+    assert again.traffic.attainment(fast.slo) >= 0.9
+    assert highest_rate(replace(fast, tensor=4)) is None
+
+
+def test_of_widths_that_meet_the_limits_that_of_the_highest_rate_counts():
+    asked = question("qwen2.5-0.5b", "l4", 2, slo=Slo(ttft_s=1.0), output_tokens=20)
+    few = replace(asked, config=EngineConfig(max_num_seqs=8))
+    best = highest_rate(few)
+    rates = [highest_rate(replace(few, tensor=tensor)).question.rate_rps for tensor in (1, 2)]
+    assert best.question.rate_rps == pytest.approx(max(rates), rel=0.05)
+    assert best.replica.model.layout.tensor == 1 + rates.index(max(rates))
+
+
+def test_the_cheapest_machines_may_be_wide_replicas():
+    asked = question("llama-3.1-70b", rate_rps=0.5, slo=Slo(tpot_s=0.013), output_tokens=30)
+    few = replace(CATALOGUE, devices={"h100": CATALOGUE.devices["h100"]})
+    (plan,) = cheapest(asked, few)
+    assert (plan.question.machine.count, plan.replica.model.layout.tensor) == (8, 8)
+
+
 def test_the_cheapest_machines_come_first():
     small = question("qwen2.5-0.5b", rate_rps=2.0, slo=Slo(ttft_s=1.0), output_tokens=20)
     few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("t4", "l4", "h100")})

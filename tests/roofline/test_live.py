@@ -61,6 +61,20 @@ def test_shares_of_the_ceilings(calibration):
     assert not report.warnings
 
 
+def test_the_bound_is_what_most_of_the_time_goes_to():
+    """A model of a few megabytes waits for neither memory nor arithmetic."""
+    calibration = calibrate(samples(), CEILINGS, executor="test", dense_attention=False)
+    spec = describe(CONFIG).spec
+    models = {ModelRole.TARGET: PricedModel(spec=spec, ops=lower(spec), activations=FLOAT32)}
+    watch = Observer(models, StepPredictor(models, calibration))
+    watch.observe(*step(segment(0, 30, 1)), measured_s=1e-3)
+    watch.observe(*step(segment(0, 31, 1), segment(1, 0, 16)), measured_s=1e-3)
+    report = watch.report()
+    assert report.decode.mbu > report.decode.mfu
+    assert report.decode.bound == "overhead"
+    assert report.prefill.bound is None  # no step was of it alone
+
+
 def test_more_than_the_ceiling_is_an_error_of_ours(calibration):
     watch = observer(calibration)
     work = pass_work(MODEL, decode_batch(1, 100))

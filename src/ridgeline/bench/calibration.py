@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ridgeline.bench.caches import cache_sizes
-from ridgeline.bench.ceilings import measure_ceilings
+from ridgeline.bench.ceilings import measure_ceilings, operation_rates
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.bench.torch_ceilings import torch_ceilings
@@ -88,6 +88,7 @@ STEPS = (
 _CACHES = 8  # as many times the last cache are beyond it
 _LONG_S = 0.5
 _ROUNDS = 5
+_HOST_RUNS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,23 +194,38 @@ def measure_roof(executor: str) -> Ceilings:
     return torch_ceilings()
 
 
-def memory_rate(executor: str) -> float:
-    """Main memory's bytes per second alone: whether it is still what `measure_roof` found."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What the machine gave at one moment: main memory's bytes per second, and operations per
+    second by number format (none where they were not measured)."""
+
+    memory: float
+    operations: Mapping[str, float]
+
+
+def rates_now(executor: str) -> Rates:
+    """Whether the machine still gives what `measure_roof` found; in about a second."""
     if executor != "cpu":
-        return torch_ceilings((), rounds=1).memory.bytes_per_s
+        return Rates(memory=torch_ceilings((), rounds=1).memory.bytes_per_s, operations={})
     loops, threads = load_native_loops(), usable_cores()
     each = _CACHES * cache_sizes().l3_bytes // threads
-    return max(
+    memory = max(
         loops.read_bytes_per_s(pattern, bytes_per_thread=each, threads=threads, seconds=0.1)
         for pattern in range(len(loops.read_patterns))
     )
+    best = operation_rates(loops, threads)
+    return Rates(memory=memory, operations={name: each.rate for name, each in best.items()})
 
 
-def with_memory_rate(ceilings: Ceilings, rates: Sequence[float]) -> Ceilings:
-    """With the best rate of main memory that was found at any time."""
+def with_best(ceilings: Ceilings, rates: Sequence[Rates]) -> Ceilings:
+    """With the best rates that were found at any time, as the fastest visit of a step counts."""
     *near, memory = ceilings.levels
-    best = replace(memory, bytes_per_s=max(memory.bytes_per_s, *rates))
-    return replace(ceilings, levels=(*near, best))
+    best = replace(memory, bytes_per_s=max(memory.bytes_per_s, *(each.memory for each in rates)))
+    flops = {
+        name: max(rate, *(each.operations.get(name, 0.0) for each in rates))
+        for name, rate in ceilings.flops_per_s.items()
+    }
+    return replace(ceilings, levels=(*near, best), flops_per_s=flops)
 
 
 def check_executor(executor: str) -> None:
@@ -238,7 +254,7 @@ def calibrate_here(
         InvalidRequestError: as `check_executor`.
     """
     check_executor(executor)
-    ceilings, rates = measure_roof(executor), list[float]()
+    ceilings, rates = measure_roof(executor), list[Rates]()
     host_step_s, host_segment_s = host_seconds()
     models = [
         build(name, shapes[name], form, executor=executor)
@@ -247,9 +263,9 @@ def calibrate_here(
     ]
     planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
     measured = measure_in_turns(
-        planned, between=lambda: rates.append(memory_rate(executor)), progress=progress
+        planned, between=lambda: rates.append(rates_now(executor)), progress=progress
     )
-    ceilings = with_memory_rate(ceilings, rates)
+    ceilings = with_best(ceilings, rates)
     samples: list[Sample] = []
     for model, times in zip(models, measured, strict=True):
         samples += samples_of(times, model.priced, ceilings)
@@ -265,19 +281,22 @@ def calibrate_here(
 
 
 def host_seconds(num_steps: int = 60) -> tuple[float, float]:
-    """Seconds that the scheduler and the loop take for a step, and for each sequence in it."""
-    one, many = (_loop_step_s(count, num_steps) for count in (1, 33))
+    """Seconds that the scheduler and the loop take for a step, and for each sequence in it; the
+    fastest of a few runs."""
+    one, many = (
+        min(_loop_step_s(count, num_steps) for _ in range(_HOST_RUNS)) for count in (1, 33)
+    )
     per_segment = max(0.0, (many - one) / 32)
     return max(0.0, one - per_segment), per_segment
 
 
 def _loop_step_s(num_sequences: int, num_steps: int) -> float:
-    """Wall seconds of a step whose execution takes none."""
+    """Wall seconds of a step whose execution takes none, and which is no replay of several."""
     spec = describe(SHAPES["wide"]).spec
     model = PricedModel(spec=spec, ops=lower(spec))
     clock, free = VirtualClock(), LinearPrice(pass_s=0.0, token_s=0.0)
     executor = SimulatedExecutor({ModelRole.TARGET: model}, free, clock)
-    config = EngineConfig(max_num_seqs=num_sequences, max_model_len=512)
+    config = EngineConfig(max_num_seqs=num_sequences, max_model_len=512, decode_replay_s=0.0)
     loop, scheduler = make_loop(executor, config, clock, price=free, kv_pool_bytes=1e9)
     one = Arrival(arrival_s=0.0, prompt_tokens=8, output_tokens=num_steps)
     start = time.perf_counter()

@@ -114,15 +114,8 @@ class CeilingMeter:
         self._reads.setdefault((level.name, threads), []).append(_best(rates))
 
     def _sample_operations(self) -> None:
-        rates: dict[str, dict[str, float]] = {}
-        for loop in self._loops.arithmetic:
-            rate = self._loops.operations_per_s(loop, threads=self.threads, seconds=_SAMPLE_S)
-            rates.setdefault(loop.number_format, {})[loop.name] = rate
-        # A product of narrow numbers may always be taken as one of wider ones.
-        rates["bfloat16"] = {**rates["float32"], **rates.get("bfloat16", {})}
-        rates["int4"] = {**rates["int8"], **rates.get("int4", {})}
-        for number_format, by_loop in rates.items():
-            self._operations.setdefault(number_format, []).append(_best(by_loop))
+        for number_format, best in operation_rates(self._loops, self.threads).items():
+            self._operations.setdefault(number_format, []).append(best)
 
     def report(self) -> "CeilingReport":
         """The medians of all rounds so far."""
@@ -194,6 +187,18 @@ def measure_ceilings(
     for _ in range(rounds):
         meter.sample_all(progress)
     return meter.report()
+
+
+def operation_rates(loops: NativeLoops, threads: int) -> dict[str, Best]:
+    """One round of the operations per second in each number format."""
+    rates: dict[str, dict[str, float]] = {}
+    for loop in loops.arithmetic:
+        rate = loops.operations_per_s(loop, threads=threads, seconds=_SAMPLE_S)
+        rates.setdefault(loop.number_format, {})[loop.name] = rate
+    # A product of narrow numbers may always be taken as one of wider ones.
+    rates["bfloat16"] = {**rates["float32"], **rates.get("bfloat16", {})}
+    rates["int4"] = {**rates["int8"], **rates.get("int4", {})}
+    return {number_format: _best(by_loop) for number_format, by_loop in rates.items()}
 
 
 def _best(rates: Mapping[str, float]) -> Best:

@@ -20,7 +20,7 @@ from ridgeline.core.sampling_params import SamplingParams
 _GREEDY = SamplingParams(temperature=0.0)
 _TOKEN = 5
 _VISIT_S = 0.08
-_MOST_REPEATS = 16
+_LEAST_REPEATS, _MOST_REPEATS = 3, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,12 @@ class StepTimer:
         return StepPlan(step_id=self._step_id, passes=(Pass(segments=segments),))
 
     def visit(self, shape: StepShape) -> tuple[float, ...]:
-        """Seconds from submission to result of some repetitions: two at least, after one that warms
-        up unless it is long."""
+        """Seconds from submission to result of some repetitions: three at least, after one that
+        warms up unless it is long."""
         times = [self.run(self.plan(shape))]
         if times[0] < _VISIT_S / 2:
             times.clear()
-        while len(times) < 2 or (sum(times) < _VISIT_S and len(times) < _MOST_REPEATS):
+        while len(times) < _LEAST_REPEATS or (sum(times) < _VISIT_S and len(times) < _MOST_REPEATS):
             times.append(self.run(self.plan(shape)))
         return tuple(times)
 

@@ -58,7 +58,8 @@ def roofline_line(report: RooflineReport) -> str:
             flops = phase.useful_flops / phase.seconds / 1e9
             parts.append(f"{name} {rate:.1f} GB/s, {flops:.1f} GFLOP/s")
             continue
-        text = f"{name} MFU {phase.mfu:.0%} MBU {phase.mbu:.0%} ({phase.bound})"
+        text = f"{name} MFU {phase.mfu:.0%} MBU {phase.mbu:.0%}"
+        text += f" ({phase.bound})" if phase.bound else ""
         if phase.predicted_s:
             text += f", predicted {phase.predicted_s / phase.seconds:.0%} of its time"
         parts.append(text)

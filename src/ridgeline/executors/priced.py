@@ -30,7 +30,7 @@ from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import chosen_level, native_kernels_run
 from ridgeline.roofline import PricedModel
-from ridgeline.roofline.kernels import NativeKernels
+from ridgeline.roofline.kernels import GROUPED, NativeKernels
 from ridgeline.weights import Adapter
 
 _PRODUCTS = (QKVProject, LatentProject, OutProject, MLP, MoE, SharedExpert)
@@ -89,6 +89,7 @@ def native_kernels() -> NativeKernels:
         in_16_bits=level == "avx2",
         in_pairs=level == "avx512bf16",
         codes_of_several=6 if has_wide_vectors else None,
+        line=4.0 if has_wide_vectors else 1.0,
     )
 
 
@@ -102,6 +103,7 @@ def priced_as_cuda(model: PricedModel) -> PricedModel:
         weights=None,
         weight_formats={**own, **model.weight_formats},
         kv=None if model.kv is None else _with_scales(model.kv),
+        kernels=GROUPED,
     )
 
 

@@ -1,25 +1,21 @@
 """What a machine can do for a workload: memory, latency, throughput, goodput and cost."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.protocols import StepPrice
+from ridgeline.planning.load import run, run_alone, run_traffic
 from ridgeline.planning.machine import Machine
 from ridgeline.planning.question import Question
-from ridgeline.planning.replica import Replica, choose_replica
-from ridgeline.planning.simulation import ScaledPrice, simulate
+from ridgeline.planning.replica import Replica, replica_choices
+from ridgeline.planning.simulation import ScaledPrice
 from ridgeline.planning.traffic import Traffic
-from ridgeline.planning.workload import Arrival, paced, poisson
 from ridgeline.roofline import decode_batch, prefill_batch
 from ridgeline.roofline.cost import token_prices, usd_per_million_tokens, usd_per_thousand_requests
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
 from ridgeline.roofline.predict import StepPredictor
 
-_RESIDENCES = 6  # times that a request stays, for which requests arrive
-_MORE = 1.25  # times the requests that were simulated: with so many, they are again
+ATTAINMENT = 0.9  # share of requests that must meet every SLO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,17 +157,46 @@ _UNKNOWN = (
 )  # fmt: skip
 
 
-def answer(question: Question, traffic: Traffic | None = None) -> CapacityPlan:
-    """Fit, predict and simulate, unless the ``traffic`` of `run_traffic` is known.
+def answer(question: Question) -> CapacityPlan:
+    """Fit, predict and simulate.
+
+    With SLOs, and no number of devices for a replica asked for, the plan is the first of
+    `replica_choices` that holds the load, or else the one of the highest goodput.
 
     Raises:
         InvalidRequestError: the load or the layout contradicts the model or the machine.
     """
-    replica = choose_replica(question)
+    choices, found = replica_choices(question), list[tuple[Replica, Traffic]]()
+    if len(choices) == 1:
+        return plan_of(question, choices[0])
+    for replica in choices:
+        traffic = run_traffic(question, replica, predictor_of(question, replica))
+        if not question.is_saturating and holds(traffic, question):
+            return plan_of(question, replica, traffic)
+        found.append((replica, traffic))
+    best = max(found, key=lambda each: each[1].goodput_rps(question.slo) * each[0].count)
+    return plan_of(question, *best)
+
+
+def holds(traffic: Traffic, question: Question) -> bool:
+    """Whether a load is kept up with, and its requests meet the SLOs nine times of ten."""
+    steady = traffic.steady() if question.trace else traffic
+    return steady.keeps_up and traffic.attainment(question.slo) >= ATTAINMENT
+
+
+def predictor_of(question: Question, replica: Replica) -> StepPredictor:
+    """What prices the steps of a replica."""
+    return StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
+
+
+def plan_of(question: Question, replica: Replica, traffic: Traffic | None = None) -> CapacityPlan:
+    """The plan of one way to spread the model, simulated unless the ``traffic`` of `run_traffic` is
+    known; its question asks for that way."""
+    question = replace(question, tensor=replica.model.layout.tensor)
     if not replica.fit.fits:
         return CapacityPlan(question=question, replica=replica)
     machine, typical = question.machine, question.typical
-    predictor = StepPredictor({ModelRole.TARGET: replica.model}, machine.calibration)
+    predictor = predictor_of(question, replica)
     prefill, decode = (machine.calibration.spreads[phase] for phase in ("prefill", "decode"))
     if traffic is None:
         traffic = run_traffic(question, replica, predictor)
@@ -182,13 +207,13 @@ def answer(question: Question, traffic: Traffic | None = None) -> CapacityPlan:
         if question.is_saturating and prefill_factor == decode_factor:
             return slower(decode_factor)
         price = ScaledPrice(price=predictor, prefill=prefill_factor, decode=decode_factor)
-        return _run(question, replica, arrivals, price)
+        return run(question, replica, arrivals, price)
 
     context = typical.prompt_tokens + typical.output_tokens // 2
     chunk = min(typical.prompt_tokens, question.config.max_num_batched_tokens)
     in_progress = traffic.completed_rps * typical.output_tokens * traffic.mean_tpot_s
     typical_batch = max(1, round(min(in_progress, replica.fit.max_batch)))
-    alone = _run(question, replica, [typical], predictor)
+    alone = run_alone(question, replica, predictor)
     return CapacityPlan(
         question=question,
         replica=replica,
@@ -200,62 +225,6 @@ def answer(question: Question, traffic: Traffic | None = None) -> CapacityPlan:
         prefill_bound=predictor.bound(prefill_batch(chunk)),
         decode_bound=predictor.bound(decode_batch(typical_batch, context)),
     )
-
-
-def run_traffic(question: Question, replica: Replica, price: StepPrice) -> Traffic:
-    """One replica under its part of the load; of Poisson arrivals, its steady state."""
-    if question.rate_rps is None or question.trace:
-        return _run(question, replica, _part(question, replica), price)
-    alone = _run(question, replica, [question.typical], price)
-    first = _arrivals(question, replica, alone.mean_end_to_end_s)
-    traffic = _run(question, replica, first, price)
-    again = _arrivals(question, replica, traffic.mean_end_to_end_s)  # they stay longer under load
-    return traffic if len(again) <= _MORE * len(first) else _run(question, replica, again, price)
-
-
-def _arrivals(question: Question, replica: Replica, residence_s: float) -> Sequence[Arrival]:
-    """One replica's part of Poisson arrivals, where requests stay for so many seconds."""
-    assert question.rate_rps is not None
-    rate_rps = question.rate_rps / replica.count
-    in_progress = min(rate_rps * residence_s, num_at_once(question, replica))
-    arrivals = poisson(
-        rate_rps=rate_rps,
-        num_requests=max(question.num_requests, ceil(_RESIDENCES * in_progress)),
-        prompt_tokens=question.prompt_tokens,
-        output_tokens=question.output_tokens,
-        seed=question.seed,
-    )
-    return paced(arrivals, rate_rps)
-
-
-def num_at_once(question: Question, replica: Replica) -> int:
-    """Requests of the load that a replica runs at once, at the most."""
-    return min(replica.fit.max_batch, question.config.max_num_seqs)
-
-
-def _part(question: Question, replica: Replica) -> Sequence[Arrival]:
-    """One replica's part of a trace, or what saturates it."""
-    if question.trace:
-        return question.trace[:: replica.count]
-    return [question.typical] * (2 * num_at_once(question, replica))
-
-
-def _run(
-    question: Question, replica: Replica, arrivals: Sequence[Arrival], price: StepPrice
-) -> Traffic:
-    """Sequences of a trace differ, and are admitted as long as there are blocks."""
-    at_once = question.config.max_num_seqs if question.trace else num_at_once(question, replica)
-    config = replace(question.config, max_num_seqs=at_once, max_model_len=question.longest)
-    traffic = simulate(
-        replica.model,
-        question.machine.calibration,
-        arrivals,
-        config,
-        kv_pool_bytes=replica.kv_pool_bytes,
-        price=price,
-    )
-    is_poisson = question.load == "poisson" and len(arrivals) > 1
-    return traffic.steady() if is_poisson else traffic
 
 
 def _past_error(machine: Machine) -> dict[str, Any]:

@@ -3,21 +3,23 @@
 from dataclasses import dataclass
 
 from ridgeline.roofline.calibration import Calibration, typical
-from ridgeline.roofline.catalogue import Catalogue
+from ridgeline.roofline.catalogue import Catalogue, DeviceKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """``count`` equal devices; rates, memory and price are of one of them.
+    """``count`` equal devices; rates, memory, price and power are of one of them.
 
-    ``kv_share`` is the part of the memory beside the weights that KV takes, where that is not all
-    but a reserve (`roofline.memory.fit`).
+    ``kind`` is that of the catalogue. ``power_w`` is a datasheet's. ``kv_share`` is the part of the
+    memory beside the weights that KV takes, where that is not all but a reserve
+    (`roofline.memory.fit`).
     """
 
     key: str
     name: str
     calibration: Calibration
     memory_bytes: float
+    kind: DeviceKind = DeviceKind.GPU
     count: int = 1
     usd_per_hour: float | None = None
     power_w: float | None = None
@@ -38,6 +40,7 @@ def catalogue_machine(catalogue: Catalogue, key: str, count: int = 1) -> Machine
     return Machine(
         key=key.lower(),
         name=device.name,
+        kind=device.kind,
         calibration=typical(device.ceilings()),
         memory_bytes=device.memory_bytes,
         count=count,

@@ -10,7 +10,7 @@ from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import MemoryFit, fit
 
 _ROOMY = 16  # sequences that a replica should hold before it is spread over more devices
-_HOST = 8  # devices within a host; the links of the catalogue go no further
+HOST_DEVICES = 8  # the links of the catalogue go no further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,23 @@ class Replica:
         return self.fit.kv_pool_bytes * holders
 
 
+def replica_choices(question: Question) -> list[Replica]:
+    """Ways to spread the model that are worth a try, the first of them that of `choose_replica`.
+
+    Where there are SLOs and no number of devices was asked for, the others are all that hold a
+    sequence, the narrowest first: wider ones are faster, narrower ones answer more.
+
+    Raises:
+        InvalidRequestError: as `choose_replica`.
+    """
+    first = choose_replica(question)
+    if question.tensor is not None or not question.slo.is_set or not first.fit.fits:
+        return [first]
+    widths = _widths(question) if _is_linked(question) else [1]
+    others = (_replica(question, n) for n in widths if n != first.model.layout.tensor)
+    return [first, *(replica for replica in others if replica.fit.fits)]
+
+
 def choose_replica(question: Question) -> Replica:
     """Spread over the asked number of devices, or over the fewest that hold 16 sequences.
 
@@ -36,20 +53,28 @@ def choose_replica(question: Question) -> Replica:
         InvalidRequestError: the load or the layout contradicts the model or the machine.
     """
     _check(question)
-    count, spec = question.machine.count, question.model.spec
-    choices = [n for n in range(1, min(count, _HOST) + 1) if count % n == 0 and splits(spec, n)]
     found = None
-    for tensor in [question.tensor] if question.tensor else choices:
+    for tensor in [question.tensor] if question.tensor else _widths(question):
         found = _replica(question, tensor)
         if found.fit.max_batch >= _ROOMY:
             break
     assert found is not None
-    machine = question.machine
-    if found.model.layout.tensor > 1 and not machine.calibration.ceilings.link_bytes_per_s:
+    if found.model.layout.tensor > 1 and not _is_linked(question):
         raise InvalidRequestError(
-            f"How fast {machine.name} devices exchange data is not known; use -tp 1."
+            f"How fast {question.machine.name} devices exchange data is not known; use -tp 1."
         )
     return found
+
+
+def _widths(question: Question) -> list[int]:
+    """Devices that a replica can be spread over, the fewest first."""
+    count, spec = question.machine.count, question.model.spec
+    most = min(count, HOST_DEVICES)
+    return [n for n in range(1, most + 1) if count % n == 0 and splits(spec, n)]
+
+
+def _is_linked(question: Question) -> bool:
+    return question.machine.calibration.ceilings.link_bytes_per_s > 0
 
 
 def splits(spec: ModelSpec, tensor: int) -> bool:
@@ -92,9 +117,10 @@ def _check(question: Question) -> None:
         return
     if tensor < 1 or count % tensor:
         raise InvalidRequestError(f"{tensor} tensor-parallel ranks do not divide {count} devices.")
-    if tensor > _HOST:
+    if tensor > HOST_DEVICES:
         raise InvalidRequestError(
-            f"{tensor} tensor-parallel ranks cross hosts of {_HOST}, whose network is not known."
+            f"{tensor} tensor-parallel ranks cross hosts of {HOST_DEVICES}, whose network is not "
+            "known."
         )
     if not splits(spec, tensor):
         raise InvalidRequestError(f"The model's heads cannot be split over {tensor} ranks.")

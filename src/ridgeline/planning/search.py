@@ -4,19 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.core.plan import ModelRole
-from ridgeline.planning.capacity import CapacityPlan, answer, num_at_once, run_traffic
+from ridgeline.planning.capacity import CapacityPlan, holds, plan_of, predictor_of
+from ridgeline.planning.load import num_at_once, run_alone, run_traffic
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
-from ridgeline.planning.replica import Replica, choose_replica
-from ridgeline.planning.traffic import Traffic
+from ridgeline.planning.replica import Replica, replica_choices
 from ridgeline.roofline import decode_batch
 from ridgeline.roofline.catalogue import Catalogue
 from ridgeline.roofline.memory import USABLE_SHARE, kv_bytes, rank_pool_bytes, weights_bytes
 from ridgeline.roofline.placement import Device, Item, Placement, place
 from ridgeline.roofline.predict import StepPredictor
 
-ATTAINMENT = 0.9  # share of requests that must meet every SLO
 _COUNTS = (1, 2, 4, 8)
 _STEPS = 6
 _HIDDEN = 2.0
@@ -25,35 +23,64 @@ _BEYOND = 1.25  # times the throughput of a machine that fills and empties
 
 def highest_rate(question: Question) -> CapacityPlan | None:
     """The highest Poisson load that is kept up with and whose requests meet the SLOs nine times of
-    ten, by bisection.
+    ten, by bisection, over all `replica_choices`.
 
     A model that does not fit has a plan that says so; ``None`` if a trickle does not meet them.
     """
-    replica = choose_replica(question)
-    if not replica.fit.fits:
-        return answer(question)
-    predictor = StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
+    choices, best, highest_rps = replica_choices(question), None, 0.0
+    if not choices[0].fit.fits:
+        return plan_of(question, choices[0])
+    for replica in choices:
+        rate_rps = _highest_rate_rps(question, replica, beyond_rps=highest_rps)
+        if rate_rps > highest_rps:
+            best, highest_rps = replica, rate_rps
+    return plan_of(replace(question, rate_rps=highest_rps), best) if best else None
+
+
+def _highest_rate_rps(question: Question, replica: Replica, *, beyond_rps: float) -> float:
+    """That of one way to spread the model; at most ``beyond_rps`` if it does not hold more."""
+    predictor = predictor_of(question, replica)
+    if _misses_alone(question, replica, predictor):
+        return 0.0
+
+    def holds_rate(rate_rps: float) -> bool:
+        asked = replace(question, rate_rps=rate_rps)
+        return holds(run_traffic(asked, replica, predictor), asked)
+
     saturated = run_traffic(replace(question, rate_rps=None), replica, predictor)
-    low, high = 0.0, _BEYOND * saturated.completed_rps * replica.count
+    low, high = beyond_rps, _BEYOND * saturated.completed_rps * replica.count
+    if high <= low or (low and not holds_rate(low)):
+        return 0.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if _holds(run_traffic(replace(question, rate_rps=middle), replica, predictor), question):
+        if holds_rate(middle):
             low = middle
         else:
             high = middle
-    return answer(replace(question, rate_rps=low)) if low else None
+    return low
 
 
 def _if_it_holds(question: Question) -> CapacityPlan | None:
     """The plan; most machines of a search are too small, which one simulation shows."""
-    replica = choose_replica(question)
-    if not replica.fit.fits:
-        return None
-    predictor = StepPredictor({ModelRole.TARGET: replica.model}, question.machine.calibration)
-    if _is_far_too_small(question, replica, predictor):
-        return None
-    traffic = run_traffic(question, replica, predictor)
-    return answer(question, traffic) if _holds(traffic, question) else None
+    for replica in replica_choices(question):
+        if not replica.fit.fits:
+            return None
+        predictor = predictor_of(question, replica)
+        if _is_far_too_small(question, replica, predictor):
+            continue
+        if _misses_alone(question, replica, predictor):
+            continue
+        traffic = run_traffic(question, replica, predictor)
+        if holds(traffic, question):
+            return plan_of(question, replica, traffic)
+    return None
+
+
+def _misses_alone(question: Question, replica: Replica, predictor: StepPredictor) -> bool:
+    """Whether a lone request misses the SLOs, where all are alike: then none meets them."""
+    if question.trace or not question.slo.is_set:
+        return False
+    return not run_alone(question, replica, predictor).attainment(question.slo)
 
 
 def _is_far_too_small(question: Question, replica: Replica, predictor: StepPredictor) -> bool:
@@ -66,11 +93,6 @@ def _is_far_too_small(question: Question, replica: Replica, predictor: StepPredi
     seconds = predictor.segment_seconds(typical.prompt_tokens, 0)
     seconds += typical.output_tokens * predictor.batch_seconds(decode) / at_once
     return (question.rate_rps or 0.0) / replica.count * seconds > _HIDDEN
-
-
-def _holds(traffic: Traffic, question: Question) -> bool:
-    steady = traffic.steady() if question.trace else traffic
-    return steady.keeps_up and traffic.attainment(question.slo) >= ATTAINMENT
 
 
 def cheapest(

@@ -49,6 +49,11 @@ class Slo:
     ttft_s: float | None = None
     tpot_s: float | None = None
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is any limit."""
+        return self.ttft_s is not None or self.tpot_s is not None
+
     def met(self, ttft_s: float, tpot_s: float | None) -> bool:
         if self.ttft_s is not None and ttft_s > self.ttft_s:
             return False

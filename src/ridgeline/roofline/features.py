@@ -7,7 +7,6 @@ coefficient of roof seconds is a *slowness*, 1 / η: how many times longer a ker
 roof allows.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.formats import NumberFormat
@@ -106,23 +105,25 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
         lanes: NumberFormat,
         inputs: float = 0.0,
         count: int = 1,
+        of_experts: bool = False,
     ) -> None:
-        """``count`` products of ``tokens`` rows, of ``inputs`` elements that are rearranged."""
-        kernel = model.kernels.of(form)
+        """``count`` products of ``tokens`` rows of a matrix; ``inputs`` elements are rearranged for
+        them."""
+        kernel = model.kernels.of(form, of_experts=of_experts)
         name = f"{kernel.family}/{form.name}"
         num_bytes, first = products.setdefault((name, tokens), (0.0, {}))
         products[name, tokens] = (num_bytes + work.weight_bytes * count, first)
         # Of one token through all the weights, at one instruction each.
         peak = ceilings.peak_flops(model.kernels.lanes or lanes)
         lane_s = work.flops / tokens / peak * count
-        _add(alone, f"{FILL}/{kernel.family}", inputs * tokens * count / (peak / 2))
-        panels = kernel.panels(tokens)
-        at_first = tokens / panels
+        _add(alone, f"{FILL}/{kernel.family}", inputs * count / (peak / 2))
+        panels, computed = kernel.panels(tokens), kernel.computed(tokens)
+        at_first = computed / panels
         _add(first, f"{UNPACK}/{name}", lane_s * kernel.unpack)
         _add(first, f"{PRODUCT}/{name}", lane_s * kernel.product * at_first)
         if panels > 1:
             _add(alone, f"{UNPACK}/{name}", lane_s * kernel.unpack * (panels - 1))
-            _add(alone, f"{PRODUCT}/{name}", lane_s * kernel.product * (tokens - at_first))
+            _add(alone, f"{PRODUCT}/{name}", lane_s * kernel.product * (computed - at_first))
 
     for op, count in model.token_ops:
         work = op_work(op, batch, model)
@@ -137,7 +138,8 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
         weight = main_weight(op)
         assert weight is not None
         form, lanes = model.format_of(weight), model.product_format(weight)
-        add_product(work, _tokens(op, batch), form, lanes, _inputs(op), count)
+        inputs, of_experts = _inputs(op, batch), kind_of(op) is OpKind.EXPERTS
+        add_product(work, _tokens(op, batch), form, lanes, inputs, count, of_experts)
     plain = model.activations
     for adapter, tokens in batch.adapters:
         add_product(adapter_work(adapter, tokens, model), tokens, plain, plain)
@@ -145,14 +147,18 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
     return _TokenTerms(alone, found)
 
 
-def _inputs(op: Op) -> float:
-    """Activations of a token that an op's products read: they are rearranged, and perhaps
-    quantized, for the kernel."""
-    return float(sum({w.shape[-1] for w in op_weights(op) if len(w.shape) > 1}))
+def _inputs(op: Op, batch: Batch) -> float:
+    """Activations that an op's products read: they are rearranged, and perhaps quantized, for the
+    kernel. Of a mixture of experts, once for each expert that a token goes to."""
+    widths = sum({w.shape[-1] for w in op_weights(op) if len(w.shape) > 1})
+    if isinstance(op, Head):
+        return float(widths * batch.logit_rows)
+    return float(widths * batch.num_tokens * (op.routing.top_k if isinstance(op, MoE) else 1))
 
 
 def _tokens(op: Op, batch: Batch) -> float:
-    """Rows that each of an op's matrices is multiplied with."""
+    """Rows that each of an op's matrices is multiplied with; of experts' those of the ones
+    touched."""
     if isinstance(op, Head):
         return float(batch.logit_rows)
     tokens = float(batch.num_tokens)
@@ -220,12 +226,3 @@ def _attention_parts(batch: Batch) -> list[Batch]:
 
 def _add(amounts: Amounts, name: str, value: float) -> None:
     amounts[name] = amounts.get(name, 0.0) + value
-
-
-def add_terms(parts: Sequence[Terms]) -> Terms:
-    """The sum."""
-    alone: Amounts = {}
-    for part in parts:
-        for name, value in part.alone.items():
-            _add(alone, name, value)
-    return Terms(alone, tuple(overlap for part in parts for overlap in part.overlaps))

@@ -23,6 +23,7 @@ class ProductKernel:
         product: for each token.
         panel_tokens: tokens that share an unpacking; ``None``: all.
         of_several: the most tokens of a panel where they do not all fit one, if that is less.
+        tile_tokens: what is computed is a multiple of so many.
     """
 
     family: str
@@ -30,6 +31,13 @@ class ProductKernel:
     product: float = 1.0
     panel_tokens: int | None = None
     of_several: int | None = None
+    tile_tokens: int = 1
+
+    def computed(self, tokens: float) -> float:
+        """Tokens that are multiplied for ``tokens`` (a mean where it is not whole)."""
+        return (
+            tokens if self.tile_tokens == 1 else ceil(tokens / self.tile_tokens) * self.tile_tokens
+        )
 
     def panels(self, tokens: float) -> float:
         """Panels that ``tokens`` (a mean where it is not whole) are cut into."""
@@ -49,7 +57,9 @@ class Kernels(Protocol):
     def lanes(self) -> NumberFormat | None:
         """The format whose peak counts instructions; ``None``: that of each product."""
 
-    def of(self, form: NumberFormat) -> ProductKernel: ...
+    def of(self, form: NumberFormat, *, of_experts: bool = False) -> ProductKernel:
+        """The kernel for weights of a format; ``of_experts``: for those of a mixture's experts, of
+        which each is multiplied with few tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +74,9 @@ class NativeKernels:
         attention_rows: of a tile of the attention kernels.
         in_16_bits: products of codes are summed in 16 bits first (no VNNI).
         in_pairs: an instruction multiplies two bfloats (AVX-512 BF16).
+        line: what loading a line of codes takes, in instructions. Panels after the first find them
+            in the second-level cache, which gives a line of 64 bytes in the time of about 4, and
+            one of 32 in that of 1.
     """
 
     panel_tokens: int
@@ -71,13 +84,14 @@ class NativeKernels:
     in_16_bits: bool
     in_pairs: bool = False
     codes_of_several: int | None = None
+    line: float = 1.0
 
     @property
     def lanes(self) -> NumberFormat:
         return FLOAT32
 
-    def of(self, form: NumberFormat) -> ProductKernel:
-        """The kernel of a format of weights."""
+    def of(self, form: NumberFormat, *, of_experts: bool = False) -> ProductKernel:
+        """The kernel of a format of weights; experts have the same."""
         if form.is_quantized:
             return self._of_codes(ceil(form.bits), form.group_size)
         is_pair = self.in_pairs and form.name == "bfloat16"
@@ -89,34 +103,46 @@ class NativeKernels:
         )
 
     def _of_codes(self, bits: int, group: int | None) -> ProductKernel:
-        known = min((each for each in _UNPACK if each >= bits), default=8)
+        known = min((each for each in _SPLIT if each >= bits), default=8)
         sums = _SUMS_OF_16_BITS[known] if self.in_16_bits else 8
+        split = _SPLIT_FOR_16_BITS if self.in_16_bits and known == 8 else _SPLIT[known]
         columns = 64 if group is None else min(group, 128)  # between two conversions to floats
         return ProductKernel(
             family="codes",
-            unpack=_UNPACK[known] / 32,
+            unpack=(known * self.line + split) / 32,
             product=(sums + 4 * 32 / columns) / 32,
             panel_tokens=self.panel_tokens,
             of_several=self.codes_of_several,
         )
 
 
-# Instructions for a block of 32 columns and a vector of rows, by bits: loads, shifts and masks of
-# its codes; products and sums of one token without VNNI. A conversion to floats takes four more.
-_UNPACK = {4: 16, 5: 40, 6: 48, 8: 32}
+# Instructions for a block of 32 columns and a vector of rows, by bits (each bit is a line): shifts
+# and masks of its codes; products and sums of one token without VNNI, which takes bytes as two
+# nibbles. A conversion to floats takes four more.
+_SPLIT = {4: 12, 5: 35, 6: 42, 8: 0}
+_SPLIT_FOR_16_BITS = 24
 _SUMS_OF_16_BITS = {4: 17, 5: 20, 6: 20, 8: 36}
 
 
 @dataclass(frozen=True, slots=True)
 class PlainKernels:
-    """Of executors whose kernels are not described: one multiply-add for a weight and a token."""
+    """Of executors whose kernels are not described: one multiply-add for a weight and a token.
+
+    ``expert_tile``: grouped products pad each expert's tokens to a multiple of it.
+    """
 
     attention_rows: int = 0
     lanes: NumberFormat | None = None
+    expert_tile: int = 1
 
-    def of(self, form: NumberFormat) -> ProductKernel:
+    def of(self, form: NumberFormat, *, of_experts: bool = False) -> ProductKernel:
         """One kernel for a family."""
-        return ProductKernel(family="codes" if form.is_quantized else "float")
+        return ProductKernel(
+            family="codes" if form.is_quantized else "float",
+            tile_tokens=self.expert_tile if of_experts else 1,
+        )
 
 
 PLAIN = PlainKernels()
+# Of tuned engines on GPUs: the rows of the tiles that tensor cores are fed with.
+GROUPED = PlainKernels(expert_tile=64)

@@ -7,7 +7,7 @@ report is asked for.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -18,7 +18,7 @@ from ridgeline.core.result import StepResult
 from ridgeline.roofline.account import StepAccount, account
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
-from ridgeline.roofline.predict import StepPredictor, step_phase
+from ridgeline.roofline.predict import Bound, StepPredictor, step_phase
 from ridgeline.roofline.price import Phase
 from ridgeline.roofline.work import Work
 
@@ -30,9 +30,11 @@ _KEPT_ERRORS = 512
 class PhaseReport:
     """What one phase did. A mixed step's seconds are split by what the roof gives each phase.
 
-    ``mfu`` and ``mbu`` are shares of the ceilings (1.0 is all), ``None`` without ceilings, and
-    ``bound`` names the larger. ``predicted_s`` is what was predicted for ``seconds``, and
-    ``median_error`` of |predicted − measured| ÷ measured over the latest steps of this phase alone.
+    ``mfu`` and ``mbu`` are shares of the ceilings (1.0 is all). ``predicted_s`` is what was
+    predicted for ``seconds``. Of the steps of this phase alone, ``bound`` is what most of the
+    predicted seconds go to (memory, compute, overhead or communication), and ``median_error`` that
+    of |predicted − measured| ÷ measured in the latest ones. All are ``None`` without a calibration,
+    and the last two where each step was of both phases.
     """
 
     seconds: float
@@ -71,6 +73,7 @@ class _Totals:
     moved_bytes: float = 0.0
     ceiling_bytes: float = 0.0  # what the memory could have moved in those seconds
     predicted_s: float = 0.0
+    parts: Counter[Bound] = field(default_factory=Counter)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_ERRORS))
 
 
@@ -171,10 +174,11 @@ class Observer:
     def _account(self, plan: StepPlan, result: StepResult, measured_s: float) -> None:
         self._admit(plan)
         phase, predictor = step_phase(plan), self._predictor
-        predicted = None
+        predicted, parts = None, dict[Bound, float]()
         if predictor is not None:
             # Before this step's outcome is learnt.
-            raw = predictor.raw_seconds(plan, self._adapters)
+            parts = predictor.plan_parts(plan, self._adapters)
+            raw = sum(parts.values())
             predicted = predictor.interval(raw * predictor.correction.factor(phase), phase)
             predictor.correction.observe(phase, raw, measured_s)
             self._inside.append(predicted.low_s <= measured_s <= predicted.high_s)
@@ -197,6 +201,7 @@ class Observer:
             if predicted is not None:
                 totals.predicted_s += share * predicted.seconds
                 if len(shares) == 1:
+                    totals.parts.update(parts)
                     totals.errors.append(abs(predicted.seconds / measured_s - 1.0))
 
     def _shares(self, done: StepAccount) -> dict[Phase, float]:
@@ -216,12 +221,11 @@ class Observer:
         return max(work.flops / peak, work.num_bytes / ceilings.memory.bytes_per_s)
 
     def _phase(self, totals: _Totals) -> PhaseReport:
-        mfu = mbu = bound = None
+        mfu = mbu = None
         if self._ceilings is not None and totals.seconds:
             peak = self._ceilings.peak_flops(self._product_format)
             mfu = totals.useful_flops / (totals.seconds * peak)
             mbu = totals.moved_bytes / totals.ceiling_bytes
-            bound = "compute" if mfu > mbu else "memory"
         return PhaseReport(
             seconds=totals.seconds,
             steps=totals.steps,
@@ -230,7 +234,7 @@ class Observer:
             moved_bytes=totals.moved_bytes,
             mfu=mfu,
             mbu=mbu,
-            bound=bound,
+            bound=totals.parts.most_common(1)[0][0].value if totals.parts else None,
             predicted_s=totals.predicted_s if self._predictor is not None else None,
             median_error=median(totals.errors) if totals.errors else None,
         )

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from math import exp, log
+from math import ceil, exp, log
 
+from ridgeline.core.ops import Attend, MoE
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.roofline.batch import NO_ADAPTERS, Batch, batches_of, decode_batch, prefill_batch
+from ridgeline.roofline.batch import NO_ADAPTERS, Batch, batches_of, make_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.features import (
     LINK,
@@ -19,14 +20,14 @@ from ridgeline.roofline.features import (
     SEQUENCE,
     STEP,
     Terms,
-    add_terms,
     pass_terms,
 )
 from ridgeline.roofline.fitting import coefficient, overlap_seconds, predict, weighted
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.price import Phase, phase_of
 
-_MARGINAL_KNOTS = (1, 8, 32, 128, 512, 2048)
+_LENGTH_KNOTS = (1, 8, 32, 128, 512, 2048)  # of segments that are priced
+_NEAR_CONTEXT = 4096
 _ADAPTATION = 0.05  # weight of the newest step in the correction
 
 
@@ -52,17 +53,6 @@ class Prediction:
     seconds: float
     low_s: float
     high_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Marginal:
-    """Seconds that a segment of some length adds: at the start, and more for each token before."""
-
-    first_s: float
-    context_s: float
-
-    def seconds(self, context: int) -> float:
-        return self.first_s + self.context_s * context
 
 
 class OnlineCorrection:
@@ -124,39 +114,69 @@ class StepPredictor:
         return pass_terms(self.models[role], batch, self.calibration.ceilings)
 
     def segment_seconds(self, num_tokens: int, context: int) -> float:
-        """What a segment of ``num_tokens`` after ``context`` computed ones adds to a step.
+        """What a segment of ``num_tokens`` after ``context`` computed ones adds to a step; it is
+        corrected as `seconds` are.
 
         Interpolated between segments that were priced once, since schedulers ask often.
         """
-        seconds = 0.0
-        while num_tokens >= _MARGINAL_KNOTS[-1]:
-            seconds += self._marginal[-1].seconds(context)
-            context += _MARGINAL_KNOTS[-1]
-            num_tokens -= _MARGINAL_KNOTS[-1]
+        phase = Phase.PREFILL if num_tokens > 1 else Phase.DECODE
+        factor = self.correction.factor(phase.value)
+        seconds, longest = 0.0, _LENGTH_KNOTS[-1]
+        while num_tokens >= longest:
+            seconds += self._added_s(-1, context)
+            context += longest
+            num_tokens -= longest
         if num_tokens == 0:
-            return seconds
-        at = bisect_right(_MARGINAL_KNOTS, num_tokens)
-        low, high = _MARGINAL_KNOTS[at - 1], _MARGINAL_KNOTS[at]
-        below, above = (self._marginal[i].seconds(context) for i in (at - 1, at))
-        return seconds + below + (num_tokens - low) / (high - low) * (above - below)
+            return factor * seconds
+        at = bisect_right(_LENGTH_KNOTS, num_tokens)
+        low, high = _LENGTH_KNOTS[at - 1], _LENGTH_KNOTS[at]
+        below, above = self._added_s(at - 1, context), self._added_s(at, context)
+        return factor * (seconds + below + (num_tokens - low) / (high - low) * (above - below))
+
+    def _added_s(self, length: int, context: int) -> float:
+        """What the ``length``-th of `_LENGTH_KNOTS` tokens add after ``context``, linear between
+        the contexts that were priced and beyond the last."""
+        knots, seconds = self._context_knots, self._added[length]
+        at = min(max(bisect_right(knots, context), 1), len(knots) - 1)
+        slope = (seconds[at] - seconds[at - 1]) / (knots[at] - knots[at - 1])
+        return seconds[at - 1] + slope * (context - knots[at - 1])
 
     @cached_property
-    def _marginal(self) -> list[_Marginal]:
-        """What a segment of each of `_MARGINAL_KNOTS` tokens adds."""
-        alone = self.batch_seconds(decode_batch(1, 1))
-        fixed = max(0.0, 2 * alone - self.batch_seconds(decode_batch(2, 1)))
-        far = min(4096, self.models[ModelRole.TARGET].spec.max_position)
-        found = []
-        for count in _MARGINAL_KNOTS:
-            first_s = self.batch_seconds(prefill_batch(count))
-            later_s = self.batch_seconds(prefill_batch(count, start=far))
-            slope = max(0.0, later_s - first_s) / far
-            found.append(_Marginal(first_s=first_s - fixed, context_s=slope))
-        return found
+    def _context_knots(self) -> tuple[int, ...]:
+        """Contexts that are priced. What attention adds grows with them, up to the window."""
+        model = self.models[ModelRole.TARGET]
+        most = max(2, model.spec.max_position)
+        windows = [op.window for op, _ in model.attention_ops if isinstance(op, Attend)]
+        inner = {each for each in (*windows, _NEAR_CONTEXT) if each and each < most}
+        return tuple(sorted({0, most} | inner))
 
-    def parts(self, batch: Batch) -> dict[Bound, float]:
+    @cached_property
+    def _added(self) -> tuple[tuple[float, ...], ...]:
+        """Seconds that a segment of each of `_LENGTH_KNOTS` adds, after each context."""
+        company = [(0, 1)] * _company(self.models[ModelRole.TARGET])
+        before = self.batch_seconds(make_batch(company))
+        return tuple(
+            tuple(
+                max(0.0, self.batch_seconds(make_batch([*company, (c, c + length)])) - before)
+                for c in self._context_knots
+            )
+            for length in _LENGTH_KNOTS
+        )
+
+    def plan_parts(
+        self, plan: StepPlan, adapters: Mapping[int, int] = NO_ADAPTERS
+    ) -> dict[Bound, float]:
+        """`raw_seconds` of a plan by what bounds them."""
+        seconds = dict.fromkeys(Bound, 0.0)
+        for a_pass in plan.passes:
+            for batch in batches_of(a_pass, adapters):
+                for bound, part in self.parts(batch, a_pass.role).items():
+                    seconds[bound] += part
+        return seconds
+
+    def parts(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> dict[Bound, float]:
         """Predicted seconds of a forward pass by what bounds them."""
-        terms, coefficients = self.terms(batch), self.calibration.coefficients
+        terms, coefficients = self.terms(batch, role), self.calibration.coefficients
         seconds = dict.fromkeys(Bound, 0.0)
         for name, value in terms.alone.items():
             seconds[_BOUNDS.get(name, Bound.COMPUTE)] += coefficient(coefficients, name) * value
@@ -180,8 +200,8 @@ def step_phase(plan: StepPlan) -> str:
     return Phase.PREFILL.value if is_prefill else Phase.DECODE.value
 
 
-def plan_terms(predictor: StepPredictor, plan: StepPlan) -> Terms:
-    """The terms of a whole step, for calibrating on it."""
-    return add_terms(
-        [predictor.terms(batch, a.role) for a in plan.passes for batch in batches_of(a)]
-    )
+def _company(model: PricedModel) -> int:
+    """Sequences of a step that another one joins: so many that they have touched nearly all
+    experts (98 %), since one more then adds the reading of hardly any."""
+    experts = [op for op, _ in model.token_ops if isinstance(op, MoE)]
+    return max((ceil(4 * op.gate.shape[0] / op.routing.top_k) for op in experts), default=1)

@@ -170,6 +170,9 @@ def _checks(result: Mapping[str, Any]) -> list[str]:
         f"Main memory's rate, measured again before each round, was {min(shares):.0%} to "
         f"{max(shares):.0%} of the best one of the calibration.",
         "",
+        "Not measured: steps that mix prefill and decode, mixtures of experts, and the regret of a "
+        "choice of settings (nothing chooses them yet).",
+        "",
     ]
 
 

@@ -14,13 +14,14 @@ from ridgeline.bench.calibration import (
     SHAPES,
     STEPS,
     BenchModel,
+    Rates,
     build,
     host_seconds,
     measure_in_turns,
     measure_roof,
-    memory_rate,
+    rates_now,
     short_steps,
-    with_memory_rate,
+    with_best,
 )
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.honesty import cases
@@ -44,7 +45,7 @@ from ridgeline.roofline.storage import write_json
 _LOADS = (0.5, 0.8)
 _TRAFFIC_VISITS = 3
 _TRAFFIC_MODEL = ("tall", "bfloat16")
-_ROUNDS = 6
+_ROUNDS = 8
 
 
 class HonestyRun:
@@ -56,7 +57,7 @@ class HonestyRun:
     def __init__(self, executor: str, predictions: Path, *, quick: bool = False) -> None:
         self._executor, self._quick = executor, quick
         self._path = predictions
-        self._memory_rates: list[float] = []
+        self._rates: list[Rates] = []
         self._written: dict[str, Any] = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "claims": [],
@@ -73,7 +74,7 @@ class HonestyRun:
             schema=SCHEMA,
             created=self._written["created"],
             executor=self._executor,
-            ceilings=with_memory_rate(ceilings, self._memory_rates),
+            ceilings=with_best(ceilings, self._rates),
             host_step_s=host_step_s,
             host_segment_s=host_segment_s,
             calibration=calibration_times,
@@ -90,7 +91,7 @@ class HonestyRun:
             repeated=repeated,
             lies=lies,
             traffic=traffic,
-            memory_rates=tuple(self._memory_rates),
+            memory_rates=tuple(each.memory for each in self._rates),
             seconds=time.monotonic() - started,
             conditions=dict(watch.conditions(threads=1)),
         )
@@ -130,14 +131,14 @@ class HonestyRun:
             (model, short_steps(model.priced, ceilings, steps))
             for model, (_, steps) in zip(models, planned_steps, strict=True)
         ]
-        measured = measure_in_turns(planned, rounds=_ROUNDS, between=self._note_memory)
+        measured = measure_in_turns(planned, rounds=_ROUNDS, between=self._note_rates)
         return tuple(
             ModelTimes(shape=model.name, format=model.format, times=tuple(times))
             for model, times in zip(models, measured, strict=True)
         )
 
-    def _note_memory(self) -> None:
-        self._memory_rates.append(memory_rate(self._executor))
+    def _note_rates(self) -> None:
+        self._rates.append(rates_now(self._executor))
 
     def _most(self, quick: int) -> int | None:
         return quick if self._quick else None
