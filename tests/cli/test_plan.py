@@ -1,11 +1,16 @@
+import argparse
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ridgeline.cli import plan
+from ridgeline.cli.hardware import read_model
 from ridgeline.cli.main import main
+from ridgeline.planning import catalogue_machine
 from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.roofline.memory import weights_bytes
 
 PROMISED = {
     "fits", "weights_bytes", "kv_bytes_per_token", "max_batch", "ttft_s", "tpot_s",
@@ -54,22 +59,26 @@ def test_goodput_is_named_with_its_limits_or_not_at_all(capsys):
     assert result["slo"] == {"ttft_s": 0.001, "tpot_s": None}
 
 
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def model_options(config, **changes):
+    names = ("model", "shape", "dtype", "quantization", "kv_cache_dtype")
+    return argparse.Namespace(**dict.fromkeys(names) | {"config": config} | changes)
+
+
 def test_any_config(capsys, tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(
-        json.dumps(
-            {
-                "model_type": "llama",
-                "vocab_size": 1000,
-                "hidden_size": 256,
-                "intermediate_size": 512,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "max_position_embeddings": 2048,
-                "rms_norm_eps": 1e-6,
-            }
-        )
-    )
+    path.write_text(json.dumps(LLAMA))
     options = ("--config", str(path), "--hardware", "h100", "--quantization", "int4")
     code, out, _ = run(capsys, *options, "--kv-cache-dtype", "int8", *SHORT, "--json")
     assert code == 0
@@ -137,13 +146,17 @@ def test_mistakes_are_one_line(capsys, options):
         ("--hardware", "l4", "--calibrate"),
         ("--hardware", "l4", "--executor", "cpu"),
         ("--hardware", "l4", "--requests", "50"),
+        ("--hardware", "l4", "--seed", "1"),
+        ("--hardware", "l4", "--trace", "trace.jsonl", "--seed", "1"),
+        ("--hardware", "l4", "--place", "gpt2", "--requests", "50"),
+        ("--hardware", "l4", "--place", "gpt2:0", "--seed", "1"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(capsys, options):
     code, out, err = run(capsys, *options)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert "means nothing" in err or "is for --hardware this" in err or "of a rate" in err
+    assert "means nothing" in err or "is for --hardware this" in err or "is of a rate" in err
 
 
 def test_auto_is_what_is_done_anyway(capsys):
@@ -157,6 +170,64 @@ def test_a_quantized_checkpoint_is_priced_as_it_is(capsys):
     base = ("--hardware", "h100", *SHORT, "--json")
     _, out, _ = run(capsys, "--shape", "gpt-oss-20b", *base)
     assert json.loads(out)["weights_bytes"] == pytest.approx(13.8e9, rel=0.01)
+
+
+def test_formats_that_our_executor_expands_are_named(capsys):
+    base = ("--hardware", "h100", *SHORT)
+    _, out, _ = run(capsys, "--shape", "gpt-oss-20b", *base)
+    assert "note: Priced as an engine with kernels for MXFP4 runs it. Our cuda executor" in out
+    assert "typical efficiencies of tuned engines, not of our cuda executor" in out
+    _, out, _ = run(capsys, "--shape", "llama-3.1-8b", "--quantization", "q4_k", *base, "--json")
+    assert "quantizes to that on load" in json.loads(out)["notes"][0]
+    _, out, _ = run(capsys, "--shape", "llama-3.1-8b", "--quantization", "int4", *base, "--json")
+    assert json.loads(out)["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("group_size", "act_order", "named"),
+    [(128, True, True), (128, False, False), (-1, True, False)],
+)
+def test_gptq_out_of_order_is_expanded(tmp_path, group_size, act_order, named):
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": group_size}
+    config = LLAMA | {"quantization_config": quantization | {"desc_act": act_order}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    machine = catalogue_machine(load_catalogue(), "h100")
+    found = read_model(model_options(path), machine.calibration)
+    assert any("act-order GPTQ" in note for note in found.notes) is named
+
+
+def test_our_cuda_executor_is_priced_as_it_expands():
+    """Its own calibration, on the machine at hand."""
+    typical = catalogue_machine(load_catalogue(), "h100").calibration
+    ours = msgspec.structs.replace(
+        typical, executor="cuda", ceilings=replace(typical.ceilings, measured=True)
+    )
+    options = model_options(None, shape="gpt-oss-20b")
+    engine, own = (read_model(options, each) for each in (typical, ours))
+    assert weights_bytes(own.priced) > 2.5 * weights_bytes(engine.priced)
+    assert own.notes == ()
+
+
+def test_a_placement_says_what_its_prices_are(capsys):
+    options = ("--hardware", "gaudi3", "--place", "gpt2", "--dtype", "bfloat16")
+    _, out, _ = run(capsys, *options)
+    assert "note: Intel Gaudi 3 is no GPU" in out
+    _, out, _ = run(capsys, *options, "--json")
+    assert len(json.loads(out)["notes"]) == 1
+
+
+def test_more_devices_than_a_replica_takes(capsys):
+    options = ("--shape", "deepseek-v3", "--hardware", "h100", "--count", "16")
+    _, out, _ = run(capsys, *options, "--quantization", "fp8", *SHORT)
+    assert "beside the weights on 8 × NVIDIA H100 SXM" in out
+    assert "in one host, of up to 8" in out
+
+
+def test_power_is_said_to_be_an_upper_bound(capsys):
+    _, out, _ = run(capsys, "--shape", "qwen2.5-0.5b", "--hardware", "l4", "--count", "2", *SHORT)
+    assert "at most 144 W by the datasheet, so" in out
+    assert "not measured" in out
 
 
 def test_the_cheapest_machines_run_no_formats_of_this_one(capsys, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from ridgeline.bench.serve.workload import read_trace as bench_trace
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import FLOAT32, number_format
+from ridgeline.core.formats import BFLOAT16, FLOAT16, FLOAT32, number_format
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.planning import (
     Arrival,
@@ -20,6 +20,7 @@ from ridgeline.planning import (
     catalogue_machine,
     cheapest,
     highest_rate,
+    load,
     place_models,
     poisson,
     read_trace,
@@ -138,6 +139,87 @@ def test_the_cheapest_machines_may_be_wide_replicas():
     few = replace(CATALOGUE, devices={"h100": CATALOGUE.devices["h100"]})
     (plan,) = cheapest(asked, few)
     assert (plan.question.machine.count, plan.replica.model.layout.tensor) == (8, 8)
+
+
+def test_no_more_run_at_once_than_a_step_has_tokens():
+    """Others would wait; the plan takes no longer than what it is about."""
+    narrow = EngineConfig(max_num_seqs=256, max_num_batched_tokens=1)
+    plan = answer(question("qwen2.5-0.5b", "h100", config=narrow, prompt_tokens=20))
+    assert len(plan.traffic.answers) == 2
+    assert plan.traffic.num_steps < 2 * (20 + 60) + 4
+
+
+def test_a_load_of_very_long_answers_is_shortened_and_says_so(monkeypatch):
+    monkeypatch.setattr(load, "WANTED_STEPS", 2000)
+    monkeypatch.setattr(load, "MOST_STEPS", 3000)
+    asked = question("qwen2.5-0.5b", "h100", rate_rps=0.1, num_requests=None, output_tokens=100)
+    plan = answer(asked)
+    assert len(plan.traffic.answers) == 18  # of 101 steps each, and a tenth for their sequence
+    assert "18 requests of each replica are simulated, not 80," in plan.to_json()["notes"][0]
+    whole = answer(replace(asked, num_requests=40))
+    assert len(whole.traffic.answers) == 40
+    assert whole.notes == []
+    with pytest.raises(InvalidRequestError, match="12 requests of these lengths would take"):
+        answer(replace(asked, output_tokens=300))
+
+
+def test_a_shortened_load_is_long_enough_to_see_that_a_machine_keeps_up(monkeypatch):
+    monkeypatch.setattr(load, "WANTED_STEPS", 1)
+    asked = question("llama-3.1-8b", "h100", rate_rps=40.0, num_requests=None, output_tokens=200)
+    plan = answer(asked)
+    assert plan.keeps_up
+    assert plan.traffic.num_left_out > 0
+    assert plan.to_json()["completed_rps"] == pytest.approx(40.0, rel=0.05)
+
+
+def test_so_is_what_saturates_a_machine(monkeypatch):
+    asked = question("qwen2.5-0.5b", "h100", config=EngineConfig(max_num_seqs=10))
+    for most, left_out in ((1000, 0), (200, 10)):  # a wave is 61 steps, and 6.1 a sequence
+        monkeypatch.setattr(load, "MOST_SATURATED_STEPS", most)
+        plan = answer(asked)
+        assert len(plan.traffic.answers) == 20 - left_out
+        assert plan.traffic.num_left_out == left_out
+        assert len(plan.notes) == (left_out > 0)
+    monkeypatch.setattr(load, "MOST_SATURATED_STEPS", 100)
+    with pytest.raises(InvalidRequestError, match="10 requests of these lengths at once would"):
+        answer(asked)
+    with pytest.raises(InvalidRequestError, match="A single request of these lengths would"):
+        answer(replace(asked, output_tokens=200, rate_rps=1.0))
+
+
+def test_what_is_no_gpu_is_priced_as_one_and_says_so():
+    assert answer(question("qwen2.5-0.5b", "h100")).notes == []
+    (note,) = answer(question("qwen2.5-0.5b", "xeon-8480")).to_json()["notes"]
+    assert "is a CPU, of which the efficiencies of tuned GPU engines are assumed" in note
+    (note,) = answer(question("qwen2.5-0.5b", "tpu-v5e")).to_json()["notes"]
+    assert "No executor of ours runs there" in note
+
+
+def test_bfloat16_is_slow_without_tensor_cores_that_have_it():
+    slow, fast = (
+        answer(question(model=model("qwen2.5-0.5b", activations=form), hardware="t4"))
+        for form in (BFLOAT16, FLOAT16)
+    )
+    assert "--dtype float16 has 8 times as much" in slow.notes[0]
+    assert fast.notes == []
+    assert slow.alone_ttft_s > 3 * fast.alone_ttft_s
+
+
+def test_a_replica_stays_in_one_host_and_says_so():
+    plan = answer(question("deepseek-v3", "h100", 16))
+    assert not plan.fits
+    (note,) = plan.to_json()["notes"]
+    assert note.startswith("A replica is spread over 8 of the 16 devices at the most")
+    assert answer(question("llama-3.1-70b", "h100")).notes == []
+
+
+def test_the_datasheets_power_is_an_upper_bound():
+    result = answer(question("llama-3.1-8b", "h100", 2)).to_json()
+    assert result["power_w"] == 1400
+    joules = result["joules_per_output_token_at_most"]
+    assert joules * result["output_tok_s"] == pytest.approx(1400)
+    unknown = answer(question("qwen2.5-0.5b", "tpu-v5e")).to_json()
+    assert (unknown["power_w"], unknown["joules_per_output_token_at_most"]) == (None, None)
 
 
 def test_the_cheapest_machines_come_first():

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
 from ridgeline.core.config import DEFAULT_KV_SHARE, KV_CACHE_DTYPES
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import NumberFormat, float_format, full_name, number_format
+from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, full_name, number_format
 from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import (
@@ -70,16 +71,19 @@ def check_machine_options(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel:
-    """A model to price, and what to call it."""
+    """A model to price, what to call it, and sentences about how it is priced."""
 
     name: str
     priced: PricedModel
+    notes: tuple[str, ...] = ()
 
 
 def read_model(arguments: argparse.Namespace, calibration: Calibration) -> NamedModel:
     """The model of the command line, as the calibrated executor runs it; weights are not read.
 
-    A machine of the catalogue is taken to run it as the cuda executor does. ``--quantization`` is
+    A machine of the catalogue is taken to run it as a tuned engine does that has kernels for its
+    formats, whichever they are. Our cuda executor has none for some and expands them to the model's
+    type: so does its own calibration's model, and elsewhere a note says it. ``--quantization`` is
     that of the unquantized checkpoint.
 
     Raises:
@@ -95,6 +99,9 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
     kv = _kv_format(arguments.kv_cache_dtype)
     _check_executor(calibration.executor, quantization, kv)
     declared = declared_formats(definition) if quantization is None else {}
+    expanded = _expanded_on_cuda(definition.quantization, declared)
+    if calibration.executor == "cuda":
+        declared = {name: form for name, form in declared.items() if name not in expanded}
     priced = PricedModel(
         spec=definition.spec,
         ops=lower(definition.spec),
@@ -110,7 +117,41 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
         priced = priced_as_cpu(replace(priced, weight_formats=codes))
     elif calibration.executor != "reference":
         priced = priced_as_cuda(priced)
-    return NamedModel(name=name, priced=priced)
+    notes = () if calibration.measured else _format_notes(priced, quantization, expanded)
+    return NamedModel(name=name, priced=priced, notes=tuple(notes))
+
+
+def _expanded_on_cuda(
+    config: Mapping[str, object] | None, declared: Mapping[str, NumberFormat]
+) -> Mapping[str, str]:
+    """Weights of a checkpoint that the cuda executor has no kernel for, and what to call their
+    format: codes into a table (NF4, FP4, MXFP4), and columns out of the order of their groups."""
+    found = {
+        weight: form.name.upper()
+        for weight, form in declared.items()
+        if form.is_float and form.bits <= 4
+    }
+    if (config or {}).get("desc_act") is True:
+        grouped = (weight for weight, form in declared.items() if form.group_size is not None)
+        found |= dict.fromkeys(grouped, "act-order GPTQ")
+    return found
+
+
+def _format_notes(
+    model: PricedModel, quantization: NumberFormat | None, expanded: Mapping[str, str]
+) -> Iterator[str]:
+    """That ours does otherwise than the tuned engine which a catalogue machine is taken to run."""
+    names = ", ".join(sorted(set(expanded.values())))
+    if names:
+        yield (
+            f"Priced as an engine with kernels for {names} runs it. Our cuda executor has none: it "
+            f"expands these weights to {model.activations.name}."
+        )
+    if quantization is not None and quantization.is_quantized and quantization.name not in ON_LOAD:
+        yield (
+            f"Priced as an engine with kernels for {quantization.name} runs it. No executor of "
+            "ours quantizes to that on load."
+        )
 
 
 def _chosen(name: str | None) -> str | None:

@@ -56,7 +56,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--requests", type=int, metavar="N", help="simulate at least so many; default 80"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the arrivals; default 0")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--max-rate", action="store_true", help="the highest load that meets the SLOs"
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 # What an option leaves no room for, and why.
 _EXCLUDED = {
     "max_rate": (("rate", "trace"), "it looks for the rate"),
-    "trace": (("rate", "requests", "prompt", "output"), "a trace has its own"),
+    "trace": (("rate", "requests", "prompt", "output", "seed"), "a trace has its own"),
     "cheapest": (
         ("hardware", "count", "tensor_parallel", "usd_per_hour", "executor", "calibrate"),
         "it goes through the catalogue",
@@ -131,15 +131,34 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("rate", "usd_per_hour"):
         if _given(arguments, name) and not 0 < getattr(arguments, name) < 1e9:
             raise InvalidRequestError(f"{_option(name)} must be greater than 0.")
-    if arguments.requests is not None:
-        if not _MIN_REQUESTS <= arguments.requests <= 100_000:
-            raise InvalidRequestError("--requests must be from 40 to 100,000.")
-        if not any(_given(arguments, name) for name in ("rate", "max_rate", "place")):
-            raise InvalidRequestError("--requests are those of a rate: give --rate or --max-rate.")
+    if arguments.requests is not None and not _MIN_REQUESTS <= arguments.requests <= 100_000:
+        raise InvalidRequestError("--requests must be from 40 to 100,000.")
+    for name in ("requests", "seed"):
+        if _given(arguments, name) and not _has_rate(arguments):
+            raise InvalidRequestError(
+                f"{_option(name)} is of a rate: give --rate, --max-rate or --place SHAPE:RATE."
+            )
     if arguments.max_rate and arguments.slo is None:
         raise InvalidRequestError("--max-rate needs --slo.")
     if arguments.cheapest and arguments.rate is None and arguments.trace is None:
         raise InvalidRequestError("--cheapest needs a load: --rate or --trace.")
+
+
+def _has_rate(arguments: argparse.Namespace) -> bool:
+    """Whether requests arrive at random times."""
+    placed = (text.partition(":")[2] for text in arguments.place or ())
+    return arguments.max_rate or arguments.rate is not None or any(map(_place_rate, placed))
+
+
+def _place_rate(text: str) -> float:
+    """What stands behind the colon of ``--place``; 0 if nothing does."""
+    try:
+        rate_rps = float(text or 0)
+    except ValueError:
+        raise InvalidRequestError(f"--place SHAPE:RATE: {text!r} is not a rate.") from None
+    if not 0 <= rate_rps < 1e6:
+        raise InvalidRequestError("--place SHAPE:RATE: a rate is positive.")
+    return rate_rps
 
 
 def _given(arguments: argparse.Namespace, name: str) -> bool:
@@ -213,7 +232,7 @@ def _question(
 ) -> "Question":
     from ridgeline.core.config import EngineConfig
     from ridgeline.planning import Question, read_trace
-    from ridgeline.planning.question import MAX_SEQS, MIN_REQUESTS
+    from ridgeline.planning.question import MAX_SEQS
 
     default = EngineConfig().max_num_seqs if machine.key == THIS else MAX_SEQS
     config = EngineConfig(
@@ -229,9 +248,10 @@ def _question(
         slo=slo,
         tensor=arguments.tensor_parallel,
         trace=() if arguments.trace is None else read_trace(arguments.trace),
-        num_requests=arguments.requests or MIN_REQUESTS,
-        seed=arguments.seed,
+        num_requests=arguments.requests,
+        seed=arguments.seed or 0,
         config=config,
+        notes=model.notes,
     )
 
 
@@ -261,7 +281,12 @@ def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
         )
     console = Console()
     console.print(table)
-    console.print("Predicted from datasheets and typical efficiencies, not measured.", style="dim")
+    console.print(
+        "Predicted from datasheets and typical efficiencies of tuned engines, not measured.",
+        style="dim",
+        soft_wrap=True,
+    )
+    _print_notes(console, list(dict.fromkeys(note for plan in plans for note in plan["notes"])))
     return 0
 
 
@@ -275,12 +300,6 @@ def _place(arguments: argparse.Namespace, slo: "Slo") -> int:
         name, _, rate = text.partition(":")
         if name not in PRESETS:
             raise InvalidRequestError(f"Unknown shape {name!r} in --place.")
-        try:
-            rate_rps = float(rate or 0)
-        except ValueError:
-            raise InvalidRequestError(f"--place {text}: {rate!r} is not a rate.") from None
-        if not 0 <= rate_rps < 1e6:
-            raise InvalidRequestError(f"--place {text}: a rate is positive.")
         base = read_model(
             argparse.Namespace(**{**vars(arguments), "shape": name, "model": None}),
             machine.calibration,
@@ -289,11 +308,11 @@ def _place(arguments: argparse.Namespace, slo: "Slo") -> int:
             Load(
                 name=name,
                 question=_question(arguments, base, machine, slo),
-                rate_rps=rate_rps,
+                rate_rps=_place_rate(rate),
             )
         )
     with error_console.status("planning"):
-        result = placement_json(place_models(loads, machine), machine)
+        result = placement_json(place_models(loads, machine), loads, machine)
     if arguments.json:
         print(json.dumps(result))
         return 0
@@ -303,6 +322,7 @@ def _place(arguments: argparse.Namespace, slo: "Slo") -> int:
         console.print(f"{device}: {', '.join(names) or '(free)'}")
     if result["left_over"]:
         console.print(f"left over: {', '.join(result['left_over'])}")  # type: ignore[arg-type]
+    _print_notes(console, result["notes"])  # type: ignore[arg-type]
     return 0
 
 
@@ -316,7 +336,12 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['kv_bytes_per_token'] / 1e3:.1f} kB a token"
     )
     if not result["fits"]:
-        console.print("  does not fit: not one sequence of this length has room beside the weights")
+        console.print(
+            "  does not fit: not one sequence of this length has room beside the weights on "
+            f"{result['tensor_parallel']} × {result['hardware']}",
+            soft_wrap=True,
+        )
+        _print_notes(console, result["notes"])
         return
     console.print(
         f"  fits: {result['max_batch']:,} sequences of this length, or one of "
@@ -350,6 +375,14 @@ def _print(result: dict[str, Any]) -> None:
             f"  cost    ${result['usd_per_1m_output']:.3f} per 1M output tokens, "
             f"{per_thousand} per 1K requests, at ${result['usd_per_hour']:.2f} an hour"
         )
+    if result["power_w"] is not None:
+        joules = result["joules_per_output_token_at_most"]
+        per_token = "" if joules is None else f", so {joules:.3g} J per output token"
+        console.print(
+            f"  power   at most {result['power_w']:,.0f} W by the datasheet{per_token}: an upper "
+            "bound of the devices alone, not measured",
+            soft_wrap=True,
+        )
     past = result["past_error"]["decode"]
     if result["measured"] and past["median"] is not None:
         console.print(
@@ -358,7 +391,18 @@ def _print(result: dict[str, Any]) -> None:
             style="dim",
         )
     else:
-        console.print("  not measured: datasheet and typical efficiencies", style="dim")
+        console.print(
+            "  not measured: datasheet and typical efficiencies of tuned engines, not of our cuda "
+            "executor",
+            style="dim",
+            soft_wrap=True,
+        )
+    _print_notes(console, result["notes"])
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(f"  note: {note}", soft_wrap=True, markup=False)
 
 
 def _milliseconds(seconds: float | None) -> str:

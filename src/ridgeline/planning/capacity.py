@@ -6,6 +6,7 @@ from typing import Any
 from ridgeline.core.plan import ModelRole
 from ridgeline.planning.load import run, run_alone, run_traffic
 from ridgeline.planning.machine import Machine
+from ridgeline.planning.notes import notes_of
 from ridgeline.planning.question import Question
 from ridgeline.planning.replica import Replica, replica_choices
 from ridgeline.planning.simulation import ScaledPrice
@@ -56,6 +57,17 @@ class CapacityPlan:
         return (traffic.steady() if self.question.trace else traffic).keeps_up
 
     @property
+    def power_w(self) -> float | None:
+        """What the devices draw at most, by their datasheet."""
+        machine = self.question.machine
+        return None if machine.power_w is None else machine.power_w * machine.count
+
+    @property
+    def notes(self) -> list[str]:
+        """What must be known to read the plan right: sentences."""
+        return notes_of(self.question, self.replica, self.traffic)
+
+    @property
     def usd_per_hour(self) -> float | None:
         machine = self.question.machine
         return None if machine.usd_per_hour is None else machine.usd_per_hour * machine.count
@@ -72,6 +84,9 @@ class CapacityPlan:
             "replicas": self.replica.count,
             "load": question.load,
             "measured": machine.measured,
+            "kind": machine.kind.value,
+            "notes": self.notes,
+            "power_w": self.power_w,
             "fits": self.fits,
             "weights_format": question.model.main_format.name,
             "weights_bytes": int(weights_bytes(question.model)),
@@ -99,6 +114,9 @@ class CapacityPlan:
                 usd_per_thousand_requests(usd, goodput) if usd is not None and goodput else None
             ),
             "usd_per_1m_by_phase": self._token_prices(),
+            "joules_per_output_token_at_most": (
+                self.power_w / tokens if self.power_w is not None and tokens else None
+            ),
             "bound": {"prefill": self.prefill_bound, "decode": self.decode_bound},
             "past_error": _past_error(machine),
         }
@@ -153,7 +171,7 @@ _UNKNOWN = (
     "ttft_s", "tpot_s", "alone_ttft_s", "alone_tpot_s", "loaded_tpot_s", "output_tok_s",
     "input_tok_s", "completed_rps", "goodput_rps", "slo", "slo_attainment", "usd_per_hour",
     "keeps_up", "usd_per_1m_output", "usd_per_1k_requests", "usd_per_1m_by_phase", "bound",
-    "interval_80", "past_error",
+    "joules_per_output_token_at_most", "interval_80", "past_error",
 )  # fmt: skip
 
 

@@ -4,30 +4,55 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.protocols import StepPrice
-from ridgeline.planning.question import Question
+from ridgeline.planning.question import MIN_REQUESTS, Question
 from ridgeline.planning.replica import Replica
 from ridgeline.planning.simulation import simulate
 from ridgeline.planning.traffic import Traffic
 from ridgeline.planning.workload import Arrival, paced, poisson
 
 _RESIDENCES = 6  # times that a request stays, for which requests arrive
+# Below this a machine seems to fall behind: the first third arrives before any has left.
+_FEWEST_RESIDENCES = 3
 _MORE = 1.25  # times the requests that were simulated: with so many, they are again
+_FEWEST = 12  # requests whose rates mean anything
+_SEQUENCE = 0.1  # of the time of a simulated step, which each of its sequences takes
+# Of one sequence, at some 0.1 ms each, in one simulation: a plan with a rate makes about four, one
+# of saturation a single one. Loads are shortened to the first as far as they mean something.
+WANTED_STEPS = 50_000
+MOST_STEPS = 80_000
+MOST_SATURATED_STEPS = 150_000
 
 
 def run_traffic(question: Question, replica: Replica, price: StepPrice) -> Traffic:
-    """One replica under its part of the load; of Poisson arrivals, its steady state."""
-    if question.rate_rps is None or question.trace:
-        return run(question, replica, _part(question, replica), price)
+    """One replica under its part of the load; of Poisson arrivals, its steady state.
+
+    A load whose simulation would take very long is shortened (`Traffic.num_left_out`).
+
+    Raises:
+        InvalidRequestError: the fewest requests that mean something would take too long.
+    """
+    if question.trace:
+        return run(question, replica, question.trace[:: replica.count], price)
+    if question.rate_rps is None:
+        return _run_saturated(question, replica, price)
     alone = run_alone(question, replica, price)
-    first = _arrivals(question, replica, alone.mean_end_to_end_s)
-    traffic = run(question, replica, first, price)
-    again = _arrivals(question, replica, traffic.mean_end_to_end_s)  # they stay longer under load
-    return traffic if len(again) <= _MORE * len(first) else run(question, replica, again, price)
+    traffic = _run_poisson(question, replica, alone.mean_end_to_end_s, price)
+    residence_s = traffic.mean_end_to_end_s  # they stay longer under load
+    if _num_simulated(question, replica, residence_s) <= _MORE * len(traffic.answers):
+        return traffic
+    return _run_poisson(question, replica, residence_s, price)
 
 
 def run_alone(question: Question, replica: Replica, price: StepPrice) -> Traffic:
-    """A single typical request on an idle replica."""
+    """A single typical request on an idle replica.
+
+    Raises:
+        InvalidRequestError: its simulation would take too long.
+    """
+    if not question.trace and _steps_of_request(question, 1.0) > MOST_SATURATED_STEPS:
+        raise _too_long("A single request of these lengths")
     return run(question, replica, [question.typical], price)
 
 
@@ -53,27 +78,78 @@ def run(
 
 
 def num_at_once(question: Question, replica: Replica) -> int:
-    """Requests of the load that a replica runs at once, at the most."""
-    return min(replica.fit.max_batch, question.config.max_num_seqs)
+    """Requests of the load that a replica runs at once, at the most: each has a token of a step."""
+    config = question.config
+    return min(replica.fit.max_batch, config.max_num_seqs, config.max_num_batched_tokens)
 
 
-def _arrivals(question: Question, replica: Replica, residence_s: float) -> Sequence[Arrival]:
+def _run_saturated(question: Question, replica: Replica, price: StepPrice) -> Traffic:
+    """Twice as many requests at once as run at once, or only so many."""
+    at_once = num_at_once(question, replica)
+    wave_steps = at_once * _steps_of_request(question, at_once)
+    if wave_steps > MOST_SATURATED_STEPS:
+        raise _too_long(f"{at_once} requests of these lengths at once")
+    waves = 2 if 2 * wave_steps <= MOST_SATURATED_STEPS else 1
+    traffic = run(question, replica, [question.typical] * (waves * at_once), price)
+    return replace(traffic, num_left_out=(2 - waves) * at_once)
+
+
+def _run_poisson(
+    question: Question, replica: Replica, residence_s: float, price: StepPrice
+) -> Traffic:
     """One replica's part of Poisson arrivals, where requests stay for so many seconds."""
     assert question.rate_rps is not None
     rate_rps = question.rate_rps / replica.count
-    in_progress = min(rate_rps * residence_s, num_at_once(question, replica))
+    num_requests = _num_simulated(question, replica, residence_s)
     arrivals = poisson(
         rate_rps=rate_rps,
-        num_requests=max(question.num_requests, ceil(_RESIDENCES * in_progress)),
+        num_requests=num_requests,
         prompt_tokens=question.prompt_tokens,
         output_tokens=question.output_tokens,
         seed=question.seed,
     )
-    return paced(arrivals, rate_rps)
+    traffic = run(question, replica, paced(arrivals, rate_rps), price)
+    left_out = _steady_requests(question, replica, residence_s) - num_requests
+    return replace(traffic, num_left_out=left_out)
 
 
-def _part(question: Question, replica: Replica) -> Sequence[Arrival]:
-    """One replica's part of a trace, or what saturates it."""
-    if question.trace:
-        return question.trace[:: replica.count]
-    return [question.typical] * (2 * num_at_once(question, replica))
+def _num_simulated(question: Question, replica: Replica, residence_s: float) -> int:
+    """Requests that show the steady state, or fewer where these take too many steps; at least those
+    that were asked for."""
+    in_progress = _in_progress(question, replica, residence_s)
+    each = _steps_of_request(question, max(1.0, in_progress))
+    least = max(question.num_requests or _FEWEST, ceil(_FEWEST_RESIDENCES * in_progress))
+    if question.num_requests is None and least * each > MOST_STEPS:
+        raise _too_long(
+            f"A load of {least} requests of these lengths",
+            f", or --requests {MIN_REQUESTS} for at least so many, whatever they take",
+        )
+    affordable = max(least, int(WANTED_STEPS / each))
+    return min(_steady_requests(question, replica, residence_s), affordable)
+
+
+def _steady_requests(question: Question, replica: Replica, residence_s: float) -> int:
+    """Requests that show the steady state of one replica's part of a rate."""
+    in_progress = _in_progress(question, replica, residence_s)
+    return max(question.num_requests or MIN_REQUESTS, ceil(_RESIDENCES * in_progress))
+
+
+def _in_progress(question: Question, replica: Replica, residence_s: float) -> float:
+    assert question.rate_rps is not None
+    by_rate = question.rate_rps / replica.count * residence_s
+    return min(by_rate, num_at_once(question, replica))
+
+
+def _steps_of_request(question: Question, at_once: float) -> float:
+    """Steps of one sequence that take as long to simulate as a request does among so many."""
+    budget = question.config.max_num_batched_tokens
+    prompt, output = question.prompt_tokens, question.output_tokens
+    own = ceil(prompt / budget) + output
+    return max(own / at_once, (prompt + output) / budget) + _SEQUENCE * own
+
+
+def _too_long(what: str, otherwise: str = "") -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{what} would take minutes to simulate, token by token: give a shorter --output, a larger "
+        f"--max-num-batched-tokens, a smaller --max-num-seqs{otherwise}."
+    )

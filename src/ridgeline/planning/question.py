@@ -18,7 +18,8 @@ class Question:
 
     ``rate_rps`` ``None`` asks for saturation: as many requests at once as fit. ``trace`` takes the
     place of Poisson arrivals of ``prompt_tokens`` and ``output_tokens``, of which at least
-    ``num_requests`` are simulated.
+    ``num_requests`` are simulated; ``None`` is `MIN_REQUESTS`, or fewer where these take very long.
+    ``notes`` are sentences about the model that the plan repeats.
     """
 
     model: PricedModel
@@ -29,9 +30,10 @@ class Question:
     slo: Slo = field(default_factory=Slo)
     tensor: int | None = None
     trace: Sequence[Arrival] = ()
-    num_requests: int = MIN_REQUESTS
+    num_requests: int | None = None
     seed: int = 0
     config: EngineConfig = field(default_factory=lambda: EngineConfig(max_num_seqs=MAX_SEQS))
+    notes: Sequence[str] = ()
 
     @property
     def is_saturating(self) -> bool:

@@ -73,6 +73,11 @@ def _widths(question: Question) -> list[int]:
     return [n for n in range(1, most + 1) if count % n == 0 and splits(spec, n)]
 
 
+def widest(question: Question) -> int:
+    """The most devices that a replica can be spread over."""
+    return _widths(question)[-1]
+
+
 def _is_linked(question: Question) -> bool:
     return question.machine.calibration.ceilings.link_bytes_per_s > 0
 

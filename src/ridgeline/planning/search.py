@@ -7,6 +7,7 @@ from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.planning.capacity import CapacityPlan, holds, plan_of, predictor_of
 from ridgeline.planning.load import num_at_once, run_alone, run_traffic
 from ridgeline.planning.machine import Machine, catalogue_machine
+from ridgeline.planning.notes import machine_notes, model_notes
 from ridgeline.planning.question import Question
 from ridgeline.planning.replica import Replica, replica_choices
 from ridgeline.roofline import decode_batch
@@ -171,9 +172,13 @@ def _items(load: Load, machine: Machine) -> list[Item]:
     return [item] * replicas
 
 
-def placement_json(placement: Placement, machine: Machine) -> Mapping[str, object]:
-    """Plain values: device → models, and what is left over."""
+def placement_json(
+    placement: Placement, loads: Sequence[Load], machine: Machine
+) -> Mapping[str, object]:
+    """Plain values: device → models, what is left over, and what to know about the prices."""
+    of_models = (note for load in loads for note in model_notes(load.question))
     return {
+        "notes": list(dict.fromkeys([*machine_notes(machine), *of_models])),
         "devices": {
             f"{machine.key}:{index}": [item.name for item in items]
             for index, items in enumerate(placement.bins)

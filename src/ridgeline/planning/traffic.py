@@ -32,7 +32,8 @@ class Traffic:
     Latencies and shares are of the requests that arrived in the window. So are rates where the
     machine keeps up with them, since what is in progress at either end is a matter of chance; else
     they are of those that were completed while it was full. ``prefill_s`` and ``decode_s`` are what
-    the phases took of the whole run.
+    the phases took of the whole run. ``num_left_out`` requests were not simulated, as that would
+    have taken too long.
     """
 
     answers: tuple[Answer, ...]
@@ -42,6 +43,7 @@ class Traffic:
     decode_s: float
     num_steps: int
     num_preemptions: int
+    num_left_out: int = 0
 
     @property
     def seconds(self) -> float:
