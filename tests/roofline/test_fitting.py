@@ -234,6 +234,35 @@ def test_marginal_seconds_follow_the_whole():
         assert predictor.segment_seconds(count, start) == pytest.approx(whole, rel=0.1)
 
 
+def test_formats_that_were_not_measured_have_an_interval_of_their_own():
+    """Steps of bfloat16 take twice what those of float32 foretell, and shapes agree with each
+    other: only a format that was never met is doubtful."""
+    measured = [
+        replace(each, seconds=each.seconds * (2.0 if each.format == "bfloat16" else 1.0))
+        for each in samples(noise=0.01)
+    ]
+    found = calibrate(measured, CEILINGS, executor="t", dense_attention=False)
+    for phase in ("prefill", "decode"):
+        seen, new = (found.spread(phase, each) for each in (BFLOAT16, number_format("fp8")))
+        assert 0.9 < seen.low < seen.high < 1.35
+        assert new.low < 0.7
+        assert new.high > 1.4
+    asked = priced("llama-3.2-1b", BFLOAT16, weights=number_format("fp8"))
+    plain, unseen = (
+        StepPredictor({ModelRole.TARGET: each}, found).interval(1.0, "decode")
+        for each in (priced("llama-3.2-1b", BFLOAT16), asked)
+    )
+    assert unseen.low_s < plain.low_s < plain.high_s < unseen.high_s
+
+
+def test_one_shape_alone_has_intervals_too():
+    for forms in ((FLOAT32,), (FLOAT32, BFLOAT16)):
+        few = samples(("gpt2",), noise=0.05, forms=forms)
+        found = calibrate(few, CEILINGS, executor="t", dense_attention=False)
+        assert {"prefill", "decode"} <= found.spreads.keys()
+        assert found.spreads["decode"].low < 1 < found.spreads["decode"].high
+
+
 @pytest.mark.parametrize("correction", [1.0, 2.5])
 @pytest.mark.parametrize(("name", "some"), [("llama-3.2-1b", 1), ("mixtral-8x7b", 32)])
 def test_a_step_is_what_its_segments_add(name, some, correction):

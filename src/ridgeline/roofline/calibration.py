@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 
 from ridgeline.core.errors import CorruptFileError
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.host import cpu_name, usable_cores
 from ridgeline.roofline.ceilings import Ceilings
-from ridgeline.roofline.fitting import Sample, fit, held_out_errors
+from ridgeline.roofline.fitting import Sample, fit, held_out_errors, of_new_format
 from ridgeline.roofline.storage import cache_folder, write_json
 
 SCHEMA = 2
@@ -38,7 +39,8 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `predict` needs to know of a machine and an executor.
 
-    ``coefficients`` are named as in `features`; ``spreads`` are by phase. ``host_step_s`` and
+    ``coefficients`` are named as in `features`; ``spreads`` are by phase, and of formats that were
+    not measured by `of_new_format` of the phase (see `spread`). ``host_step_s`` and
     ``host_segment_s`` are what the scheduler and the engine add to a step, and to each sequence.
     """
 
@@ -57,6 +59,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def measured(self) -> bool:
         return self.ceilings.measured
+
+    def spread(self, phase: str, form: NumberFormat) -> Spread:
+        """That of a phase's steps, of models whose weights are in a format."""
+        is_new = form.name.partition("-")[0] not in self.formats
+        new = self.spreads.get(of_new_format(phase)) if is_new else None
+        return new or self.spreads[phase]
 
 
 # Typical of tuned GPU engines: 85 % of bandwidth in decode, 60 % of peak in large products (45 %

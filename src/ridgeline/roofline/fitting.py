@@ -7,7 +7,7 @@ that agree with no coefficients (a neighbour took a core) count less.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -218,29 +218,40 @@ def _prior_rows(names: Sequence[str]) -> tuple[Floats, Floats, Floats]:
 def held_out_errors(
     samples: Sequence[Sample], needed: Collection[str] = ()
 ) -> dict[str, list[float]]:
-    """log(measured ÷ predicted) by phase, each sample predicted by a fit without its shape, and by
-    one without its format where another of its family is left.
+    """log(measured ÷ predicted) by phase, each sample predicted by a fit without its shape; and by
+    `of_new_format` of its phase, by a fit without its format where another of its family is left.
 
     Shapes that are ``needed``, as the only ones to tell something, are never left out.
     """
     errors: dict[str, list[float]] = {}
 
-    def note(kept: Sequence[Sample], left_out: Sequence[Sample]) -> None:
+    def note(kept: Sequence[Sample], left_out: Sequence[Sample], key: Callable[[str], str]) -> None:
         coefficients = fit(kept)
         for sample in left_out:
             error = log(sample.seconds / predict(coefficients, sample.terms))
-            errors.setdefault(sample.phase, []).append(error)
+            errors.setdefault(key(sample.phase), []).append(error)
 
-    for attribute in ("shape", "format"):
+    keys: Mapping[str, Callable[[str], str]] = {"shape": str, "format": of_new_format}
+    for attribute, key in keys.items():
         values = {getattr(sample, attribute) for sample in samples}
         for value in sorted(values) if len(values) > 1 else ():
             left_out = [s for s in samples if getattr(s, attribute) == value]
             kept = [s for s in samples if getattr(s, attribute) != value]
             if value not in needed and _families(left_out) <= _families(kept):
-                note(kept, [s for s in left_out if s.shape not in needed])
-    if not errors:
-        note(samples, samples)
+                note(kept, [s for s in left_out if s.shape not in needed], key)
+    for phase in {sample.phase for sample in samples}:
+        if phase not in errors:  # of one shape alone
+            others = errors.get(of_new_format(phase))
+            if others is None:
+                note(samples, [s for s in samples if s.phase == phase], str)
+            else:
+                errors[phase] = others
     return errors
+
+
+def of_new_format(phase: str) -> str:
+    """The name of a phase's steps of models in a format that was never measured."""
+    return f"{phase} of a new format"
 
 
 def _families(samples: Sequence[Sample]) -> set[str]:

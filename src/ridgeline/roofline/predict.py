@@ -103,7 +103,8 @@ class StepPredictor:
         return self.interval(self.seconds(plan), step_phase(plan))
 
     def interval(self, seconds: float, phase: str) -> Prediction:
-        spread = self.calibration.spreads[phase]
+        form = self.models[ModelRole.TARGET].main_format
+        spread = self.calibration.spread(phase, form)
         return Prediction(seconds=seconds, low_s=seconds * spread.low, high_s=seconds * spread.high)
 
     def batch_seconds(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> float:
