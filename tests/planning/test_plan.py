@@ -126,12 +126,15 @@ def test_wider_replicas_are_tried_where_narrow_ones_miss_a_limit():
 
 
 def test_of_widths_that_meet_the_limits_that_of_the_highest_rate_counts():
-    asked = question("qwen2.5-0.5b", "l4", 2, slo=Slo(ttft_s=1.0), output_tokens=20)
-    few = replace(asked, config=EngineConfig(max_num_seqs=8))
-    best = highest_rate(few)
-    rates = [highest_rate(replace(few, tensor=tensor)).question.rate_rps for tensor in (1, 2)]
-    assert best.question.rate_rps == pytest.approx(max(rates), rel=0.05)
-    assert best.replica.model.layout.tensor == 1 + rates.index(max(rates))
+    """One device holds the model and the limit, two hold it at half as much again."""
+    few = EngineConfig(max_num_seqs=32)
+    limits = Slo(tpot_s=0.075)
+    asked = question("llama-3.1-8b", "l4", 2, slo=limits, output_tokens=30, config=few)
+    alone, both = (highest_rate(replace(asked, tensor=tensor)) for tensor in (1, 2))
+    assert both.question.rate_rps > 1.2 * alone.question.rate_rps
+    best = highest_rate(asked)
+    assert best.replica.model.layout.tensor == 2
+    assert best.question.rate_rps == pytest.approx(both.question.rate_rps, rel=0.05)
 
 
 def test_the_cheapest_machines_may_be_wide_replicas():
