@@ -15,6 +15,7 @@ from ridgeline.bench.gpu.processes import Job, Part, conduct
 from ridgeline.bench.gpu.progress import Message
 from ridgeline.bench.gpu.settings import MINIATURE
 from ridgeline.kernels.gpu import missing_for_gpu
+from ridgeline.roofline.fitting import of_new_format
 
 # Refuses every import but those that a GPU machine without our other dependencies has: as a
 # sitecustomize, since parts are measured in processes of their own.
@@ -60,7 +61,9 @@ def test_everything_is_measured_with_nothing_but_torch_triton_and_numpy(tmp_path
     assert rungs[-1] == "batch of 8"
     assert any("attention" in each["name"] for each in report["kernels"])
     assert set(report["ceilings"]["measured"]) == {"read", "copy", "add", "matmul bfloat16"}
-    assert set(report["predictions"]["median_errors"]) == {"decode", "prefill"}
+    phases = {"decode", "prefill"}
+    of_new_formats = {of_new_format(each) for each in phases}
+    assert set(report["predictions"]["median_errors"]) == phases | of_new_formats
     for text in ("gate·up int4", "decode 1 at 32", "a graph for the step"):
         assert text in done.stdout
 

@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ridgeline.bench.serve.workload import read_trace as bench_trace
@@ -31,6 +32,7 @@ from ridgeline.planning.replica import choose_replica, splits
 from ridgeline.planning.workload import paced
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.roofline.fitting import of_new_format
 from ridgeline.roofline.memory import USABLE_SHARE, kv_bytes, weights_bytes
 from ridgeline.roofline.queueing import mg1_wait_s
 from ridgeline.scheduler.pricing import LinearPrice
@@ -67,6 +69,21 @@ def test_decode_cannot_beat_the_bandwidth():
     low, high = result["interval_80"]["tpot_s"]
     assert low < result["tpot_s"] < high
     assert json.loads(json.dumps(result)) == result
+
+
+def test_a_format_that_was_not_measured_has_its_own_interval():
+    asked = question(num_requests=4)
+    calibration = asked.machine.calibration
+    wide = msgspec.structs.replace(calibration.spreads["decode"], low=0.1, high=10.0)
+    spreads = calibration.spreads | {of_new_format("decode"): wide}
+    known = msgspec.structs.replace(calibration, spreads=spreads, formats=("bfloat16",))
+    machine = replace(asked.machine, calibration=known)
+    narrow, unseen = (
+        answer(replace(asked, machine=machine, model=each)).to_json()["interval_80"]["tpot_s"]
+        for each in (model("llama-3.1-8b"), model("llama-3.1-8b", weights=number_format("int4")))
+    )
+    assert narrow[1] / narrow[0] < 3
+    assert unseen[1] / unseen[0] > 50
 
 
 def test_quantized_weights_are_faster_and_leave_room():

@@ -5,13 +5,13 @@ from typing import Any
 
 from ridgeline.core.plan import ModelRole
 from ridgeline.planning.load import run, run_alone, run_traffic
-from ridgeline.planning.machine import Machine
 from ridgeline.planning.notes import notes_of
 from ridgeline.planning.question import Question
 from ridgeline.planning.replica import Replica, replica_choices
 from ridgeline.planning.simulation import ScaledPrice
 from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import decode_batch, prefill_batch
+from ridgeline.roofline.calibration import Spread
 from ridgeline.roofline.cost import token_prices, usd_per_million_tokens, usd_per_thousand_requests
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
 from ridgeline.roofline.predict import StepPredictor
@@ -118,7 +118,7 @@ class CapacityPlan:
                 self.power_w / tokens if self.power_w is not None and tokens else None
             ),
             "bound": {"prefill": self.prefill_bound, "decode": self.decode_bound},
-            "past_error": _past_error(machine),
+            "past_error": _past_error(self.question),
         }
 
     def _latencies(self, traffic: Traffic, low: Traffic, high: Traffic) -> dict[str, Any]:
@@ -132,8 +132,7 @@ class CapacityPlan:
             [low.mean_tpot_s, high.mean_tpot_s],
         )
         if self.question.is_saturating:
-            spreads = self.question.machine.calibration.spreads
-            prefill, decode = spreads["prefill"], spreads["decode"]
+            prefill, decode = _spreads(self.question)
             ttft_s, tpot_s = self.alone_ttft_s, self.alone_tpot_s
             ttfts = [ttft_s * prefill.low, ttft_s * prefill.high]
             tpots = [tpot_s * decode.low, tpot_s * decode.high]
@@ -213,9 +212,9 @@ def plan_of(question: Question, replica: Replica, traffic: Traffic | None = None
     question = replace(question, tensor=replica.model.layout.tensor)
     if not replica.fit.fits:
         return CapacityPlan(question=question, replica=replica)
-    machine, typical = question.machine, question.typical
+    typical = question.typical
     predictor = predictor_of(question, replica)
-    prefill, decode = (machine.calibration.spreads[phase] for phase in ("prefill", "decode"))
+    prefill, decode = _spreads(question)
     if traffic is None:
         traffic = run_traffic(question, replica, predictor)
     arrivals = [each.arrival for each in traffic.answers]
@@ -245,7 +244,13 @@ def plan_of(question: Question, replica: Replica, traffic: Traffic | None = None
     )
 
 
-def _past_error(machine: Machine) -> dict[str, Any]:
+def _spreads(question: Question) -> tuple[Spread, Spread]:
+    """Those of prefill and of decode, for a model in that format."""
+    calibration, form = question.machine.calibration, question.model.main_format
+    return calibration.spread("prefill", form), calibration.spread("decode", form)
+
+
+def _past_error(question: Question) -> dict[str, Any]:
     """How far off earlier predictions on this machine were."""
     return {
         phase: {
@@ -253,5 +258,5 @@ def _past_error(machine: Machine) -> dict[str, Any]:
             "p90": spread.p90_error if spread.count else None,
             "count": spread.count,
         }
-        for phase, spread in machine.calibration.spreads.items()
+        for phase, spread in zip(("prefill", "decode"), _spreads(question), strict=True)
     }

@@ -9,7 +9,7 @@ from ridgeline.planning.question import Question
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import MemoryFit, fit
 
-_ROOMY = 16  # sequences that a replica should hold before it is spread over more devices
+_ROOMY = 64  # sequences that a replica should hold before it is spread over more devices
 HOST_DEVICES = 8  # the links of the catalogue go no further
 
 
@@ -47,7 +47,7 @@ def replica_choices(question: Question) -> list[Replica]:
 
 
 def choose_replica(question: Question) -> Replica:
-    """Spread over the asked number of devices, or over the fewest that hold 16 sequences.
+    """Spread over the asked number of devices, or over the fewest that hold 64 sequences.
 
     Raises:
         InvalidRequestError: the load or the layout contradicts the model or the machine.
