@@ -106,7 +106,7 @@ def test_rounds_visit_every_case_and_report_its_own_work():
 
 def test_a_prediction_is_the_calibrations_or_else_what_the_roof_allows():
     class Double:
-        def raw_seconds(self, plan):
+        def seconds(self, plan):
             return 2.0
 
     model = tiny_model()

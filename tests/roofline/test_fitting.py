@@ -192,9 +192,11 @@ def test_a_damaged_file_is_one_sentence(tmp_path, change):
         load(path)
 
 
-def test_another_version_is_as_good_as_none(tmp_path):
+@pytest.mark.parametrize("schema", [2, 99])
+def test_another_version_is_as_good_as_none(tmp_path, schema):
+    """2 counted other instructions, and had one interval for all formats."""
     path = tmp_path / "calibration.json"
-    path.write_text('{"schema": 99}')
+    path.write_text(json.dumps({"schema": schema}))
     assert load(path) is None
 
 
@@ -263,21 +265,18 @@ def test_one_shape_alone_has_intervals_too():
         assert found.spreads["decode"].low < 1 < found.spreads["decode"].high
 
 
-@pytest.mark.parametrize("correction", [1.0, 2.5])
 @pytest.mark.parametrize(("name", "some"), [("llama-3.2-1b", 1), ("mixtral-8x7b", 32)])
-def test_a_step_is_what_its_segments_add(name, some, correction):
+def test_a_step_is_what_its_segments_add(name, some):
     """And what it takes before anything is in it, which is more than nothing: decodes together do
     not read as many experts as each by itself."""
     predictor = StepPredictor(
         {ModelRole.TARGET: priced(name, BFLOAT16)},
         calibrate(samples(), CEILINGS, executor="t", dense_attention=False),
     )
-    for phase in ("prefill", "decode"):
-        predictor.correction.observe(phase, 1.0, correction)
     segment_s = predictor.segment_seconds
 
     def step_s(*ranges):
-        return correction * predictor.batch_seconds(make_batch(ranges))
+        return predictor.batch_seconds(make_batch(ranges))
 
     fixed_s = step_s(*[(99, 100)] * some) - some * segment_s(1, 99)
     assert fixed_s > 0
@@ -313,7 +312,8 @@ def test_experts_rows_are_padded_to_tiles_where_kernels_have_them():
         return sum(side.get("product/float/bfloat16", 0.0) for side in sides)
 
     assert product_s(tiled, 8) > 10 * product_s(plain, 8)
-    assert product_s(tiled, 4096) == pytest.approx(product_s(plain, 4096), rel=0.01)
+    assert product_s(tiled, 8192) == pytest.approx(product_s(plain, 8192), rel=0.02)
+    assert product_s(tiled, 257) < 1.01 * product_s(tiled, 256)  # 64 rows for each, and a bit more
 
 
 def test_experts_get_each_token_as_often_as_it_goes_to_one():

@@ -68,11 +68,12 @@ def test_the_bound_is_what_most_of_the_time_goes_to():
     models = {ModelRole.TARGET: PricedModel(spec=spec, ops=lower(spec), activations=FLOAT32)}
     watch = Observer(models, StepPredictor(models, calibration))
     watch.observe(*step(segment(0, 30, 1)), measured_s=1e-3)
-    watch.observe(*step(segment(0, 31, 1), segment(1, 0, 16)), measured_s=1e-3)
     report = watch.report()
     assert report.decode.mbu > report.decode.mfu
     assert report.decode.bound == "overhead"
-    assert report.prefill.bound is None  # no step was of it alone
+    assert report.prefill.bound is None
+    watch.observe(*step(segment(0, 31, 1), segment(1, 0, 16)), measured_s=1e-3)
+    assert watch.report().prefill.bound == "overhead"  # also where every step decodes, too
 
 
 def test_more_than_the_ceiling_is_an_error_of_ours(calibration):
@@ -151,7 +152,7 @@ def test_adapters_are_those_that_sequences_were_admitted_with(calibration):
     watch.observe(plan, result, measured_s)
     assert watch.num_dropped == 1
     assert observe() == pytest.approx((1.1 * rank_bytes, 2.2e7))
-    raw = StepPredictor(models, calibration).raw_seconds
+    raw = StepPredictor(models, calibration).seconds
     assert seconds == pytest.approx(raw(plan, {0: 2, 1: 2}))
     assert raw(plan, {0: 2, 1: 2}) > raw(plan) + 0.9 * rank_bytes / CEILINGS.memory.bytes_per_s
 
@@ -175,8 +176,10 @@ def test_steps_correct_the_prediction(calibration):
     for _ in range(50):
         watch.observe(plan, result, measured_s=1.3 * before)
     report = watch.report()
-    assert predictor.seconds(plan) == pytest.approx(1.3 * before, rel=0.01)
+    assert predictor.correction.factor("decode") == pytest.approx(1.3, rel=0.01)
     assert report.decode.median_error < 0.02
+    # The scheduler scales its prices itself: of a whole and of its parts, by the same factor.
+    assert predictor.seconds(plan) == before
 
 
 def test_without_a_calibration_there_are_bytes_but_no_shares():

@@ -89,7 +89,7 @@ class BenchReport:
     def _predicted_s(self, plan: StepPlan) -> float:
         """By the calibration; without one, what the measured ceilings allow at the least."""
         if self.predictor is not None:
-            return self.predictor.raw_seconds(plan)
+            return self.predictor.seconds(plan)
         ceilings = self.ceilings.ceilings()
         return sum(
             roof_seconds(self.priced, batch, ceilings)

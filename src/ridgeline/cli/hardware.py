@@ -22,6 +22,7 @@ from ridgeline.roofline.calibration import (
     measured_elsewhere,
     save,
 )
+from ridgeline.roofline.kernels import GROUPED
 
 THIS = "this"
 
@@ -117,6 +118,8 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
         priced = priced_as_cpu(replace(priced, weight_formats=codes))
     elif calibration.executor != "reference":
         priced = priced_as_cuda(priced)
+        if not calibration.measured:
+            priced = replace(priced, kernels=GROUPED)
     notes = () if calibration.measured else _format_notes(priced, quantization, expanded)
     return NamedModel(name=name, priced=priced, notes=tuple(notes))
 

@@ -21,6 +21,7 @@ from ridgeline.cli.hardware import (
 from ridgeline.cli.options import Parser, numbers
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import DiskError, InvalidRequestError
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
@@ -162,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(line)
     for each in advice:
         console.print(f"  {each.gain:4.1f}× {each.what}: {each.change} ({each.how})", markup=False)
-    console.print(_basis(calibration, past), style="dim")
+    console.print(_basis(calibration, priced.main_format, past), style="dim")
     return 0
 
 
@@ -247,13 +248,13 @@ def _print_ops(console: Console, phase: str, found: list[OpPoint]) -> None:
     console.print(f"{phase} by op: {', '.join(parts)}")
 
 
-def _basis(calibration: Calibration, past: float | None) -> str:
+def _basis(calibration: Calibration, form: NumberFormat, past: float | None) -> str:
     if not calibration.measured:
         return "Not measured: datasheet ceilings, typical efficiencies, wide intervals."
-    spread = calibration.spreads["decode"]
+    spread = calibration.spread("decode", form)
     text = (
         f"Measured {calibration.created[:10]} on the {calibration.executor} executor; error on "
-        f"unseen shapes: median {spread.median_error:.0%}, p90 {spread.p90_error:.0%}."
+        f"what it had not seen: median {spread.median_error:.0%}, p90 {spread.p90_error:.0%}."
     )
     if calibration.ceilings.conditions.get("contended"):
         text += " Other processes contended while it was measured."

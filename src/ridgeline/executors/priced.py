@@ -30,7 +30,7 @@ from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import chosen_level, native_kernels_run
 from ridgeline.roofline import PricedModel
-from ridgeline.roofline.kernels import GROUPED, NativeKernels
+from ridgeline.roofline.kernels import NativeKernels
 from ridgeline.weights import Adapter
 
 _PRODUCTS = (QKVProject, LatentProject, OutProject, MLP, MoE, SharedExpert)
@@ -103,7 +103,6 @@ def priced_as_cuda(model: PricedModel) -> PricedModel:
         weights=None,
         weight_formats={**own, **model.weight_formats},
         kv=None if model.kv is None else _with_scales(model.kv),
-        kernels=GROUPED,
     )
 
 

@@ -18,15 +18,15 @@ from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.fitting import Sample, fit, held_out_errors, of_new_format
 from ridgeline.roofline.storage import cache_folder, write_json
 
-SCHEMA = 2
+SCHEMA = 3  # one more whenever `features` names or counts something else
 COVERAGE = 0.8
 
 
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The interval that holds 80 % of measured ÷ predicted, and how large errors typically are.
 
-    ``median_error`` and ``p90_error`` are of |measured − predicted| ÷ measured on steps of shapes
-    or formats that the fit had not seen; ``count`` is their number.
+    ``median_error`` and ``p90_error`` are of |measured − predicted| ÷ measured on steps that the
+    fit had not seen; ``count`` is their number.
     """
 
     low: float
@@ -62,7 +62,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def spread(self, phase: str, form: NumberFormat) -> Spread:
         """That of a phase's steps, of models whose weights are in a format."""
-        is_new = form.name.partition("-")[0] not in self.formats
+        is_new = form.name not in self.formats
         new = self.spreads.get(of_new_format(phase)) if is_new else None
         return new or self.spreads[phase]
 

@@ -34,10 +34,9 @@ class ProductKernel:
     tile_tokens: int = 1
 
     def computed(self, tokens: float) -> float:
-        """Tokens that are multiplied for ``tokens`` (a mean where it is not whole)."""
-        return (
-            tokens if self.tile_tokens == 1 else ceil(tokens / self.tile_tokens) * self.tile_tokens
-        )
+        """Tokens that are multiplied for ``tokens`` (a mean where it is not whole): on average half
+        a tile is padding."""
+        return max(float(self.tile_tokens), tokens + (self.tile_tokens - 1) / 2)
 
     def panels(self, tokens: float) -> float:
         """Panels that ``tokens`` (a mean where it is not whole) are cut into."""

@@ -7,7 +7,7 @@ report is asked for.
 """
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -31,10 +31,9 @@ class PhaseReport:
     """What one phase did. A mixed step's seconds are split by what the roof gives each phase.
 
     ``mfu`` and ``mbu`` are shares of the ceilings (1.0 is all). ``predicted_s`` is what was
-    predicted for ``seconds``. Of the steps of this phase alone, ``bound`` is what most of the
-    predicted seconds go to (memory, compute, overhead or communication), and ``median_error`` that
-    of |predicted − measured| ÷ measured in the latest ones. All are ``None`` without a calibration,
-    and the last two where each step was of both phases.
+    predicted for ``seconds``, and ``bound`` what most of it goes to (memory, compute, overhead or
+    communication). ``median_error`` is that of |predicted − measured| ÷ measured over the latest
+    steps of this phase alone. All are ``None`` without a calibration.
     """
 
     seconds: float
@@ -73,7 +72,7 @@ class _Totals:
     moved_bytes: float = 0.0
     ceiling_bytes: float = 0.0  # what the memory could have moved in those seconds
     predicted_s: float = 0.0
-    parts: Counter[Bound] = field(default_factory=Counter)
+    parts: dict[Bound, float] = field(default_factory=lambda: dict.fromkeys(Bound, 0.0))
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_ERRORS))
 
 
@@ -200,8 +199,9 @@ class Observer:
                 totals.ceiling_bytes += seconds * rate
             if predicted is not None:
                 totals.predicted_s += share * predicted.seconds
+                for bound, part in parts.items():
+                    totals.parts[bound] += share * part
                 if len(shares) == 1:
-                    totals.parts.update(parts)
                     totals.errors.append(abs(predicted.seconds / measured_s - 1.0))
 
     def _shares(self, done: StepAccount) -> dict[Phase, float]:
@@ -221,11 +221,12 @@ class Observer:
         return max(work.flops / peak, work.num_bytes / ceilings.memory.bytes_per_s)
 
     def _phase(self, totals: _Totals) -> PhaseReport:
-        mfu = mbu = None
+        mfu = mbu = bound = None
         if self._ceilings is not None and totals.seconds:
             peak = self._ceilings.peak_flops(self._product_format)
             mfu = totals.useful_flops / (totals.seconds * peak)
             mbu = totals.moved_bytes / totals.ceiling_bytes
+            bound = max(totals.parts, key=lambda each: totals.parts[each]).value
         return PhaseReport(
             seconds=totals.seconds,
             steps=totals.steps,
@@ -234,7 +235,7 @@ class Observer:
             moved_bytes=totals.moved_bytes,
             mfu=mfu,
             mbu=mbu,
-            bound=totals.parts.most_common(1)[0][0].value if totals.parts else None,
+            bound=bound,
             predicted_s=totals.predicted_s if self._predictor is not None else None,
             median_error=median(totals.errors) if totals.errors else None,
         )

@@ -85,22 +85,17 @@ class StepPredictor:
         self.calibration = calibration
         self.correction = OnlineCorrection()
 
-    def seconds(self, plan: StepPlan) -> float:
-        """Predicted seconds in the executor, corrected by the steps observed so far."""
-        return self.raw_seconds(plan) * self.correction.factor(step_phase(plan))
+    def seconds(self, plan: StepPlan, adapters: Mapping[int, int] = NO_ADAPTERS) -> float:
+        """Predicted seconds in the executor by the calibration alone; ``adapters`` are those of
+        slots that have one.
 
-    def raw_seconds(self, plan: StepPlan, adapters: Mapping[int, int] = NO_ADAPTERS) -> float:
-        """Predicted seconds by the calibration alone; ``adapters`` are those of slots that have
-        one."""
-        total = 0.0
-        for a_pass in plan.passes:
-            for batch in batches_of(a_pass, adapters):
-                total += self.batch_seconds(batch, a_pass.role)
-        return total
-
-    def predict(self, plan: StepPlan) -> Prediction:
-        """Seconds with their interval."""
-        return self.interval(self.seconds(plan), step_phase(plan))
+        Not corrected by the steps observed so far: who goes by a price scales it to them.
+        """
+        return sum(
+            self.batch_seconds(batch, a_pass.role)
+            for a_pass in plan.passes
+            for batch in batches_of(a_pass, adapters)
+        )
 
     def interval(self, seconds: float, phase: str) -> Prediction:
         form = self.models[ModelRole.TARGET].main_format
@@ -115,24 +110,21 @@ class StepPredictor:
         return pass_terms(self.models[role], batch, self.calibration.ceilings)
 
     def segment_seconds(self, num_tokens: int, context: int) -> float:
-        """What a segment of ``num_tokens`` after ``context`` computed ones adds to a step; it is
-        corrected as `seconds` are.
+        """What a segment of ``num_tokens`` after ``context`` computed ones adds to a step.
 
         Interpolated between segments that were priced once, since schedulers ask often.
         """
-        phase = Phase.PREFILL if num_tokens > 1 else Phase.DECODE
-        factor = self.correction.factor(phase.value)
         seconds, longest = 0.0, _LENGTH_KNOTS[-1]
         while num_tokens >= longest:
             seconds += self._added_s(-1, context)
             context += longest
             num_tokens -= longest
         if num_tokens == 0:
-            return factor * seconds
+            return seconds
         at = bisect_right(_LENGTH_KNOTS, num_tokens)
         low, high = _LENGTH_KNOTS[at - 1], _LENGTH_KNOTS[at]
         below, above = self._added_s(at - 1, context), self._added_s(at, context)
-        return factor * (seconds + below + (num_tokens - low) / (high - low) * (above - below))
+        return seconds + below + (num_tokens - low) / (high - low) * (above - below)
 
     def _added_s(self, length: int, context: int) -> float:
         """What the ``length``-th of `_LENGTH_KNOTS` tokens add after ``context``, linear between
@@ -167,7 +159,7 @@ class StepPredictor:
     def plan_parts(
         self, plan: StepPlan, adapters: Mapping[int, int] = NO_ADAPTERS
     ) -> dict[Bound, float]:
-        """`raw_seconds` of a plan by what bounds them."""
+        """`seconds` of a plan by what bounds them."""
         seconds = dict.fromkeys(Bound, 0.0)
         for a_pass in plan.passes:
             for batch in batches_of(a_pass, adapters):
