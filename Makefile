@@ -14,7 +14,8 @@ test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/.installed-dev lint test-sanitized
-	$(BIN)/python -m pytest -n 2 --hypothesis-profile explore
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile explore -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 test-clients: $(VENV)/.installed-dev
 	$(BIN)/python tests/clients/run.py

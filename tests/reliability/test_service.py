@@ -152,6 +152,7 @@ def test_overload_is_refused_with_retry_after(roomy_folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_what_is_accepted_under_overload_is_served_in_time(roomy_folder, tmp_path):
     """Item 35: 20 times what the queue takes; p99 of the accepted against a queue just full.
 
@@ -188,6 +189,7 @@ def log_of(server):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_others_keep_their_speed_beside_slow_readers(roomy_folder, tmp_path):
     """Item 33: beside 50 whose buffers are full, against 50 who read as fast as they can."""
     body = {**LONG, "max_tokens": 300, "stream": True}
