@@ -61,6 +61,25 @@ def test_a_format_has_its_own_rate_or_a_wider_ones(device, form, tflops):
     assert ceilings.peak_flops(number_format(form)) == pytest.approx(tflops * 1e12)
 
 
+@pytest.mark.parametrize(
+    ("device", "form", "own"),
+    [
+        ("t4", "fp8", False),  # multiplied in the activations' format, whichever they are
+        ("v100", "fp8", False),
+        ("a100", "fp8", False),
+        ("t4", "bfloat16", False),
+        ("t4", "int8", True),
+        ("l4", "fp8", True),
+        ("h100", "fp8", True),
+        ("gaudi3", "fp8", True),
+        ("a100", "int4-g64", True),
+    ],
+)
+def test_a_format_has_a_rate_of_its_own_where_products_are_in_it(device, form, own):
+    ceilings = load_catalogue().device(device).ceilings()
+    assert ceilings.has_own_rate(number_format(form)) is own
+
+
 def test_a_rate_that_nobody_published_is_not_made_up():
     ceilings = load_catalogue().device("tpu-v5e").ceilings()
     assert not ceilings.has_rate(number_format("float32"))

@@ -1,7 +1,8 @@
 """The machines that plans are made for: of the catalogue, or the one at hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import Calibration, typical
 from ridgeline.roofline.catalogue import Catalogue, DeviceKind
 
@@ -28,6 +29,13 @@ class Machine:
     @property
     def measured(self) -> bool:
         return self.calibration.measured
+
+    def run(self, model: PricedModel) -> PricedModel:
+        """The model as a kernel here multiplies it: weights of a format that has no rate here are
+        unpacked to the activations'."""
+        if model.compute is None or self.calibration.ceilings.has_own_rate(model.compute):
+            return model
+        return replace(model, compute=None)
 
 
 def catalogue_machine(catalogue: Catalogue, key: str, count: int = 1) -> Machine:

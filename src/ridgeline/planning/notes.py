@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ridgeline.core.formats import FLOAT16
 from ridgeline.planning.machine import Machine
 from ridgeline.planning.question import Question
-from ridgeline.planning.replica import HOST_DEVICES, Replica, widest
+from ridgeline.planning.replica import HOST_DEVICES, Replica, is_linked, widest
 from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.catalogue import DeviceKind
@@ -41,9 +41,12 @@ def model_notes(question: Question) -> list[str]:
 
 
 def _slow_format(machine: Machine, model: PricedModel) -> Iterator[str]:
-    """That bfloat16 is slow where tensor cores have only float16."""
-    ceilings, form = machine.calibration.ceilings, model.activations
-    if form.name != "bfloat16" or not ceilings.has_rate(FLOAT16):
+    """That bfloat16 is slow where tensor cores have only float16, and the layers' products are in
+    bfloat16."""
+    ceilings, form = machine.calibration.ceilings, machine.run(model).main_product_format
+    if machine.measured or form.name != "bfloat16" or form.name in ceilings.flops_per_s:
+        return
+    if not ceilings.has_rate(FLOAT16):
         return
     gain = ceilings.peak_flops(FLOAT16) / ceilings.peak_flops(form)
     if gain > 1:
@@ -56,7 +59,11 @@ def _slow_format(machine: Machine, model: PricedModel) -> Iterator[str]:
 def _spread(question: Question, replica: Replica) -> Iterator[str]:
     """Why a replica that does not fit is on no more of the devices."""
     tensor, count = replica.model.layout.tensor, question.machine.count
-    if tensor == widest(question) < count:
+    if count > 1 and not is_linked(question.machine):
+        yield (
+            "A replica is on one of the devices alone: how fast they exchange data is not known."
+        )
+    elif tensor == widest(question) < count:
         yield (
             f"A replica is spread over {tensor} of the {count} devices at the most: its ranks are "
             f"in one host, of up to {HOST_DEVICES}, divide the devices, and share the heads evenly."

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.planning.machine import Machine
 from ridgeline.planning.question import Question
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import MemoryFit, fit
@@ -20,6 +21,12 @@ class Replica:
     model: PricedModel
     fit: MemoryFit
     count: int
+
+    @property
+    def text(self) -> str:
+        """Where it is, as a phrase."""
+        tensor = self.model.layout.tensor
+        return f"on {tensor} device{'s' if tensor > 1 else ''} a replica"
 
     @property
     def kv_pool_bytes(self) -> float:
@@ -41,8 +48,7 @@ def replica_choices(question: Question) -> list[Replica]:
     first = choose_replica(question)
     if question.tensor is not None or not question.slo.is_set or not first.fit.fits:
         return [first]
-    widths = _widths(question) if _is_linked(question) else [1]
-    others = (_replica(question, n) for n in widths if n != first.model.layout.tensor)
+    others = (_replica(question, n) for n in _widths(question) if n != first.model.layout.tensor)
     return [first, *(replica for replica in others if replica.fit.fits)]
 
 
@@ -59,17 +65,13 @@ def choose_replica(question: Question) -> Replica:
         if found.fit.max_batch >= _ROOMY:
             break
     assert found is not None
-    if found.model.layout.tensor > 1 and not _is_linked(question):
-        raise InvalidRequestError(
-            f"How fast {question.machine.name} devices exchange data is not known; use -tp 1."
-        )
     return found
 
 
 def _widths(question: Question) -> list[int]:
-    """Devices that a replica can be spread over, the fewest first."""
+    """Devices that a replica can be spread over, the fewest first; one if they are not linked."""
     count, spec = question.machine.count, question.model.spec
-    most = min(count, HOST_DEVICES)
+    most = min(count, HOST_DEVICES) if is_linked(question.machine) else 1
     return [n for n in range(1, most + 1) if count % n == 0 and splits(spec, n)]
 
 
@@ -78,8 +80,9 @@ def widest(question: Question) -> int:
     return _widths(question)[-1]
 
 
-def _is_linked(question: Question) -> bool:
-    return question.machine.calibration.ceilings.link_bytes_per_s > 0
+def is_linked(machine: Machine) -> bool:
+    """Whether it is known how fast the devices exchange data."""
+    return machine.calibration.ceilings.link_bytes_per_s > 0
 
 
 def splits(spec: ModelSpec, tensor: int) -> bool:
@@ -96,18 +99,19 @@ def splits(spec: ModelSpec, tensor: int) -> bool:
 
 
 def _replica(question: Question, tensor: int) -> Replica:
-    model = replace(question.model, layout=ParallelLayout(tensor=tensor))
+    machine = question.machine
+    model = machine.run(replace(question.model, layout=ParallelLayout(tensor=tensor)))
     memory = fit(
         model,
-        memory_bytes=question.machine.memory_bytes,
+        memory_bytes=machine.memory_bytes,
         context=question.typical.num_tokens,
         step_tokens=question.config.max_num_batched_tokens,
         block_tokens=question.config.block_tokens,
-        kv_share=question.machine.kv_share,
+        kv_share=machine.kv_share,
     )
     if memory.max_context < question.longest:
         memory = replace(memory, max_batch=0)
-    return Replica(model=model, fit=memory, count=question.machine.count // tensor)
+    return Replica(model=model, fit=memory, count=machine.count // tensor)
 
 
 def _check(question: Question) -> None:
@@ -126,6 +130,10 @@ def _check(question: Question) -> None:
         raise InvalidRequestError(
             f"{tensor} tensor-parallel ranks cross hosts of {HOST_DEVICES}, whose network is not "
             "known."
+        )
+    if tensor > 1 and not is_linked(question.machine):
+        raise InvalidRequestError(
+            f"How fast {question.machine.name} devices exchange data is not known; use -tp 1."
         )
     if not splits(spec, tensor):
         raise InvalidRequestError(f"The model's heads cannot be split over {tensor} ranks.")

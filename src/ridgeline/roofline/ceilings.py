@@ -70,6 +70,7 @@ class Ceilings:
     def peak_flops(self, form: NumberFormat) -> float:
         """Dense peak of products in a format; of the next wider one where it has no rate.
 
+        Ask for that of the activations where weights are unpacked to these (`has_own_rate`).
         float16 takes bfloat16's, since tensor cores that have this have both; bfloat16 without a
         rate of its own takes float32's.
 
@@ -89,6 +90,11 @@ class Ceilings:
             return True
         return any(name in self.flops_per_s for name in _as_wide(form))
 
+    def has_own_rate(self, form: NumberFormat) -> bool:
+        """Whether products of two numbers of that format have one, not just those of a wider one
+        to which they are unpacked."""
+        return any(name in self.flops_per_s for name in _names(form))
+
     def ridge(self, form: NumberFormat) -> float:
         """Intensity, in FLOPs per byte of main memory, at which both limits meet."""
         return self.peak_flops(form) / self.memory.bytes_per_s
@@ -96,12 +102,18 @@ class Ceilings:
 
 def _as_wide(form: NumberFormat) -> list[str]:
     """A format and those whose rate holds for it as well: as wide or wider, the narrowest first."""
+    names = _names(form)
+    if form.bits <= 16 and form.name != "bfloat16":  # whose range float16 has not
+        names += ["bfloat16", "float16"]
+    return [*names, "float32"] if form.bits <= 32 else names
+
+
+def _names(form: NumberFormat) -> list[str]:
+    """What the rate of a format itself may be called."""
     names = [form.name.partition("-")[0]]  # groups of other sizes are multiplied alike
     if form.name.startswith(("fp8", "float8")):
         names += ["fp8", "8bit"]
     elif form.is_quantized:
         names += ["int4", "4bit"] if form.bits <= 4 else []
         names += ["int8", "8bit"]
-    if form.bits <= 16 and form.name != "bfloat16":  # whose range float16 has not
-        names += ["bfloat16", "float16"]
-    return [*names, "float32"] if form.bits <= 32 else names
+    return names
