@@ -8,7 +8,7 @@ import pytest
 from ridgeline.cli import plan
 from ridgeline.cli.hardware import read_model
 from ridgeline.cli.main import main
-from ridgeline.planning import catalogue_machine
+from ridgeline.planning import catalogue_machine, load
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.memory import weights_bytes
 
@@ -254,6 +254,21 @@ def test_a_load_that_no_machine_holds(capsys, monkeypatch):
     code, out, _ = run(capsys, "--shape", "qwen2.5-0.5b", "--rate", "5000", "--cheapest", *SHORT)
     assert code == 0
     assert out.startswith("No machine of the catalogue")
+
+
+def test_machines_left_out_of_a_search_are_named(capsys, monkeypatch):
+    whole = load_catalogue()
+    few = replace(whole, devices={"l4": whole.devices["l4"]})
+    monkeypatch.setattr(plan, "load_catalogue", lambda _: few)
+    monkeypatch.setattr(load, "MOST_STEPS", 10)
+    options = ("--shape", "llama-3.1-8b", "--rate", "2", "--cheapest", *SHORT)
+    code, out, _ = run(capsys, *options)
+    assert code == 0
+    assert "note: Left out, as simulating it would take minutes: 1 × NVIDIA L4, 2 ×" in out
+    _, out, _ = run(capsys, *options, "--json")
+    result = json.loads(out)
+    assert result["machines"] == []
+    assert len(result["notes"]) == 1
 
 
 def test_placement(capsys):

@@ -17,7 +17,9 @@ from ridgeline.planning import (
     Load,
     Question,
     Slo,
+    TooLongError,
     answer,
+    capacity,
     catalogue_machine,
     cheapest,
     highest_rate,
@@ -28,7 +30,7 @@ from ridgeline.planning import (
     search,
     simulate,
 )
-from ridgeline.planning.replica import choose_replica, splits
+from ridgeline.planning.replica import choose_replica, replica_choices, splits
 from ridgeline.planning.workload import paced
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.catalogue import load_catalogue
@@ -96,6 +98,12 @@ def test_quantized_weights_are_faster_and_leave_room():
 def test_devices_share_a_model_only_when_they_must():
     result = answer(question("llama-3.1-70b", "h100", 8, prompt_tokens=4000)).to_json()
     assert (result["tensor_parallel"], result["replicas"]) == (4, 2)
+    two, chosen = (
+        choose_replica(question("llama-3.1-70b", "h100", 8, prompt_tokens=1000, tensor=tensor))
+        for tensor in (2, None)
+    )
+    assert 16 < two.fit.max_batch < 64 <= chosen.fit.max_batch
+    assert chosen.model.layout.tensor == 4
     with pytest.raises(InvalidRequestError, match="do not divide"):
         answer(question("llama-3.1-70b", "h100", 8, tensor=3))
     with pytest.raises(InvalidRequestError, match="exchange"):
@@ -157,7 +165,7 @@ def test_of_widths_that_meet_the_limits_that_of_the_highest_rate_counts():
 def test_the_cheapest_machines_may_be_wide_replicas():
     asked = question("llama-3.1-70b", rate_rps=0.5, slo=Slo(tpot_s=0.013), output_tokens=30)
     few = replace(CATALOGUE, devices={"h100": CATALOGUE.devices["h100"]})
-    (plan,) = cheapest(asked, few)
+    (plan,) = cheapest(asked, few).plans
     assert (plan.question.machine.count, plan.replica.model.layout.tensor) == (8, 8)
 
 
@@ -207,6 +215,76 @@ def test_so_is_what_saturates_a_machine(monkeypatch):
         answer(replace(asked, output_tokens=200, rate_rps=1.0))
 
 
+def test_a_load_that_was_answered_once_is_refused_no_longer():
+    """As many in progress as run at once, each of 1,100 tokens."""
+    asked = question("llama-3.1-8b", "h100", rate_rps=25.0, num_requests=None)
+    asked = replace(asked, prompt_tokens=500, output_tokens=1100)
+    assert load._num_simulated(asked, choose_replica(asked), 60.0) == 3 * 256
+
+
+def test_machines_that_take_too_long_to_simulate_are_left_out(monkeypatch):
+    """On an L4 many more are in progress than on an H100."""
+    monkeypatch.setattr(load, "WANTED_STEPS", 300)
+    monkeypatch.setattr(load, "MOST_STEPS", 400)
+    asked = question("llama-3.1-8b", rate_rps=10.0, num_requests=None)
+    few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("l4", "h100")})
+    found = cheapest(asked, few)
+    machines = [plan.question.machine for plan in found.plans]
+    assert [(each.key, each.count) for each in machines] == [("l4", 4), ("h100", 1)]
+    assert found.notes == [
+        "Left out, as simulating it would take minutes: 1 × NVIDIA L4, 2 × NVIDIA L4."
+    ]
+    with pytest.raises(TooLongError):
+        answer(asked)
+
+
+def test_rates_that_take_too_long_to_simulate_are_left_out(monkeypatch):
+    monkeypatch.setattr(load, "WANTED_STEPS", 300)
+    monkeypatch.setattr(load, "MOST_STEPS", 700)
+    asked = question("llama-3.1-8b", "h100", slo=Slo(tpot_s=0.1), num_requests=None)
+    best = highest_rate(asked)
+    assert best.question.rate_rps > 0
+    assert "requests/s on 1 device a replica" in best.notes[0]
+    monkeypatch.setattr(load, "MOST_STEPS", 10)
+    with pytest.raises(TooLongError):
+        highest_rate(asked)
+
+
+def test_widths_that_take_too_long_to_simulate_are_left_out(monkeypatch):
+    asked = question(count=2, slo=Slo(tpot_s=0.001), rate_rps=1.0)
+    simulates = search.run_traffic
+
+    def only_wide(asked, replica, price):
+        if replica.model.layout.tensor == 1:
+            raise TooLongError("long")
+        return simulates(asked, replica, price)
+
+    for module in (search, capacity):
+        monkeypatch.setattr(module, "run_traffic", only_wide)
+    missed = answer(asked)
+    assert missed.replica.model.layout.tensor == 2
+    assert "take minutes: on 1 device a replica." in missed.notes[-1]
+    best = highest_rate(replace(asked, slo=Slo(tpot_s=0.5), rate_rps=None))
+    assert best.replica.model.layout.tensor == 2
+    assert "take minutes: on 1 device a replica." in best.notes[-1]
+
+
+def test_what_is_left_out_is_counted_by_how_long_requests_stay_under_load(monkeypatch):
+    """Also where the first run, by how long one stays alone, is the only one."""
+    monkeypatch.setattr(load, "WANTED_STEPS", 1)
+    monkeypatch.setattr(load, "_MORE", 100.0)
+    asked = question("llama-3.1-8b", "h100", rate_rps=40.0, num_requests=None, output_tokens=200)
+    replica = choose_replica(asked)
+    traffic = load.run_traffic(asked, replica, capacity.predictor_of(asked, replica))
+    in_progress = 40.0 * traffic.mean_end_to_end_s
+    expected = pytest.approx(6 * in_progress, abs=1)
+    assert len(traffic.answers) < 0.4 * 6 * in_progress  # it was made once
+    assert traffic.num_left_out + len(traffic.answers) == expected
+    monkeypatch.setattr(load, "WANTED_STEPS", 10**6)
+    whole = load.run_traffic(asked, replica, capacity.predictor_of(asked, replica))
+    assert whole.num_left_out == 0
+
+
 def test_what_is_no_gpu_is_priced_as_one_and_says_so():
     assert answer(question("qwen2.5-0.5b", "h100")).notes == []
     (note,) = answer(question("qwen2.5-0.5b", "xeon-8480")).to_json()["notes"]
@@ -223,6 +301,57 @@ def test_bfloat16_is_slow_without_tensor_cores_that_have_it():
     assert "--dtype float16 has 8 times as much" in slow.notes[0]
     assert fast.notes == []
     assert slow.alone_ttft_s > 3 * fast.alone_ttft_s
+
+
+def test_weights_of_a_format_without_a_rate_are_multiplied_in_the_activations():
+    """FP8 on a T4: in bfloat16, at float32's rate, not at that of float16."""
+    fp8 = number_format("fp8")
+    for form in (BFLOAT16, FLOAT16):
+        asked = question(model=model("qwen2.5-0.5b", activations=form), hardware="t4")
+        asked = replace(asked, prompt_tokens=1000, output_tokens=2)
+        small = replace(asked, model=replace(asked.model, weights=fp8, compute=fp8))
+        plain, packed = answer(asked), answer(small)
+        assert packed.alone_ttft_s == pytest.approx(plain.alone_ttft_s, rel=0.05)
+        assert packed.notes == plain.notes
+    ada = replace(small, machine=catalogue_machine(CATALOGUE, "l4"))
+    assert choose_replica(ada).model.compute == fp8
+
+
+def test_bfloat16_is_called_slow_only_where_products_take_float32s_rate():
+    asked = question("qwen2.5-0.5b", "t4")
+    assert len(answer(asked).notes) == 1
+    fp8 = number_format("fp8")
+    packed = replace(asked.model, weights=fp8, compute=fp8)
+
+    def notes(form=None, **changes):
+        calibration = asked.machine.calibration
+        roof = calibration.ceilings
+        roof = replace(roof, measured=form == "measured", flops_per_s=roof.flops_per_s | changes)
+        if form == "measured":
+            assert msgspec.structs.replace(calibration, ceilings=roof).measured
+        machine = replace(
+            asked.machine, calibration=msgspec.structs.replace(calibration, ceilings=roof)
+        )
+        chosen = packed if form == "fp8" else asked.model
+        return answer(replace(asked, machine=machine, model=chosen, output_tokens=2)).notes
+
+    assert notes(bfloat16=60e12) == []  # a bit less than float16's 65
+    assert notes("measured") == []
+    assert len(notes("fp8")) == 1
+    assert notes("fp8", fp8=130e12) == []
+
+
+def test_devices_without_a_link_hold_a_replica_each():
+    asked = question("llama-3.1-8b", "m3-max", 2, prompt_tokens=20_000, output_tokens=2)
+    found = choose_replica(asked)
+    assert 0 < found.fit.max_batch < 64
+    assert (found.model.layout.tensor, found.count) == (1, 2)
+    assert len(replica_choices(replace(asked, slo=Slo(ttft_s=1.0)))) == 1
+    with pytest.raises(InvalidRequestError, match="exchange"):
+        choose_replica(replace(asked, tensor=2))
+    large = answer(question("llama-3.1-70b", "m3-max", 2))
+    assert not large.fits
+    assert "how fast they exchange data is not known" in large.notes[-1]
 
 
 def test_a_replica_stays_in_one_host_and_says_so():
@@ -246,7 +375,7 @@ def test_the_cheapest_machines_come_first():
     small = question("qwen2.5-0.5b", rate_rps=2.0, slo=Slo(ttft_s=1.0), output_tokens=20)
     few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("t4", "l4", "h100")})
     seen: list[str] = []
-    plans = cheapest(small, few, seen.append)
+    plans = cheapest(small, few, seen.append).plans
     assert seen == ["1 × NVIDIA T4", "1 × NVIDIA L4", "1 × NVIDIA H100 SXM"]
     prices = [plan.usd_per_hour for plan in plans]
     assert prices == sorted(prices)
@@ -259,13 +388,13 @@ def test_machines_that_are_far_too_small_are_not_simulated(monkeypatch):
 
     monkeypatch.setattr(search, "run_traffic", simulates)
     few = replace(CATALOGUE, devices={"t4": CATALOGUE.devices["t4"]})
-    assert cheapest(question("qwen2.5-0.5b", rate_rps=5000.0), few) == []
+    assert cheapest(question("qwen2.5-0.5b", rate_rps=5000.0), few).plans == []
 
 
 def test_machines_without_a_rate_for_the_models_type_are_no_candidates():
     single = question("gpt2", model=model("gpt2", activations=FLOAT32), rate_rps=1.0)
     few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("tpu-v5e", "t4")})
-    assert [plan.question.machine.key for plan in cheapest(single, few)] == ["t4"]
+    assert [plan.question.machine.key for plan in cheapest(single, few).plans] == ["t4"]
 
 
 def test_models_are_placed_within_memory_and_load():

@@ -261,12 +261,14 @@ def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
     catalogue = load_catalogue(arguments.catalogue)
     with error_console.status("planning") as status:
         found = cheapest(question, catalogue, lambda name: status.update(f"planning: {name}"))
-    plans = [plan.to_json() for plan in found]
+    plans = [plan.to_json() for plan in found.plans]
     if arguments.json:
-        print(json.dumps({"machines": plans}))
+        print(json.dumps({"machines": plans, "notes": list(found.notes)}))
         return 0
+    console = Console()
     if not plans:
         print("No machine of the catalogue that has a price holds this load, up to eight devices.")
+        _print_notes(console, found.notes)
         return 0
     table = Table("machine", "devices", "$/h", "TTFT s", "TPOT ms", "$/1M out", "meets SLO")
     for plan in plans:
@@ -279,14 +281,14 @@ def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
             f"{plan['usd_per_1m_output']:.2f}",
             f"{plan['slo_attainment']:.0%}",
         )
-    console = Console()
     console.print(table)
     console.print(
         "Predicted from datasheets and typical efficiencies of tuned engines, not measured.",
         style="dim",
         soft_wrap=True,
     )
-    _print_notes(console, list(dict.fromkeys(note for plan in plans for note in plan["notes"])))
+    of_plans = (note for plan in plans for note in plan["notes"])
+    _print_notes(console, list(dict.fromkeys([*found.notes, *of_plans])))
     return 0
 
 

@@ -1,9 +1,10 @@
 """Planning: what machines can do for a load, by the real scheduler on a simulated executor."""
 
 from ridgeline.planning.capacity import CapacityPlan, answer
+from ridgeline.planning.load import TooLongError
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
-from ridgeline.planning.search import Load, cheapest, highest_rate, place_models
+from ridgeline.planning.search import Load, Ranking, cheapest, highest_rate, place_models
 from ridgeline.planning.simulation import simulate
 from ridgeline.planning.traffic import Traffic
 from ridgeline.planning.workload import Arrival, Slo, poisson, read_trace
@@ -14,7 +15,9 @@ __all__ = [
     "Load",
     "Machine",
     "Question",
+    "Ranking",
     "Slo",
+    "TooLongError",
     "Traffic",
     "answer",
     "catalogue_machine",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.core.plan import ModelRole
-from ridgeline.planning.load import run, run_alone, run_traffic
+from ridgeline.planning.load import Skipped, run, run_alone, run_traffic
 from ridgeline.planning.notes import notes_of
 from ridgeline.planning.question import Question
 from ridgeline.planning.replica import Replica, replica_choices
@@ -178,21 +178,27 @@ def answer(question: Question) -> CapacityPlan:
     """Fit, predict and simulate.
 
     With SLOs, and no number of devices for a replica asked for, the plan is the first of
-    `replica_choices` that holds the load, or else the one of the highest goodput.
+    `replica_choices` that holds the load, or else the one of the highest goodput; those that would
+    take too long to simulate are left out, and a note says so.
 
     Raises:
         InvalidRequestError: the load or the layout contradicts the model or the machine.
+        TooLongError: each of them would take too long.
     """
     choices, found = replica_choices(question), list[tuple[Replica, Traffic]]()
     if len(choices) == 1:
         return plan_of(question, choices[0])
+    skipped = Skipped()
     for replica in choices:
-        traffic = run_traffic(question, replica, predictor_of(question, replica))
-        if not question.is_saturating and holds(traffic, question):
-            return plan_of(question, replica, traffic)
-        found.append((replica, traffic))
+        with skipped.at(replica.text):
+            traffic = run_traffic(question, replica, predictor_of(question, replica))
+            found.append((replica, traffic))
+            if not question.is_saturating and holds(traffic, question):
+                return plan_of(question, replica, traffic)
+    if not found:
+        skipped.raise_if_any()
     best = max(found, key=lambda each: each[1].goodput_rps(question.slo) * each[0].count)
-    return plan_of(question, *best)
+    return plan_of(replace(question, notes=(*question.notes, *skipped.notes)), *best)
 
 
 def holds(traffic: Traffic, question: Question) -> bool:

@@ -1,6 +1,7 @@
 """One replica under its part of a load: which requests are simulated, and what becomes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
 
@@ -21,8 +22,41 @@ _SEQUENCE = 0.1  # of the time of a simulated step, which each of its sequences 
 # Of one sequence, at some 0.1 ms each, in one simulation: a plan with a rate makes about four, one
 # of saturation a single one. Loads are shortened to the first as far as they mean something.
 WANTED_STEPS = 50_000
-MOST_STEPS = 80_000
+MOST_STEPS = 100_000
 MOST_SATURATED_STEPS = 150_000
+
+
+class TooLongError(InvalidRequestError):
+    """A load would take minutes to simulate; another, or another machine, perhaps not."""
+
+
+class Skipped:
+    """What a search leaves out since it would take too long to simulate."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._first: TooLongError | None = None
+
+    @contextmanager
+    def at(self, name: str) -> Iterator[None]:
+        """Go on behind the block where it takes too long, and remember ``name``."""
+        try:
+            yield
+        except TooLongError as error:
+            self._names.append(name)
+            self._first = self._first or error
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence, if anything was left out."""
+        if not self._names:
+            return []
+        return [f"Left out, as simulating it would take minutes: {', '.join(self._names)}."]
+
+    def raise_if_any(self) -> None:
+        """Where nothing else was found, that is no answer."""
+        if self._first is not None:
+            raise self._first
 
 
 def run_traffic(question: Question, replica: Replica, price: StepPrice) -> Traffic:
@@ -31,7 +65,7 @@ def run_traffic(question: Question, replica: Replica, price: StepPrice) -> Traff
     A load whose simulation would take very long is shortened (`Traffic.num_left_out`).
 
     Raises:
-        InvalidRequestError: the fewest requests that mean something would take too long.
+        TooLongError: the fewest requests that mean something would take too long.
     """
     if question.trace:
         return run(question, replica, question.trace[:: replica.count], price)
@@ -40,16 +74,19 @@ def run_traffic(question: Question, replica: Replica, price: StepPrice) -> Traff
     alone = run_alone(question, replica, price)
     traffic = _run_poisson(question, replica, alone.mean_end_to_end_s, price)
     residence_s = traffic.mean_end_to_end_s  # they stay longer under load
-    if _num_simulated(question, replica, residence_s) <= _MORE * len(traffic.answers):
-        return traffic
-    return _run_poisson(question, replica, residence_s, price)
+    wanted = _num_simulated(question, replica, residence_s)
+    if wanted > _MORE * len(traffic.answers):
+        traffic = _run_poisson(question, replica, residence_s, price)
+    steady = _steady_requests(question, replica, residence_s)
+    left_out = steady - len(traffic.answers) if wanted < steady else 0
+    return replace(traffic, num_left_out=max(0, left_out))
 
 
 def run_alone(question: Question, replica: Replica, price: StepPrice) -> Traffic:
     """A single typical request on an idle replica.
 
     Raises:
-        InvalidRequestError: its simulation would take too long.
+        TooLongError: its simulation would take too long.
     """
     if not question.trace and _steps_of_request(question, 1.0) > MOST_SATURATED_STEPS:
         raise _too_long("A single request of these lengths")
@@ -108,9 +145,7 @@ def _run_poisson(
         output_tokens=question.output_tokens,
         seed=question.seed,
     )
-    traffic = run(question, replica, paced(arrivals, rate_rps), price)
-    left_out = _steady_requests(question, replica, residence_s) - num_requests
-    return replace(traffic, num_left_out=left_out)
+    return run(question, replica, paced(arrivals, rate_rps), price)
 
 
 def _num_simulated(question: Question, replica: Replica, residence_s: float) -> int:
@@ -148,8 +183,8 @@ def _steps_of_request(question: Question, at_once: float) -> float:
     return max(own / at_once, (prompt + output) / budget) + _SEQUENCE * own
 
 
-def _too_long(what: str, otherwise: str = "") -> InvalidRequestError:
-    return InvalidRequestError(
+def _too_long(what: str, otherwise: str = "") -> TooLongError:
+    return TooLongError(
         f"{what} would take minutes to simulate, token by token: give a shorter --output, a larger "
         f"--max-num-batched-tokens, a smaller --max-num-seqs{otherwise}."
     )

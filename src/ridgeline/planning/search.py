@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.planning.capacity import CapacityPlan, holds, plan_of, predictor_of
-from ridgeline.planning.load import num_at_once, run_alone, run_traffic
+from ridgeline.planning.load import Skipped, num_at_once, run_alone, run_traffic
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.notes import machine_notes, model_notes
 from ridgeline.planning.question import Question
@@ -27,18 +27,32 @@ def highest_rate(question: Question) -> CapacityPlan | None:
     ten, by bisection, over all `replica_choices`.
 
     A model that does not fit has a plan that says so; ``None`` if a trickle does not meet them.
+    Rates and ways that would take too long to simulate are left out, and a note says so.
+
+    Raises:
+        InvalidRequestError: the load or the layout contradicts the model or the machine.
+        TooLongError: no rate meets them of those that can be simulated.
     """
     choices, best, highest_rps = replica_choices(question), None, 0.0
     if not choices[0].fit.fits:
         return plan_of(question, choices[0])
+    skipped = Skipped()
     for replica in choices:
-        rate_rps = _highest_rate_rps(question, replica, beyond_rps=highest_rps)
+        rate_rps = 0.0
+        with skipped.at(replica.text):
+            rate_rps = _highest_rate_rps(question, replica, skipped, beyond_rps=highest_rps)
         if rate_rps > highest_rps:
             best, highest_rps = replica, rate_rps
-    return plan_of(replace(question, rate_rps=highest_rps), best) if best else None
+    if best is None:
+        skipped.raise_if_any()
+        return None
+    notes = (*question.notes, *skipped.notes)
+    return plan_of(replace(question, rate_rps=highest_rps, notes=notes), best)
 
 
-def _highest_rate_rps(question: Question, replica: Replica, *, beyond_rps: float) -> float:
+def _highest_rate_rps(
+    question: Question, replica: Replica, skipped: Skipped, *, beyond_rps: float
+) -> float:
     """That of one way to spread the model; at most ``beyond_rps`` if it does not hold more."""
     predictor = predictor_of(question, replica)
     if _misses_alone(question, replica, predictor):
@@ -46,7 +60,9 @@ def _highest_rate_rps(question: Question, replica: Replica, *, beyond_rps: float
 
     def holds_rate(rate_rps: float) -> bool:
         asked = replace(question, rate_rps=rate_rps)
-        return holds(run_traffic(asked, replica, predictor), asked)
+        with skipped.at(f"{rate_rps:.3g} requests/s {replica.text}"):
+            return holds(run_traffic(asked, replica, predictor), asked)
+        return False
 
     saturated = run_traffic(replace(question, rate_rps=None), replica, predictor)
     low, high = beyond_rps, _BEYOND * saturated.completed_rps * replica.count
@@ -62,18 +78,25 @@ def _highest_rate_rps(question: Question, replica: Replica, *, beyond_rps: float
 
 
 def _if_it_holds(question: Question) -> CapacityPlan | None:
-    """The plan; most machines of a search are too small, which one simulation shows."""
+    """The plan; most machines of a search are too small, which one simulation shows.
+
+    Raises:
+        TooLongError: none holds of the ways to spread the model that can be simulated.
+    """
+    skipped = Skipped()
     for replica in replica_choices(question):
         if not replica.fit.fits:
             return None
         predictor = predictor_of(question, replica)
         if _is_far_too_small(question, replica, predictor):
             continue
-        if _misses_alone(question, replica, predictor):
-            continue
-        traffic = run_traffic(question, replica, predictor)
-        if holds(traffic, question):
-            return plan_of(question, replica, traffic)
+        with skipped.at(replica.text):
+            if _misses_alone(question, replica, predictor):
+                continue
+            traffic = run_traffic(question, replica, predictor)
+            if holds(traffic, question):
+                return plan_of(question, replica, traffic)
+    skipped.raise_if_any()
     return None
 
 
@@ -96,15 +119,24 @@ def _is_far_too_small(question: Question, replica: Replica, predictor: StepPredi
     return (question.rate_rps or 0.0) / replica.count * seconds > _HIDDEN
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Machines that hold a load, the cheapest first, and sentences on those not looked at."""
+
+    plans: Sequence[CapacityPlan]
+    notes: Sequence[str] = ()
+
+
 def cheapest(
     question: Question, catalogue: Catalogue, progress: Callable[[str], object] = lambda _: None
-) -> list[CapacityPlan]:
-    """Machines of the catalogue with a price that hold the load, the cheapest first.
+) -> Ranking:
+    """Machines of the catalogue with a price that hold the load.
 
     Each device in ones, twos, fours and eights, until a number holds it. Devices without a rate for
-    the model's type are left out. ``progress`` is told which machine is looked at.
+    the model's type are left out; so are machines on which the load would take too long to
+    simulate, and a note names them. ``progress`` is told which machine is looked at.
     """
-    found = []
+    found, skipped = [], Skipped()
     for key, device in catalogue.devices.items():
         if device.usd_per_hour is None or not device.ceilings().has_rate(
             question.model.activations
@@ -115,11 +147,14 @@ def cheapest(
                 break
             machine = catalogue_machine(catalogue, key, count)
             progress(f"{count} × {machine.name}")
-            plan = _if_it_holds(replace(question, machine=machine, tensor=None))
+            plan = None
+            with skipped.at(f"{count} × {machine.name}"):
+                plan = _if_it_holds(replace(question, machine=machine, tensor=None))
             if plan is not None:
                 found.append(plan)
                 break
-    return sorted(found, key=lambda plan: plan.usd_per_hour or 0.0)
+    plans = sorted(found, key=lambda plan: plan.usd_per_hour or 0.0)
+    return Ranking(plans=plans, notes=skipped.notes)
 
 
 @dataclass(frozen=True, kw_only=True)
