@@ -391,6 +391,20 @@ def test_machines_that_are_far_too_small_are_not_simulated(monkeypatch):
     assert cheapest(question("qwen2.5-0.5b", rate_rps=5000.0), few).plans == []
 
 
+def test_nor_are_those_whose_decode_steps_alone_take_too_long():
+    """Prompts cannot hide what decode takes; a saturated machine answers fewer still."""
+    asked = question("llama-3.1-8b", "h100", prompt_tokens=20, output_tokens=100)
+    replica = choose_replica(asked)
+    predictor = capacity.predictor_of(asked, replica)
+    saturated_rps = answer(asked).traffic.completed_rps
+
+    def is_skipped(factor):
+        loaded = replace(asked, rate_rps=factor * saturated_rps)
+        return search._is_far_too_small(loaded, replica, predictor)
+
+    assert [is_skipped(factor) for factor in (1.0, 1.1, 1.7)] == [False, False, True]
+
+
 def test_machines_without_a_rate_for_the_models_type_are_no_candidates():
     single = question("gpt2", model=model("gpt2", activations=FLOAT32), rate_rps=1.0)
     few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("tpu-v5e", "t4")})

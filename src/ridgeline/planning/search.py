@@ -19,6 +19,7 @@ from ridgeline.roofline.predict import StepPredictor
 _COUNTS = (1, 2, 4, 8)
 _STEPS = 6
 _HIDDEN = 2.0
+_NEVER = 1.25  # times the answers of the best batches of decode alone: beyond, it falls behind
 _BEYOND = 1.25  # times the throughput of a machine that fills and empties
 
 
@@ -108,15 +109,17 @@ def _misses_alone(question: Question, replica: Replica, predictor: StepPredictor
 
 
 def _is_far_too_small(question: Question, replica: Replica, predictor: StepPredictor) -> bool:
-    """Whether a rate takes twice the time that there is, in the best of batches.
+    """Whether a rate takes twice the time that there is, in the best of batches, or its decode
+    steps alone take more.
 
     Twice, since prompts can hide behind the weights that decode steps read.
     """
     typical, at_once = question.typical, num_at_once(question, replica)
     decode = decode_batch(at_once, typical.prompt_tokens + typical.output_tokens // 2)
-    seconds = predictor.segment_seconds(typical.prompt_tokens, 0)
-    seconds += typical.output_tokens * predictor.batch_seconds(decode) / at_once
-    return (question.rate_rps or 0.0) / replica.count * seconds > _HIDDEN
+    rate_rps = (question.rate_rps or 0.0) / replica.count
+    prompt_s = predictor.segment_seconds(typical.prompt_tokens, 0)
+    decode_s = typical.output_tokens * predictor.batch_seconds(decode) / at_once
+    return rate_rps * (prompt_s + decode_s) > _HIDDEN or rate_rps * decode_s > _NEVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
