@@ -2,15 +2,15 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from ridgeline.bench.calibration import SHAPES, Config, build, price_of, shape
+from ridgeline.bench.calibration import SHAPES, BenchModel, Config, build, price_of, shape
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.roofline.batch import make_batch
@@ -25,20 +25,30 @@ _SMALL = shape(384, 768, 1, 6, 6, 512)  # 7 MB in float32: a cache that is share
 _SMALL_STEP = StepShape(batch_size=1, num_tokens=1, context=16)
 _VISITS = 5
 _LARGE, _FORMAT = "wide", "bfloat16"
-_CONFIGS: Mapping[str, Config] = {"cached": _SMALL, _LARGE: SHAPES[_LARGE]}
+_CACHED_SHAPE = "cached"
+_CONFIGS: Mapping[str, Config] = {_CACHED_SHAPE: _SMALL, _LARGE: SHAPES[_LARGE]}
 
 
 def measure_lies(executor: str) -> dict[str, tuple[StepTimes, ...]]:
-    """Weights that lie in cache, a core fewer, an executor that sleeps; and the honest steps."""
-    found = {CACHED: _cached(executor)}
+    """Weights that lie in cache, a core fewer, an executor that sleeps; and the honest steps.
+
+    In turns, so that a machine that changes its speed changes it for all of them.
+    """
+    small = build(_CACHED_SHAPE, _SMALL, "float32", executor=executor)
     large = build(_LARGE, SHAPES[_LARGE], _FORMAT, executor=executor)
     timer = StepTimer(large.executor, _STEPS)
-    with _one_core_less():
-        found["a core removed"] = _times(timer)
-    found["a slowed kernel"] = _times(_Sleeping(timer))
-    found[HONEST] = _times(timer)
-    large.executor.close()
-    return found
+    planted = (
+        _Planted(CACHED, small, StepTimer(small.executor, [_SMALL_STEP]), (_SMALL_STEP,)),
+        _Planted("a core removed", large, timer, _STEPS, _one_core_less),
+        _Planted("a slowed kernel", large, _Sleeping(timer), _STEPS),
+        _Planted(HONEST, large, timer, _STEPS),
+    )
+    for _ in range(_VISITS):
+        for each in planted:
+            each.visit()
+    for model in (small, large):
+        model.executor.close()
+    return {each.name: each.times() for each in planted}
 
 
 def judge_lies(
@@ -68,28 +78,43 @@ def judge_lies(
     return found
 
 
-def _times(timer: StepTimer) -> tuple[StepTimes, ...]:
-    return tuple(_visited(timer, _LARGE, _FORMAT, step) for step in _STEPS)
-
-
-def _visited(timer: StepTimer, shape: str, form: str, step: StepShape) -> StepTimes:
-    visits = tuple(timer.visit(step) for _ in range(_VISITS))
-    return StepTimes(shape=shape, format=form, step=step, visits_s=visits)
-
-
-def _cached(executor: str) -> tuple[StepTimes, ...]:
-    small = build("cached", _SMALL, "float32", executor=executor)
-    timer = StepTimer(small.executor, [_SMALL_STEP])
-    times = _visited(timer, "cached", "float32", _SMALL_STEP)
-    small.executor.close()
-    return (times,)
-
-
 def predicted_s(each: StepTimes, calibration: Calibration) -> float:
     """Seconds of the step, as the calibration has it."""
     model = price_of(_CONFIGS[each.shape], each.format, executor=calibration.executor)
     predictor = StepPredictor({ModelRole.TARGET: model}, calibration)
     return predictor.batch_seconds(make_batch(each.step.ranges))
+
+
+class _Planted:
+    """One lie, or none: steps of a model, visited under the conditions of ``during``."""
+
+    def __init__(
+        self,
+        name: str,
+        model: BenchModel,
+        timer: StepTimer,
+        steps: Sequence[StepShape],
+        during: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.name = name
+        self._model, self._timer, self._during = model, timer, during
+        self._visits: dict[StepShape, list[tuple[float, ...]]] = {step: [] for step in steps}
+
+    def visit(self) -> None:
+        with self._during():
+            for step, visits in self._visits.items():
+                visits.append(self._timer.visit(step))
+
+    def times(self) -> tuple[StepTimes, ...]:
+        return tuple(
+            StepTimes(
+                shape=self._model.name,
+                format=self._model.format,
+                step=step,
+                visits_s=tuple(visits),
+            )
+            for step, visits in self._visits.items()
+        )
 
 
 class _Sleeping(StepTimer):
