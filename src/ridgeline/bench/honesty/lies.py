@@ -21,7 +21,7 @@ CACHED, HONEST = "cache-resident weights", "nothing planted"
 _STEPS = tuple(
     StepShape(batch_size=b, num_tokens=1, context=c) for b, c in ((1, 64), (2, 200), (4, 64))
 )
-_SMALL = shape(384, 768, 1, 6, 6, 512)  # 7 MB in float32: a cache that is shared holds it
+_SMALL = shape(512, 1536, 1, 8, 8, 512)  # 15 MB in float32: a cache that is shared holds it
 _SMALL_STEP = StepShape(batch_size=1, num_tokens=1, context=16)
 _VISITS = 5
 _LARGE, _FORMAT = "wide", "bfloat16"
