@@ -1,6 +1,7 @@
 """Decode steps that are run in one go change nothing but the number of plans."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from tests.fakes import FakeExecutor
@@ -85,22 +86,46 @@ def test_a_replay_that_comes_short_is_taken_up_again():
         assert longest(executor) > 4
 
 
-def test_nothing_is_replayed_while_somebody_waits():
-    requests = make_requests(3, count=12)
+def run_queue(requests, replay_s=10.0):
+    """More requests than seats, all there at the start: outputs, and plans made while some wait."""
     config = SchedulerConfig(
         max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=(64,),
-        windows=(None,), block_tokens=4, replay_s=10.0,
+        windows=(None,), block_tokens=4, replay_s=replay_s,
     )  # fmt: skip
     executor, scheduler = FakeExecutor(), Scheduler(config)
     loop = EngineLoop(executor, scheduler, None)
-    for request in requests:
-        loop.add(request)
+    states = [loop.add(request) for request in requests]
+    plans = []
     while loop.has_work:
         had_waiting, before = scheduler.num_waiting > 0, len(executor.plans)
         loop.step()
-        for plan in executor.plans[before:]:
-            assert not (had_waiting and scheduler.num_waiting) or plan.passes[0].num_steps == 1
-    assert longest(executor) <= MAX_REPLAY_STEPS
+        loop.check_integrity()
+        if had_waiting and scheduler.num_waiting:
+            plans += executor.plans[before:]
+    outputs = {state.request.request_id: state.output().outputs for state in states}
+    return outputs, plans
+
+
+@pytest.mark.parametrize("end", [{"stop_token_ids": (3,)}, {"stop": ("t",)}], ids=["token", "text"])
+def test_nothing_is_replayed_while_somebody_waits_for_an_output_that_may_end(end):
+    params = SamplingParams(max_tokens=30, **end)
+    requests = [replace(request, params=params) for request in make_requests(3, count=12)]
+    _, plans = run_queue(requests)
+    assert len(plans) > 50
+    assert all(plan.passes[0].num_steps == 1 for plan in plans)
+
+
+def test_outputs_that_end_at_their_length_are_replayed_whoever_waits():
+    """Until the first is through, nobody could enter: all get in with the same step."""
+    requests = [
+        replace(request, params=replace(request.params, n=1, stop_token_ids=()))
+        for request in make_requests(3, count=12)
+    ]
+    outputs, plans = run_queue(requests)
+    assert 4 < max(plan.passes[0].num_steps for plan in plans) <= MAX_REPLAY_STEPS
+    stepped, one_by_one = run_queue(requests, replay_s=0.0)
+    assert outputs == stepped
+    assert sum(p.passes[0].num_steps for p in plans) == len(one_by_one)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.core.sampling_params import SamplingParams
 
@@ -122,8 +124,7 @@ class PromptReport:
     logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionChunk:
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What a step added to one sample: the unit of streaming.
 
     ``text`` may be empty while a character or a possible stop string is held back, and may belong

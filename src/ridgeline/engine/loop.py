@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import MAX_IN_FLIGHT, StepPlan

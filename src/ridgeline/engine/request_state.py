@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from ridgeline.core.errors import EngineError, OverloadedError
 from ridgeline.core.request import (

@@ -43,13 +43,13 @@ class SampleOutput:
     def push(self, update: SequenceUpdate) -> tuple[CompletionChunk, bool]:
         """Take a step's tokens. Returns the chunk, and whether it completed a stop string."""
         sequence, tokens = self.sequence, update.new_token_ids
-        matched = False
-        if self._stops is None and not sequence.is_finished:
+        goes_on = self._stops is None and not sequence.is_finished  # as nearly always
+        if goes_on:
             text = self._detokenizer.push(tokens) if self._detokenizer else ""
         else:
             tokens, text = self._take(tokens)
-            matched = self._matched is not None
-        self._stop_reason = self._matched if matched else sequence.stop_reason
+        matched = self._matched
+        self._stop_reason = sequence.stop_reason if matched is None else matched
         logprobs = update.result.logprobs[: len(tokens)]
         self._text.append(text)
         self._token_ids.extend(tokens)
@@ -60,10 +60,10 @@ class SampleOutput:
             text=text,
             token_ids=tokens,
             logprobs=logprobs,
-            finish_reason=self._finish_reason,
+            finish_reason=None if goes_on else self._finish_reason,
             stop_reason=self._stop_reason,
         )
-        return chunk, matched
+        return chunk, matched is not None
 
     @property
     def _matched(self) -> str | None:

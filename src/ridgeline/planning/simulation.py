@@ -1,8 +1,9 @@
 """Traffic on a simulated executor: the real scheduler and the real loop, on virtual time."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.plan import ModelRole, StepPlan
@@ -86,7 +87,7 @@ def simulate(
         host_segment_s=calibration.host_segment_s,
     )
     loop, scheduler = make_loop(executor, config, clock, price=price, kv_pool_bytes=kv_pool_bytes)
-    answers = run_arrivals(loop, scheduler, arrivals, clock)
+    answers = run_arrivals(loop, scheduler, arrivals, clock, busy_until=lambda: executor.free_s)
     return Traffic(
         answers=tuple(answers),
         begin_s=min(arrival.arrival_s for arrival in arrivals),
@@ -127,9 +128,18 @@ def make_loop(
 
 
 def run_arrivals(
-    loop: EngineLoop, scheduler: Scheduler, arrivals: Sequence[Arrival], clock: VirtualClock
+    loop: EngineLoop,
+    scheduler: Scheduler,
+    arrivals: Sequence[Arrival],
+    clock: VirtualClock,
+    *,
+    busy_until: Callable[[], float] | None = None,
 ) -> list[Answer]:
-    """Send each request at its time, and step until all are answered."""
+    """Send each request at its time, and step until all are answered.
+
+    ``busy_until``: when the steps in flight will be done. Where it is given, decode steps are
+    replayed until a request arrives that could run; no request's times change by that.
+    """
     waiting = sorted(arrivals, key=lambda arrival: arrival.arrival_s, reverse=True)
     open_requests: dict[int, Arrival] = {}
     answers: list[Answer] = []
@@ -142,7 +152,13 @@ def run_arrivals(
             open_requests[request.request_id] = arrival
             loop.add(request)
         before = clock()
-        for chunk in loop.step():
+        quiet_s = 0.0
+        if busy_until is not None:
+            next_s = waiting[-1].arrival_s if waiting and not scheduler.is_full else inf
+            quiet_s = next_s - max(before, busy_until())
+        with scheduler.lengthened_replays(quiet_s):
+            chunks = loop.step()
+        for chunk in chunks:
             if chunk.timings is not None:
                 arrival = open_requests.pop(chunk.request_id)
                 answers.append(Answer(arrival=arrival, timings=chunk.timings, done_s=clock()))

@@ -175,19 +175,24 @@ class Planner:
         return room
 
     def _replay_steps(self, step: Step) -> int:
-        """How often to repeat a step in which nobody waits and all who run decode."""
+        """How often to repeat a step in which all who run decode, and nobody can join them."""
         num_steps = self._replay.num_steps
         if (
             num_steps < 2
-            or len(self._waiting) > 0
             or step.admissions
             or self._speculation.asks_drafter
             or not 0 < len(step.segments) == len(self._running)
+            or (len(self._waiting) > 0 and not self._seats_stay_taken(step))
         ):
             return 1
         num_steps = extend(step, self._blocks, num_steps)
         self._speculation.rest(num_steps - 1)
         return num_steps
+
+    def _seats_stay_taken(self, step: Step) -> bool:
+        """Whether every sequence that may run does, and none ends before its length."""
+        is_full = len(step.sequences) >= self._config.max_num_seqs
+        return is_full and not any(sequence.may_end_early for sequence in step.sequences)
 
 
 def _num_known(sequence: Sequence) -> int:

@@ -46,7 +46,7 @@ class Replay:
     def num_steps(self) -> int:
         if not self._seconds or self._step_s is None:
             return 1
-        return max(1, min(MAX_REPLAY_STEPS, int(self._seconds / max(self._step_s, 1e-9))))
+        return max(1, int(min(MAX_REPLAY_STEPS, self._seconds / max(self._step_s, 1e-9))))
 
 
 def extend(step: Step, blocks: BlockTables, num_steps: int) -> int:

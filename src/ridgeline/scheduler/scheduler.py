@@ -99,6 +99,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def is_full(self) -> bool:
+        """Whether as many sequences run as may."""
+        return len(self._running) >= self.config.max_num_seqs
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

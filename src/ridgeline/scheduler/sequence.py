@@ -28,9 +28,10 @@ class Sequence:
     which ``reference`` stands for, if the next plan may build on it.
 
     ``grammar`` is held as long as the sequence is, so that it is compiled once whatever happens.
-    It ends when it has ``max_length`` tokens, prompt included. ``is_plain``: nothing but samples is
-    wanted of it, without masks. ``order`` numbers requests as they arrive; ``postponed``: its
-    deadline cannot be met any more. ``may_load``: the tiers were not asked since it waits.
+    It ends when it has ``max_length`` tokens, prompt included; ``may_end_early`` where a token or a
+    text can end it before. ``is_plain``: nothing but samples is wanted of it, without masks.
+    ``order`` numbers requests as they arrive; ``postponed``: its deadline cannot be met any more.
+    ``may_load``: the tiers were not asked since it waits.
 
     ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
     prompt's. ``num_sent`` counts the table entries that the executor has been told of,
@@ -50,6 +51,7 @@ class Sequence:
     grammar: Grammar | None = None
     num_prompt_tokens: int = field(init=False)
     is_plain: bool = field(init=False)
+    may_end_early: bool = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
     num_computed: int = 0
     num_sent: list[int] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Sequence:
                 self.max_length, self.num_prompt_tokens + request.params.max_tokens
             )
         self.stop_token_ids = frozenset((*request.eos_token_ids, *request.params.stop_token_ids))
+        self.may_end_early = bool(self.stop_token_ids or request.params.stop or self.grammar)
         self.is_plain = (
             request.generates
             and request.params.prompt_logprobs is None

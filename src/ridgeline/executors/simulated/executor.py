@@ -74,16 +74,17 @@ class SimulatedExecutor:
         acceptance: float = 0.6,
     ) -> None:
         self._models = dict(models)
+        self._vocab_size = models[ModelRole.TARGET].spec.vocab_size
         self._price = price
         self._clock = clock
         self._block_tokens = block_tokens
         self._host_step_s, self._host_segment_s = host_step_s, host_segment_s
         self._acceptance = acceptance
-        self._free_s = 0.0  # when the step in flight will be done
+        self.free_s = 0.0  # when the steps in flight will be done
         self._admissions: dict[int, Admission] = {}
         self._previous_outputs: list[int] = []
         self._outputs: list[int] = []
-        self.num_steps = 0
+        self.num_steps = 0  # those that were replayed, too
 
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
         return self._models[role].spec
@@ -118,7 +119,7 @@ class SimulatedExecutor:
         self._admissions.clear()
 
     def submit(self, plan: StepPlan) -> _Handle:
-        self.num_steps += 1
+        self.num_steps += max((a_pass.num_steps for a_pass in plan.passes), default=1)
         for slot in plan.releases:
             del self._admissions[slot]
         for admission in plan.admissions:
@@ -128,10 +129,10 @@ class SimulatedExecutor:
         num_segments = sum(len(a_pass.segments) for a_pass in plan.passes)
         self._clock.advance(self._host_step_s + num_segments * self._host_segment_s)
         seconds = self._price.seconds(plan)
-        self._free_s = max(self._free_s, self._clock()) + seconds
+        self.free_s = max(self.free_s, self._clock()) + seconds
         timings = StepTimings(forward_s=seconds, total_s=seconds)
         result = StepResult(step_id=plan.step_id, passes=passes, timings=timings)
-        return _Handle(result, self._clock, self._free_s)
+        return _Handle(result, self._clock, self.free_s)
 
     def _run(self, a_pass: Pass) -> tuple[SegmentResult, ...]:
         results = tuple(self._outcome(segment, a_pass.num_steps) for segment in a_pass.segments)
@@ -171,9 +172,9 @@ class SimulatedExecutor:
 
     def _is_void(self, segment: Segment) -> bool:
         tokens = segment.token_ids
-        if not is_reference(min(tokens)):
+        if len(tokens) > 1 and not is_reference(min(tokens)):
             return False
-        return any(is_reference(t) and self._resolved(t) == _NOT_YIELDED for t in tokens)
+        return any(self._resolved(token) == _NOT_YIELDED for token in tokens)
 
     def _resolved(self, token: int) -> int:
         if not is_reference(token):
@@ -183,11 +184,9 @@ class SimulatedExecutor:
 
     def token(self, admission: Admission, position: int) -> int:
         """Any token but those that end the output."""
-        vocab_size = self._models[ModelRole.TARGET].spec.vocab_size
-        token = int(self._noise(admission, position, 0) * vocab_size)
-        ends = {*admission.eos_token_ids, *admission.params.stop_token_ids}
-        while token in ends:
-            token = (token + 1) % vocab_size
+        token = int(self._noise(admission, position, 0) * self._vocab_size)
+        while token in admission.eos_token_ids or token in admission.params.stop_token_ids:
+            token = (token + 1) % self._vocab_size
         return token
 
     def _noise(self, admission: Admission, position: int, purpose: int) -> float:
