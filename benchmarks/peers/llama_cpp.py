@@ -1,6 +1,10 @@
-"""llama.cpp, measured by its own ``llama-bench`` and ``llama-batched-bench``."""
+"""llama.cpp, measured by its own ``llama-bench`` and ``llama-batched-bench``.
+
+These give the mean of a run. Decode cells are the median of three runs of 16 steps, after a warm-up.
+"""
 
 import json
+import statistics
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +14,7 @@ from benchmarks.peers.grid import Cell, Setting
 from benchmarks.peers.models import gguf_file
 from benchmarks.peers.paths import LLAMA_CPP_TOOLS
 
-_DECODE_STEPS = 16
+_DECODE_STEPS, _RUNS = 16, 3
 _START_TOKENS = 16  # llama-batched-bench wants some
 
 
@@ -33,9 +37,8 @@ def measure(shape: str, setting: Setting, cells: Sequence[Cell], cores: int) -> 
             rates[cell.name] = run["avg_ts"]
         elif cell.kind == "long":
             steps, depth = ["-p", "0", "-n", str(_DECODE_STEPS)], ["-d", str(cell.tokens)]
-            flags = [*steps, *depth, "-r", "1", "--no-warmup"]
-            (run,) = _lines("llama-bench", [*common, *flags])
-            rates[cell.name] = run["avg_ts"]
+            (run,) = _lines("llama-bench", [*common, *steps, *depth, "-r", str(_RUNS)])
+            rates[cell.name] = statistics.median(run["samples_ts"])
     return rates
 
 
@@ -43,10 +46,12 @@ def _decode(common: Sequence[str], cells: Sequence[Cell]) -> dict[str, float]:
     batches = [cell.batch for cell in cells]
     context = _START_TOKENS + max(batches) * (_DECODE_STEPS + _START_TOKENS)
     flags = ["-npp", str(_START_TOKENS), "-pps", "-ntg", str(_DECODE_STEPS), "-c", str(context)]
-    parallel = ["-npl", ",".join(map(str, batches))]
+    parallel = ["-npl", ",".join(str(batch) for batch in batches for _ in range(_RUNS))]
     runs = _lines("llama-batched-bench", [*common, *flags, *parallel, "--output-format", "jsonl"])
-    by_batch = {run["pl"]: run["speed_tg"] for run in runs}
-    return {cell.name: by_batch[cell.batch] for cell in cells}
+    return {
+        cell.name: statistics.median(run["speed_tg"] for run in runs if run["pl"] == cell.batch)
+        for cell in cells
+    }
 
 
 def _lines(tool: str, flags: Sequence[str]) -> list[dict[str, Any]]:
