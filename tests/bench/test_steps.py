@@ -48,7 +48,7 @@ def test_a_prompt_is_computed_whole_each_time_it_is_run():
         assert not steps[0].result.passes[0][0].token_ids
 
 
-def test_workloads_share_no_block_and_stop_at_their_last_position():
+def test_workloads_share_no_block_and_keep_to_their_positions_however_often_they_are_visited():
     cases = make_cases([6], [1, 3], [0, 5])
     model = tiny_model()
     executor = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=4)
@@ -63,11 +63,12 @@ def test_workloads_share_no_block_and_stop_at_their_last_position():
     (sample,) = prefill.visit(0.0)
     assert sum(step.plan.num_tokens for step in sample) == 6
     for decode in decodes:
-        samples = decode.visit(0.0) + decode.visit(1e9)
+        first = max(decode.case.context, 1)
         # One step of each visit warms up; a visit without time still takes four.
-        assert len(samples) == 10 - 2
-        last = samples[-1][0].plan.passes[0].segments[0]
-        assert last.stop == max(decode.case.context, 1) + 10
+        for seconds, count in ((0.0, 4), (1e9, 9), (1e9, 9)):
+            samples = decode.visit(seconds)
+            segments = [sample[0].plan.passes[0].segments[0] for sample in samples]
+            assert [s.start for s in segments] == list(range(first + 1, first + 1 + count))
 
 
 def test_cases_are_the_prompts_then_each_batch_at_each_context():

@@ -235,16 +235,22 @@ def test_the_set_of_commands_is_what_the_docs_say():
     }  # fmt: skip
 
 
-def test_collect_env(capsys):
+def test_collect_env(capsys, monkeypatch):
     code, out, _ = run(capsys, "collect-env", "--json")
     facts = json.loads(out)
     assert code == 0
     assert facts["packages"]["torch"].startswith("2.")
     assert "reference" in facts["executors"]
     assert facts["cpu_level"] == chosen_level()
+    assert facts["cpu_level"] in facts["cpu_levels"]
+    assert facts["cpu_ops_by_reference"] == []
     assert "llama" in facts["model_types"]
     code, out, _ = run(capsys, "collect-env")
     assert "llama" in out
+    monkeypatch.setenv("RIDGELINE_CPU_LEVEL", "none")
+    code, out, _ = run(capsys, "collect-env", "--json")
+    assert code == 0
+    assert "'none' cannot run here" in json.loads(out)["cpu_level"]
 
 
 def test_token_ids_as_prompt(model_folder, capsys):

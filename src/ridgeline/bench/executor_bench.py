@@ -23,7 +23,7 @@ from ridgeline.roofline.calibration import calibration_path, load, measured_else
 from ridgeline.roofline.features import roof_seconds
 from ridgeline.roofline.predict import StepPredictor
 
-_DECODE_STEPS = 512  # of one case, over all rounds
+_DECODE_STEPS = 512  # of one case, in a round
 
 Progress = Callable[[int, int, str], None]
 

@@ -43,7 +43,7 @@ class PrefillWorkload:
 
 
 class DecodeWorkload:
-    """Sequences that go on from step to step, ``max_steps`` in all; one sample a step.
+    """Sequences that go on from step to step, at most ``max_steps`` a visit; one sample a step.
 
     All of them start from one random context, copied into blocks of each one's own.
     """
@@ -53,19 +53,20 @@ class DecodeWorkload:
     ) -> None:
         self.case = case
         self._runner, self._place = runner, place
-        self._position = max(case.context, 1)
-        self._end = self._position + max_steps
+        self._start = self._position = max(case.context, 1)
+        self._end = self._start + max_steps
         self._next: Sequence[int] = runner.tokens(case.batch)
 
     def prepare(self) -> None:
-        context = self._runner.tokens(self._position)
+        context = self._runner.tokens(self._start)
         first = self._place.slots[0]
         for _ in self._runner.prefill(self._place, first, context, sample=False):
             pass
         self._runner.fork(self._place, context)
 
     def visit(self, seconds: float) -> list[Sample]:
-        """The first step of a visit warms the caches up and is left out."""
+        """Every visit begins behind the context; its first step warms caches up and is left out."""
+        self._position = self._start
         self._step()
         samples: list[Sample] = []
         end = time.perf_counter() + seconds

@@ -4,7 +4,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import CorruptFileError
-from ridgeline.core.host import cpu_name
+from ridgeline.core.host import cpu_name, usable_cores
 
 PACKAGES = (
     "ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub",
@@ -55,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 def collect() -> dict[str, Any]:
     """Facts by name; sizes in bytes."""
     from ridgeline.executors import executor_names  # torch takes a second: not for --help
-    from ridgeline.kernels.cpu.library import chosen_level, native_kernels_run
+    from ridgeline.executors.cpu.cuts import ops_without_kernel
+    from ridgeline.kernels.cpu.library import available_levels, native_kernels_run
     from ridgeline.kernels.gpu import missing_for_gpu
     from ridgeline.models import model_types
 
@@ -65,11 +65,11 @@ def collect() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": cpu_name(),
-        "cores": len(psutil.Process().cpu_affinity())
-        if sys.platform == "linux"
-        else os.cpu_count(),
+        "cores": usable_cores(),
         "isa": _isa_flags(),
-        "cpu_level": chosen_level() if native_kernels_run() else None,
+        "cpu_level": _cpu_level(),
+        "cpu_levels": list(available_levels()) if native_kernels_run() else [],
+        "cpu_ops_by_reference": list(ops_without_kernel()),
         "memory_bytes": memory.total,
         "available_bytes": memory.available,
         "gpus": _gpus(),
@@ -78,6 +78,16 @@ def collect() -> dict[str, Any]:
         "step_price": _step_price(),
         "model_types": list(model_types()),
     }
+
+
+def _cpu_level() -> str | None:
+    """The instruction-set level of the CPU kernels, or why there is none."""
+    from ridgeline.kernels.cpu.library import NativeLibraryError, chosen_level, native_kernels_run
+
+    try:
+        return chosen_level() if native_kernels_run() else None
+    except NativeLibraryError as error:
+        return str(error)
 
 
 def _step_price() -> str:

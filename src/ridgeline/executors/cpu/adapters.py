@@ -32,6 +32,8 @@ class NativeAdapters:
     def _native(self, pool: Pool, adapter: LoRA, products: Mapping[str, int]) -> Adapter:
         parts = []
         for name, weights in adapter.items():
+            if name not in products:
+                continue  # of an op that has no kernel
             down, up = (
                 pack(pool, weight.float(), _FLOAT32) for weight in (weights.down, weights.up)
             )

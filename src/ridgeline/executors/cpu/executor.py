@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch, num_kept_rows
+from ridgeline.executors.cpu.cuts import CutOps, cut_ops
 from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
@@ -45,6 +47,7 @@ class _Model:
     ops: tuple[Op, ...]
     weights: PackedWeights
     program: Program
+    cuts: CutOps
     adapters: NativeAdapters
 
     def adapters_of(self, batch: CPUBatch) -> Any:
@@ -84,17 +87,19 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._pool = shared_pool(level)
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():
-            if packed_cache is None:
-                weights = pack_weights(self._pool, model)
+            cuts = cut_ops(model.ops)
+            if packed_cache is None or cuts:
+                weights = pack_weights(self._pool, model, cuts=cuts)
             else:
                 weights = packed_cache.pack(self._pool, model)
-            program = Program(self._pool, model.spec, model.ops, weights)
+            program = Program(self._pool, model.spec, model.ops, weights, cuts)
             adapters = NativeAdapters(self._pool, model.adapters, program.slots)
             self._models[role] = _Model(
                 spec=model.spec,
                 ops=model.ops,
                 weights=weights,
                 program=program,
+                cuts=CutOps(program, weights.kept, model.adapters),
                 adapters=adapters,
             )
             dtype = str(model.dtype).removeprefix("torch.")
@@ -194,17 +199,23 @@ class CPUExecutor(PoolExecutor[KVCache]):
             and all(states[segment.slot].is_plain for segment in segments)
             and not any(states[segment.slot].verifies_by_rejection for segment in segments)
             and not any(depends_on_length(spec) for spec in model.program.ropes)
+            and not model.program.cuts
         )
 
     def _note_experts(self, role: ModelRole, model: _Model) -> None:
         if role is ModelRole.TARGET:
-            self.experts_read = (self.experts_read or 0) + model.program.take_experts_read()
+            read = model.program.take_experts_read() + model.cuts.take_experts_read()
+            self.experts_read = (self.experts_read or 0) + read
 
     def _run_program(self, model: _Model, batch: CPUBatch) -> None:
         struct = batch.struct()
         tables, addresses = _length_dependent_tables(model.program, batch)
         model.program.run(
-            struct, self.pools[batch.role].structs, addresses, model.adapters_of(batch)
+            struct,
+            self.pools[batch.role].structs,
+            addresses,
+            model.adapters_of(batch),
+            partial(model.cuts.run, batch=batch),
         )
         del tables
 

@@ -1,7 +1,7 @@
 """From a model's ops to a program of native ones."""
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,25 +53,34 @@ class Program:
     """The native ops of a model, without its LM head, which `head` runs on chosen rows.
 
     ``ropes`` are the rotary tables in their order; those whose frequencies depend on a sequence's
-    length come from the caller, step by step.
+    length come from the caller, step by step. ``cuts`` are ops that the caller runs: each with the
+    number of native ops before it.
     """
 
     def __init__(
-        self, pool: Pool, spec: ModelSpec, model_ops: Sequence[ops.Op], weights: PackedWeights
+        self,
+        pool: Pool,
+        spec: ModelSpec,
+        model_ops: Sequence[ops.Op],
+        weights: PackedWeights,
+        cuts: Collection[ops.Op] = (),
     ) -> None:
         self._pool, self._library, self._weights = pool, pool.library, weights
-        self._hidden_size, self._groups = spec.hidden_size, kv_groups(spec)
+        self.hidden_size, self._groups = spec.hidden_size, kv_groups(spec)
         self._kept: list[Any] = []  # what the program points to
         self.ropes: list[RopeSpec] = []
         self.slots: dict[str, int] = {}  # products that adapters may change, by weight
-        widths = _widths(spec, model_ops)
-        self._handle = self._library.rl_program_new((ctypes.c_int32 * len(Buffer))(*widths))
+        self._widths = _widths(spec, model_ops)
+        self._handle = self._library.rl_program_new((ctypes.c_int32 * len(Buffer))(*self._widths))
         if not self._handle:
             raise OutOfMemoryError("No memory for the program of a model.")
-        self.hidden_width = widths[Buffer.H]
-        self.num_ops = 0
+        self._num_ops = 0
+        self.cuts: list[tuple[int, ops.Op]] = []
         for op in model_ops:
-            self._add(op)
+            if op in cuts:
+                self.cuts.append((self._num_ops, op))
+            else:
+                self._add(op)
         self._reserved = 0
 
     def reserve(self, num_tokens: int) -> None:
@@ -85,14 +94,26 @@ class Program:
                 raise OutOfMemoryError(f"No memory for a step of {num_tokens} tokens.")
             self._reserved = num_tokens
 
-    def run(self, batch: Batch, groups: Any, cos_sin: Any, adapters: Any) -> None:
+    def run(
+        self,
+        batch: Batch,
+        groups: Any,
+        cos_sin: Any,
+        adapters: Any,
+        run_cut: Callable[[ops.Op], None],
+    ) -> None:
         """All ops over a batch that `reserve` has made room for."""
-        failed = self._library.rl_run(
-            self._handle, self._pool.handle, 0, self.num_ops, ctypes.byref(batch), groups, cos_sin,
-            adapters,
-        )  # fmt: skip
-        if failed:
-            raise EngineError("A step ran out of memory.")
+        first = 0
+        for last, op in (*self.cuts, (self._num_ops, None)):
+            failed = self._library.rl_run(
+                self._handle, self._pool.handle, first, last, ctypes.byref(batch), groups, cos_sin,
+                adapters,
+            )  # fmt: skip
+            if failed:
+                raise EngineError("A step ran out of memory.")
+            if op is not None:
+                run_cut(op)
+            first = last
 
     def head(self, rows: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> None:
         """Logits ``[N, V]`` of some rows of the batch."""
@@ -127,8 +148,13 @@ class Program:
 
     def hidden_row(self, row: int, width: int) -> npt.NDArray[np.float32]:
         """The final hidden state of one row of the batch, copied."""
-        address = self._library.rl_buffer(self._handle, Buffer.H) + 4 * row * self.hidden_width
-        return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), (width,)).copy()
+        return self.rows(Buffer.H, row + 1)[row, :width].copy()
+
+    def rows(self, buffer: Buffer, num_tokens: int) -> npt.NDArray[np.float32]:
+        """The first rows of a buffer itself, ``[num_tokens, its width]``."""
+        address = self._library.rl_buffer(self._handle, buffer)
+        shape = (num_tokens, self._widths[buffer])
+        return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
 
     def close(self) -> None:
         self._library.rl_program_free(self._handle)
@@ -144,7 +170,7 @@ class Program:
             case ops.Norm():
                 library.rl_add_norm(
                     handle, _BUFFERS[op.src], _BUFFERS[op.dst], self._keep(_norm_struct(op.spec)),
-                    self._vector(op.weight), self._vector(op.bias), self._hidden_size,
+                    self._vector(op.weight), self._vector(op.bias), self.hidden_size,
                 )  # fmt: skip
             case ops.QKVProject():
                 library.rl_add_qkv(
@@ -209,7 +235,9 @@ class Program:
                     handle, self._linear(op.weight, op.bias), op.scale, op.softcap or 0.0
                 )
                 return
-        self.num_ops += 1
+            case _:
+                raise AssertionError(f"no kernel for {op}, which is not cut")
+        self._num_ops += 1
 
     def _add_latent_attend(self, op: ops.LatentAttend) -> None:
         attention = Attention(

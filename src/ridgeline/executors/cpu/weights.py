@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -26,10 +26,12 @@ _CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeights:
-    """By canonical name. A stack of experts, or of heads, is a tuple of matrices."""
+    """By canonical name. A stack of experts, or of heads, is a tuple of matrices; ``kept`` are
+    those of ops that have no kernel, float32."""
 
     matrices: dict[str, tuple[PackedMatrix, ...]] = field(default_factory=dict)
     vectors: dict[str, Vector] = field(default_factory=dict)
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -62,8 +64,10 @@ class PackedWeights:
         return 8 * sum(m.num_bytes for m in used) / sum(prod(m.shape) for m in used)
 
 
-def pack_weights(pool: Pool, model: ExecutorModel) -> PackedWeights:
-    """Pack every weight of a model, one after the other.
+def pack_weights(
+    pool: Pool, model: ExecutorModel, *, cuts: Collection[ops.Op] = ()
+) -> PackedWeights:
+    """Pack every weight of a model, one after the other; keep those of ``cuts`` as they are, too.
 
     Weights that are quantized already keep their codes and scales where the kernels have a layout
     for them; the others are expanded to the model's type, which the log says once. Of plain ones,
@@ -78,8 +82,11 @@ def pack_weights(pool: Pool, model: ExecutorModel) -> PackedWeights:
     if model.dtype == torch.float64:
         raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
     packed, roles, without = PackedWeights(), _roles(model.ops), Counter[str]()
+    kept = {weight.name for op in cuts for weight in ops.op_weights(op)}
     for name, weight in model.weights.items():
         model.check_not_quantized_twice(weight)
+        if name in kept:
+            packed.kept[name] = expanded(weight, model.dtype).float()
         role = roles.get(name)
         if role is None:
             packed.vectors[name] = _vector(expanded(weight, model.dtype))

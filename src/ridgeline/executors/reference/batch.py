@@ -11,6 +11,7 @@ import torch
 from ridgeline.core.plan import ModelRole, Segment
 from ridgeline.decoding import ancestors, depths
 from ridgeline.executors.outputs import SegmentContext
+from ridgeline.executors.reference.token_ops import Tokens
 from ridgeline.executors.state import SequenceState
 
 
@@ -40,6 +41,13 @@ class Batch:
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
     rope_lengths_T: torch.Tensor
+
+    def tokens(self) -> Tokens:
+        """What ops on single tokens need."""
+        adapters = [
+            (item.state.admission.adapter, first, last) for item, first, last in self.ranges()
+        ]
+        return Tokens(self.token_ids_T, self.positions_T, self.rope_lengths_T, adapters)
 
     def ranges(self) -> list[tuple[SegmentInput, int, int]]:
         """Each segment with its half-open range of rows."""

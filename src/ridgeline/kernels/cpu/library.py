@@ -34,8 +34,13 @@ def native_kernels_run() -> bool:
 
 
 def chosen_level() -> str:
-    """The level that is used here: the best, unless the variable forces another."""
-    return os.environ.get(LEVEL_VARIABLE) or available_levels()[-1]
+    """The level that is used here: the best, unless the variable forces another.
+
+    Raises:
+        NativeLibraryError: the machine does not run the forced one.
+    """
+    forced = os.environ.get(LEVEL_VARIABLE)
+    return _runnable(forced) if forced else available_levels()[-1]
 
 
 @cache
@@ -45,12 +50,7 @@ def load_library(level: str | None = None) -> ctypes.CDLL:
     Raises:
         NativeLibraryError: they are not built, or the machine does not run that level.
     """
-    level = level or chosen_level()
-    if level not in available_levels():
-        raise NativeLibraryError(
-            f"The CPU kernels for {level!r} cannot run here; this machine and build have "
-            f"{', '.join(available_levels())}."
-        )
+    level = _runnable(level) if level else chosen_level()
     library = ctypes.CDLL(str(_path(level)))
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
@@ -60,6 +60,15 @@ def load_library(level: str | None = None) -> ctypes.CDLL:
     if library.rl_abi_version() != ABI_VERSION:
         raise NativeLibraryError("The CPU kernels are of another version; install Ridgeline again.")
     return library
+
+
+def _runnable(level: str) -> str:
+    if level not in available_levels():
+        raise NativeLibraryError(
+            f"The CPU kernels for {level!r} cannot run here; this machine and build have "
+            f"{', '.join(available_levels())}."
+        )
+    return level
 
 
 def _unless_out_of_memory(result: int, function: Any, _arguments: Any) -> int:

@@ -1,0 +1,133 @@
+"""The ops that look at each token alone: all but those on the KV cache, and the head."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ridgeline.core import ops
+from ridgeline.core.spec import RopeSpec
+from ridgeline.executors.reference import latent
+from ridgeline.executors.reference.experts import run_moe, run_shared
+from ridgeline.kernels import reference as kernels
+from ridgeline.weights import Adapter
+
+
+class Tokens(NamedTuple):
+    """The T tokens of a pass. ``rope_lengths_T`` are the lengths that rotary frequencies may depend
+    on; ``adapters`` has the adapter slot, the first row and that behind the last of each segment.
+    """
+
+    ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    rope_lengths_T: torch.Tensor
+    adapters: Sequence[tuple[int, int, int]]
+
+
+class TokenOps:
+    """Named buffers, and the ops on them. ``adapters[i]`` is that of slot i + 1."""
+
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], adapters: Sequence[Adapter], tokens: Tokens
+    ) -> None:
+        self._weights = weights
+        self._adapters = adapters
+        self._tokens = tokens
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.experts_read = 0  # summed over layers
+        self._tables: dict[RopeSpec, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def step(self, op: ops.Op) -> None:
+        """Run one op.
+
+        Raises:
+            NotImplementedError: it looks at more than single tokens, or there is no such op.
+        """
+        buffers, tokens = self.buffers, self._tokens
+        match op:
+            case ops.Embed():
+                rows = functional.embedding(tokens.ids_T, self._weight(op.weight))
+                buffers["x"] = rows * torch.tensor(op.scale, dtype=rows.dtype)
+                if op.positions is not None:
+                    table = self._weight(op.positions)
+                    buffers["x"] += functional.embedding(tokens.positions_T, table)
+            case ops.Norm():
+                weight, bias = self._optional(op.weight), self._optional(op.bias)
+                buffers[op.dst] = kernels.normalise(buffers[op.src], weight, op.spec, bias=bias)
+            case ops.QKVProject():
+                self._project_qkv(op)
+            case ops.HeadNorm():
+                for name, ref in (("q", op.query), ("k", op.key)):
+                    buffers[name] = kernels.normalise_heads(
+                        buffers[name], self._weight(ref), op.spec, op.scope
+                    )
+            case ops.Rope():
+                tables = self._rope_tables(op.spec)
+                for name, start in (("q", op.query_start), ("k", op.key_start)):
+                    buffers[name] = kernels.rotate(
+                        buffers[name], tables, start=start, interleaved=op.spec.interleaved
+                    )
+            case ops.LatentProject():
+                buffers["q"], buffers["k"] = latent.project(op, buffers[op.src], self._weight)
+            case ops.MoE():
+                buffers["h"], experts_read = run_moe(op, buffers[op.src], self._weight)
+                self.experts_read += experts_read
+            case ops.SharedExpert():
+                buffers["shared"] = run_shared(op, buffers[op.src], self._weight)
+            case ops.AddShared():
+                buffers["h"] = buffers["h"] + buffers["shared"]
+            case ops.OutProject():
+                buffers["h"] = self._linear(buffers["h"], op.weight, op.bias)
+            case ops.MLP():
+                buffers["h"] = self._mlp(op, buffers[op.src])
+            case ops.AddResidual():
+                buffers["x"] = buffers["x"] + buffers["h"] * op.scale
+            case _:
+                raise NotImplementedError(f"{type(op).__name__} is not an op on single tokens.")
+
+    def _weight(self, weight: ops.Weight) -> torch.Tensor:
+        return self._weights[weight.name]
+
+    def _optional(self, weight: ops.Weight | None) -> torch.Tensor | None:
+        return None if weight is None else self._weights[weight.name]
+
+    def _linear(
+        self, x_TI: torch.Tensor, weight: ops.Weight, bias: ops.Weight | None
+    ) -> torch.Tensor:
+        """x times a matrix, plus a bias, plus each sequence's adapter."""
+        out_TO = functional.linear(x_TI, self._weight(weight), self._optional(bias))
+        for slot, first, last in self._tokens.adapters:
+            lora = self._adapters[slot - 1].get(weight.name) if slot else None
+            if lora is not None:
+                low_rank = functional.linear(x_TI[first:last], lora.down)
+                out_TO[first:last] += functional.linear(low_rank, lora.up)
+        return out_TO
+
+    def _rope_tables(self, spec: RopeSpec) -> tuple[torch.Tensor, torch.Tensor]:
+        if spec not in self._tables:
+            tokens = self._tokens
+            self._tables[spec] = kernels.rope_tables(
+                spec, tokens.positions_T, tokens.rope_lengths_T
+            )
+        return self._tables[spec]
+
+    def _project_qkv(self, op: ops.QKVProject) -> None:
+        for name, weight, bias, heads in (
+            ("q", op.query, op.query_bias, op.num_heads),
+            ("k", op.key, op.key_bias, op.num_kv_heads),
+            ("v", op.value, op.value_bias, op.num_kv_heads),
+        ):
+            rows = self._linear(self.buffers[op.src], weight, bias)
+            if op.clip is not None:
+                rows = rows.clamp(-op.clip, op.clip)
+            self.buffers[name] = rows.view(len(rows), heads, op.head_dim)
+
+    def _mlp(self, op: ops.MLP, x_TD: torch.Tensor) -> torch.Tensor:
+        up = self._linear(x_TD, op.up, op.up_bias)
+        if op.gate is None:
+            inner = kernels.activate(up, op.activation)
+        else:
+            gate = self._linear(x_TD, op.gate, op.gate_bias)
+            inner = kernels.activate(gate, op.activation) * up
+        return self._linear(inner, op.down, op.down_bias)
