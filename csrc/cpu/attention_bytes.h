@@ -153,7 +153,7 @@ inline void score_bytes_tile(const Operands& keys, int vector, const QueryRows& 
     RL_UNROLL
     for (int v = 0; v < V; ++v) {
       quads[v] = load_key_quads(now[v] + quad * kSubTokens * 4);
-      __builtin_prefetch(later[v] + quad * kSubTokens * 4);
+      fetch_ahead(later[v] + quad * kSubTokens * 4);
     }
     RL_UNROLL
     for (int r = 0; r < R; ++r)
@@ -199,7 +199,7 @@ inline void mix_bytes_tile(const ChunkValues& values, const WeightRows& rows, in
       RL_UNROLL
       for (int v = 0; v < V; ++v)
         pairs[v] = load_value_pairs(now + pair * 2 * values.stride + 2 * v * W);
-      __builtin_prefetch(later + pair * 2 * values.stride);
+      fetch_ahead(later + pair * 2 * values.stride);
       const int16_t* words = rows.words + s * kSubTokens + 2 * pair;
       RL_UNROLL
       for (int r = 0; r < R; ++r)

@@ -58,7 +58,7 @@ inline void score_tile(const Operands& keys, int first, const float* q, int widt
       RL_UNROLL
       for (int u = 0; u < U; ++u)
         for (int i = 0; i < kBytes; i += 64)
-          __builtin_prefetch(keys.later[first + u] + k / 4 * kBytes + i);
+          fetch_ahead(keys.later[first + u] + k / 4 * kBytes + i);
     }
   }
   for (; k < width; ++k) add(k);
@@ -108,7 +108,7 @@ inline void mix_tile(const ChunkValues& values, const float* weights, const floa
             load_elements<F>(values.sub_blocks.now[s], t * values.stride + column + u * 16 + v * W);
       if constexpr (F != RL_F32) {
         constexpr int kBytes = F == RL_INT8 ? 1 : 2;
-        __builtin_prefetch(values.sub_blocks.later[s] + (t * values.stride + column) * kBytes);
+        fetch_ahead(values.sub_blocks.later[s] + (t * values.stride + column) * kBytes);
       }
       RL_UNROLL
       for (int r = 0; r < R; ++r) {

@@ -112,7 +112,7 @@ void read_int4_gemv(const uint8_t* data, size_t bytes) {
     const uint8_t* block = data + offset;
 #pragma GCC unroll 4
     for (size_t line = 0; line < kBlock; line += kLine) {
-      __builtin_prefetch(block + kAhead + line);
+      __builtin_prefetch(block + kAhead + line, 0, 2);
     }
 #pragma GCC unroll 8
     for (size_t i = 0; i < kBlock / kVectorBytes; ++i) {

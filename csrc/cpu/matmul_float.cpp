@@ -53,7 +53,7 @@ void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Panels& pane
       }
       RL_UNROLL
       for (int n = 0; n < N; ++n)
-        __builtin_prefetch(tiles + n * tile_bytes + k * kTileRows * (F == RL_F32 ? 4 : 2) + 2048);
+        fetch_ahead(tiles + n * tile_bytes + k * kTileRows * (F == RL_F32 ? 4 : 2) + 2048);
     }
     for (int n = 0; n < N; ++n)
       for (int r = 0; r < R; ++r)
@@ -76,7 +76,7 @@ void multiply_pairs(const uint8_t* tiles, int64_t tile_bytes, const Panels& pane
     for (int n = 0; n < N; ++n) {
       const uint8_t* line = tiles + n * tile_bytes + k * 64;
       w[n] = _mm512_loadu_si512(line);
-      __builtin_prefetch(line + 2048);
+      fetch_ahead(line + 2048);
     }
     RL_UNROLL
     for (int m = 0; m < M; ++m) {

@@ -102,7 +102,7 @@ class Prefetch {
     RL_UNROLL
     for (int n = 0; n < N; ++n)
       RL_UNROLL
-      for (int i = 0; i <= kBlockBytes; i += 64) __builtin_prefetch(at_ + n * tile_bytes_ + i);
+      for (int i = 0; i <= kBlockBytes; i += 64) fetch_ahead(at_ + n * tile_bytes_ + i);
     at_ += bytes_per_block_;
     ahead_ += bytes_per_block_;
     if (N > 1 && ahead_ >= tile_bytes_) {
@@ -267,7 +267,7 @@ template <int F>
 void expand_blocks(const uint8_t* block, int64_t count, uint8_t* codes) {
   constexpr int kBytes = block_lines(F) * 64, kAhead = 2048;
   for (int64_t b = 0; b < count; ++b, block += kBytes, codes += kExpandedBlock) {
-    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(block + kAhead + i);
+    for (int i = 0; i < kBytes; i += 64) fetch_ahead(block + kAhead + i);
     for (int row = 0; row < kTileRows; row += W) {
       RL_UNROLL
       for (int t = 0; t < 4; ++t) {
