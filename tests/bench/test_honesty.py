@@ -225,6 +225,26 @@ def test_a_machine_that_slows_down_is_told_from_a_wrong_prediction():
     assert "took 1.50 (decode) and 1.50 (prefill) of the seconds of before" in text
 
 
+def test_a_machine_that_slows_down_later_is_told_from_a_wrong_simulation_and_from_a_lie():
+    run = made_up_run()
+    calibration = report.calibration_of(run, report.calibration_samples(run))
+    again = slowed(run.calibration[-1], 1.5)
+    (traffic,) = run.traffic
+    predicted_s = report.predicted_ttft(traffic, calibration)
+    traffic = msgspec.structs.replace(traffic, visits_s=((1.5 * predicted_s,),), again=again)
+    seconds = 1.5 * lies.predicted_s(times("wide", "int8", STEPS[1], 1.0), calibration)
+    told = {lies.HONEST: (times("wide", "int8", STEPS[1], seconds),)}
+    beside = {lies.AGAIN: again.times}
+    (entry,) = report.report(msgspec.structs.replace(run, traffic=(traffic,)))["ttft"]
+    assert entry["error"] == pytest.approx(1 / 3, rel=0.01)
+    assert entry["corrected_error"] == pytest.approx(0.0, abs=0.01)
+    alone = report.report(msgspec.structs.replace(run, lies=told))["lies"]
+    assert alone[lies.HONEST]["flagged"]
+    found = report.report(msgspec.structs.replace(run, lies=told | beside))["lies"]
+    assert not found[lies.HONEST]["flagged"]
+    assert lies.AGAIN not in found
+
+
 def slowed(model, factor):
     """The same steps, which took ``factor`` times as long."""
     longer = [
@@ -271,6 +291,8 @@ def test_the_page_keeps_failures():
                 "measured_s": 2.0,
                 "error": 0.5,
                 "held": False,
+                "corrected_s": None,
+                "corrected_error": None,
             }
         ],
         "a_a": {"count": 20, "false": 5, "held": False},

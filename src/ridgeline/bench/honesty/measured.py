@@ -25,7 +25,8 @@ class ModelTimes(msgspec.Struct, frozen=True, kw_only=True):
 class TrafficTimes(msgspec.Struct, frozen=True, kw_only=True):
     """A trace that the real engine answered several times: seconds to each request's first token.
 
-    The fastest visit counts, as it does for steps, since neighbours only ever add.
+    The fastest visit counts, as it does for steps, since neighbours only ever add. ``again`` are
+    steps of the calibration that were measured between the visits.
     """
 
     load: float
@@ -33,6 +34,7 @@ class TrafficTimes(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     arrivals: tuple[Arrival, ...]
     visits_s: tuple[tuple[float, ...], ...]
+    again: ModelTimes | None = None
 
     @property
     def mean_ttft_s(self) -> float:

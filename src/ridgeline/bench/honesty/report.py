@@ -7,7 +7,7 @@ from typing import Any
 
 from ridgeline.bench.calibration import SMALL, price_of, samples_of
 from ridgeline.bench.honesty import cases
-from ridgeline.bench.honesty.lies import judge_lies
+from ridgeline.bench.honesty.lies import AGAIN, judge_lies
 from ridgeline.bench.honesty.measured import Measurements, TrafficTimes
 from ridgeline.bench.honesty.scoring import (
     Baselines,
@@ -94,10 +94,12 @@ def make_claims(
     return claims
 
 
-def predicted_ttft(times: TrafficTimes, calibration: Calibration) -> float:
+def predicted_ttft(
+    times: TrafficTimes, calibration: Calibration, drift: Mapping[str, float] | None = None
+) -> float:
     """The simulation's mean time to first token on a trace that the real engine has answered."""
     model = priced(calibration.executor, times.shape, times.format)
-    return predicted_ttft_s(model, calibration, times.arrivals)
+    return predicted_ttft_s(model, calibration, times.arrivals, drift)
 
 
 def report(measured: Measurements) -> dict[str, Any]:
@@ -114,7 +116,9 @@ def report(measured: Measurements) -> dict[str, Any]:
             for claim, times in zip(claims, each.times, strict=True)
         ]
         pairs += map(StepTimes.halves, each.times)
-    drift = _drift(measured)
+    before = _seconds_before(measured)
+    drift = _drift(before, [times for each in measured.repeated for times in each.times])
+    beside_lies = _drift(before, measured.lies.get(AGAIN, ())) or drift
     return {
         "created": measured.created,
         "executor": measured.executor,
@@ -138,9 +142,9 @@ def report(measured: Measurements) -> dict[str, Any]:
         "corrected": summarise([_corrected(each, drift) for each in outcomes]) if drift else {},
         "by_model": _by_model(outcomes),
         "speed_ups": speed_ups(outcomes),
-        "ttft": [ttft_entry(each, predicted_ttft(each, calibration)) for each in measured.traffic],
+        "ttft": [_ttft(each, calibration, before) for each in measured.traffic],
         "a_a": false_wins(pairs),
-        "lies": judge_lies(measured.lies, calibration, drift=drift.get("decode", 1.0)),
+        "lies": judge_lies(measured.lies, calibration, drift=beside_lies.get("decode", 1.0)),
         "memory": {
             "claimed": measured.ceilings.memory.bytes_per_s,
             "rounds": list(measured.memory_rates),
@@ -149,20 +153,34 @@ def report(measured: Measurements) -> dict[str, Any]:
     }
 
 
-def _drift(measured: Measurements) -> dict[str, float]:
-    """By phase, the seconds of steps measured again with the tests ÷ those of the calibration."""
-    before = {
+_Key = tuple[str, str, StepShape]
+
+
+def _seconds_before(measured: Measurements) -> dict[_Key, float]:
+    """Those of the calibration's steps."""
+    return {
         (each.shape, each.format, times.step): times.seconds
         for each in measured.calibration
         for times in each.times
     }
+
+
+def _drift(before: Mapping[_Key, float], again: Sequence[StepTimes]) -> dict[str, float]:
+    """By phase, the seconds of steps that were measured again ÷ those of the calibration."""
     ratios: dict[str, list[float]] = {}
-    for each in measured.repeated:
-        for times in each.times:
-            first = before.get((each.shape, each.format, times.step))
-            if first is not None:
-                ratios.setdefault(times.step.phase, []).append(times.seconds / first)
+    for times in again:
+        first = before.get((times.shape, times.format, times.step))
+        if first is not None:
+            ratios.setdefault(times.step.phase, []).append(times.seconds / first)
     return {phase: median(found) for phase, found in ratios.items()}
+
+
+def _ttft(
+    times: TrafficTimes, calibration: Calibration, before: Mapping[_Key, float]
+) -> dict[str, Any]:
+    drift = _drift(before, times.again.times) if times.again else {}
+    corrected_s = predicted_ttft(times, calibration, drift) if drift else None
+    return ttft_entry(times, predicted_ttft(times, calibration), corrected_s)
 
 
 def _corrected(outcome: Outcome, drift: Mapping[str, float]) -> Outcome:

@@ -37,7 +37,7 @@ from ridgeline.bench.honesty.report import (
 )
 from ridgeline.bench.honesty.scoring import Baselines
 from ridgeline.bench.honesty.traffic import make_trace, measured_ttfts_s
-from ridgeline.bench.step_timing import StepShape
+from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.storage import write_json
@@ -45,6 +45,9 @@ from ridgeline.roofline.storage import write_json
 _LOADS = (0.5, 0.8)
 _TRAFFIC_VISITS = 3
 _TRAFFIC_MODEL = ("tall", "bfloat16")
+_STEPS_AGAIN = tuple(
+    each for phase in ("decode", "prefill") for each in [s for s in STEPS if s.phase == phase][:3]
+)
 _ROUNDS = 8
 
 
@@ -149,6 +152,7 @@ class HonestyRun:
     def _traffic(self, calibration: Calibration) -> tuple[TrafficTimes, ...]:
         shape, form = _TRAFFIC_MODEL
         found = []
+        again = _Again(self._executor)
         for load in _LOADS:
             _say(f"traffic at {load:.0%} load")
             trace = make_trace(
@@ -164,14 +168,45 @@ class HonestyRun:
             write_json(self._path, self._written)
             visits = []
             for _ in range(1 if self._quick else _TRAFFIC_VISITS):
+                again.visit()
                 model = self._build(shape, form)
                 visits.append(measured_ttfts_s(model, calibration, asked.arrivals))
                 model.executor.close()
-            found.append(msgspec.structs.replace(asked, visits_s=tuple(visits)))
+            again.visit()
+            asked = msgspec.structs.replace(asked, visits_s=tuple(visits), again=again.take())
+            found.append(asked)
+        again.close()
         return tuple(found)
 
     def _build(self, shape: str, form: str) -> BenchModel:
         return build(shape, cases.ALL_SHAPES[shape], form, executor=self._executor)
+
+
+class _Again:
+    """Steps of the calibration, measured again: what the machine does now."""
+
+    def __init__(self, executor: str) -> None:
+        shape, form = cases.repeated_models(executor)[0]
+        self._model = build(shape, cases.ALL_SHAPES[shape], form, executor=executor)
+        self._timer = StepTimer(self._model.executor, _STEPS_AGAIN)
+        self._visits: dict[StepShape, list[tuple[float, ...]]] = {}
+
+    def visit(self) -> None:
+        for step in _STEPS_AGAIN:
+            self._visits.setdefault(step, []).append(self._timer.visit(step))
+
+    def take(self) -> ModelTimes:
+        """What the visits since the last call measured."""
+        shape, form = self._model.name, self._model.format
+        times = tuple(
+            StepTimes(shape=shape, format=form, step=step, visits_s=tuple(visits))
+            for step, visits in self._visits.items()
+        )
+        self._visits = {}
+        return ModelTimes(shape=shape, format=form, times=times)
+
+    def close(self) -> None:
+        self._model.executor.close()
 
 
 def _say(text: str) -> None:
