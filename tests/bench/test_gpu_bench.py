@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.bench.gpu.__main__ import main
 from ridgeline.bench.gpu.ceilings import datasheet
-from ridgeline.bench.gpu.processes import Job, Part, conduct
+from ridgeline.bench.gpu.processes import Job, Part, _Run, _work, conduct
 from ridgeline.bench.gpu.progress import Message
 from ridgeline.bench.gpu.settings import MINIATURE
 from ridgeline.kernels.gpu import missing_for_gpu
@@ -130,6 +130,54 @@ def test_no_case_begins_when_the_time_is_over():
     )  # fmt: skip
     conduct(job, messages.append)
     assert messages == [Message("left out", "late", "no time left")]
+
+
+class Silent:
+    """A connection over which no more than ``messages`` come."""
+
+    def __init__(self, *messages):
+        self.messages = list(messages)
+
+    def poll(self, timeout_s):
+        return bool(self.messages)
+
+    def recv(self):
+        return self.messages.pop(0)
+
+
+@pytest.mark.parametrize(("left_s", "kind"), [(5, "left out"), (600, "failed")])
+def test_what_the_end_of_the_time_stops_is_left_out_and_what_hangs_failed(left_s, kind):
+    told = []
+    now = time.time()
+    job = Job(
+        parts=(Part("long", breaks), Part("next", breaks)), settings=MINIATURE, on_host=True,
+        ends_at=now, stops_at=now + left_s, patience_s=60,
+    )  # fmt: skip
+    run = _Run(job, told.append)
+    problem = run._receive(Silent(Message("began", "slow")))
+    outcome = run._outcome(problem)
+    assert outcome[:2] == (kind, "slow")
+    assert run.is_late == (kind == "left out")
+    if run.is_late:
+        assert outcome.value == "stopped as the time was over, with what was behind it in long"
+    else:
+        assert outcome.value == "it was stopped after 60 s"
+
+
+def test_no_part_begins_in_a_process_whose_time_is_over():
+    class Told(list):
+        send = list.append
+
+    told = Told()
+    job = Job(
+        parts=(Part("absent", cannot_begin), Part("broken", breaks)), settings=MINIATURE,
+        on_host=True, ends_at=time.time(), stops_at=time.time() + 60, patience_s=60,
+    )  # fmt: skip
+    _work(job, told)
+    assert [each[:2] for each in told[1:]] == [
+        ("left out", "absent"), ("finished", "absent"),
+        ("left out", "broken"), ("finished", "broken"),
+    ]  # fmt: skip
 
 
 @pytest.mark.skipif(missing_for_gpu() is None, reason="there is a GPU")

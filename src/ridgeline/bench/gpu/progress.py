@@ -10,6 +10,9 @@ from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 
 
+NO_TIME = "no time left"
+
+
 class Message(NamedTuple):
     """``kind`` is began, left out, failed, finished (a part), lost (the device), or one of results.
 
@@ -34,12 +37,17 @@ class Progress:
         self._done = set(done)
         self.case: str | None = None  # which was begun last
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no case begins any more."""
+        return time.time() >= self._ends_at
+
     def allows(self, what: str, needed_s: float = 0.0) -> bool:
         """Whether a case that takes ``needed_s`` begins now."""
         if what in self._done:
             return False
         if time.time() + needed_s >= self._ends_at:
-            self.leave_out(what, "no time left")
+            self.leave_out(what, NO_TIME)
             return False
         self._done.add(what)
         self.case = what
