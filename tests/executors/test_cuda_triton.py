@@ -12,7 +12,7 @@ from ridgeline.kernels.gpu import missing_for_gpu
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(missing_for_gpu() is None, reason="there is a GPU, whose checks `make test-gpu` runs"),
+    pytest.mark.skipif(missing_for_gpu() is None, reason="a GPU has checks of its own"),
 ]
 
 SMALL = {

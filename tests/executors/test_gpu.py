@@ -53,7 +53,8 @@ class Jittered(TorchKernels):
             return out
         generator = torch.Generator().manual_seed(self.seed + 1000 * out[0].numel() + len(out))
         step = torch.randint(-1, 2, out.shape, generator=generator, dtype=torch.int16)
-        return (out.contiguous().view(torch.int16) + step).view(torch.bfloat16)
+        moved = (out.contiguous().view(torch.int16) + step).view(torch.bfloat16)
+        return torch.where(out == 0, out, moved)
 
     def linear(self, *arguments, **options):
         return self.moved(super().linear(*arguments, **options))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows
-from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Experts, Gain
+from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Experts, Gain
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import triton as kernels
 from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix
@@ -18,6 +18,7 @@ class TritonKernels:
     """See `ridgeline.executors.cuda.kernels.Kernels`. One stream uses it at a time."""
 
     name = "triton"
+    decides_on_device = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -215,7 +216,7 @@ class TritonKernels:
         positions_N: torch.Tensor,
         *,
         masks_NW: torch.Tensor | None = None,
-        truncate: bool = True,
+        how: Draw = Draw.TRUNCATED,
     ) -> torch.Tensor:
         tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
         positions_N = positions_N.int()
@@ -236,7 +237,7 @@ class TritonKernels:
                 tokens_N[part],
                 workspace=self._sampling,
                 masks_NW=None if masks_NW is None else masks_NW[part],
-                truncate=truncate,
+                truncate=how is Draw.TRUNCATED,
             )
         return tokens_N
 
