@@ -31,7 +31,7 @@ def bench_ceilings(bench: Bench) -> None:
     def rate(name: str, amount: float, make: Callable[[], Call]) -> None:
         if bench.progress.allows(f"ceiling: {name}"):
             with bench.device.scope(), torch.inference_mode():
-                seconds = measure(bench.device, [make()], repeats=settings.repeats)
+                seconds = measure(bench.device, [make()], settings)
             bench.progress.result("rate", (name, amount / seconds))
 
     size = float(settings.stream_bytes // 4 * 4)

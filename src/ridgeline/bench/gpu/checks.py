@@ -59,6 +59,21 @@ _DENSE: dict[str, object] = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
+_LATENTS = _DENSE | {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 8,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
 _MODELS: dict[str, Mapping[str, object]] = {
     "dense": _DENSE,
     "window": _DENSE | {"model_type": "mistral", "sliding_window": 24},
@@ -76,27 +91,8 @@ _MODELS: dict[str, Mapping[str, object]] = {
         "sliding_window": 24,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
     },
-    "latents": _DENSE
-    | {
-        "model_type": "deepseek_v3",
-        "num_key_value_heads": 8,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 32,
-        "v_head_dim": 32,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "moe_intermediate_size": 64,
-        "first_k_dense_replace": 1,
-    },
-}
-_MODELS["all latent experts"] = _MODELS["latents"] | {
-    "num_experts_per_tok": 8,
-    "n_group": 1,
-    "topk_group": 1,
+    "latents": _LATENTS,
+    "all latent experts": _LATENTS | {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1},
 }
 # In bfloat16 the last bit of a router's inputs decides between experts.
 _TIPPING = ("experts", "sinks", "latents")

@@ -9,7 +9,6 @@ from ridgeline.bench.gpu.settings import Settings
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 
-
 NO_TIME = "no time left"
 
 
@@ -59,6 +58,10 @@ class Progress:
         if what not in self._done:
             self._done.add(what)
             self._tell(Message("left out", what, why))
+
+    def give_up(self, why: str) -> None:
+        """Tell that the case that was begun cannot be measured, for reasons that are not ours."""
+        self._tell(Message("left out", self.case or "", why))
 
     def result(self, kind: str, value: Any) -> None:
         """Tell what came of the case."""
