@@ -29,7 +29,7 @@ from ridgeline.core.result import SegmentResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda import CUDAExecutor
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.formats import Role, head_format, weight_roles
+from ridgeline.executors.cuda.formats import Role, device_head_format, weight_roles
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.torch_kernels import unpacked
 from ridgeline.executors.cuda.weights import packed
@@ -241,7 +241,7 @@ def _as_quantized(model: ExecutorModel, name: str | None) -> dict[str, torch.Ten
     form = number_format(name)
     for key, roles in weight_roles(model.ops).items():
         if roles & {Role.PRODUCT, Role.HEAD}:
-            own = head_format(form) if Role.HEAD in roles else form
+            own = device_head_format(form) if Role.HEAD in roles else form
             values[key] = unpacked(packed(values[key], own), torch.float32)
     return values
 

@@ -25,6 +25,7 @@ from ridgeline.executors.cuda.rope import RopeTables
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.executors.cuda.weights import packed
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.gpu import has_fp8
 
 _BLOCK = 16
 _BATCHES = (1, 8, 64, 128)
@@ -64,6 +65,8 @@ def bench_kernels(bench: Bench, shape: str) -> None:
             progress.leave_out(f"kernel: {name}", "no memory for KV")
     for batch, context in settings.coded:
         for name, kind in _CODED.items():
+            if name == "fp8" and bench.device.torch_device.type == "cuda" and not has_fp8():
+                continue
             case(
                 f"attention {batch} at {context}, KV {name}",
                 partial(timer.attention, batch, context, kind),

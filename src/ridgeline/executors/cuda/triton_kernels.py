@@ -8,10 +8,10 @@ from ridgeline.executors.cuda.inputs import PassInput, RopeRows
 from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Experts, Gain
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import triton as kernels
+from ridgeline.kernels.gpu import has_fp8
 from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix
 
 _MAX_SAMPLED = 256  # rows at once
-_FP8_CAPABILITY = (8, 9)
 
 
 class TritonKernels:
@@ -25,9 +25,7 @@ class TritonKernels:
         self._workspace = kernels.Workspace(device)
         self._sampling = kernels.SampleWorkspace(_MAX_SAMPLED, device)
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
-        self._multiplies_fp8 = (
-            device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
-        )
+        self._multiplies_fp8 = device.type == "cuda" and has_fp8()
 
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
         """Room to expand the largest of them, for products of large batches."""
