@@ -35,8 +35,11 @@ RL_API void rl_pool_free(rl_pool* pool);
 
 /* ---- matrices --------------------------------------------------------------------------- */
 
-/* How elements are stored. From RL_Q4 on they are codes with scales; see matrix.h. */
-enum { RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8 };
+/* How elements are stored. RL_INT8 is of KV caches alone (kv_cache.h). From RL_Q4 on they are codes
+ * with scales, of matrices alone (matrix.h). */
+enum {
+  RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8
+};
 
 /* A packed matrix [rows, columns] that multiplies vectors of `columns` elements. */
 typedef struct {
@@ -96,9 +99,9 @@ typedef struct {
 RL_API void rl_kv_group_sizes(rl_kv_group* group);
 
 /* One sequence's part of the batch, of at least one token: rows [first_row, first_row + num_tokens)
- * of it are KV slots [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if row i sees draft j,
- * which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a token sees all slots
- * up to its own. */
+ * of it are KV slots [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if
+ * row i sees draft j, which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a
+ * token sees all slots up to its own. */
 typedef struct {
   int32_t first_row;
   int32_t num_tokens;

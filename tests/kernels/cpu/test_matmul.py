@@ -76,6 +76,12 @@ def test_a_token_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(lev
             assert np.array_equal(matrix.matmul(pool(level, count), x[:tokens]), alone[:tokens])
 
 
+@pytest.mark.parametrize("group", [8, 48, 256])
+def test_groups_that_the_kernels_lack_are_refused(group):
+    with pytest.raises(ValueError, match=f"no groups of {group} columns"):
+        MatrixFormat(format=Format.Q4, group=group)
+
+
 @each_level
 @pytest.mark.parametrize("has_min", [False, True])
 @pytest.mark.parametrize("bits", [4, 5, 6, 8])
