@@ -145,6 +145,8 @@ typedef struct {
 RL_API void rl_attend(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int32_t layer,
                       const rl_attention* attention, const rl_batch* batch, const float* q,
                       float* out, void* scratch);
+/* For each thread at most what 40 partial results of 48 rows take, each of (out_width + 2) floats,
+ * and what the thread works on; a little for each sequence. */
 RL_API int64_t rl_attend_scratch_bytes(const rl_kv_group* group, const rl_attention* attention,
                                        const rl_batch* batch, int32_t num_threads);
 
