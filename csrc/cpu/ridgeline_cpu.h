@@ -255,7 +255,7 @@ RL_API int32_t rl_add_rope_table(rl_program* program, const float* frequencies, 
                                  float attention_factor);
 
 /* Room for batches of num_tokens; pointers from rl_buffer hold until the next call. Returns 0, or
- * -1 if there is no memory. */
+ * -1 if there is no memory: then there is room for none. */
 RL_API int32_t rl_reserve(rl_program* program, int32_t num_tokens);
 RL_API float* rl_buffer(rl_program* program, int32_t buffer);
 
@@ -264,7 +264,8 @@ RL_API int64_t rl_take_experts_read(rl_program* program);
 
 /* Runs ops [first, last) over the batch. `cos_sin` are for each table cos [T, half] and then sin
  * [T, half], read only for tables without frequencies. `adapters` are for each sequence the parts
- * of its adapter, or NULL; all of it may be NULL. */
+ * of its adapter, or NULL; all of it may be NULL. Returns 0, -1 if there is no memory, or -2 if the
+ * program has no such ops. */
 typedef struct {
   int32_t num_parts;
   const rl_adapter_part* parts;
