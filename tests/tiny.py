@@ -64,6 +64,14 @@ SINKS = CONFIG | {
     "sliding_window": 9,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+SOFTCAPPED = WINDOWED | {
+    "model_type": "gemma2",
+    "head_dim": 8,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 8,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 3.0,
+}
 GREEDY = SamplingParams(temperature=0.0)
 
 

@@ -1,135 +1,13 @@
 // Shares the row blocks and splits of a batch among threads.
-#include "attention.h"
-
 #include <algorithm>
 #include <atomic>
 #include <new>
 
+#include "attention_shares.h"
 #include "pool.h"
 
 namespace rl {
 namespace {
-
-constexpr int64_t kLine = 64;
-constexpr int kItemsPerThread = 8;  // at least, so that no thread waits long for another's last
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-struct Widths {
-  int32_t heads;  // of a KV head
-  int32_t out;
-  int32_t out_stride;
-};
-
-Widths widths(const rl_kv_group& group, const rl_attention& attention) {
-  int32_t out = group.v_width ? group.v_width : attention.out_width;
-  return {attention.num_heads / group.num_kv_heads, out,
-          static_cast<int32_t>(ceil_div(out, 16) * 16)};
-}
-
-// Takes pieces of memory one after another; without memory it only counts their bytes.
-class Arena {
- public:
-  explicit Arena(void* memory) : memory_(static_cast<uint8_t*>(memory)) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    T* piece = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
-    used_ += ceil_div(count * static_cast<int64_t>(sizeof(T)), kLine) * kLine;
-    return piece;
-  }
-
-  int64_t used() const { return used_; }
-
- private:
-  uint8_t* memory_;
-  int64_t used_ = 0;
-};
-
-Partial take_partial(Arena& arena, int num_rows, int out_stride) {
-  Partial partial = {};
-  partial.maximum = arena.take<float>(num_rows);
-  partial.sum = arena.take<float>(num_rows);
-  partial.out = arena.take<float>(int64_t{num_rows} * out_stride);
-  return partial;
-}
-
-int64_t partial_bytes(int num_rows, int out_stride) {
-  Arena arena(nullptr);
-  take_partial(arena, num_rows, out_stride);
-  return arena.used();
-}
-
-// One sequence's work. Its items are (KV head, split, block), blocks innermost, so that those that
-// read the same part of the cache follow each other. Where splits are not shared out an item is
-// (KV head, block), and walks over all splits.
-struct Share {
-  int64_t first_item;
-  int64_t first_block;    // among the blocks whose splits are shared out, of all KV heads
-  int64_t first_partial;  // bytes of the partial results before its own
-  int32_t unit_rows;      // blocks do not extend over a multiple of this
-  int32_t blocks_per_unit;
-  int32_t num_blocks;
-  int32_t first_split;
-  int32_t num_splits;
-  bool splits_shared;
-
-  int block_rows() const { return std::min(unit_rows, kBlockRows); }  // at most
-  int64_t cost_of_block() const { return int64_t{block_rows()} * num_splits; }
-};
-
-// Cuts sequences up, one after another.
-class Planner {
- public:
-  Planner(const rl_kv_group& group, const rl_attention& attention, const rl_batch& batch,
-          int num_threads)
-      : widths_(widths(group, attention)), window_(attention.window), heads_(group.num_kv_heads) {
-    int64_t total = 0;
-    for (int i = 0; i < batch.num_sequences; ++i) {
-      Share share = cut(batch.sequences[i]);
-      total += heads_ * share.num_blocks * share.cost_of_block();
-    }
-    most_alone_ = num_threads > 1 ? total / (num_threads * kItemsPerThread) : total;
-  }
-
-  Share next(const rl_sequence& sequence) {
-    Share share = cut(sequence);
-    share.splits_shared = share.num_splits > 1 && share.cost_of_block() > most_alone_;
-    share.first_item = num_items;
-    share.first_block = num_shared_blocks;
-    share.first_partial = num_partial_bytes;
-    int64_t blocks = heads_ * share.num_blocks;
-    num_items += blocks * (share.splits_shared ? share.num_splits : 1);
-    num_shared_blocks += share.splits_shared ? blocks : 0;
-    if (share.splits_shared)
-      num_partial_bytes += blocks * share.num_splits *
-                           partial_bytes(share.block_rows(), widths_.out_stride);
-    return share;
-  }
-
-  int64_t num_items = 0;
-  int64_t num_shared_blocks = 0;
-  int64_t num_partial_bytes = 0;
-
- private:
-  Share cut(const rl_sequence& sequence) const {
-    Share share = {};
-    int rows = sequence.num_tokens * widths_.heads;
-    // Each draft in a tree has a path of its own.
-    share.unit_rows = sequence.ancestors ? widths_.heads : rows;
-    share.blocks_per_unit = static_cast<int32_t>(ceil_div(share.unit_rows, kBlockRows));
-    share.num_blocks = rows / share.unit_rows * share.blocks_per_unit;
-    share.first_split = visible_slots(sequence, 0, window_).first / kSplitTokens;
-    int64_t last = int64_t{sequence.start} + sequence.num_tokens;
-    share.num_splits = static_cast<int32_t>(ceil_div(last, kSplitTokens)) - share.first_split;
-    return share;
-  }
-
-  Widths widths_;
-  int32_t window_;
-  int64_t heads_;
-  int64_t most_alone_;  // cost of a block whose splits are not shared out
-};
 
 struct ThreadScratch {
   BlockScratch block;
@@ -143,7 +21,7 @@ void take_thread(Arena& arena, const rl_kv_group& group, int out_stride, ThreadS
   block.scores = arena.take<float>(kBlockRows * kChunkTokens);
   block.decay = arena.take<float>(kBlockRows);
   block.lane_sums = arena.take<float>(kBlockRows * W);
-  block.q = arena.take<float>(int64_t{kBlockRows} * ceil_div(group.k_width, 4) * 4);
+  block.q = arena.take<float>(kBlockRows * round_up(group.k_width, 4));
   block.q_starts = arena.take<int32_t>(kBlockRows);
   block.q_scales = arena.take<float>(kBlockRows);
   block.weights = arena.take<int16_t>(kBlockRows * kChunkTokens);
@@ -158,8 +36,9 @@ void take_thread(Arena& arena, const rl_kv_group& group, int out_stride, ThreadS
 
 struct Scratch {
   Share* shares;                      // [sequences]
-  std::atomic<int32_t>* splits_done;  // of each block whose splits are shared out
+  std::atomic<int32_t>* splits_done;  // of each block whose splits are shared out, in this wave
   ThreadScratch* threads;
+  uint8_t* totals;  // of these blocks, from one wave to the next
   uint8_t* partials;
   int64_t bytes;
 };
@@ -170,11 +49,14 @@ Scratch take_scratch(void* memory, const rl_kv_group& group, const rl_attention&
   int out_stride = widths(group, attention).out_stride;
   Scratch scratch = {};
   scratch.shares = arena.take<Share>(batch.num_sequences);
-  scratch.splits_done = arena.take<std::atomic<int32_t>>(plan.num_shared_blocks);
+  scratch.splits_done = arena.take<std::atomic<int32_t>>(plan.num_shared_blocks());
   scratch.threads = arena.take<ThreadScratch>(num_threads);
   for (int i = 0; i < num_threads; ++i)
     take_thread(arena, group, out_stride, memory ? scratch.threads + i : nullptr);
-  scratch.partials = arena.take<uint8_t>(plan.num_partial_bytes);
+  if (plan.has_several_waves())
+    scratch.totals =
+        arena.take<uint8_t>(plan.num_shared_blocks() * partial_bytes(kBlockRows, out_stride));
+  scratch.partials = arena.take<uint8_t>(plan.num_partial_bytes());
   scratch.bytes = arena.used();
   return scratch;
 }
@@ -215,11 +97,9 @@ void attend(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t l
   auto* shares = static_cast<Share*>(memory);
   for (int i = 0; i < batch.num_sequences; ++i) shares[i] = plan.next(batch.sequences[i]);
   Scratch scratch = take_scratch(memory, group, attention, batch, plan, pool.num_threads());
-  for (int64_t i = 0; i < plan.num_shared_blocks; ++i)
-    new (scratch.splits_done + i) std::atomic<int32_t>(0);
   Widths sizes = widths(group, attention);
 
-  pool.run(plan.num_items, [&](int64_t item, int thread) {
+  auto run_item = [&](int64_t item, int thread) {
     const Share& share =
         *(std::upper_bound(shares, shares + batch.num_sequences, item,
                            [](int64_t i, const Share& s) { return i < s.first_item; }) -
@@ -237,7 +117,7 @@ void attend(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t l
     block.q = q;
     block.q_stride = q_stride;
     block.layer = layer;
-    block.kv_head = static_cast<int>(share.splits_shared ? rest / share.num_splits : rest);
+    block.kv_head = static_cast<int>(share.splits_shared ? rest / share.wave_splits : rest);
     block.first_row = index / share.blocks_per_unit * share.unit_rows + in_unit;
     block.num_rows = std::min(kBlockRows, share.unit_rows - in_unit);
     block.out_width = sizes.out;
@@ -245,35 +125,43 @@ void attend(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t l
 
     ThreadScratch& own = scratch.threads[thread];
     begin_block(block, own.block);
-    clear(own.total, block.num_rows, block.out_stride);
-    auto add = [&](const Partial& part) {
-      merge(own.total, part, block.num_rows, block.out_stride);
-    };
     auto sees = [&](int split) { return sees_split(block, own.block, share.first_split + split); };
+    int last = share.wave_start + share.wave_splits;
     if (!share.splits_shared) {
-      for (int split = 0; split < share.num_splits; ++split) {
+      clear(own.total, block.num_rows, block.out_stride);
+      for (int split = 0; split < last; ++split) {
         if (!sees(split)) continue;
         attend_split(block, share.first_split + split, own.block, own.part);
-        add(own.part);
+        merge(own.total, own.part, block.num_rows, block.out_stride);
       }
-    } else {
-      int64_t index_of_all = int64_t{block.kv_head} * share.num_blocks + index;
-      int64_t bytes = partial_bytes(share.block_rows(), block.out_stride);
-      auto partial = [&](int64_t split) {
-        int64_t number = index_of_all * share.num_splits + split;
-        Arena arena(scratch.partials + share.first_partial + number * bytes);
-        return take_partial(arena, share.block_rows(), block.out_stride);
-      };
-      int split = static_cast<int>(rest % share.num_splits);
-      if (sees(split))
-        attend_split(block, share.first_split + split, own.block, partial(split));
-      int done = scratch.splits_done[share.first_block + index_of_all].fetch_add(1) + 1;
-      if (done < share.num_splits) return;
-      for (split = 0; split < share.num_splits; ++split)
-        if (sees(split)) add(partial(split));
+      return finish(block, own.total, out);
     }
-    finish(block, own.total, out);
-  });
+    int64_t index_of_all = int64_t{block.kv_head} * share.num_blocks + index;
+    int64_t bytes = partial_bytes(share.block_rows(), block.out_stride);
+    auto partial = [&](int split) {
+      int64_t number = index_of_all * share.wave_splits + split - share.wave_start;
+      Arena arena(scratch.partials + share.first_partial + number * bytes);
+      return take_partial(arena, share.block_rows(), block.out_stride);
+    };
+    int split = share.wave_start + static_cast<int>(rest % share.wave_splits);
+    if (sees(split)) attend_split(block, share.first_split + split, own.block, partial(split));
+    int64_t shared_block = share.first_block + index_of_all;
+    if (scratch.splits_done[shared_block].fetch_add(1) + 1 < share.wave_splits) return;
+    Partial total = own.total;
+    if (scratch.totals) {
+      Arena arena(scratch.totals + shared_block * partial_bytes(kBlockRows, block.out_stride));
+      total = take_partial(arena, kBlockRows, block.out_stride);
+    }
+    if (share.wave_start == 0) clear(total, block.num_rows, block.out_stride);
+    for (split = share.wave_start; split < last; ++split)
+      if (sees(split)) merge(total, partial(split), block.num_rows, block.out_stride);
+    if (last == share.num_splits) finish(block, total, out);
+  };
+  while (int64_t num_items = plan.next_wave(shares, batch.num_sequences)) {
+    for (int64_t i = 0; i < plan.num_shared_blocks(); ++i)
+      new (scratch.splits_done + i) std::atomic<int32_t>(0);
+    pool.run(num_items, run_item);
+  }
 }
 
 }  // namespace rl

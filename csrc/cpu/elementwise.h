@@ -12,7 +12,7 @@ namespace rl {
 void normalise(const rl_norm& norm, const float* x, const float* weight, const float* bias,
                int32_t width, float* out);
 
-// Rotates the first 2 * half elements of x from `start` on; cos and sin are [half].
+// Rotates the first 2 * half elements of x; cos and sin are [half].
 void rotate(float* x, const float* cos, const float* sin, int half, bool interleaved);
 
 // out[i] = act(gate[i]) * up[i], or act(up[i]) where gate is null.

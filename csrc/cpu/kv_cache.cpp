@@ -5,15 +5,13 @@
 #include <new>
 #include <vector>
 
+#include "rounding.h"
+
 namespace rl {
 namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int kWriteTokens = 16;  // of a work item
-
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 int64_t bytes_of(int format) { return format == RL_F32 ? 4 : format == RL_INT8 ? 1 : 2; }
 
@@ -124,7 +122,7 @@ void write_kv(Pool& pool, const rl_kv_group& group, int32_t group_index, int32_t
               const rl_batch& batch, const float* k, int64_t k_stride, const float* v,
               int64_t v_stride) {
   SubBlockLayout layout = sub_block_layout(group);
-  int64_t num_items = (int64_t{batch.num_tokens} + kWriteTokens - 1) / kWriteTokens;
+  int64_t num_items = ceil_div(batch.num_tokens, kWriteTokens);
   pool.run(num_items, [&](int64_t item, int) {
     int first_row = static_cast<int>(item) * kWriteTokens;
     for (int i = 0; i < batch.num_sequences; ++i) {
@@ -181,7 +179,7 @@ void rl_kv_write(rl_pool* pool, const rl_kv_group* group, int32_t group_index, i
 int32_t rl_kv_move(const rl_kv_group* group, const int32_t* block_table, const int32_t* from,
                    const int32_t* to, int32_t count) try {
   SubBlockLayout layout = sub_block_layout(*group);
-  std::vector<uint8_t> moved((count + kSubTokens - 1) / kSubTokens * layout.bytes);
+  std::vector<uint8_t> moved(ceil_div(count, kSubTokens) * layout.bytes);
   for (int layer = 0; layer < group->num_layers; ++layer) {
     for (int head = 0; head < group->num_kv_heads; ++head) {
       auto place = [&](int32_t slot) {

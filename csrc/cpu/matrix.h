@@ -24,6 +24,7 @@
 #include <cstdint>
 
 #include "ridgeline_cpu.h"
+#include "rounding.h"
 
 namespace rl {
 
@@ -31,22 +32,16 @@ constexpr int kTileRows = 16;
 constexpr int kBlockColumns = 32;
 constexpr int kQuads = 8;  // of a block
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
 inline bool is_quantized(int format) { return format >= RL_Q4; }
 
-// The bits of a code, and the lines of a block.
+// The bits of a code. They are the lines of a block, too: it has 32 x 16 codes, a line 64 x 8 bits.
 constexpr int code_bits(int format) {
   return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
 }
-constexpr int block_lines(int format) {
-  return format == RL_Q4 ? 4 : format == RL_Q5 ? 5 : format == RL_Q6 ? 6 : 8;
-}
+constexpr int block_lines(int format) { return code_bits(format); }
 
 // Columns between two conversions from integer sums to floats: scales change no more often.
 inline int step_columns(const rl_matrix& m) { return m.group <= 128 ? m.group : 64; }
-
 
 // Columns that share a scale of the activations.
 inline int activation_group(const rl_matrix& m) {

@@ -419,6 +419,10 @@ int32_t rl_reserve(rl_program* p, int32_t num_tokens) try {
     p->buffers[i] = p->storage[i].get<float>(static_cast<int64_t>(num_tokens) * p->widths[i]);
   return 0;
 } catch (const std::bad_alloc&) {
+  for (int i = 0; i < RL_NUM_BUFFERS; ++i) {
+    p->storage[i] = {};
+    p->buffers[i] = nullptr;
+  }
   return -1;
 }
 
@@ -429,6 +433,7 @@ int64_t rl_take_experts_read(rl_program* p) { return std::exchange(p->experts_re
 int32_t rl_run(rl_program* p, rl_pool* pool, int32_t first, int32_t last, const rl_batch* batch,
                const rl_kv_group* groups, const float* const* cos_sin,
                const rl_adapter* const* adapters) try {
+  if (first < 0 || last > static_cast<int64_t>(p->ops.size())) return -2;
   Context context = p->context(pool, batch, groups, adapters);
   p->fill_rope_tables(*batch, cos_sin);
   for (int32_t i = first; i < last; ++i) p->ops[i]->run(context);

@@ -35,8 +35,11 @@ RL_API void rl_pool_free(rl_pool* pool);
 
 /* ---- matrices --------------------------------------------------------------------------- */
 
-/* How elements are stored. From RL_Q4 on they are codes with scales; see matrix.h. */
-enum { RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8 };
+/* How elements are stored. RL_INT8 is of KV caches alone (kv_cache.h). From RL_Q4 on they are codes
+ * with scales, of matrices alone (matrix.h). */
+enum {
+  RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8
+};
 
 /* A packed matrix [rows, columns] that multiplies vectors of `columns` elements. */
 typedef struct {
@@ -96,9 +99,9 @@ typedef struct {
 RL_API void rl_kv_group_sizes(rl_kv_group* group);
 
 /* One sequence's part of the batch, of at least one token: rows [first_row, first_row + num_tokens)
- * of it are KV slots [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if row i sees draft j,
- * which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a token sees all slots
- * up to its own. */
+ * of it are KV slots [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if
+ * row i sees draft j, which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a
+ * token sees all slots up to its own. */
 typedef struct {
   int32_t first_row;
   int32_t num_tokens;
@@ -142,6 +145,8 @@ typedef struct {
 RL_API void rl_attend(rl_pool* pool, const rl_kv_group* group, int32_t group_index, int32_t layer,
                       const rl_attention* attention, const rl_batch* batch, const float* q,
                       float* out, void* scratch);
+/* For each thread at most what 40 partial results of 48 rows take, each of (out_width + 2) floats,
+ * and what the thread works on; a little for each sequence. */
 RL_API int64_t rl_attend_scratch_bytes(const rl_kv_group* group, const rl_attention* attention,
                                        const rl_batch* batch, int32_t num_threads);
 
@@ -250,7 +255,7 @@ RL_API int32_t rl_add_rope_table(rl_program* program, const float* frequencies, 
                                  float attention_factor);
 
 /* Room for batches of num_tokens; pointers from rl_buffer hold until the next call. Returns 0, or
- * -1 if there is no memory. */
+ * -1 if there is no memory: then there is room for none. */
 RL_API int32_t rl_reserve(rl_program* program, int32_t num_tokens);
 RL_API float* rl_buffer(rl_program* program, int32_t buffer);
 
@@ -259,7 +264,8 @@ RL_API int64_t rl_take_experts_read(rl_program* program);
 
 /* Runs ops [first, last) over the batch. `cos_sin` are for each table cos [T, half] and then sin
  * [T, half], read only for tables without frequencies. `adapters` are for each sequence the parts
- * of its adapter, or NULL; all of it may be NULL. */
+ * of its adapter, or NULL; all of it may be NULL. Returns 0, -1 if there is no memory, or -2 if the
+ * program has no such ops. */
 typedef struct {
   int32_t num_parts;
   const rl_adapter_part* parts;

@@ -13,6 +13,9 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1}, {37, 100}, {50, 161}, {16, 544}};
 constexpr int kTokens = 19;  // two panels and a part of one, on every level
 constexpr int kMostInPanel = 8;
+constexpr int kExpandingTokens = 73;  // every level expands codes of Q5 and Q6 for so many
+constexpr int kLongPrompt = 513;
+constexpr Shape kWide = {17, 2100};  // so many columns of a long prompt are no longer in one block
 
 // Sums in another order, or with other roundings, as a share of the sum of magnitudes.
 constexpr double kRounding = 4e-7;
@@ -49,9 +52,9 @@ struct Product {
 // For each result the sum of magnitudes of what is added up: of codes before their middle is taken
 // off, where there are codes.
 std::vector<double> magnitudes(const Product& product, const Floats& weights, const Floats& x,
-                               double top) {
+                               int tokens, double top) {
   std::vector<double> out;
-  for (int t = 0; t < kTokens; ++t) {
+  for (int t = 0; t < tokens; ++t) {
     for (int r = 0; r < product.out_stride(); ++r) {
       double sum = 1e-30;
       for (int k = 0; k < product.columns && r < product.rows; ++k)
@@ -61,6 +64,29 @@ std::vector<double> magnitudes(const Product& product, const Floats& weights, co
     }
   }
   return out;
+}
+
+// What codes add to a sum at most: scales and minimums of random_codes and random_matrix are at most
+// 1 and 10. 0 without codes.
+double largest_code(const Format& format) {
+  return format.quantized() ? (1 << format.bits()) + (format.has_min ? 10 : 0) : 0;
+}
+
+Floats rounded_to_bfloats(const Floats& x) {
+  Floats out = x;
+  for (size_t i = 0; i < x.size(); ++i) {
+    uint32_t word;
+    std::memcpy(&word, x.data() + i, 4);
+    word &= 0xffff0000;
+    std::memcpy(&out[i], &word, 4);
+  }
+  return out;
+}
+
+Matrix random_packed(const Level& level, const Format& format, const Shape& shape) {
+  if (!format.quantized()) return random_matrix(level, format, shape.rows, shape.columns, 7);
+  return packed_codes(level, format, shape.rows, shape.columns,
+                      random_codes(format, shape.rows, shape.columns, 7));
 }
 
 bool same_bits(const float* a, const float* b, size_t count) {
@@ -112,22 +138,15 @@ void check_product(const Pair& pair, const Format& format, const Shape& shape, c
   Product product(matrix, shape.rows % 2 ? &bias : nullptr);
   Floats x = normals(static_cast<size_t>(kTokens * product.x_stride()), 4);
   // Rounded to bfloats, so that a level which does so loses nothing.
-  Floats short_x = x;
-  for (size_t i = 0; i < x.size(); ++i) {
-    uint32_t word;
-    std::memcpy(&word, &x[i], 4);
-    word &= 0xffff0000;
-    std::memcpy(&short_x[i], &word, 4);
-  }
+  Floats short_x = rounded_to_bfloats(x);
   Floats weights = matrix.unpacked(pair.reference);
-  // Scales and minimums of random_codes and random_matrix are at most 1 and 10.
-  double top = format.quantized() ? (1 << format.bits()) + (format.has_min ? 10 : 0) : 0;
+  double top = largest_code(format);
   bool pairs = format.format == RL_BF16 && pair.tested.rounds_to_bfloat();
   for (bool rounded : {true, false}) {
     const Floats& in = rounded ? short_x : x;
     Floats want = product.run(pair.reference, pair.reference.alone, in, 0, kTokens);
     Floats got = product.run(pair.tested, pair.tested.alone, in, 0, kTokens);
-    std::vector<double> sizes = magnitudes(product, weights, in, top);
+    std::vector<double> sizes = magnitudes(product, weights, in, kTokens, top);
     double share = kRounding + (pairs && !rounded ? kHalfOfBfloat : 0);
     report.close(
         format.quantized() ? "products with codes" : "products with " + name_of(format), what,
@@ -136,6 +155,33 @@ void check_product(const Pair& pair, const Format& format, const Shape& shape, c
     if (rounded) continue;
     check_batches(product, pair.tested, in, got, what, report);
     check_odd_values(product, pair.tested, in, got, what, report);
+  }
+}
+
+// More tokens than share one reading of weights, whose kernels may be others: against another level,
+// and against a few tokens at a time.
+void check_prompt(const Pair& pair, const Format& format, const Shape& shape, int tokens,
+                  Report& report) {
+  constexpr int kAtOnce = 9;
+  std::string what = named(format, shape) + ", " + std::to_string(tokens) + " tokens";
+  Matrix matrix = random_packed(pair.reference, format, shape);
+  Product product(matrix, nullptr);
+  Floats x = rounded_to_bfloats(normals(static_cast<size_t>(tokens * product.x_stride()), 9));
+  Floats want = product.run(pair.reference, pair.reference.threads, x, 0, tokens);
+  Floats got = product.run(pair.tested, pair.tested.threads, x, 0, tokens);
+  std::vector<double> sizes = magnitudes(product, matrix.unpacked(pair.reference), x, tokens,
+                                         largest_code(format));
+  bool pairs = format.format == RL_BF16 && pair.tested.rounds_to_bfloat();
+  report.close(
+      "products of prompts", what, got.data(), want.data(), want.size(),
+      [&](size_t i) { return kRounding * sizes[i]; }, pair.same_rounding() && !pairs);
+  auto stride = static_cast<size_t>(product.out_stride());
+  for (int first = 0; first < tokens; first += kAtOnce) {
+    int last = first + kAtOnce < tokens ? first + kAtOnce : tokens;
+    Floats some = product.run(pair.tested, pair.tested.alone, x, first, last);
+    report.holds(
+        "batches of products", what,
+        same_bits(some.data(), got.data() + static_cast<size_t>(first) * stride, some.size()));
   }
 }
 
@@ -236,12 +282,11 @@ void check_products(const Pair& pair, Report& report) {
   for (const Format& format : all_formats()) {
     if (format.quantized()) check_extremes(pair, format, report);
     for (const Shape& shape : kShapes) {
-      Matrix matrix = format.quantized()
-                          ? packed_codes(pair.reference, format, shape.rows, shape.columns,
-                                         random_codes(format, shape.rows, shape.columns, 7))
-                          : random_matrix(pair.reference, format, shape.rows, shape.columns, 7);
-      check_product(pair, format, shape, matrix, report);
+      check_product(pair, format, shape, random_packed(pair.reference, format, shape), report);
     }
+    check_prompt(pair, format, {37, 100}, kExpandingTokens, report);
+    if (format.group == 0 && !format.has_min)
+      check_prompt(pair, format, kWide, kLongPrompt, report);
   }
 }
 

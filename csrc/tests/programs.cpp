@@ -44,9 +44,11 @@ class Side {
   float* buffer(int index) const { return level_.rl_buffer(program_, index); }
   bool reserve(int tokens) { return level_.rl_reserve(program_, tokens) == 0; }
 
-  bool run(int first, int last, const Batch& batch, const float* const* cos_sin) {
-    return level_.rl_run(program_, pool_, first, last, batch.get(), groups_, cos_sin, adapters_) ==
-           0;
+  // The batch's first sequence is number `first_sequence` of those that may have an adapter.
+  bool run(int first, int last, const Batch& batch, const float* const* cos_sin,
+           int first_sequence = 0) {
+    return level_.rl_run(program_, pool_, first, last, batch.get(), groups_, cos_sin,
+                         adapters_ + first_sequence) == 0;
   }
   Floats head(const std::vector<int32_t>& rows) {
     Floats logits(rows.size() * Model::kVocab);
@@ -112,6 +114,29 @@ class Comparison {
       same_cache(name, reference_.latents(), tested_.latents());
     }
     compare_heads(batch, bound_of(pair_, format_, 1));
+  }
+
+  // Each sequence has the same bits alone and beside the others.
+  void batches() {
+    int last = static_cast<int>(model_.ops().size());
+    Batch batch(tested_.caches(), kPrompts);
+    reserve(batch);
+    report_.holds("batches of programs", "run", tested_.run(0, last, batch, nullptr));
+    std::vector<int32_t> rows;
+    for (const Part& part : kPrompts)
+      rows.push_back((rows.empty() ? -1 : rows.back()) + part.num_tokens);
+    Floats together = tested_.head(rows);
+    for (size_t i = 0; i < kPrompts.size(); ++i) {
+      const Part& part = kPrompts[i];
+      Batch alone(tested_.caches(), {part});
+      tested_.run(0, last, alone, nullptr, part.sequence);
+      Floats logits = tested_.head({part.num_tokens - 1});
+      report_.same_bytes("batches of programs", name_of(format_), logits.data(),
+                         together.data() + i * Model::kVocab, Model::kVocab * sizeof(float));
+    }
+    report_.holds("batches of programs", "ops that there are not",
+                  !tested_.run(0, last + 1, batch, nullptr) &&
+                      !tested_.run(-1, last, batch, nullptr));
   }
 
   // All ops at once, and then decoding with nothing copied; rounding differences add up.
@@ -182,6 +207,7 @@ void check_programs(const Pair& pair, Report& report) {
   for (const Format& format : formats) {
     Comparison comparison(pair, format, kv_formats[index++ % 4], true, report);
     for (const std::vector<Part>& parts : {kPrompts, kNext, kLast}) comparison.step_by_step(parts);
+    Comparison(pair, format, kv_formats[index % 4], false, report).batches();
   }
   Comparison(pair, formats[0], RL_F32, false, report).whole();
 }

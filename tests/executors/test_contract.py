@@ -1,7 +1,11 @@
 """What every executor promises: each way of running a plan against plain decoding.
 
-Run on the reference executor, and on the CUDA executor with the CPU as its device, in float64.
+Run in float64 on the reference executor and on the CUDA executor with the CPU as its device, and in
+float32 on the CPU executor, whose logits are then the same in every bit.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -30,7 +34,10 @@ from ridgeline.core.plan import (
     step_in_flight,
 )
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.executors import ExecutorModel
+from ridgeline.executors.cpu import CPUExecutor
 from ridgeline.kernels import reference as kernels
+from ridgeline.kernels.cpu import native_kernels_run
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 LOGITS = Outputs(sample=True, logits=True)
@@ -43,14 +50,42 @@ ALL_MODELS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(params=[None, host_executor], ids=["reference", "cuda"])
-def make(request):
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """An executor, what it runs in, and by how much its logits may differ."""
+
+    make: Callable | None
+    dtype: torch.dtype = torch.float64
+    block_tokens: int = 4
+    tolerance: float = 1e-6  # results are float32
+
+    def model(self, config=CONFIG, **settings) -> ExecutorModel:
+        return tiny_model(config, **{"dtype": self.dtype} | settings)
+
+    def assert_same(self, got, wanted):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=self.tolerance)
+
+
+REFERENCE, CUDA = Kind(make=None), Kind(make=host_executor)
+CPU = Kind(make=CPUExecutor, dtype=torch.float32, block_tokens=16, tolerance=0)
+NATIVE = pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
+
+
+@pytest.fixture(
+    params=[REFERENCE, CUDA, pytest.param(CPU, marks=NATIVE)], ids=["reference", "cuda", "cpu"]
+)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def make(kind):
     """Makes drivers of one kind of executor: of a config, or with what `tiny_executor` takes."""
     made = []
 
     def driver(config=CONFIG, **settings):
-        settings = {"model": tiny_model(config), "make": request.param} | settings
-        made.append(tiny_executor(**settings))
+        settings = {"block_tokens": kind.block_tokens, "make": kind.make} | settings
+        made.append(tiny_executor(**{"model": kind.model(config)} | settings))
         return Driver(made[-1])
 
     yield driver
@@ -64,7 +99,7 @@ def driver(make):
 
 
 @ALL_MODELS
-def test_chunked_equals_whole(make, config):
+def test_chunked_equals_whole(kind, make, config):
     driver = make(config)
     whole = driver.start(0, PROMPT, outputs=LOGITS)
     driver.run(
@@ -73,13 +108,13 @@ def test_chunked_equals_whole(make, config):
     )
     middle = driver.run(driver.segment(1, 5, PROMPT[5:6], outputs=Outputs(logits=True)))
     rest = driver.run(driver.segment(1, 6, PROMPT[6:], outputs=LOGITS)).passes[0][0]
-    np.testing.assert_allclose(rest.logits, whole.logits[6:], atol=1e-6)
-    np.testing.assert_allclose(middle.passes[0][0].logits, whole.logits[5:6], atol=1e-6)
+    kind.assert_same(rest.logits, whole.logits[6:])
+    kind.assert_same(middle.passes[0][0].logits, whole.logits[5:6])
     assert rest.token_ids == whole.token_ids
 
 
 @ALL_MODELS
-def test_batched_equals_alone(make, config):
+def test_batched_equals_alone(kind, make, config):
     driver = make(config)
     prompts = [PROMPT, PROMPT[:1], PROMPT[4:]]
     alone = [driver.start(0, prompt, outputs=LOGITS) for prompt in prompts]
@@ -90,7 +125,7 @@ def test_batched_equals_alone(make, config):
     admissions = tuple(driver.admit(slot, prompt) for slot, prompt in enumerate(prompts))
     together = driver.run(*segments, admissions=admissions, releases=(0,)).passes[0]
     for one, all_ in zip(alone, together, strict=True):
-        np.testing.assert_allclose(one.logits, all_.logits, atol=1e-6)
+        kind.assert_same(one.logits, all_.logits)
         assert one.token_ids == all_.token_ids
 
 
@@ -211,7 +246,7 @@ def test_tree_verification_changes_nothing(make, config, params):
 
 
 @ALL_MODELS
-def test_tree_nodes_see_only_their_ancestors(make, config):
+def test_tree_nodes_see_only_their_ancestors(kind, make, config):
     """The logits of each node equal those of its path alone."""
     driver = make(config)
     driver.start(0, PROMPT)
@@ -222,13 +257,13 @@ def test_tree_nodes_see_only_their_ancestors(make, config):
     for node, path in enumerate([[10], [10, 20], [10, 30], [10, 30, 40]]):
         alone = driver.start(1, [*PROMPT, 5, *path], outputs=LOGITS)
         driver.run(passes=[], releases=(1,)) if node < 3 else None
-        np.testing.assert_allclose(tree.logits[node + 1], alone.logits[-1], atol=1e-6)
+        kind.assert_same(tree.logits[node + 1], alone.logits[-1])
 
 
 @BOTH_KINDS
-def test_draft_pass_feeds_the_verification(make, params):
-    draft = tiny_model(CONFIG | {"num_hidden_layers": 1}, seed=1)
-    for drafter in (tiny_model(), draft):  # one that agrees with the target, and one that does not
+def test_draft_pass_feeds_the_verification(kind, make, params):
+    draft = kind.model(CONFIG | {"num_hidden_layers": 1}, seed=1)
+    for drafter in (kind.model(), draft):  # one that agrees with the target, and one that does not
         driver = make(draft=drafter)
         expected = driver.decode(0, PROMPT, 6, params)
         (first, *_) = driver.start(1, PROMPT, params).token_ids
@@ -273,11 +308,12 @@ def test_a_step_may_use_the_token_of_the_step_in_flight(driver):
     assert [result.passes[0][0].token_ids[0] for result in results[1:]] == expected[1:]
 
 
-def test_block_copy_and_table_replacement(driver):
+def test_block_copy_and_table_replacement(kind, driver):
     """A fork that copies its partial block goes on alone and leaves the original as it was."""
     expected = driver.decode(0, PROMPT, 4)
     other = driver.start(1, [*PROMPT, 99]).token_ids
-    shared, copied = (0, 1, 2), 60
+    partial = len(PROMPT) // kind.block_tokens
+    shared, copied = range(partial), 60
     admission = driver.admit(2, [*PROMPT, 99])
     fork = Segment(
         slot=2,
@@ -287,7 +323,7 @@ def test_block_copy_and_table_replacement(driver):
         outputs=Outputs(sample=True),
         block_updates=(BlockTableUpdate(group=0, first=0, blocks=(*shared, copied)),),
     )
-    copy = BlockCopy(group=0, source=3, target=copied)
+    copy = BlockCopy(group=0, source=partial, target=copied)
     result = driver.run(fork, admissions=(admission,), copies=(copy,))
     assert result.passes[0][0].token_ids == other
     again = driver.run(driver.segment(0, len(PROMPT), [expected[0]])).passes[0][0]
@@ -312,12 +348,12 @@ def test_exported_blocks_are_read_by_another_executor(make, config):
     assert result.passes[0][0].token_ids == (expected[1],)
 
 
-def test_layout_digest_tells_formats_apart(make):
+def test_layout_digest_tells_formats_apart(kind, make):
     digests = {
-        make(model=tiny_model(config, dtype=dtype), block_tokens=size).executor.kv_layout().digest
+        make(model=kind.model(config, dtype=dtype), block_tokens=size).executor.kv_layout().digest
         for config in (CONFIG, WINDOWED)
         for dtype in (torch.float32, torch.bfloat16)
-        for size in (4, 8)
+        for size in (kind.block_tokens, 2 * kind.block_tokens)
     }
     assert len(digests) == 8
 
@@ -370,8 +406,10 @@ def test_a_failing_step_raises_from_result(driver):
         handle.result()
 
 
-def test_both_forms_of_latent_attention_give_the_same_logits(make, monkeypatch):
+def test_both_forms_of_latent_attention_give_the_same_logits(kind, make, monkeypatch):
     """Whichever the executor chooses: plain for all, absorbed for all, or by cost."""
+    if kind is CPU:
+        pytest.skip("the native kernels have the absorbed form alone")
     logits = []
     for absorbed in (False, True, None):
         if absorbed is not None:
@@ -382,4 +420,4 @@ def test_both_forms_of_latent_attention_give_the_same_logits(make, monkeypatch):
         logits.append(np.concatenate([prompt, decoded.logits]))
         monkeypatch.undo()
     for other in logits[1:]:
-        np.testing.assert_allclose(other, logits[0], atol=1e-6)  # results are float32
+        kind.assert_same(other, logits[0])

@@ -9,6 +9,9 @@ from ridgeline.kernels.cpu import Format, MatrixFormat, pack, pack_codes
 
 SHAPES = [(16, 33), (37, 100), (64, 256), (100, 513)]  # rows and columns, whole tiles or not
 TOKENS = [1, 2, 3, 5, 6, 8, 13, 16]
+# From 73 tokens on every level expands codes of Q5 and Q6; panels of 513 tokens by 2,100 columns
+# are passed in several blocks.
+PROMPT_TOKENS, WIDE = (73, 513), (70, 2100)
 FLOATS = [MatrixFormat(format=form) for form in (Format.F32, Format.F16, Format.BF16)]
 QUANTIZED = [
     MatrixFormat(format=form, group=group)
@@ -74,6 +77,27 @@ def test_a_token_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(lev
     for tokens in TOKENS:
         for count in (1, 3):
             assert np.array_equal(matrix.matmul(pool(level, count), x[:tokens]), alone[:tokens])
+
+
+@each_level
+@pytest.mark.parametrize(
+    "form",
+    [*FLOATS, *(form for form in QUANTIZED if form.group in (16, 32, None))],
+    ids=lambda form: f"{form.format.name}-{form.group}",
+)
+def test_prompts_have_the_bits_of_short_batches(level, form):
+    matrix = pack(pool(level, 2), weights(*WIDE), form)
+    x = np.random.default_rng(3).normal(size=(max(PROMPT_TOKENS), WIDE[1])).astype(np.float32)
+    few = np.concatenate([matrix.matmul(pool(level, 2), some) for some in np.array_split(x, 40)])
+    for tokens in PROMPT_TOKENS:
+        for count in (1, 3):
+            assert np.array_equal(matrix.matmul(pool(level, count), x[:tokens]), few[:tokens])
+
+
+@pytest.mark.parametrize("group", [8, 48, 256])
+def test_groups_that_the_kernels_lack_are_refused(group):
+    with pytest.raises(ValueError, match=f"no groups of {group} columns"):
+        MatrixFormat(format=Format.Q4, group=group)
 
 
 @each_level

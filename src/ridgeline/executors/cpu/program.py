@@ -90,6 +90,7 @@ class Program:
             OutOfMemoryError: there is none.
         """
         if num_tokens > self._reserved:
+            self._reserved = 0  # what a failure leaves
             if self._library.rl_reserve(self._handle, num_tokens):
                 raise OutOfMemoryError(f"No memory for a step of {num_tokens} tokens.")
             self._reserved = num_tokens

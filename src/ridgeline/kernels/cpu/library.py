@@ -1,6 +1,7 @@
 """Finding and loading the library for this machine's instruction set."""
 
 import ctypes
+import importlib
 import os
 from functools import cache
 from pathlib import Path
@@ -79,7 +80,7 @@ def _unless_out_of_memory(result: int, function: Any, _arguments: Any) -> int:
 
 def _find(level: str) -> Path | None:
     # An editable install keeps them apart from the sources, in another entry of the path.
-    folders = __import__("ridgeline.kernels.cpu", fromlist=["__path__"]).__path__
+    folders = importlib.import_module("ridgeline.kernels.cpu").__path__
     for folder in folders:
         path = Path(folder) / f"libridgeline_cpu_{level}.so"
         if path.is_file():

@@ -16,21 +16,29 @@ _TORCH_FORMATS = {
     torch.float16: Format.F16,
     torch.bfloat16: Format.BF16,
 }
+_GROUPS = (None, 16, 32, 64, 128)
 _LARGEST_SCALE = 2.0**10  # in half precision; scales 2^24 times smaller are still normal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixFormat:
-    """Element format, and for quantized ones the columns that share a scale (``None``: a row)."""
+    """Element format, and for quantized ones the columns that share a scale (``None``: a row).
+
+    Raises:
+        ValueError: the kernels have no groups of so many columns.
+    """
 
     format: Format
     group: int | None = None
     has_min: bool = False
 
+    def __post_init__(self) -> None:
+        if self.group not in _GROUPS:
+            raise ValueError(f"The CPU kernels have no groups of {self.group} columns.")
+
     def group_of(self, columns: int) -> int:
         if not self.format.is_quantized:
             return 0
-        assert self.group in (None, 16, 32, 64, 128), "the kernels have no other groups"
         return self.group or -(-columns // 32) * 32
 
 
@@ -96,7 +104,7 @@ def pack(pool: Pool, weight: torch.Tensor, form: MatrixFormat | None = None) -> 
     multiplier = 1.0
     if form.format.is_quantized:
         largest = max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
-        multiplier = scale_multiplier(largest / 2 ** (_bits(form.format) - 1))
+        multiplier = scale_multiplier(largest / 2 ** (form.format.bits - 1))
     struct = matrix_struct(rows, columns, form, multiplier)
     packed = PackedMatrix(struct, aligned_bytes(pool.library.rl_matrix_bytes(ctypes.byref(struct))))
     with pool.lock:  # another engine of this process may be running
@@ -148,7 +156,3 @@ def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
     raw = np.empty(size + alignment, dtype=np.uint8)
     offset = -raw.ctypes.data % alignment
     return raw[offset : offset + size]
-
-
-def _bits(form: Format) -> int:
-    return int(form)

@@ -23,6 +23,12 @@ class Format(IntEnum):
     def is_quantized(self) -> bool:
         return self >= Format.Q4
 
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        assert self.is_quantized
+        return self.value
+
 
 class Buffer(IntEnum):
     """The named buffers of a program."""
