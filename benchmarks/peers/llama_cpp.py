@@ -1,6 +1,7 @@
 """llama.cpp, measured by its own ``llama-bench`` and ``llama-batched-bench``.
 
-These give the mean of a run. Decode cells are the median of three runs of 16 steps, after a warm-up.
+These give the mean of a run. Decode cells are the median of three runs of 16 steps, after a
+warm-up.
 """
 
 import json

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.request import CompletionChunk, CompletionOutput, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from ridgeline.core.request import CompletionChunk, CompletionOutput, RequestOutput
     from ridgeline.engine import LLM
     from ridgeline.engine.typed import format  # noqa: A004
 
@@ -24,7 +24,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine, and torch with it, only when it is asked for."""
+    """Import the engine, and torch with it, only when it is asked for; and what needs other
+    packages, which the GPU benchmark does without."""
     if name == "LLM":
         from ridgeline.engine import LLM
 
@@ -33,4 +34,8 @@ def __getattr__(name: str) -> Any:
         from ridgeline.engine.typed import format  # noqa: A004
 
         return format
+    if name in ("CompletionChunk", "CompletionOutput", "RequestOutput"):
+        from ridgeline.core import request
+
+        return getattr(request, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,15 +5,29 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from ridgeline.bench.gpu import peers, steps
 from ridgeline.bench.gpu.__main__ import main
 from ridgeline.bench.gpu.ceilings import datasheet
-from ridgeline.bench.gpu.processes import Job, Part, conduct
-from ridgeline.bench.gpu.progress import Message
-from ridgeline.bench.gpu.settings import MINIATURE
+from ridgeline.bench.gpu.kernels import _Timer
+from ridgeline.bench.gpu.ladder import climb
+from ridgeline.bench.gpu.processes import Job, Part, _Run, _work, conduct
+from ridgeline.bench.gpu.progress import Bench, Message, Progress
+from ridgeline.bench.gpu.report import Report
+from ridgeline.bench.gpu.run import parts
+from ridgeline.bench.gpu.settings import FULL, MINIATURE
+from ridgeline.bench.gpu.steps import _Decode
+from ridgeline.bench.gpu.timing import measure
+from ridgeline.core.plan import step_in_flight
+from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.torch_kernels import TorchKernels
 from ridgeline.kernels.gpu import missing_for_gpu
 from ridgeline.roofline.fitting import of_new_format
 
@@ -48,6 +62,7 @@ def test_everything_is_measured_with_nothing_but_torch_triton_and_numpy(tmp_path
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "kernels of tiny" not in done.stdout, "what is compiled ahead is told where it fails"
     (path,) = tmp_path.glob("gpu-*-host.json")
     report = json.loads(path.read_text())
     assert report["machine"] == "host"
@@ -64,7 +79,10 @@ def test_everything_is_measured_with_nothing_but_torch_triton_and_numpy(tmp_path
     phases = {"decode", "prefill"}
     of_new_formats = {of_new_format(each) for each in phases}
     assert set(report["predictions"]["median_errors"]) == phases | of_new_formats
-    for text in ("gate·up int4", "decode 1 at 32", "a graph for the step"):
+    for text in (
+        "gate·up int4", "decode 1 at 32", "a graph for the step", "KV int8", "KV float8",
+        "rotation and KV write", "draws by top-p, 3 rows", "experts int4",
+    ):  # fmt: skip
         assert text in done.stdout
 
 
@@ -132,12 +150,208 @@ def test_no_case_begins_when_the_time_is_over():
     assert messages == [Message("left out", "late", "no time left")]
 
 
+class Silent:
+    """A connection over which no more than ``messages`` come."""
+
+    def __init__(self, *messages):
+        self.messages = list(messages)
+
+    def poll(self, timeout_s):
+        return bool(self.messages)
+
+    def recv(self):
+        return self.messages.pop(0)
+
+
+@pytest.mark.parametrize(("left_s", "kind"), [(5, "left out"), (600, "failed")])
+def test_what_the_end_of_the_time_stops_is_left_out_and_what_hangs_failed(left_s, kind):
+    told = []
+    now = time.time()
+    job = Job(
+        parts=(Part("long", breaks), Part("next", breaks)), settings=MINIATURE, on_host=True,
+        ends_at=now, stops_at=now + left_s, patience_s=60,
+    )  # fmt: skip
+    run = _Run(job, told.append)
+    problem = run._receive(Silent(Message("began", "slow")))
+    outcome = run._outcome(problem)
+    assert outcome[:2] == (kind, "slow")
+    assert run.is_late == (kind == "left out")
+    if run.is_late:
+        assert outcome.value == "stopped as the time was over, with what was behind it in long"
+    else:
+        assert outcome.value == "it was stopped after 60 s"
+
+
+def test_no_part_begins_in_a_process_whose_time_is_over():
+    class Told(list):
+        send = list.append
+
+    told = Told()
+    job = Job(
+        parts=(Part("absent", cannot_begin), Part("broken", breaks)), settings=MINIATURE,
+        on_host=True, ends_at=time.time(), stops_at=time.time() + 60, patience_s=60,
+    )  # fmt: skip
+    _work(job, told)
+    assert [each[:2] for each in told[1:]] == [
+        ("left out", "absent"), ("finished", "absent"),
+        ("left out", "broken"), ("finished", "broken"),
+    ]  # fmt: skip
+
+
 @pytest.mark.skipif(missing_for_gpu() is None, reason="there is a GPU")
 def test_without_a_gpu_it_says_so(capsys):
     assert main([]) == 1
     assert "No GPU can be measured here" in capsys.readouterr().err
     assert main(["--check"]) == 0
     assert "skipped: " in capsys.readouterr().out
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def perf_counter(self):
+        return self.now_s
+
+
+class Replays(HostDevice):
+    """A device on which the clock goes on by ``seconds`` for each call that a graph has."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds, self.now_s = seconds, 0.0
+        self.calls, self.spans = [], []
+
+    def capture(self, body, pool=None):
+        body()
+        device, seconds = self, self.seconds * len(self.calls)
+
+        class Graph:
+            def replay(self):
+                device.now_s += seconds
+
+        return Graph()
+
+    def record(self):
+        device, now_s = self, self.now_s
+
+        class Event:
+            def wait(self):
+                pass
+
+            def seconds_since(self, earlier):
+                device.spans.append(now_s - earlier.now_s)
+                return device.spans[-1]
+
+        event = Event()
+        event.now_s = now_s
+        return event
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_kernels_are_timed_in_windows_of_many_calls_behind_others(count):
+    device = Replays(seconds=1e-5)
+    settings = replace(MINIATURE, spin_s=0.1, window_s=0.03, repeats=3)
+    calls = [lambda: device.calls.append(1)] * count
+    assert measure(device, calls, settings) == pytest.approx(1e-5)
+    assert len(device.calls) >= 16
+    *before, one, two, three = device.spans
+    assert sum(before) >= 0.1
+    assert min(one, two, three) >= 0.03
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_first_plan_of_a_batch_does_not_count(monkeypatch, ahead):
+    """The first takes a minute and the others a second, each of 4 steps."""
+    clock, plans = Clock(), []
+    monkeypatch.setattr(steps, "time", clock)
+
+    class Plans:
+        def blocks_of(self, batch, tokens):
+            return batch
+
+        def segment(self, slot, start, tokens, *, blocks=None):
+            assert start == 9
+            return tokens
+
+        def submit(self, segments, *, num_steps, admissions=(), params=None):
+            seconds = 60.0 if len(plans) < 2 else 1.0
+            plans.append(segments)
+
+            def wait():
+                clock.now_s += seconds
+                timings = SimpleNamespace(forward_s=seconds)
+                part = SimpleNamespace(token_ids=(5,) * num_steps)
+                return SimpleNamespace(timings=timings, passes=[[part] * len(segments)])
+
+            return wait
+
+    own = _Decode(Plans(), 2, 9, replay=4, ahead=ahead, params=None)
+    assert own.run(6) == (0.25, 0.25)
+    assert len(plans) == 8  # one admits the batch, and one is not timed
+    assert plans[-1] == ([[step_in_flight(3)], [step_in_flight(7)]] if ahead else [[5], [5]])
+
+
+def test_matrices_of_a_kernel_lie_apart():
+    """Or the caches of a GPU hold what is to be read from its memory."""
+    seen = set()
+
+    class Noting(TorchKernels):
+        def linear(self, x_TI, matrix, **options):
+            seen.add(matrix.codes.data_ptr())
+            return super().linear(x_TI, matrix, **options)
+
+    device = HostDevice()
+    model = steps.random_model(device, MINIATURE.shapes["tiny"])
+    for form in ("bfloat16", "int8"):
+        seen.clear()
+        _Timer(device, Noting(), model, replace(MINIATURE, beyond_caches_bytes=1 << 20)).product(
+            form, 1
+        )
+        assert len(seen) == 8
+
+
+def test_what_transformers_cannot_do_is_told(monkeypatch):
+    module = SimpleNamespace(__spec__=None)
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    told = peers.transformers_tokens_per_s({"num_hidden_layers": 1}, torch.device("cpu"))
+    assert told.startswith("transformers could not: AttributeError")
+
+
+def test_each_run_has_a_file_of_its_own(tmp_path):
+    when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    reports = [Report(device="A B", date=when + timedelta(seconds=each)) for each in (0, 1)]
+    paths = [report.write(tmp_path) for report in reports]
+    assert paths[0].name == "gpu-2026-01-02-030405-a-b.json"
+    assert paths[0] != paths[1]
+    assert reports[0].write(tmp_path) == paths[0]
+
+
+def test_the_time_goes_to_what_is_worth_most():
+    first, one, other = FULL.shapes
+    names = [part.name for part in parts(FULL)]
+    order = [
+        "ceilings", f"steps of {first} in bfloat16", f"the ladder of {first}, whole",
+        "single kernels", f"steps of {other} in bfloat16", f"the ladder of {one}, compiled",
+        f"steps of {other} in int8",
+    ]  # fmt: skip
+    assert [name for name in names if name in order] == order
+    most = {
+        part.arguments[:2]: part.arguments[2] for part in parts(FULL) if len(part.arguments) > 2
+    }
+    assert {most[shape, form] for shape in FULL.shapes for form in FULL.formats[:2]} == {None}
+
+
+def test_the_compilers_rung_may_fail(monkeypatch):
+    told = []
+    progress = Progress(told.append, done=(), ends_at=time.time() + 600)
+    settings = replace(MINIATURE, compiles=True)
+    bench = Bench(device=HostDevice(), kernels=TorchKernels, settings=settings, progress=progress)
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: 1 / 0)
+    climb(bench, "tiny", "compiled")
+    assert [each.kind for each in told] == ["began", "left out"]
+    assert "ZeroDivisionError" in told[1].value
 
 
 def test_datasheets_are_found_by_the_drivers_names():

@@ -5,11 +5,15 @@ from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
 
+class DecidesOnDevice(TorchKernels):
+    """As Triton's kernels: a recorded step serves every context, greedy or not."""
+
+    decides_on_device = True
+
+
 def host_executor(models, block_tokens, *, device=None, **settings):
-    settings = {"num_slots": 8} | settings
-    return CUDAExecutor(
-        models, block_tokens, device=device or HostDevice(), kernels=TorchKernels(), **settings
-    )
+    settings = {"num_slots": 8, "kernels": TorchKernels()} | settings
+    return CUDAExecutor(models, block_tokens, device=device or HostDevice(), **settings)
 
 
 def host_factory(models, options, device=None):

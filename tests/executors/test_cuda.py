@@ -7,21 +7,35 @@ import gc
 import threading
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from tests.executors.host_cuda import host_executor
+from tests.executors.host_cuda import DecidesOnDevice, host_executor
 from tests.tiny import CONFIG, EXPERTS, GREEDY, LATENT, WINDOWED, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.plan import BlockTableUpdate, ModelRole, Outputs, Pass, step_in_flight
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda.decode import batch_bucket
 from ridgeline.executors.cuda.host_device import HostDevice, HostEvent, HostWaitError, NoWaits
+from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
 LONG = CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+
+
+class Pools(HostDevice):
+    """A device that notes where the memory of graphs comes from."""
+
+    def __init__(self):
+        super().__init__()
+        self.pools = []
+
+    def capture(self, body, pool=None):
+        self.pools.append(pool)
+        return super().capture(body, pool)
 
 
 def driver_on(device=None, *, config=CONFIG, num_slots=8, num_blocks=160, **settings):
@@ -257,7 +271,13 @@ def test_a_step_is_compiled_whole(monkeypatch):
     compiled = partial(torch.compile, backend="eager", fullgraph=True)
     monkeypatch.setattr(torch, "compile", compiled)
     expected = driver_on().decode(0, PROMPT, 4, SAMPLED)
-    driver = driver_on(execution="compile")
+
+    class Replays(HostDevice):  # PyTorch does not compile what the host's graphs watch
+        def capture(self, body, pool=None):
+            body()
+            return SimpleNamespace(replay=body)
+
+    driver = driver_on(Replays(), execution="compile")
     assert driver.decode(0, PROMPT, 4, SAMPLED) == expected
     driver.executor.close()
 
@@ -345,11 +365,67 @@ def test_warming_up_records_every_batch_and_changes_nothing(config):
     device = HostDevice()
     driver = driver_on(device, config=config, warm_up=True)
     executor = driver.executor
-    assert executor.num_recorded() == (0 if config is LONG else 4)  # batches of 1, 2, 4 and 8
+    recorded = 0 if config is LONG else 12  # batches of 1, 2, 4 and 8, and three kinds of draws
+    assert executor.num_recorded() == recorded
     assert device.num_replays == 0
     found = driver.decode(0, PROMPT, 8)
-    assert executor.num_recorded() == (0 if config is LONG else 4)
+    assert executor.num_recorded() == recorded
     executor.close()
     reference = Driver(tiny_executor(model=tiny_model(config), num_blocks=160))
     assert found == reference.decode(0, PROMPT, 8)
     reference.executor.close()
+
+
+def test_no_request_waits_for_a_step_to_be_recorded():
+    """Of kernels that decide on the device: contexts of any length, draws of any kind."""
+    config = CONFIG | {"max_position_embeddings": 1024}
+    device = Pools()
+    driver = driver_on(
+        device, config=config, num_slots=2, num_blocks=400, warm_up=True, kernels=DecidesOnDevice()
+    )
+    reference = Driver(tiny_executor(model=tiny_model(config), num_blocks=400))
+    driver.blocks_per_slot = reference.blocks_per_slot = 150
+    recorded = len(device.pools)
+    assert recorded == driver.executor.num_recorded() == 4  # batches of 1 and 2, truncated or not
+    for prompt in (PROMPT, PROMPT * 42):
+        for params in (GREEDY, SamplingParams(temperature=0.9), SAMPLED):
+            tokens = [each.decode(0, prompt, 3, params) for each in (driver, reference)]
+            assert tokens[0] == tokens[1]
+            for each in (driver, reference):
+                each.run(passes=[], releases=(0,))
+    assert len(device.pools) == recorded
+    driver.executor.close()
+
+
+def test_graphs_share_memory_that_the_largest_takes_and_that_goes_with_them():
+    device = Pools()
+    for _ in range(2):
+        driver = driver_on(device, warm_up=True)
+        steps = driver.executor._models[ModelRole.TARGET].steps._steps
+        rows = [variant.rows for variant in steps]
+        assert rows == sorted(rows, reverse=True)
+        driver.executor.close()
+    first, second = device.pools[: len(rows)], device.pools[len(rows) :]
+    assert len(set(first)) == len(set(second)) == 1
+    assert first[0] is not second[0]
+
+
+def test_tokens_are_drawn_from_logits_as_they_are_computed():
+    """Half as many bytes as in float32; what is told of logits is computed in float32."""
+    kinds = set()
+
+    class Noting(TorchKernels):
+        def sample(self, logits_NV, *arguments, **options):
+            kinds.add(logits_NV.dtype)
+            return super().sample(logits_NV, *arguments, **options)
+
+    def make(models, block_tokens):
+        return host_executor(models, block_tokens, kernels=Noting())
+
+    model = tiny_model(dtype=torch.bfloat16)
+    driver = Driver(tiny_executor(model=model, make=make))
+    driver.decode(0, PROMPT, 3)
+    assert kinds == {torch.bfloat16}
+    logits = driver.start(1, PROMPT, outputs=Outputs(sample=True, logits=True)).logits
+    assert logits.dtype == np.float32
+    driver.executor.close()

@@ -1,4 +1,4 @@
-"""The CUDA executor on a GPU: `make test-gpu`. The same checks run on the CPU in its place."""
+"""The checks of `make test-gpu`, on the CPU in the place of a GPU, and what they notice."""
 
 import pytest
 import torch
@@ -40,6 +40,34 @@ def test_float8_products_are_within_what_the_check_allows():
     (check,) = check_all(HostDevice(), Rounds, names=[c.name for c in _CASES if c.form == "fp8"])
     assert check.passed
     assert check.error > 0.1
+
+
+class Jittered(TorchKernels):
+    """Moves every output by the last bit of bfloat16, up or down, as other sums do."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def moved(self, out):
+        if out.dtype != torch.bfloat16:
+            return out
+        generator = torch.Generator().manual_seed(self.seed + 1000 * out[0].numel() + len(out))
+        step = torch.randint(-1, 2, out.shape, generator=generator, dtype=torch.int16)
+        moved = (out.contiguous().view(torch.int16) + step).view(torch.bfloat16)
+        return torch.where(out == 0, out, moved)
+
+    def linear(self, *arguments, **options):
+        return self.moved(super().linear(*arguments, **options))
+
+    def attend(self, *arguments):
+        return self.moved(super().attend(*arguments))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_last_bit_of_bfloat16_fails_no_check(seed):
+    names = [case.name for case in _CASES if case.dtype == torch.bfloat16 and case.form is None]
+    found = check_all(HostDevice(), lambda: Jittered(seed), names=names, execution="eager")
+    assert [check.text() for check in found if not check.passed] == []
 
 
 @pytest.mark.gpu

@@ -10,6 +10,13 @@ def missing_for_triton() -> str | None:
     return None
 
 
+def has_fp8() -> bool:
+    """Whether the GPU multiplies float8: from compute capability 8.9 on."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+
+
 def missing_for_gpu() -> str | None:
     """One sentence on why nothing can run on a GPU here; ``None`` if it can."""
     import torch

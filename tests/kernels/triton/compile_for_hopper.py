@@ -12,6 +12,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "0"
@@ -24,9 +26,10 @@ from triton.runtime.jit import JITFunction
 from ridgeline.core import spec
 from ridgeline.core.formats import number_format
 from ridgeline.kernels import triton as kernels
-from ridgeline.kernels.triton import attention, linear, sampling
+from ridgeline.kernels.triton import attention, sampling
 from ridgeline.quant import QuantizedTensor
 
+linear = import_module("ridgeline.kernels.triton.linear")  # the package has a function so named
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -186,6 +189,8 @@ def draw():
     masks, workspace = zeros(8, 4008, dtype=torch.int32), kernels.SampleWorkspace(8, "cpu")
     kernels.sample(logits, rows, tokens, workspace=workspace, truncate=True, masks_NW=masks)
     kernels.sample(logits, rows, tokens, workspace=workspace, truncate=False)
+    for truncate in (True, False):
+        kernels.sample(logits.bfloat16(), rows, tokens, workspace=workspace, truncate=truncate)
     history, ids = zeros(8, 128256, dtype=torch.int32), zeros(8, 4, dtype=torch.int32)
     floats = column(torch.float32)
     penalties = kernels.Penalties(
@@ -241,6 +246,9 @@ def products():
         for tokens in (16, kernels.MOST_NORMED):
             multiply(matrix, tokens, norm=norm, activation=spec.Activation.SILU)
         multiply(matrix, 64, activation=spec.Activation.SILU)
+        # With as many rows as gate and up, or a head, sums are not split.
+        unsplit = replace(linear.guess(matrix, 1, 14_336, zeros(1, 4096)), splits=1)
+        multiply(matrix, norm=norm, activation=spec.Activation.SILU, config=unsplit)
         if matrix.format is not kernels.Format.PLAIN:
             multiply(matrix, 128, activation=spec.Activation.SILU)
             multiply(matrix, dtype=FP16)

@@ -13,6 +13,7 @@ from ridgeline.kernels.triton import (
     Workspace,
     attend_decode,
     attend_prefill,
+    attention,
     layer_bytes,
     layer_tensors,
 )
@@ -161,6 +162,7 @@ class Case:
 
 
 DECODES = [(1, 1), (1, 170), (1, 33)]
+DRAFTED = [(5, 5), (3, 700), (4, 130)]
 PREFILLS = [(20, 20), (1, 60), (40, 101), (3, 3)]
 OPTIONS = [
     (torch.float32, {}),
@@ -188,6 +190,13 @@ def check(case, form, factor=1.0, trees=None, tree=None, **options):
 @pytest.mark.parametrize(("dtype", "options"), OPTIONS, ids=str)
 def test_decode(dtype, options):
     check(Case(DECODES, dtype=dtype), "decode", **options)
+
+
+@pytest.mark.parametrize("options", [{"sinks": True}, {"window": 140}], ids=str)
+def test_as_many_splits_as_on_a_gpu(monkeypatch, options):
+    """More than a sequence has, for more rows than are merged at once."""
+    monkeypatch.setattr(attention, "num_multiprocessors", lambda _: 132)
+    check(Case(DRAFTED, dtype=torch.float16, heads=6, kv_heads=1, width=72), "decode", **options)
 
 
 @pytest.mark.parametrize(("dtype", "options"), OPTIONS, ids=str)

@@ -1,5 +1,7 @@
 """Products with plain and packed matrices against float64."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from tests.kernels.triton.device import DEVICE, assert_near, random
@@ -20,11 +22,15 @@ from ridgeline.kernels.triton import (
     matmul,
     multiplies_scaled,
     pack_matrix,
+    packing,
     quantize_matrix,
     quantize_rows,
     scaled_matmul,
 )
 from ridgeline.quant import QuantizedTensor
+
+# The package has a function of that name.
+linear_module = import_module("ridgeline.kernels.triton.linear")
 
 COLUMNS = 384
 
@@ -236,3 +242,45 @@ def test_layouts_that_the_kernels_lack_are_told():
         group_of=torch.zeros(COLUMNS, dtype=torch.int64),
     )  # fmt: skip
     assert pack_matrix(act_order) is None
+
+
+@pytest.mark.parametrize(
+    "quantize",
+    [
+        lambda weight: quantize_matrix(weight, 8, 32),
+        lambda weight: quantize_matrix(weight, 4),
+        fp8_matrix,
+    ],
+    ids=["int8", "int4", "fp8"],
+)
+@pytest.mark.parametrize("shape", [(7, 64), (3, 5, 64)], ids=str)
+def test_quantizing_takes_little_memory_beside_the_matrix(monkeypatch, quantize, shape):
+    weight, sizes = random(*shape), []
+    whole = quantize(weight)
+    rounded = packing._rounded
+
+    def noting(parts, scales, least):
+        sizes.append(parts.numel())
+        return rounded(parts, scales, least)
+
+    monkeypatch.setattr(packing, "_SLICE", 130)
+    monkeypatch.setattr(packing, "_rounded", noting)
+    found = quantize(weight)
+    assert max(sizes, default=0) <= 128
+    assert found.shape == whole.shape == shape
+    assert torch.equal(found.codes.view(torch.uint8), whole.codes.view(torch.uint8))
+    assert torch.equal(found.scales, whole.scales)
+
+
+def test_a_gated_pair_is_split_as_its_outputs_ask(monkeypatch):
+    """Both branches of an output are one program's."""
+    grids = []
+    monkeypatch.setattr(linear_module, "num_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(linear_module, "launch", lambda grid, *_, **__: grids.append(grid))
+    x, workspace = random(1, 4096), Workspace(DEVICE)
+    for rows, activation in ((4096, None), (8192, Activation.SILU)):
+        matrix = pack_matrix(torch.zeros(rows, 4096, device=DEVICE))
+        out = torch.zeros(1, 4096, device=DEVICE)
+        linear(x, matrix, out, workspace=workspace, activation=activation)
+    assert grids[0] == grids[1]
+    assert grids[0][2] == 4

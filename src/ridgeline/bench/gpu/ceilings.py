@@ -9,6 +9,7 @@ import torch
 
 from ridgeline.bench.gpu.progress import Bench
 from ridgeline.bench.gpu.timing import measure
+from ridgeline.kernels.gpu import has_fp8
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 
 _MEMORY = "memory"
@@ -31,7 +32,7 @@ def bench_ceilings(bench: Bench) -> None:
     def rate(name: str, amount: float, make: Callable[[], Call]) -> None:
         if bench.progress.allows(f"ceiling: {name}"):
             with bench.device.scope(), torch.inference_mode():
-                seconds = measure(bench.device, [make()], repeats=settings.repeats)
+                seconds = measure(bench.device, [make()], settings)
             bench.progress.result("rate", (name, amount / seconds))
 
     size = float(settings.stream_bytes // 4 * 4)
@@ -118,7 +119,7 @@ def _products(at: torch.device) -> dict[str, Callable[[int], Call]]:
         return lambda: torch._int_mm(left, right.t())
 
     found: dict[str, Callable[[int], Call]] = {"bfloat16": plain}
-    if at.type == "cuda" and torch.cuda.get_device_capability(at) >= (8, 9):
+    if at.type == "cuda" and has_fp8():
         found["fp8"] = lambda size: scaled(size, False)
         found[FAST_FP8] = lambda size: scaled(size, True)
     if at.type == "cuda":

@@ -29,7 +29,7 @@ from ridgeline.core.result import SegmentResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda import CUDAExecutor
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.formats import Role, head_format, weight_roles
+from ridgeline.executors.cuda.formats import Role, device_head_format, weight_roles
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.torch_kernels import unpacked
 from ridgeline.executors.cuda.weights import packed
@@ -59,6 +59,21 @@ _DENSE: dict[str, object] = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
+_LATENTS = _DENSE | {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 8,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
 _MODELS: dict[str, Mapping[str, object]] = {
     "dense": _DENSE,
     "window": _DENSE | {"model_type": "mistral", "sliding_window": 24},
@@ -76,24 +91,11 @@ _MODELS: dict[str, Mapping[str, object]] = {
         "sliding_window": 24,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
     },
-    "latents": _DENSE
-    | {
-        "model_type": "deepseek_v3",
-        "num_key_value_heads": 8,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 32,
-        "v_head_dim": 32,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "moe_intermediate_size": 64,
-        "first_k_dense_replace": 1,
-    },
+    "latents": _LATENTS,
+    "all latent experts": _LATENTS | {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1},
 }
-_TIPPING = ("experts", "sinks")
+# In bfloat16 the last bit of a router's inputs decides between experts.
+_TIPPING = ("experts", "sinks", "latents")
 # dtype: relative error that rounding explains.
 _TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 6e-2}
 _KV_TOLERANCES = {"auto": 0.0, "int8": 3e-2, "fp8": 1e-1}
@@ -239,7 +241,7 @@ def _as_quantized(model: ExecutorModel, name: str | None) -> dict[str, torch.Ten
     form = number_format(name)
     for key, roles in weight_roles(model.ops).items():
         if roles & {Role.PRODUCT, Role.HEAD}:
-            own = head_format(form) if Role.HEAD in roles else form
+            own = device_head_format(form) if Role.HEAD in roles else form
             values[key] = unpacked(packed(values[key], own), torch.float32)
     return values
 

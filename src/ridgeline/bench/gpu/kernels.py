@@ -3,27 +3,34 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import ceil, prod
 
 import numpy as np
 import torch
 
 from ridgeline.bench.gpu.progress import Bench
-from ridgeline.bench.gpu.settings import Settings
+from ridgeline.bench.gpu.settings import Settings as BenchSettings
 from ridgeline.bench.gpu.steps import random_model
 from ridgeline.bench.gpu.timing import measure
 from ridgeline.core import ops
 from ridgeline.core.formats import number_format
-from ridgeline.core.spec import Activation, kv_groups
+from ridgeline.core.spec import Activation, RoutingSpec, Scoring, kv_groups
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import PassInput, Short, Span
-from ridgeline.executors.cuda.kernels import AttendSpec, Gain, Kernels
+from ridgeline.executors.cuda.kernels import AttendSpec, Draw, Experts, Gain, Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.program import rope_specs
+from ridgeline.executors.cuda.rope import RopeTables
+from ridgeline.executors.cuda.slots import Settings
 from ridgeline.executors.cuda.weights import packed
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.gpu import has_fp8
 
 _BLOCK = 16
 _BATCHES = (1, 8, 64, 128)
+_CODED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_DRAWS = {Draw.NOISE: "draws", Draw.TRUNCATED: "draws by top-p"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,7 @@ class KernelTime:
 
 
 def bench_kernels(bench: Bench, shape: str) -> None:
-    """Products by format and batch, attention by batch and context, and a norm."""
+    """Products by format and batch, attention by batch and context, and what is between them."""
     settings, progress = bench.settings, bench.progress
     model = random_model(bench.device, settings.shapes[shape])
     timer = _Timer(bench.device, bench.kernels(), model, settings)
@@ -56,16 +63,32 @@ def bench_kernels(bench: Bench, shape: str) -> None:
             case(name, partial(timer.attention, batch, context))
         else:
             progress.leave_out(f"kernel: {name}", "no memory for KV")
+    for batch, context in settings.coded:
+        for name, kind in _CODED.items():
+            if name == "fp8" and bench.device.torch_device.type == "cuda" and not has_fp8():
+                continue
+            case(
+                f"attention {batch} at {context}, KV {name}",
+                partial(timer.attention, batch, context, kind),
+            )
+    longest = max(settings.prompts)
+    for tokens in (settings.decode[-1][0], longest):
+        case(f"rotation, {tokens} tokens", partial(timer.rotation, tokens))
+    for batch, how in product((1, settings.decode[-1][0]), (Draw.NOISE, Draw.TRUNCATED)):
+        case(f"{_DRAWS[how]}, batch {batch}", partial(timer.draws, batch, how))
+    for form, tokens in product(settings.formats[:2], settings.routed):
+        case(f"experts {form}, {tokens} tokens", partial(timer.experts, form, tokens))
     for prompt in settings.prompts:
         case(f"attention of a prompt of {prompt}", partial(timer.prompt, prompt))
-    longest = max(settings.prompts)
     case("norm", partial(timer.norm, longest))
-    case("large products", partial(timer.product, "bfloat16", longest))
+    for form in settings.formats:
+        if form in ("bfloat16", "fp8"):  # by the vendor's library, of rows that are rounded to fp8
+            case(f"large products, {form}", partial(timer.product, form, longest))
 
 
 class _Timer:
     def __init__(
-        self, device: Device, kernels: Kernels, model: ExecutorModel, settings: Settings
+        self, device: Device, kernels: Kernels, model: ExecutorModel, settings: BenchSettings
     ) -> None:
         self._device, self._kernels, self._model = device, kernels, model
         self._settings, self._at = settings, device.torch_device
@@ -82,7 +105,7 @@ class _Timer:
         x = self._random(batch, inner)
         num_bytes = float((number or number_format("bfloat16")).num_bytes(shape))
         count = max(1, min(8, ceil(self._settings.beyond_caches_bytes / num_bytes)))
-        matrices = [packed(values, number) for _ in range(count)]
+        matrices = [packed(values.clone(), number) for _ in range(count)]
         self._kernels.reserve(matrices, x.dtype)
         calls = [
             partial(self._kernels.linear, x, matrix, activation=Activation.SILU)
@@ -95,14 +118,15 @@ class _Timer:
             2.0 * batch * prod(shape),
         )
 
-    def attention(self, batch: int, context: int) -> KernelTime:
+    def attention(self, batch: int, context: int, kind: torch.dtype = torch.bfloat16) -> KernelTime:
         """One token of each sequence over its context, in blocks scattered over the pool."""
         op = self._attend
-        row = 2.0 * 2 * op.num_kv_heads * op.head_dim
+        scale_bytes = 4 if kind in _CODED.values() else 0
+        row = 2.0 * op.num_kv_heads * (op.head_dim * kind.itemsize + scale_bytes)
         calls_needed = ceil(self._settings.beyond_caches_bytes / (batch * context * row))
         layers = kv_groups(self._model.spec)[0].layers[:calls_needed]
         copies = ceil(calls_needed / len(layers))  # of the batch, beside each other in the pool
-        cache = self._cache(copies * batch, context)
+        cache = self._cache(copies * batch, context, kind)
         q = self._random(batch, op.num_heads, op.head_dim)
         inputs = [self._input(batch, [context] * batch, 1, copy, copies) for copy in range(copies)]
         spec = AttendSpec(group=0, scale=op.scale)
@@ -112,7 +136,9 @@ class _Timer:
             for layer in layers
         ]
         flops = 4.0 * batch * context * op.num_heads * op.head_dim
-        found = self._time(f"attention, {batch} at {context}", calls, batch * context * row, flops)
+        name = f"attention, {batch} at {context}"
+        name += f", KV {str(kind).removeprefix('torch.')}" if scale_bytes else ""
+        found = self._time(name, calls, batch * context * row, flops)
         cache.free()
         return found
 
@@ -134,6 +160,67 @@ class _Timer:
         cache.free()
         return found
 
+    def rotation(self, tokens: int) -> KernelTime:
+        """Rotation of q and k, and the write of k and v."""
+        op, cache = self._attend, self._cache(1, tokens)
+        rope = RopeTables(rope_specs(self._model.ops), tokens, self._at)
+        (rows,) = rope.of(torch.arange(tokens, device=self._at)).values()
+        q, k, v = (
+            self._random(tokens, heads, op.head_dim)
+            for heads in (op.num_heads, op.num_kv_heads, op.num_kv_heads)
+        )
+        slots = torch.arange(tokens, device=self._at)
+        calls = [
+            partial(self._kernels.rotate_and_write, q, k, v, cache.layer(layer), slots, rope=rows)
+            for layer in cache.groups[0].layers
+        ]
+        moved = 2.0 * 2 * tokens * (op.num_heads + 2 * op.num_kv_heads) * op.head_dim
+        found = self._time(f"rotation and KV write, {tokens} tokens", calls, moved)
+        cache.free()
+        return found
+
+    def draws(self, batch: int, how: Draw) -> KernelTime:
+        """Tokens of rows of logits, which are read at least once."""
+        vocab, at = self._model.spec.vocab_size, self._at
+        logits = [3 * self._random(batch, vocab) for _ in range(2)]
+        settings = Settings(
+            fractions=torch.tensor([0.8, 0.95, 0.0], dtype=torch.float64, device=at)
+            .repeat(batch, 1)
+            .T.contiguous(),
+            counts=torch.zeros(2, batch, dtype=torch.int32, device=at),
+            seeds=torch.arange(batch, device=at),
+        )
+        positions = torch.arange(batch, device=at)
+        calls = [
+            partial(self._kernels.sample, each, settings, positions, how=how) for each in logits
+        ]
+        return self._time(f"{_DRAWS[how]}, {batch} rows", calls, 2.0 * batch * vocab)
+
+    def experts(self, form: str, tokens: int) -> KernelTime:
+        """A mixture: choice, order, both products, weighted sum; of the experts that are chosen."""
+        count, top_k, width, inner = self._settings.experts
+        number = None if form == "bfloat16" else number_format(form)
+        gate_up, down = (count, 2 * inner, width), (count, width, inner)
+        mixture = Experts(
+            routing=RoutingSpec(top_k=top_k, scoring=Scoring.SOFTMAX, normalised=True),
+            correction_E=None,
+            gate_up=packed(self._random(*gate_up), number),
+            down=packed(self._random(*down), number),
+            gate_up_bias=None,
+            down_bias=None,
+            activation=Activation.SILU,
+        )
+        x, logits = self._random(tokens, width), self._random(tokens, count).float()
+        chosen = int((logits.topk(top_k).indices.flatten().bincount() > 0).sum())
+        form_bytes = (number or number_format("bfloat16")).num_bytes
+        read = (form_bytes(gate_up) + form_bytes(down)) * chosen / count
+        return self._time(
+            f"experts {form}, {chosen} of {count} by {tokens} tokens",
+            [partial(self._kernels.experts, x, logits, mixture)],
+            read + 2.0 * 2 * tokens * width,
+            2.0 * tokens * top_k * 3 * inner * width,
+        )
+
     def norm(self, tokens: int) -> KernelTime:
         hidden = self._model.spec.hidden_size
         gain = Gain(spec=self._norm.spec, weight=torch.ones(hidden, device=self._at).bfloat16())
@@ -150,15 +237,15 @@ class _Timer:
     def _time(
         self, name: str, calls: Sequence[Callable[[], object]], num_bytes: float, flops: float = 0.0
     ) -> KernelTime:
-        seconds = measure(self._device, calls, repeats=self._settings.repeats)
+        seconds = measure(self._device, calls, self._settings)
         return KernelTime(name=name, seconds=seconds, num_bytes=num_bytes, flops=flops)
 
     def _random(self, *shape: int) -> torch.Tensor:
         with self._device.scope():
             return torch.randn(*shape, device=self._at, dtype=torch.bfloat16)
 
-    def _cache(self, batch: int, context: int) -> KVCache:
-        cache = KVCache(self._device, self._model.spec, torch.bfloat16, _BLOCK)
+    def _cache(self, batch: int, context: int, kind: torch.dtype = torch.bfloat16) -> KVCache:
+        cache = KVCache(self._device, self._model.spec, kind, _BLOCK)
         with self._device.scope():
             blocks = batch * ceil((context + 1) / _BLOCK)
             cache.allocate([blocks] * len(cache.groups))

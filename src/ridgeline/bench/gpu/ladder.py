@@ -7,7 +7,7 @@ from ridgeline.bench.gpu.progress import Bench
 from ridgeline.bench.gpu.steps import StepBench, StepTime, random_model
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
-_COMPILE_S = 150.0  # that PyTorch may take to compile a step
+_COMPILE_S = 75.0  # that PyTorch may take to compile a step of 16 layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ RUNGS = (
         name="batch of 8", own_kernels=True, execution="graphs", format="int4", replay=8,
         ahead=True, batch=8,
     ),
-    Rung(name="beside: torch.compile", own_kernels=False, execution="compile"),
+    Rung(name="beside: torch.compile, in a graph", own_kernels=False, execution="compile"),
 )  # fmt: skip
 
 
@@ -53,28 +53,37 @@ class Climbed(NamedTuple):
 
 def climb(bench: Bench, shape: str, which: str) -> None:
     """Each rung's decode step at the first context of the settings."""
-    device, settings = bench.device, bench.settings
-    context = settings.decode[0][1]
     for rung in LADDERS[which]:
         compiles = rung.execution == "compile"
-        if compiles and not settings.compiles:
+        if compiles and not bench.settings.compiles:
             continue
         name = f"ladder of {shape}: {rung.name}"
         if not bench.progress.allows(name, _COMPILE_S if compiles else 0.0):
             continue
-        own = StepBench(
-            device,
-            bench.kernels() if rung.own_kernels else TorchKernels(),
-            shape,
-            random_model(device, settings.shapes[shape]),
-            rung.format,
-            max_batch=rung.batch,
-            repeats=settings.repeats,
-            execution=rung.execution,
-        )
         try:
-            own.open(own.blocks_of(rung.batch, context))
-            time = own.decode(rung.batch, context, replay=rung.replay, ahead=rung.ahead)
-        finally:
-            own.close()
-        bench.progress.result("rung", (shape, Climbed(rung, time)))
+            time = _time(bench, shape, rung)
+        except Exception as error:
+            if not compiles:
+                raise
+            bench.progress.give_up(f"{type(error).__name__}: {error}")
+        else:
+            bench.progress.result("rung", (shape, Climbed(rung, time)))
+
+
+def _time(bench: Bench, shape: str, rung: Rung) -> StepTime:
+    settings, context = bench.settings, bench.settings.decode[0][1]
+    own = StepBench(
+        bench.device,
+        bench.kernels() if rung.own_kernels else TorchKernels(),
+        shape,
+        random_model(bench.device, settings.shapes[shape]),
+        rung.format,
+        max_batch=rung.batch,
+        settings=settings,
+        execution=rung.execution,
+    )
+    try:
+        own.open(own.blocks_of(rung.batch, context))
+        return own.decode(rung.batch, context, replay=rung.replay, ahead=rung.ahead)
+    finally:
+        own.close()

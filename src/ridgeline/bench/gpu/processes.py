@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from ridgeline.bench.gpu.progress import Bench, Message, Progress
+from ridgeline.bench.gpu.progress import NO_TIME, Bench, Message, Progress
 from ridgeline.bench.gpu.settings import Settings
 from ridgeline.executors.cuda import gpu_kernels, open_gpu
 from ridgeline.executors.cuda.device import Device
@@ -58,25 +58,27 @@ def conduct(job: Job, handle: Callable[[Message], None]) -> None:
     while job.parts:
         if time.time() >= job.ends_at:
             for part in job.parts:
-                handle(Message("left out", part.name, "no time left"))
+                handle(Message("left out", part.name, NO_TIME))
             return
         run = _Run(job, handle)
         if run.follow():
             return
         behind = job.parts[run.num_finished :]
-        if run.case is None:  # the part cannot even begin
+        if run.case is None or run.is_late:  # the part cannot even begin, or go on
             behind = behind[1:]
         job = replace(job, parts=behind, done=job.done | run.done)
 
 
 class _Run:
-    """One process. ``case`` is which was begun last in the part that it is at."""
+    """One process. ``case`` is which was begun last in the part that it is at; ``is_late``: it was
+    stopped because the time is over."""
 
     def __init__(self, job: Job, handle: Callable[[Message], None]) -> None:
         self._job, self._handle = job, handle
         self.num_finished = 0
         self.done: set[str] = set()
         self.case: str | None = None
+        self.is_late = False
 
     def follow(self) -> bool:
         """Hand on what the process tells; whether it came to its end."""
@@ -92,9 +94,16 @@ class _Run:
             process.join()
             ours.close()
         if problem:
-            part = self._job.parts[self.num_finished].name
-            self._handle(Message("failed", self.case or part, problem))
+            self._handle(self._outcome(problem))
         return self.num_finished == len(self._job.parts)
+
+    def _outcome(self, problem: str) -> Message:
+        """What became of the case, or of the part if none was begun."""
+        part = self._job.parts[self.num_finished].name
+        if not self.is_late:
+            return Message("failed", self.case or part, problem)
+        behind = f", with what was behind it in {part}" if self.case else ""
+        return Message("left out", self.case or part, f"stopped as the time was over{behind}")
 
     def _receive(self, connection: Connection) -> str:
         """What went wrong that the process could not tell of itself."""
@@ -102,7 +111,8 @@ class _Run:
         while self.num_finished < len(job.parts):
             left_s = job.stops_at - time.time()
             if not connection.poll(max(0.0, min(job.patience_s, left_s))):
-                return f"it was stopped after {min(job.patience_s, max(left_s, 0.0)):.0f} s"
+                self.is_late = left_s < job.patience_s
+                return f"it was stopped after {job.patience_s:.0f} s"
             try:
                 message = connection.recv()
             except EOFError:
@@ -135,6 +145,10 @@ def _work(job: Job, connection: Connection) -> None:
     bench = Bench(device=device, kernels=kernels, settings=job.settings, progress=progress)
     tell(Message("device", device.name, device.memory().total))
     for part in job.parts:
+        if progress.is_over:
+            tell(Message("left out", part.name, NO_TIME))
+            tell(Message(_FINISHED, part.name))
+            continue
         while not _measure(part, bench, tell):
             if not _works(device):
                 tell(Message(_LOST, part.name))

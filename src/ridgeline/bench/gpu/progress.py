@@ -9,6 +9,8 @@ from ridgeline.bench.gpu.settings import Settings
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 
+NO_TIME = "no time left"
+
 
 class Message(NamedTuple):
     """``kind`` is began, left out, failed, finished (a part), lost (the device), or one of results.
@@ -34,12 +36,17 @@ class Progress:
         self._done = set(done)
         self.case: str | None = None  # which was begun last
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no case begins any more."""
+        return time.time() >= self._ends_at
+
     def allows(self, what: str, needed_s: float = 0.0) -> bool:
         """Whether a case that takes ``needed_s`` begins now."""
         if what in self._done:
             return False
         if time.time() + needed_s >= self._ends_at:
-            self.leave_out(what, "no time left")
+            self.leave_out(what, NO_TIME)
             return False
         self._done.add(what)
         self.case = what
@@ -51,6 +58,10 @@ class Progress:
         if what not in self._done:
             self._done.add(what)
             self._tell(Message("left out", what, why))
+
+    def give_up(self, why: str) -> None:
+        """Tell that the case that was begun cannot be measured, for reasons that are not ours."""
+        self._tell(Message("left out", self.case or "", why))
 
     def result(self, kind: str, value: Any) -> None:
         """Tell what came of the case."""

@@ -148,10 +148,10 @@ class Report:
         return {name: roof for name, roof in roofs.items() if roof is not None}
 
     def write(self, folder: Path) -> Path:
-        """A file named by the date and the machine."""
+        """A file named by the time, to the second, and the machine."""
         folder.mkdir(parents=True, exist_ok=True)
         words = "-".join(self.device.lower().split())
-        path = folder / f"gpu-{self.date:%Y-%m-%d}-{words}.json"
+        path = folder / f"gpu-{self.date:%Y-%m-%d-%H%M%S}-{words}.json"
         unfinished = path.with_suffix(".part")
         unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
         unfinished.replace(path)

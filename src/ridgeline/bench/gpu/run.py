@@ -9,6 +9,7 @@ from threading import Lock
 
 from ridgeline.bench.gpu.ceilings import bench_ceilings
 from ridgeline.bench.gpu.checks import bench_checks, case_names
+from ridgeline.bench.gpu.compilation import compile_ahead
 from ridgeline.bench.gpu.kernels import bench_kernels
 from ridgeline.bench.gpu.ladder import climb
 from ridgeline.bench.gpu.peers import bench_transformers
@@ -19,7 +20,8 @@ from ridgeline.bench.gpu.report import Report
 from ridgeline.bench.gpu.settings import Settings
 from ridgeline.bench.gpu.steps import bench_steps
 
-# The first steps of each model and format, which the figures to be shown are about.
+# Of the first model, and of the others in the first formats, all steps are measured; else the
+# first, which the figures to be shown are about.
 _FIRST_STEPS = 4
 _GRACE_S = 45.0  # that the last case has
 _CHECK_MINUTES = 5.0
@@ -41,6 +43,8 @@ def run(
         if report.device:
             report.write(folder)
 
+    tell("kernels are compiled")
+    compile_ahead(settings, on_host=on_host, tell=handle)
     job = Job(
         parts=parts(settings),
         settings=settings,
@@ -109,7 +113,7 @@ def parts(settings: Settings) -> tuple[Part, ...]:
             Part(
                 f"steps of {shape} in {form}",
                 bench_steps,
-                (shape, form, None if shape == first else _FIRST_STEPS),
+                (shape, form, None if shape == first or form in early else _FIRST_STEPS),
             )
             for shape in shapes
             for form in formats
@@ -124,8 +128,10 @@ def parts(settings: Settings) -> tuple[Part, ...]:
         ladder(first, "whole"),
         *(ladder(other, "graphs") for other in others[:1]),
         Part("single kernels", bench_kernels, (first,)),
-        *steps([first, *others[:1]], late),
-        *steps(others[1:], settings.formats),
-        ladder(first, "compiled"),
+        *steps([first, *others[:1]], late[:1]),
+        *steps(others[1:], early),
+        ladder((others or [first])[0], "compiled"),
+        *steps([first, *others[:1]], late[1:]),
+        *steps(others[1:], late),
         Part("transformers", bench_transformers),
     )

@@ -33,12 +33,18 @@ class Settings:
         decode: (batch, tokens of context) of decode steps.
         sampled: the same, of decode steps that draw tokens by top-p.
         prompts: tokens of prompts.
+        coded: (batch, tokens of context) of attention over int8 and float8 KV.
+        experts: how many, how many of a token, and their inputs and inner width, of a mixture.
+        routed: tokens that go through the mixture.
         compiles: the ladder has PyTorch's compiler beside it, which takes minutes.
         minutes: after which no other case is begun.
         patience_s: after which a case counts as hanging.
         matrix: side of the square matrices of the measured peaks.
         stream_bytes: of the arrays that are read and copied for the measured bandwidth.
         beyond_caches_bytes: of the data that calls of one kernel go through in turn.
+        spin_s: of work before a kernel is timed, in which clocks rise.
+        window_s: of work of a kernel in one measurement, at the least.
+        steps_s: the same of a model's steps.
         repeats: measurements of one thing, of which the median counts.
     """
 
@@ -47,12 +53,18 @@ class Settings:
     decode: tuple[tuple[int, int], ...]
     sampled: tuple[tuple[int, int], ...]
     prompts: tuple[int, ...]
+    coded: tuple[tuple[int, int], ...]
+    experts: tuple[int, int, int, int]
+    routed: tuple[int, ...]
     compiles: bool
     minutes: float
     patience_s: float
     matrix: int
     stream_bytes: int
     beyond_caches_bytes: int
+    spin_s: float
+    window_s: float
+    steps_s: float
     repeats: int
 
 
@@ -62,12 +74,18 @@ FULL = Settings(
     decode=tuple((batch, at) for at in (512, 4096, 32_000) for batch in (1, 8, 64, 256)),
     sampled=((1, 512), (64, 512)),
     prompts=(4096, 512, 16_384),
+    coded=((8, 4096), (64, 4096)),
+    experts=(128, 8, 2048, 768),
+    routed=(16, 256),
     compiles=True,
     minutes=8.0,
     patience_s=240.0,
     matrix=8192,
     stream_bytes=4 << 30,
     beyond_caches_bytes=192 << 20,
+    spin_s=0.1,
+    window_s=0.03,
+    steps_s=0.06,
     repeats=5,
 )
 
@@ -77,11 +95,17 @@ MINIATURE = Settings(
     decode=((1, 32), (3, 40)),
     sampled=((1, 32),),
     prompts=(24,),
+    coded=((2, 32),),
+    experts=(4, 2, 64, 64),
+    routed=(3,),
     compiles=False,
     minutes=10.0,
     patience_s=240.0,
     matrix=256,
     stream_bytes=1 << 16,
     beyond_caches_bytes=1 << 18,
+    spin_s=0.0,
+    window_s=0.0,
+    steps_s=0.0,
     repeats=1,
 )

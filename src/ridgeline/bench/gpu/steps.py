@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -11,6 +11,7 @@ from math import ceil
 import torch
 
 from ridgeline.bench.gpu.progress import Bench
+from ridgeline.bench.gpu.settings import Settings
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.formats import number_format
 from ridgeline.core.plan import (
@@ -36,7 +37,6 @@ from ridgeline.weights.source import DummyWeights
 
 _BLOCK = 16
 _REPLAY = 8  # steps of a plan
-_PLANS = 2  # that follow each other in one measurement
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 _SAMPLE = Outputs(sample=True)
@@ -98,10 +98,10 @@ class StepBench:
         form: str,
         *,
         max_batch: int,
-        repeats: int,
+        settings: Settings,
         execution: str = "graphs",
     ) -> None:
-        self._name, self._format, self._repeats = name, form, repeats
+        self._name, self._format, self._settings = name, form, settings
         if form != "bfloat16":
             model = replace(model, quantization=number_format(form))
         self.executor = CUDAExecutor(
@@ -131,7 +131,7 @@ class StepBench:
 
     def blocks_of(self, batch: int, tokens: int) -> int:
         """KV blocks that a case needs."""
-        return batch * ceil((tokens + _REPLAY * _PLANS + 1) / _BLOCK)
+        return batch * ceil((tokens + _REPLAY + 1) / _BLOCK)
 
     def decode(
         self,
@@ -148,8 +148,9 @@ class StepBench:
         """
         params = _SAMPLED if sampled else _GREEDY
         runner = _Decode(self, batch, context, replay=replay, ahead=ahead, params=params)
-        runner.run()
-        found = [runner.run() for _ in range(self._repeats)]
+        _, step_s = runner.run(num_plans=2)  # by which graphs are recorded, and kernels compiled
+        num_plans = max(1, ceil(self._settings.steps_s / (replay * step_s)))
+        found = [runner.run(num_plans) for _ in range(self._settings.repeats)]
         rows = decode_batch(batch, context + 1)
         return self._time("decode", batch, context, found, rows, sampled=sampled)
 
@@ -157,7 +158,7 @@ class StepBench:
         """A prompt from the start to its first output."""
         prompt = tuple(index % self._priced.spec.vocab_size for index in range(tokens))
         found = []
-        for _ in range(2 + self._repeats // 2):
+        for _ in range(2 + self._settings.repeats // 2):
             segment = self.segment(0, 0, prompt, blocks=range(self.blocks_of(1, tokens)))
             began = time.perf_counter()
             result = self.submit([segment], admissions=[(0, prompt)])()
@@ -254,33 +255,38 @@ class _Decode:
         self._tokens = (7,) * (context + 1)
         self._each = bench.blocks_of(batch, context) // batch
 
-    def run(self) -> tuple[float, float]:
-        """Seconds of a step: by the device's clock, and of those that passed."""
-        handles = [self._start()]
-        handles[0]()  # tables and settings are on their way, and the graph is recorded
-        segments = [
-            self._bench.segment(slot, self._context, self._tokens[-1:])
-            for slot in range(self._batch)
-        ]
-        seconds: float = 0.0
-        waiting: list[Callable[[], StepResult]] = []
+    def run(self, num_plans: int) -> tuple[float, float]:
+        """Seconds of a step, by the device's clock and of those that pass: of ``num_plans`` plans
+        behind one that is done, so that the first's way to the device does not count."""
+        self._start()()  # tables and settings are on their way, and the graph is recorded
+        results = self._results(num_plans + 1)
+        next(results)
         began = time.perf_counter()
-        for number in range(_PLANS):
-            waiting.append(self._bench.submit(segments, num_steps=self._replay))
-            stop = self._context + (number + 1) * self._replay
-            if not self._ahead:
-                result = waiting.pop()()
-                seconds += result.timings.forward_s
-                tokens = [part.token_ids[-1:] for part in result.passes[0]]
-            else:
-                if len(waiting) == 2:
-                    seconds += waiting.pop(0)().timings.forward_s
-                last = range(self._replay - 1, self._batch * self._replay, self._replay)
-                tokens = [(step_in_flight(output),) for output in last]
-            segments = [self._bench.segment(slot, stop, token) for slot, token in enumerate(tokens)]
-        seconds += sum(wait().timings.forward_s for wait in waiting)
-        steps = _PLANS * self._replay
+        seconds = sum(result.timings.forward_s for result in results)
+        steps = num_plans * self._replay
         return seconds / steps, (time.perf_counter() - began) / steps
+
+    def _results(self, num_plans: int) -> Iterator[StepResult]:
+        """Of plans that follow each other. Each has the positions behind the context, so that all
+        are alike, and the tokens of the one before."""
+        last = range(self._replay - 1, self._batch * self._replay, self._replay)
+        wait = self._submit(self._tokens[-1:] * self._batch)
+        for _ in range(num_plans - 1):
+            if self._ahead:
+                behind = self._submit([step_in_flight(output) for output in last])
+                yield wait()
+                wait = behind
+            else:
+                result = wait()
+                yield result
+                wait = self._submit([part.token_ids[-1] for part in result.passes[0]])
+        yield wait()
+
+    def _submit(self, tokens: Sequence[int]) -> Callable[[], StepResult]:
+        segments = [
+            self._bench.segment(slot, self._context, [token]) for slot, token in enumerate(tokens)
+        ]
+        return self._bench.submit(segments, num_steps=self._replay)
 
     def _start(self) -> Callable[[], StepResult]:
         """Admit the batch with its context, whose KV is random, and run one plan of it."""
@@ -311,7 +317,7 @@ def bench_steps(bench: Bench, shape: str, form: str, most: int | None) -> None:
         random_model(bench.device, settings.shapes[shape]),
         form,
         max_batch=max(batch for batch, _ in (*settings.decode, *settings.sampled)),
-        repeats=settings.repeats,
+        settings=settings,
     )
 
     def case(name: str, time: Callable[[], StepTime]) -> None:

@@ -2,24 +2,29 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from math import ceil
 
 import torch
 
+from ridgeline.bench.gpu.settings import Settings
 from ridgeline.executors.cuda.device import Device
 
-_AT_LEAST_S = 0.002  # of work between two events
+_CALLS = 16  # that a graph has at the least: what is between graphs counts little
 
 
-def measure(device: Device, calls: Sequence[Callable[[], object]], *, repeats: int) -> float:
+def measure(device: Device, calls: Sequence[Callable[[], object]], settings: Settings) -> float:
     """Median seconds of one of some calls, which differ in their data.
 
-    They are recorded, one after the other, so that what is timed is the device. To be of main
-    memory, the data of all of them together has to be larger than its caches.
+    They are recorded, one after the other, so that what is timed is the device, and it works for a
+    while before, so that its clocks are those of work. To be of main memory, the data of all calls
+    together has to be larger than its caches.
     """
+    each = ceil(_CALLS / len(calls))
 
     def body() -> None:
-        for call in calls:
-            call()
+        for _ in range(each):
+            for call in calls:
+                call()
 
     with device.scope(), torch.inference_mode():
         graph = device.capture(body)
@@ -30,7 +35,11 @@ def measure(device: Device, calls: Sequence[Callable[[], object]], *, repeats: i
                 graph.replay()
             finished = device.record()
             finished.wait()
-            return finished.seconds_since(started) / times
+            return finished.seconds_since(started)
 
-        times = max(1, int(_AT_LEAST_S / max(run(1), 1e-7)))
-        return statistics.median(run(times) for _ in range(repeats)) / len(calls)
+        passed = once = max(run(1), 1e-7)
+        while passed < settings.spin_s:
+            passed += run(ceil(settings.spin_s / once / 4))
+        times = max(1, ceil(settings.window_s / max(run(1), 1e-7)))
+        found = [run(times) for _ in range(settings.repeats)]
+    return statistics.median(found) / (times * each * len(calls))

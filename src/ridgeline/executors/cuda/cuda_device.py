@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -18,7 +19,6 @@ class CUDADevice:
         self.torch_device = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(self.torch_device)
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time and can share it
 
     def scope(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
@@ -45,7 +45,10 @@ class CUDADevice:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def capture(self, body: Callable[[], None]) -> Graph:
+    def graph_pool(self) -> object:
+        return torch.cuda.graph_pool_handle()  # not to be used again once its graphs are gone
+
+    def capture(self, body: Callable[[], None], pool: Any = None) -> Graph:
         with self.scope():
             # Kernels are compiled, and libraries take their workspaces, outside of the capture.
             for _ in range(_WARM_UP_RUNS):
@@ -56,7 +59,7 @@ class CUDADevice:
         with (
             _no_collection(),
             torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
             ),
         ):
             body()

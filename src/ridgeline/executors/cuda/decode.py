@@ -13,12 +13,13 @@ import numpy.typing as npt
 import torch
 
 from ridgeline.executors.cuda.device import Device, Graph
+from ridgeline.executors.cuda.kernels import Draw
 from ridgeline.executors.cuda.staging import Staging
 
 MAX_STEPS = 64  # of a replay
 _BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _STEP_BEYOND = 64
-_FIRST_CONTEXT, _CONTEXT_GROWTH = 512, 4  # tokens
+_CONTEXT_STEP = 128  # tokens, where a recorded step depends on the longest context
 
 
 class TokenLog:
@@ -40,12 +41,12 @@ class TokenLog:
 
 
 class Variant(NamedTuple):
-    """What is fixed when a step is recorded: rows, KV blocks that are looked at, and whether any
-    row's distribution is truncated."""
+    """What is fixed when a step is recorded: rows, entries of their block tables, and the most that
+    any row asks of a draw."""
 
     rows: int
     blocks: int
-    truncate: bool
+    how: Draw
 
 
 # What a step does with tokens (or −1), positions and slots, ``[B]`` each: the tokens drawn.
@@ -64,6 +65,7 @@ class DecodeSteps:
     Args:
         body: what a step does; it waits for nothing.
         longest: blocks of the longest sequence.
+        decides_on_device: see `ridgeline.executors.cuda.kernels.Kernels`.
         record: false to run op by op, as the ladder's lower rungs do.
     """
 
@@ -77,11 +79,13 @@ class DecodeSteps:
         num_slots: int,
         block_tokens: int,
         longest: int,
+        decides_on_device: bool,
         record: bool,
     ) -> None:
         self._device, self._staging, self._log, self._body = device, staging, log, body
         self._num_slots, self._block_tokens, self._longest = num_slots, block_tokens, longest
-        self._record = record
+        self._decides_on_device, self._record = decides_on_device, record
+        self._pool = device.graph_pool() if record else None  # one step runs at a time
         self._steps: dict[Variant, _Step] = {}
 
     def close(self) -> None:
@@ -93,18 +97,24 @@ class DecodeSteps:
     def num_recorded(self) -> int:
         return len(self._steps)
 
-    def variant(self, num_rows: int, context: int, *, truncate: bool) -> Variant:
+    def variant(self, num_rows: int, context: int, *, how: Draw) -> Variant:
         """The smallest variant that serves so many sequences of up to ``context`` tokens."""
-        blocks = max(1, _FIRST_CONTEXT // self._block_tokens)
-        while blocks * self._block_tokens < context:
-            blocks *= _CONTEXT_GROWTH
         rows = min(batch_bucket(num_rows), max(self._num_slots, num_rows))
-        return Variant(rows, min(blocks, self._longest), truncate)
+        if self._decides_on_device:
+            return Variant(rows, self._longest, max(how, Draw.NOISE))
+        step = _CONTEXT_STEP if self._record else self._block_tokens
+        tokens = -(-context // step) * step
+        return Variant(rows, min(-(-tokens // self._block_tokens), self._longest), how)
 
     def warm_up(self) -> None:
-        """Record steps of every size of batch over short contexts, before one is waited for."""
-        for num_rows in range(1, self._num_slots + 1):
-            self._step(self.variant(num_rows, 1, truncate=False))
+        """Record steps of every size of batch, before one is waited for; where steps depend on
+        contexts, those of short ones.
+
+        The largest come first, since the smaller find room in what those have taken.
+        """
+        for num_rows in range(self._num_slots, 0, -1):
+            for how in reversed(Draw):
+                self._step(self.variant(num_rows, 1, how=how))
 
     def run(
         self,
@@ -155,7 +165,7 @@ class DecodeSteps:
         issue()
         inputs.zero_()
         inputs[: variant.rows].fill_(self._log.never)
-        graph = self._device.capture(lambda: self._issue(variant, inputs))
+        graph = self._device.capture(lambda: self._issue(variant, inputs), self._pool)
         self._log.values.copy_(kept)
         return _Step(inputs, graph)
 

@@ -67,8 +67,12 @@ class Device(Protocol):
     def release(self) -> None:
         """Give memory that nothing uses any more back to the device, for other processes."""
 
-    def capture(self, body: Callable[[], None]) -> Graph:
-        """Record what ``body`` issues. It is run a few times, and so must do no harm.
+    def graph_pool(self) -> object:
+        """Memory for graphs of which one runs at a time; it is theirs alone, and goes with them."""
+
+    def capture(self, body: Callable[[], None], pool: object = None) -> Graph:
+        """Record what ``body`` issues, with memory from ``pool`` or of its own. It is run a few
+        times, and so must do no harm.
 
         Raises whatever ``body`` raises, and an error if it waits for the device.
         """

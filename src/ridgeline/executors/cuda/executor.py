@@ -29,7 +29,7 @@ from ridgeline.executors.cuda.kv_cache import KVCache
 from ridgeline.executors.cuda.launched import DrawnTokens, LaunchedStep
 from ridgeline.executors.cuda.memory import kv_budget_bytes
 from ridgeline.executors.cuda.model import EXECUTIONS, DeviceModel
-from ridgeline.executors.cuda.plain import can_decode, is_plain, truncates
+from ridgeline.executors.cuda.plain import can_decode, draw_of, is_plain
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.handle import Handle
@@ -37,6 +37,7 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import SegmentContext, num_logit_rows, segment_result
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
+from ridgeline.kernels import reference
 
 KV_DTYPES = {
     "float64": torch.float64,
@@ -278,7 +279,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         variant = steps.variant(
             len(segments),
             max(segment.stop for segment in segments) + num_steps - 1,
-            truncate=any(truncates(self.states[segment.slot]) for segment in segments),
+            how=max(draw_of(self.states[segment.slot]) for segment in segments),
         )
         done = steps.run(
             variant,
@@ -309,7 +310,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
                 model.logits(hidden_TD.index_select(0, at)),
                 self._on_device().slots.settings(slots),
                 stops,
-                truncate=any(truncates(self.states[segments[n].slot]) for n in sampled),
+                how=max(draw_of(self.states[segments[n].slot]) for n in sampled),
             )
             void = tokens_T.index_select(0, at) < 0
             self._on_device().log.values[: len(sampled)].copy_(torch.where(void, -1, drawn))
@@ -330,7 +331,8 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         hidden_TD = model.hidden(batch, send(batch.sources), send)
         logits_NV = hidden_TD[:0]
         if len(batch.logit_rows):
-            logits_NV = model.logits(hidden_TD.index_select(0, send(batch.logit_rows)))
+            rows = hidden_TD.index_select(0, send(batch.logit_rows))
+            logits_NV = reference.wide(model.logits(rows))
         clock.lap("forward_s")
         handle.wait_for_masks()
         items = [self._context(segments[number], role) for number in batch.order]

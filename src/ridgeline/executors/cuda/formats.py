@@ -63,13 +63,13 @@ def device_formats(
         if quantization is None or not roles & {Role.PRODUCT, Role.HEAD}:
             formats[name] = own
         elif Role.HEAD in roles:
-            formats[name] = head_format(quantization)
+            formats[name] = device_head_format(quantization)
         else:
             formats[name] = quantization
     return formats
 
 
-def head_format(quantization: NumberFormat) -> NumberFormat:
+def device_head_format(quantization: NumberFormat) -> NumberFormat:
     """That of the LM head where layers are quantized: four bits are too few for logits."""
     return number_format("int8") if quantization.bits < 8 else quantization
 

@@ -68,7 +68,10 @@ class HostDevice:
     def release(self) -> None:
         pass
 
-    def capture(self, body: Callable[[], None]) -> Graph:
+    def graph_pool(self) -> object:
+        return object()
+
+    def capture(self, body: Callable[[], None], pool: object = None) -> Graph:
         recorder = Recorder()
         with recorder:
             body()

@@ -6,6 +6,7 @@ width, v that of V, E experts, k experts of a token, N rows of logits, V vocabul
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import torch
@@ -16,6 +17,15 @@ from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels.triton import KVTensors, PackedMatrix
 
 AnyActivation = Activation | ClampedSwiGLU
+
+
+class Draw(IntEnum):
+    """How tokens of a batch are drawn: the best, with noise, or of what top-k, top-p and min-p
+    leave. Each serves rows of those before it."""
+
+    BEST = 0
+    NOISE = 1
+    TRUNCATED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,11 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def decides_on_device(self) -> bool:
+        """Whether each row's length and temperature are looked at on the device alone: a recorded
+        step then serves every context, greedy or not."""
 
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
         """Make room for what products with some matrices need, once they are loaded."""
@@ -117,12 +132,11 @@ class Kernels(Protocol):
         positions_N: torch.Tensor,
         *,
         masks_NW: torch.Tensor | None = None,
-        truncate: bool = True,
+        how: Draw = Draw.TRUNCATED,
     ) -> torch.Tensor:
         """A token for each row, int64; −1 where none is possible.
 
-        ``masks_NW`` are words of allowed tokens; without ``truncate`` no row has top-k, top-p or
-        min-p.
+        ``masks_NW`` are words of allowed tokens; ``how`` is the most that any row asks for.
         """
 
     def move_slots(

@@ -23,7 +23,7 @@ from ridgeline.executors.cuda.weights import load_weights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.weights import Adapter, LoRAWeights
 
-# How decode steps are run: op by op, compiled by PyTorch, or recorded.
+# How decode steps are run: op by op, compiled by PyTorch and recorded, or recorded.
 EXECUTIONS = ("eager", "compile", "graphs")
 _WARM_UP_PROMPTS = (100, 300)  # tokens: weights expanded within a product, and by a library
 
@@ -71,7 +71,8 @@ class DeviceModel:
             num_slots=slots.num_slots,
             block_tokens=self.cache.block_tokens,
             longest=slots.longest,
-            record=self._execution == "graphs",
+            decides_on_device=self._kernels.decides_on_device,
+            record=self._execution != "eager",
         )
         self._is_open = True
 
@@ -129,7 +130,7 @@ class DeviceModel:
         return (self._adapted if adapted else self._program).hidden(at)
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """``[N, V]``, in at least float32."""
+        """``[N, V]``, as `Program.logits` has them."""
         return self._program.logits(hidden_ND)
 
     def _decode(
@@ -155,7 +156,7 @@ class DeviceModel:
             self.logits(self._program.hidden(at)),
             self._slots.settings(slots_B),
             positions_B + 1,
-            truncate=variant.truncate,
+            how=variant.how,
         )
 
     def _tables(self, slots: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:

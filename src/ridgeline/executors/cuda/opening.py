@@ -7,8 +7,7 @@ from ridgeline.executors.cuda.cuda_device import CUDADevice
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.triton_kernels import TritonKernels
-
-_FP8_CAPABILITY = (8, 9)
+from ridgeline.kernels.gpu import has_fp8
 
 
 def check_fp8() -> None:
@@ -17,8 +16,8 @@ def check_fp8() -> None:
     Raises:
         InvalidRequestError: it is older than compute capability 8.9.
     """
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) < _FP8_CAPABILITY:
+    if not has_fp8():
+        major, minor = torch.cuda.get_device_capability()
         raise InvalidRequestError(
             f"fp8 needs a GPU of compute capability 8.9, and {torch.cuda.get_device_name()} has "
             f"{major}.{minor}; use int8."

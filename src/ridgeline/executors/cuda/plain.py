@@ -12,6 +12,7 @@ from ridgeline.core.plan import (
     is_reference,
 )
 from ridgeline.executors.cuda.decode import MAX_STEPS
+from ridgeline.executors.cuda.kernels import Draw
 from ridgeline.executors.state import SequenceState
 
 _SAMPLE, _NOTHING = Outputs(sample=True), Outputs()
@@ -51,11 +52,13 @@ def draws_plainly(state: SequenceState, position: int, role: ModelRole) -> bool:
     return not is_changed and not by_rejection
 
 
-def truncates(state: SequenceState) -> bool:
-    """Whether top-k, top-p or min-p drop anything."""
+def draw_of(state: SequenceState) -> Draw:
+    """How a sequence's tokens are drawn."""
     params = state.admission.params
-    some = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-    return some and not params.is_greedy
+    if params.is_greedy:
+        return Draw.BEST
+    truncates = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    return Draw.TRUNCATED if truncates else Draw.NOISE
 
 
 def _is_plain_segment(segment: Segment, role: ModelRole, state: SequenceState) -> bool:

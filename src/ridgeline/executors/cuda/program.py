@@ -65,12 +65,13 @@ class Program:
         return buffers["h"]
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Logits ``[N, V]``, in at least float32."""
+        """Logits ``[N, V]`` in the model's type, in at least float32 where they are scaled."""
         head = self._head
         matrix = self._weights.matrices[head.weight.name]
         out = self._kernels.linear(hidden_ND, matrix, bias_O=self._tensor(head.bias))
-        logits = reference.wide(out) if head.scale == 1.0 else reference.wide(out) * head.scale
-        return reference.softcap(logits, head.softcap)
+        if head.scale != 1.0:
+            out = reference.wide(out) * head.scale
+        return out if head.softcap is None else reference.softcap(reference.wide(out), head.softcap)
 
     def _lowered(self, body: Sequence[ops.Op]) -> list[Call]:
         calls, index = [], 0

@@ -7,6 +7,7 @@ import torch
 
 from ridgeline.core.philox import Stream
 from ridgeline.decoding.noise import gumbel, philox_rounds
+from ridgeline.executors.cuda.kernels import Draw
 from ridgeline.executors.cuda.slots import Settings
 
 NONE_POSSIBLE = -1
@@ -14,18 +15,25 @@ _NEVER = float("-inf")
 _MASK = 0xFFFFFFFF
 
 
-def draw(logits_NV: torch.Tensor, settings: Settings, positions_N: torch.Tensor) -> torch.Tensor:
+def draw(
+    logits_NV: torch.Tensor, settings: Settings, positions_N: torch.Tensor, how: Draw
+) -> torch.Tensor:
     """A token for each row, at ``positions_N``, by its settings, int64; −1 where none is possible.
 
-    Computed in float64, as the reference does.
+    Computed in float64, as the reference does, where there is noise; ``how`` is the most that a row
+    asks for.
     """
+    if how is Draw.BEST:
+        top = logits_NV.max(dim=-1)
+        return torch.where(top.values > _NEVER, top.indices, NONE_POSSIBLE)
     logits = logits_NV.double()
     best = logits.max(dim=-1, keepdim=True).values
     temperature = settings.fractions[0]
     greedy = temperature == 0
     scaled = (logits - best) / torch.where(greedy, 1.0, temperature)[:, None]
     noise = gumbel(_words(scaled.shape[1], settings, positions_N))
-    drawn = (_truncated(scaled, settings) + noise).argmax(dim=-1)
+    kept = _truncated(scaled, settings) if how is Draw.TRUNCATED else scaled
+    drawn = (kept + noise).argmax(dim=-1)
     tokens = torch.where(greedy, logits.argmax(dim=-1), drawn)
     return torch.where(best[:, 0] > _NEVER, tokens, NONE_POSSIBLE)
 

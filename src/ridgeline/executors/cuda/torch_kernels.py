@@ -12,7 +12,7 @@ from torch.nn import functional
 from ridgeline.core.spec import NormScope
 from ridgeline.decoding import ancestors
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows, Span
-from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Experts, Gain
+from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Experts, Gain
 from ridgeline.executors.cuda.sampling import draw
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import reference
@@ -24,6 +24,7 @@ class TorchKernels:
     """See `ridgeline.executors.cuda.kernels.Kernels`."""
 
     name = "torch"
+    decides_on_device = False
 
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
         pass
@@ -92,7 +93,7 @@ class TorchKernels:
         self, q_THd: torch.Tensor, kv: KVTensors, at: PassInput, spec: AttendSpec
     ) -> torch.Tensor:
         table = at.tables[spec.group]
-        if at.spans is None:
+        if at.spans is None or at.short.tokens == len(at.stops_S) == len(q_THd):
             return _attend_each(q_THd, kv, table, at.stops_S, spec)
         parts = [
             _attend_span(q_THd[span.first : span.last], kv, table[index], span, at, spec)
@@ -124,13 +125,13 @@ class TorchKernels:
         positions_N: torch.Tensor,
         *,
         masks_NW: torch.Tensor | None = None,
-        truncate: bool = True,
+        how: Draw = Draw.TRUNCATED,
     ) -> torch.Tensor:
         if masks_NW is not None:
             bits = torch.arange(32, device=masks_NW.device)
             allowed = (masks_NW.long()[..., None] >> bits & 1).flatten(1)[:, : logits_NV.shape[1]]
             logits_NV = logits_NV.masked_fill(allowed == 0, float("-inf"))
-        return draw(logits_NV, settings, positions_N)
+        return draw(logits_NV, settings, positions_N, how)
 
     def move_slots(
         self, kv: Sequence[KVTensors], sources: torch.Tensor, targets: torch.Tensor
@@ -182,14 +183,14 @@ def _store(
 
 
 def _load(
-    pool: torch.Tensor, scales: torch.Tensor | None, tables_SM: torch.Tensor, like: torch.Tensor
+    pool: torch.Tensor, scales: torch.Tensor | None, tables_SM: torch.Tensor, kind: torch.dtype
 ) -> torch.Tensor:
-    """What the blocks of some tables hold: ``[S, M·B, K, d]``, as wide as ``like`` is summed."""
-    index, kind = tables_SM.flatten(), reference.wide(like).dtype
+    """What the blocks of some tables hold: ``[S, M·B, K, d]`` of type ``kind``."""
+    index = tables_SM.flatten()
     raw = pool.view(torch.uint8) if scales is not None else pool
     found = raw.index_select(0, index)
     if scales is not None:
-        found = found.view(pool.dtype).to(kind) * scales.index_select(0, index)[..., None]
+        found = found.view(pool.dtype).float() * scales.index_select(0, index)[..., None]
     rows, columns = tables_SM.shape
     by_token = found.view(rows, columns, *found.shape[1:]).transpose(2, 3).flatten(1, 2)
     return by_token.to(kind)
@@ -203,15 +204,29 @@ def _attend_each(
     spec: AttendSpec,
 ) -> torch.Tensor:
     """One token of each segment over a context of its own: ``[S, H, v]``."""
-    k_SCKd = _load(kv.k, kv.k_scales, tables_SM, q_SHd)
-    v_SCKv = _load(kv.v, kv.v_scales, tables_SM, q_SHd)
-    slots = torch.arange(k_SCKd.shape[1], device=stops_S.device)[None]
+    num, heads, width = q_SHd.shape
+    kv_heads, num_slots = kv.k.shape[1], tables_SM.shape[1] * kv.block_tokens
+    slots = torch.arange(num_slots, device=stops_S.device)[None]
     seen_SC = slots < stops_S[:, None]
     if spec.window is not None:
         seen_SC = seen_SC & (slots >= stops_S[:, None] - spec.window)
-    num, heads, width = q_SHd.shape
-    kv_heads = k_SCKd.shape[2]
-    q = reference.wide(q_SHd).view(num, kv_heads, heads // kv_heads, width)
+    if spec.softcap is None and spec.sinks_H is None:
+        k_SCKd, v_SCKv = (
+            _load(pool, scales, tables_SM, q_SHd.dtype).masked_fill(~seen_SC[..., None, None], 0.0)
+            for pool, scales in ((kv.k, kv.k_scales), (kv.v, kv.v_scales))
+        )
+        out = functional.scaled_dot_product_attention(
+            q_SHd.view(num, kv_heads, heads // kv_heads, width),
+            k_SCKd.transpose(1, 2),
+            v_SCKv.transpose(1, 2),
+            attn_mask=seen_SC[:, None, None],
+            scale=spec.scale,
+        )
+        return out.reshape(num, heads, -1)
+    kind = reference.wide(q_SHd).dtype
+    k_SCKd = _load(kv.k, kv.k_scales, tables_SM, kind)
+    v_SCKv = _load(kv.v, kv.v_scales, tables_SM, kind)
+    q = q_SHd.to(kind).view(num, kv_heads, heads // kv_heads, width)
     scores = reference.softcap(
         torch.einsum("skgd,sckd->skgc", q, k_SCKd) * spec.scale, spec.softcap
     )
@@ -239,8 +254,9 @@ def _attend_span(
     low = 0 if spec.window is None else max(0, span.start - spec.window + 1)
     blocks = table_M[None, low // block_tokens : -(-span.stop // block_tokens)]
     skipped = low - low // block_tokens * block_tokens
+    kind = reference.wide(q_SHd).dtype
     k_CKd, v_CKv = (
-        _load(pool, scales, blocks, q_SHd)[0, skipped : skipped + span.stop - low]
+        _load(pool, scales, blocks, kind)[0, skipped : skipped + span.stop - low]
         for pool, scales in ((kv.k, kv.k_scales), (kv.v, kv.v_scales))
     )
     positions = at.positions_T[span.first : span.last]

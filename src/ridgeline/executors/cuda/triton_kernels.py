@@ -5,28 +5,27 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows
-from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Experts, Gain
+from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Experts, Gain
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import triton as kernels
+from ridgeline.kernels.gpu import has_fp8
 from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix
 
 _MAX_SAMPLED = 256  # rows at once
-_FP8_CAPABILITY = (8, 9)
 
 
 class TritonKernels:
     """See `ridgeline.executors.cuda.kernels.Kernels`. One stream uses it at a time."""
 
     name = "triton"
+    decides_on_device = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._workspace = kernels.Workspace(device)
         self._sampling = kernels.SampleWorkspace(_MAX_SAMPLED, device)
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
-        self._multiplies_fp8 = (
-            device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
-        )
+        self._multiplies_fp8 = device.type == "cuda" and has_fp8()
 
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
         """Room to expand the largest of them, for products of large batches."""
@@ -215,7 +214,7 @@ class TritonKernels:
         positions_N: torch.Tensor,
         *,
         masks_NW: torch.Tensor | None = None,
-        truncate: bool = True,
+        how: Draw = Draw.TRUNCATED,
     ) -> torch.Tensor:
         tokens_N = torch.empty(len(logits_NV), dtype=torch.int64, device=logits_NV.device)
         positions_N = positions_N.int()
@@ -236,7 +235,7 @@ class TritonKernels:
                 tokens_N[part],
                 workspace=self._sampling,
                 masks_NW=None if masks_NW is None else masks_NW[part],
-                truncate=truncate,
+                truncate=how is Draw.TRUNCATED,
             )
         return tokens_N
 

@@ -10,7 +10,13 @@ import torch
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import NumberFormat, number_format
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.formats import Role, head_format, stacks, weight_roles, weights_bytes
+from ridgeline.executors.cuda.formats import (
+    Role,
+    device_head_format,
+    stacks,
+    weight_roles,
+    weights_bytes,
+)
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.triton import PackedMatrix, fp8_matrix, pack_matrix, quantize_matrix
 from ridgeline.quant import QuantizedTensor
@@ -128,7 +134,7 @@ class _Loader:
 
     def _format(self, roles: frozenset[Role]) -> NumberFormat | None:
         form = self._model.quantization
-        return head_format(form) if form is not None and Role.HEAD in roles else form
+        return device_head_format(form) if form is not None and Role.HEAD in roles else form
 
 
 def packed(values: torch.Tensor, form: NumberFormat | None) -> PackedMatrix:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ridgeline.kernels.triton.attention_tiles import LOG2E, attend_slots
 
-MERGED_AT_ONCE = tl.constexpr(16)
+MERGED_FLOATS = tl.constexpr(2048)  # of one split's rows at once: 16 registers of a thread
 
 
 # What changes from step to step is no reason to compile again: counts, and tables of a part of a
@@ -245,7 +245,6 @@ def attention_kernel(
                 tl.minimum(GROUP - work % HEAD_BLOCKS * HEADS_EACH, HEADS_EACH),
                 sinks,
                 HEADS_EACH,
-                SPLITS,
                 HAS_SINKS,
                 V,
                 BLOCK_M,
@@ -266,60 +265,50 @@ def _merge(
     num_heads,
     sinks,
     HEADS_EACH: tl.constexpr,
-    SPLITS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Combine the splits of each row, in order, and write the row."""
+    """Combine the splits of each row, in order, and write the rows, many of them at once."""
     FLOATS: tl.constexpr = BLOCK_M * (BLOCK_V + 2)
-    AT_ONCE: tl.constexpr = SPLITS if SPLITS < MERGED_AT_ONCE else MERGED_AT_ONCE
+    ROWS: tl.constexpr = BLOCK_M if BLOCK_M * BLOCK_V < MERGED_FLOATS else MERGED_FLOATS // BLOCK_V
     dv = tl.arange(0, BLOCK_V)
-    every = tl.arange(0, SPLITS)
-    some = tl.arange(0, AT_ONCE)
-    for index in range(num_tokens * num_heads):
-        token = index // num_heads
-        head = index % num_heads
-        row = token * HEADS_EACH + head
-        tops = tl.load(
-            parts + every * FLOATS + BLOCK_M * BLOCK_V + row,
-            mask=every < num_splits,
-            other=float("-inf"),
-            cache_modifier=".cg",
-        )
-        totals = tl.load(
-            parts + every * FLOATS + BLOCK_M * (BLOCK_V + 1) + row,
-            mask=every < num_splits,
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        top = tl.max(tops, 0)
-        total = tl.sum(totals * tl.exp2(tops - top), 0)
-        acc = tl.zeros((BLOCK_V,), tl.float32)
-        for first in tl.static_range(0, SPLITS, AT_ONCE):
-            split = first + some
-            shares = tl.load(
-                parts + split * FLOATS + BLOCK_M * BLOCK_V + row,
-                mask=split < num_splits,
-                other=float("-inf"),
-                cache_modifier=".cg",
-            )
+    for first in tl.range(0, num_tokens * HEADS_EACH, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        tokens = rows // HEADS_EACH
+        heads = rows % HEADS_EACH
+        real = (tokens < num_tokens) & (heads < num_heads)
+        acc = tl.zeros((ROWS, BLOCK_V), tl.float32)
+        top = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        # Unrolled, so that several splits are on their way at once.
+        for split in tl.range(0, num_splits, loop_unroll_factor=4):
+            part = parts + split * FLOATS
+            stats = part + BLOCK_M * BLOCK_V + rows
+            split_top = tl.load(stats, mask=real, other=float("-inf"), cache_modifier=".cg")
+            split_total = tl.load(stats + BLOCK_M, mask=real, other=0.0, cache_modifier=".cg")
             tile = tl.load(
-                parts + split[:, None] * FLOATS + row * BLOCK_V + dv[None, :],
-                mask=split[:, None] < num_splits,
+                part + rows[:, None] * BLOCK_V + dv[None, :],
+                mask=real[:, None],
                 other=0.0,
                 cache_modifier=".cg",
             )
-            acc += tl.sum(tile * tl.exp2(shares - top)[:, None], 0)
-        if HAS_SINKS:
-            sink = tl.load(sinks + first_head + head).to(tl.float32) * LOG2E
-            base = tl.maximum(top, sink)
-            acc *= tl.exp2(top - base)
-            total = total * tl.exp2(top - base) + tl.exp2(sink - base)
-        target = out + (first_row + token).to(tl.int64) * out_token_stride
-        target += (first_head + head) * out_head_stride
-        tl.store(target + dv, (acc / total).to(out.dtype.element_ty), mask=dv < V)
+            new_top = tl.maximum(top, split_top)
+            base = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing is seen yet
+            decay = tl.exp2(top - base)
+            share = tl.exp2(split_top - base)
+            acc = acc * decay[:, None] + tile * share[:, None]
+            total = total * decay + split_total * share
+            top = new_top
+        acc = _finish(acc, top, total, sinks + first_head + heads, real, HAS_SINKS)
+        out_rows = out + (first_row + tokens).to(tl.int64) * out_token_stride
+        out_rows += (first_head + heads) * out_head_stride
+        tl.store(
+            out_rows[:, None] + dv[None, :],
+            acc.to(out.dtype.element_ty),
+            mask=real[:, None] & (dv[None, :] < V),
+        )
 
 
 @triton.jit

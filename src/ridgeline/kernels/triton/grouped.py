@@ -41,7 +41,7 @@ def grouped_linear(
         raise ValueError(f"x {list(x.shape)} does not fit experts {list(matrix.shape)}")
     if out_PO.shape != (order.num_pairs, num_outputs):
         raise ValueError(f"out {list(out_PO.shape)} is not [{order.num_pairs}, {num_outputs}]")
-    chosen = config or guess(matrix, order.block_pairs, x)
+    chosen = config or guess(matrix, order.block_pairs, num_outputs, x)
     launch(
         (-(-num_outputs // chosen.block_o), order.most_blocks, 1),
         (x, matrix, out_PO),

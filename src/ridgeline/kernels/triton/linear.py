@@ -80,7 +80,7 @@ def linear(
     chosen = (
         config
         or _tuned.get(_key(matrix, num_tokens, gated_pair))
-        or guess(matrix, num_tokens, x_TI)
+        or guess(matrix, num_tokens, out_TO.shape[1], x_TI)
     )
     block_t = _block_tokens(matrix, num_tokens, x_TI)
     blocks = (-(-out_TO.shape[1] // chosen.block_o), -(-num_tokens // block_t))
@@ -107,15 +107,16 @@ def linear(
     )
 
 
-def guess(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> LinearConfig:
-    """What suits most shapes: tiles of 64 rows, and splits until every multiprocessor is busy.
+def guess(matrix: PackedMatrix, num_tokens: int, num_outputs: int, x: torch.Tensor) -> LinearConfig:
+    """What suits most shapes: tiles of 64 outputs, and splits until every multiprocessor is busy.
 
-    Blocks of more tokens are bound by arithmetic, and their tiles are those of a matrix product.
+    Of a gated pair a tile has the rows of both branches. Blocks of more tokens are bound by
+    arithmetic, and their tiles are those of a matrix product.
     """
-    rows, columns = matrix.shape[-2:]
+    columns = matrix.shape[-1]
     precise = x.dtype == torch.float32
     if num_tokens > SMALL_BATCH and not precise:
-        tiles = -(-rows // 128) * -(-num_tokens // _LARGE_BLOCK)
+        tiles = -(-num_outputs // 128) * -(-num_tokens // _LARGE_BLOCK)
         splits = max(1, min(num_multiprocessors(x.device) // tiles, _MOST_SPLITS))
         block_k = max(64, matrix.unit or matrix.group)
         return LinearConfig(128, block_k, 1 << (splits.bit_length() - 1), 8, 3)
@@ -124,7 +125,7 @@ def guess(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> LinearConfi
     unit = matrix.unit or matrix.group
     if unit:
         block_k = max(unit, block_k)
-    tiles = -(-rows // 64) * -(-num_tokens // 64)
+    tiles = -(-num_outputs // 64) * -(-num_tokens // 64)
     wanted = num_multiprocessors(x.device) * _PROGRAMS_EACH // tiles
     most = max(1, columns // (4 * block_k))
     splits = max(1, min(wanted, most, _MOST_SPLITS))
@@ -150,9 +151,11 @@ def _block_tokens(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> int
     return min(most, max(16, next_power_of_2(num_tokens)))
 
 
-def candidates(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> list[LinearConfig]:
+def candidates(
+    matrix: PackedMatrix, num_tokens: int, num_outputs: int, x: torch.Tensor
+) -> list[LinearConfig]:
     """The few configurations worth timing for a shape."""
-    base = guess(matrix, num_tokens, x)
+    base = guess(matrix, num_tokens, num_outputs, x)
     found = [base]
     least = max(matrix.unit or matrix.group, 64)
     for block_o, num_warps in ((32, 4), (64, 4), (128, 4), (128, 8)):
@@ -176,7 +179,7 @@ def tune_linear(
     """Time the candidates on the device, outside of any capture, and use the best from now on for
     matrices of this format and shape and for such numbers of tokens."""
     timed = []
-    for config in candidates(matrix, len(x_TI), x_TI):
+    for config in candidates(matrix, len(x_TI), out_TO.shape[1], x_TI):
 
         def run(config: LinearConfig = config) -> None:
             linear(

@@ -19,6 +19,7 @@ tile of bytes is then two tiles of columns, and nothing moves between threads. A
 group, or two of them, one in each half.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import prod
@@ -34,6 +35,7 @@ _SCALE_SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)  # of the scale that reaches the la
 # at once.
 _UNITS = (128, 64, 32)
 _SHORT_UNIT = 64
+_SLICE = 1 << 24  # weights that are quantized at a time
 
 
 class Format(IntEnum):
@@ -142,25 +144,20 @@ def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -
     columns = weight.shape[-1]
     if bits not in (4, 8) or columns % (group or (_UNITS[-1] if bits == 4 else 1)):
         raise ValueError(f"{list(weight.shape)} cannot be quantized to {bits} bits by {group}")
-    parts = weight.float().unflatten(-1, (-1, group or columns))
-    largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
-    least = -8 if bits == 4 else -127
-    codes, scales, error = _rounded(parts, largest / least, least)
-    for share in _SCALE_SHARES if bits == 4 else ():
-        other_codes, other_scales, other_error = _rounded(parts, largest * (share / least), least)
-        better = other_error < error
-        codes, scales = (
-            torch.where(better, other_codes, codes),
-            torch.where(better, other_scales, scales),
-        )
-        error = torch.minimum(error, other_error)
-    codes = codes.flatten(-2)
     unit = _unit(columns, group or 0) if bits == 4 else 0
+
+    def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, scales = _quantized(rows, bits, group or columns)
+        if not unit:
+            return codes.to(torch.int8), scales
+        return pack_nibbles((codes + 8).to(torch.uint8), unit), scales
+
+    codes, scales = _by_rows(weight, quantized)
     return PackedMatrix(
         format=Format.INT4 if bits == 4 else Format.INT8,
         shape=tuple(weight.shape),
-        codes=pack_nibbles((codes + 8).to(torch.uint8), unit) if unit else codes.to(torch.int8),
-        scales=scales[..., 0].mT.contiguous(),
+        codes=codes,
+        scales=scales.mT.contiguous(),
         group=group or 0,
         unit=unit,
     )
@@ -168,10 +165,14 @@ def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -
 
 def fp8_matrix(weight: torch.Tensor) -> PackedMatrix:
     """A float matrix in float8_e4m3fn, one float32 scale for each row."""
-    values = weight.float()
     largest = QUANTIZED[torch.float8_e4m3fn]
-    scales = values.abs().amax(-1, keepdim=True).clamp_min(1e-12) / largest
-    codes = (values / scales).clamp(-largest, largest).to(torch.float8_e4m3fn)
+
+    def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = rows.float()
+        scales = values.abs().amax(-1, keepdim=True).clamp_min(1e-12) / largest
+        return (values / scales).clamp(-largest, largest).to(torch.float8_e4m3fn), scales
+
+    codes, scales = _by_rows(weight, quantized)
     return PackedMatrix(
         format=Format.FP8,
         shape=tuple(weight.shape),
@@ -191,6 +192,39 @@ def _unit(columns: int, group: int) -> int:
     """Columns of int4 that are packed together; 0 if there are no whole units."""
     most = max(group, _SHORT_UNIT) if group else _UNITS[0]
     return next((unit for unit in _UNITS if unit <= most and columns % unit == 0), 0)
+
+
+def _by_rows(
+    weight: torch.Tensor, quantize: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of a matrix or of a stack, of some rows after the others: up to 25 bytes of
+    each weight that is worked on are there beside the matrix."""
+    rows = weight.flatten(0, -2)
+    each = max(1, _SLICE // weight.shape[-1])
+    codes, scales = (
+        part.new_empty(len(rows), part.shape[-1]) for part in quantize(rows[: min(1, len(rows))])
+    )
+    for first in range(0, len(rows), each):
+        part = slice(first, first + each)
+        codes[part], scales[part] = quantize(rows[part])
+    return codes.unflatten(0, weight.shape[:-1]), scales.unflatten(0, weight.shape[:-1])
+
+
+def _quantized(rows: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of rows in float32, and their scales ``[O, G]``."""
+    parts = rows.float().unflatten(-1, (-1, group))
+    largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
+    least = -8 if bits == 4 else -127
+    codes, scales, error = _rounded(parts, largest / least, least)
+    for share in _SCALE_SHARES if bits == 4 else ():
+        other_codes, other_scales, other_error = _rounded(parts, largest * (share / least), least)
+        better = other_error < error
+        codes, scales = (
+            torch.where(better, other_codes, codes),
+            torch.where(better, other_scales, scales),
+        )
+        error = torch.minimum(error, other_error)
+    return codes.flatten(-2), scales[..., 0]
 
 
 def _rounded(
