@@ -27,6 +27,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref]:
     found: list[weakref.ref] = []
 
     def note(memory: object) -> None:
+        if isinstance(memory, torch.Tensor) and memory._base is not None:
+            memory = memory._base
         assert [ref for ref in found if ref() is not None and ref() is not memory] == []
         found.append(weakref.ref(memory))
 
@@ -44,8 +46,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref]:
 
 
 def reading_blocks(note, original):
-    def blocks(self, name):
-        found = original(self, name)
+    def blocks(self, name, index=None):
+        found = original(self, name, index)
         note(found.data)
         return found
 
