@@ -75,6 +75,21 @@ def test_packing_holds_one_weight_of_a_gguf_file(tmp_path: Path, reads) -> None:
     assert len(reads) == len(packed.matrices) + len(packed.vectors) == 21
 
 
+def test_packing_holds_one_expert(tmp_path: Path, reads) -> None:
+    """Of experts that are tensors of their own, and of a GGUF file's stacks."""
+    config = CASES["mixtral"][1]
+    num_stacked = 3 * config["num_local_experts"] * config["num_hidden_layers"]
+    write_checkpoint(config, tmp_path / "model")
+    kind = gguf.GGMLQuantizationType.Q4_0
+    export(tmp_path / "model", tmp_path / "x.gguf", "llama", matrices=kind)
+    for path in (tmp_path / "model", tmp_path / "x.gguf"):
+        reads.clear()
+        packed = pack_weights(shared_pool(), model_of(path))
+        stacks = sum(len(matrices) > 1 for matrices in packed.matrices.values())
+        assert len(packed.matrices) + len(packed.vectors) == len(reads) - num_stacked + stacks
+        assert stacks == 3 * config["num_hidden_layers"]
+
+
 def test_a_source_can_be_read_again(tmp_path: Path) -> None:
     write_checkpoint(CASES["llama"][1], tmp_path / "model")
     source = model_of(tmp_path / "model").weights
