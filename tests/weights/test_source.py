@@ -121,6 +121,21 @@ def test_the_digest_names_bytes_and_meaning(tmp_path: Path) -> None:
     assert wider.digest() != found[0]
 
 
+def test_the_digest_says_how_far_it_is(tmp_path: Path) -> None:
+    write_checkpoint(CASES["llama"][1], tmp_path / "model")
+    source, calls = model_of(tmp_path / "model").weights, []
+    assert isinstance(source, CheckpointWeights)
+    told = replace(source, progress=lambda *call: calls.append(call))
+    memory = tmp_path / "known.json"
+    assert told.digest(memory=memory) == source.digest()
+    files = {file.name: file.stat().st_size for file in (tmp_path / "model").iterdir()}
+    assert [label for _, _, label in calls] == [f"checking {name}" for name in sorted(files)]
+    assert calls[-1][:2] == (sum(files.values()), sum(files.values()))
+    calls.clear()
+    told.digest(memory=memory)
+    assert calls == []
+
+
 def test_all_parts_of_a_gguf_model_are_digested(tmp_path: Path) -> None:
     write_checkpoint(CASES["llama"][1], tmp_path / "model")
     export(tmp_path / "model", tmp_path / "x.gguf", "llama", split_max_tensors=7)

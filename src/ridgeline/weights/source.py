@@ -73,10 +73,12 @@ class CheckpointWeights:
     def digest(self, *, memory: Path | None = None) -> str:
         """Names all that decides what ``items`` yields; for ``memory`` see `content_digest`.
 
+        Reports its progress, as ``items`` does.
+
         Raises:
             DiskError: a file cannot be read.
         """
-        content = content_digest(self._files(), memory=memory)
+        content = content_digest(self._files(), memory=memory, progress=self.progress)
         # The scheme is the config's, which is one of the files.
         meaning = (self.ops, sorted(self.sources.items()), self.dtype, self.quantization is None)
         return hashlib.sha256(repr((content, meaning)).encode()).hexdigest()
