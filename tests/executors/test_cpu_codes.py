@@ -21,9 +21,9 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.engine.loading import load_model
-from ridgeline.executors.cpu.codes import matrix_codes
+from ridgeline.executors.cpu.codes import matrix_codes, pack_matrix_codes
 from ridgeline.executors.cpu.weights import pack_weights
-from ridgeline.kernels.cpu import native_kernels_run, pack_codes, shared_pool
+from ridgeline.kernels.cpu import native_kernels_run, shared_pool
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.quant.gguf_formats import GGUF_FORMATS
 from ridgeline.weights import expanded_weights
@@ -41,19 +41,27 @@ GGUF = {
 }
 
 
+def matrices(weight: QuantizedTensor | GGUFBlocks) -> list[QuantizedTensor | GGUFBlocks]:
+    """A stack's, or the weight alone."""
+    if len(weight.shape) == 2:
+        return [weight]
+    return [weight.entry(index) for index in range(weight.shape[0])]
+
+
 def check(weight: QuantizedTensor | GGUFBlocks) -> None:
     """Rows and products of a weight's own codes against its dequantized values."""
     pool, rng = shared_pool(), np.random.default_rng(0)
-    parts = list(matrix_codes(weight))
-    values = weight.dequantize(torch.float32).numpy().reshape(len(parts), *weight.shape[-2:])
-    for part, w_RC in zip(parts, values, strict=True):
-        assert part is not None
-        matrix = pack_codes(pool, part.codes, part.scales, part.mins, part.form)
+    for part in matrices(weight):
+        w_RC = part.dequantize(torch.float32).numpy()
         rows, columns = w_RC.shape
+        found = matrix_codes(part)
+        assert found is not None
+        _, _, mins = found.rows(slice(0, rows))
+        matrix = pack_matrix_codes(pool, found)
         group = matrix.struct.group
         mins_RC = np.zeros_like(w_RC)
-        if part.mins is not None:
-            mins_RC = np.repeat(part.mins, group, axis=1)[:, :columns]
+        if mins is not None:
+            mins_RC = np.repeat(mins, group, axis=1)[:, :columns]
         size_RC = np.abs(w_RC) + 2 * np.abs(mins_RC)
         found = matrix.unpack(pool, np.arange(rows, dtype=np.int32))
         assert (np.abs(found - w_RC) <= HALF * size_RC * 1.01 + 1e-30).all()
@@ -70,7 +78,7 @@ def check(weight: QuantizedTensor | GGUFBlocks) -> None:
 def test_checkpoints_of_the_libraries(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load_model(EngineConfig(model=str(folder), dtype="float32")).model
     stored = {n: w for n, w in model.weights.items() if not isinstance(w, torch.Tensor)}
-    kept = {n: w for n, w in stored.items() if None not in list(matrix_codes(w))}
+    kept = {n: w for n, w in stored.items() if None not in map(matrix_codes, matrices(w))}
     for weight in list(kept.values())[:4]:
         check(weight)
     with caplog.at_level(logging.WARNING):
@@ -139,7 +147,7 @@ def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:
         QuantizedTensor(format=of_32, codes=codes, scales=torch.ones(4, 2), group_of=order),
         QuantizedTensor(format=of_32, codes=codes, scales=torch.full((4, 2), torch.inf)),
     ):
-        assert list(matrix_codes(weight)) == [None]
+        assert matrix_codes(weight) is None
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:

@@ -158,9 +158,39 @@ def test_no_room_and_no_rights_cost_only_time(tmp_path, model, packings, caplog)
     unusable = PackedCache(folder=tmp_path / "file", max_bytes=2**30, min_bytes=0)
     assert_same(pack(unusable, model), fresh(model))
     assert "could not be kept" in caplog.text
-    tiny = PackedCache(folder=tmp_path / "tiny", max_bytes=1000, min_bytes=0)
-    assert_same(pack(tiny, model), fresh(model))
-    assert files(tiny) == []
+
+
+@pytest.mark.parametrize("expected", [None, 0], ids=["before", "after"])
+def test_what_the_cache_cannot_hold_is_said_once(
+    tmp_path, model, packings, monkeypatch, caplog, expected
+) -> None:
+    """Before the checkpoint is read for its digest, if that can be known."""
+    wanted = fresh(model)
+    room = wanted.num_bytes - 1
+    cache = PackedCache(folder=tmp_path / "tiny", max_bytes=room, min_bytes=0)
+    if expected is not None:
+        monkeypatch.setattr(packed_cache, "_expected_bytes", lambda *_: expected)
+    assert_same(pack(cache, model), wanted)
+    (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{wanted.num_bytes / 1e9:.2f} GB" in told
+    assert f"packed_cache_bytes is {room / 1e9:.2f} GB" in told
+    assert len(packings) == 1
+    assert cache.folder.exists() == (expected is not None)
+    assert files(cache) == []
+
+
+def test_the_packed_weights_of_another_user(cache, model, packings, monkeypatch, caplog) -> None:
+    """They can be read, and their times cannot be changed."""
+    wanted = pack(cache, model)
+    monkeypatch.setattr(os, "utime", _refuse)
+    with caplog.at_level(logging.WARNING):
+        assert_same(pack(cache, model), wanted)
+    assert len(packings) == 1
+    assert caplog.messages == []
+
+
+def _refuse(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
 
 
 def test_small_checkpoints_and_random_weights_are_not_kept(tmp_path, model) -> None:

@@ -67,7 +67,7 @@ def export(
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     writer = gguf.GGUFWriter(path, architecture, **writer_options)
-    _write_keys(writer, config, architecture)
+    write_keys(writer, config, architecture)
     writer.add_file_type({"F32": 0, "F16": 1, "BF16": 32}.get(matrices.name, 7))
     for key, value in (tokenizer or {}).items():
         kind, inner = _kind(value)
@@ -95,7 +95,7 @@ def _kind(value: object) -> tuple[gguf.GGUFValueType, gguf.GGUFValueType | None]
     return gguf.GGUFValueType.get_type(value), None
 
 
-def _write_keys(writer: gguf.GGUFWriter, config: dict, architecture: str) -> None:
+def write_keys(writer: gguf.GGUFWriter, config: dict, architecture: str) -> None:
     """What the converter writes: ``set_gguf_parameters``."""
     get, of_gpt2 = config.get, architecture == "gpt2"
     heads = config["n_head" if of_gpt2 else "num_attention_heads"]

@@ -27,6 +27,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref]:
     found: list[weakref.ref] = []
 
     def note(memory: object) -> None:
+        if isinstance(memory, torch.Tensor) and memory._base is not None:
+            memory = memory._base
         assert [ref for ref in found if ref() is not None and ref() is not memory] == []
         found.append(weakref.ref(memory))
 
@@ -44,8 +46,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref]:
 
 
 def reading_blocks(note, original):
-    def blocks(self, name):
-        found = original(self, name)
+    def blocks(self, name, index=None):
+        found = original(self, name, index)
         note(found.data)
         return found
 
@@ -71,6 +73,21 @@ def test_packing_holds_one_weight_of_a_gguf_file(tmp_path: Path, reads) -> None:
     export(tmp_path / "model", tmp_path / "x.gguf", "llama", matrices=kind)
     packed = pack_weights(shared_pool(), model_of(tmp_path / "x.gguf"))
     assert len(reads) == len(packed.matrices) + len(packed.vectors) == 21
+
+
+def test_packing_holds_one_expert(tmp_path: Path, reads) -> None:
+    """Of experts that are tensors of their own, and of a GGUF file's stacks."""
+    config = CASES["mixtral"][1]
+    num_stacked = 3 * config["num_local_experts"] * config["num_hidden_layers"]
+    write_checkpoint(config, tmp_path / "model")
+    kind = gguf.GGMLQuantizationType.Q4_0
+    export(tmp_path / "model", tmp_path / "x.gguf", "llama", matrices=kind)
+    for path in (tmp_path / "model", tmp_path / "x.gguf"):
+        reads.clear()
+        packed = pack_weights(shared_pool(), model_of(path))
+        stacks = sum(len(matrices) > 1 for matrices in packed.matrices.values())
+        assert len(packed.matrices) + len(packed.vectors) == len(reads) - num_stacked + stacks
+        assert stacks == 3 * config["num_hidden_layers"]
 
 
 def test_a_source_can_be_read_again(tmp_path: Path) -> None:
@@ -102,6 +119,21 @@ def test_the_digest_names_bytes_and_meaning(tmp_path: Path) -> None:
     wider = load_model(EngineConfig(model=str(tmp_path / "one"), dtype="float32")).model.weights
     assert isinstance(wider, CheckpointWeights)
     assert wider.digest() != found[0]
+
+
+def test_the_digest_says_how_far_it_is(tmp_path: Path) -> None:
+    write_checkpoint(CASES["llama"][1], tmp_path / "model")
+    source, calls = model_of(tmp_path / "model").weights, []
+    assert isinstance(source, CheckpointWeights)
+    told = replace(source, progress=lambda *call: calls.append(call))
+    memory = tmp_path / "known.json"
+    assert told.digest(memory=memory) == source.digest()
+    files = {file.name: file.stat().st_size for file in (tmp_path / "model").iterdir()}
+    assert [label for _, _, label in calls] == [f"checking {name}" for name in sorted(files)]
+    assert calls[-1][:2] == (sum(files.values()), sum(files.values()))
+    calls.clear()
+    told.digest(memory=memory)
+    assert calls == []
 
 
 def test_all_parts_of_a_gguf_model_are_digested(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ class EngineConfig:
         packed_cache_path: folder in which the cpu executor keeps the packed weights of large
             checkpoints for the next start; auto for the user's cache folder, off for none. A folder
             that is named here keeps random weights, too.
-        packed_cache_bytes: the most that it may hold; what was used longest ago goes first.
+        packed_cache_bytes: the most that it may hold; what was used longest ago goes first. A model
+            that takes more is packed at every start, with a warning.
     """
 
     model: str | None = None

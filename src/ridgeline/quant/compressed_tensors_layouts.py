@@ -40,7 +40,7 @@ def packed_weight(module: Module, args: WeightArgs, read: Read) -> StoredWeight:
     def assemble(read: Read) -> QuantizedTensor:
         codes, zeros = unpack_words(read(f"{prefix}.weight_packed"), bits, inputs), None
         if args.symmetric:
-            codes = (codes.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
+            codes = codes.sub_(1 << (bits - 1)).view(torch.int8)  # wraps around
         else:
             zeros = unpack_words(read(f"{prefix}.weight_zero_point").T.contiguous(), bits, outputs)
             zeros = zeros.T.contiguous()
@@ -153,4 +153,4 @@ def _integers(args: WeightArgs, scales: torch.Tensor) -> NumberFormat:
 
 def _unsigned(values: torch.Tensor) -> torch.Tensor:
     """Signed bytes plus 128, as unsigned ones."""
-    return (values.to(torch.int16) + 128).to(torch.uint8)
+    return values.view(torch.uint8) ^ 128

@@ -1,6 +1,7 @@
 """A weight in a GGUF format, as its blocks lie in the file."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +26,11 @@ class GGUFBlocks:
     shape: tuple[int, ...]
     data: Bytes
 
+    @property
+    def kind(self) -> Hashable:
+        """What the tensors of a stack have in common."""
+        return self.format.name
+
     def rows(self, start: int, stop: int) -> "GGUFBlocks":
         """Entries ``[start, stop)`` of the first axis: rows of a matrix, or whole experts."""
         per_entry = len(self.data) // max(self.shape[0], 1)
@@ -33,6 +39,10 @@ class GGUFBlocks:
             shape=(stop - start, *self.shape[1:]),
             data=self.data[start * per_entry : stop * per_entry],
         )
+
+    def entry(self, index: int) -> "GGUFBlocks":
+        """One matrix of a stack."""
+        return replace(self.rows(index, index + 1), shape=self.shape[1:])
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight in ``dtype``, rounded once from float32."""

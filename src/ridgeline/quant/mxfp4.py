@@ -40,8 +40,8 @@ class MXFP4:
 
 
 def _weight(module: Module) -> StoredWeight:
-    shape = module.part("_blocks", torch.uint8, shape=(None, None, None, 16))
-    experts, outputs, groups, _ = shape
+    blocks = module.part("_blocks", torch.uint8, shape=(None, None, None, 16))
+    experts, outputs, groups, _ = blocks
     module.part("_scales", torch.uint8, shape=(experts, outputs, groups))
     prefix = module.prefix
 
@@ -53,4 +53,5 @@ def _weight(module: Module) -> StoredWeight:
             table=e2m1_table(),
         )
 
-    return module.stored("", (experts, groups * 32, outputs), assemble, transposed=True)
+    shape = (experts, groups * 32, outputs)
+    return module.stored("", shape, assemble, transposed=True, by_expert=True)

@@ -37,6 +37,8 @@ class StoredWeight:
         parts: the tensors that it consists of.
         assemble: reads them; raises `CorruptFileError` for values that cannot be.
         transposed: the tensor that it stands for has ``in`` before ``out``.
+        by_expert: the first axis of every part is the experts, so that ``assemble`` can be given
+            those of some experts, and gives their weights.
     """
 
     name: str
@@ -44,6 +46,7 @@ class StoredWeight:
     parts: tuple[str, ...]
     assemble: Callable[[Read], QuantizedTensor]
     transposed: bool = False
+    by_expert: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,6 +115,7 @@ class Module:
         assemble: Callable[[Read], QuantizedTensor],
         *,
         transposed: bool = False,
+        by_expert: bool = False,
     ) -> StoredWeight:
         """The weight ``prefix + suffix`` of the parts noted so far."""
         return StoredWeight(
@@ -120,6 +124,7 @@ class Module:
             parts=tuple(self.parts),
             assemble=assemble,
             transposed=transposed,
+            by_expert=by_expert,
         )
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ float8           –                  code · scale
 belongs to column ``group_of[i]`` of the scales, and not to ``i // C``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,6 +50,11 @@ class QuantizedTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.codes.shape)
+
+    @property
+    def kind(self) -> Hashable:
+        """What the tensors of a stack have in common, but for tables and the order of groups."""
+        return self.format, self.codes.dtype, self.scales.dtype, self.zeros is None
 
     @property
     def block(self) -> tuple[int, int]:
@@ -162,10 +167,7 @@ def stack(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
     """Weights of one kind and shape along a new first axis; ``None`` where they differ in kind."""
     first = parts[0]
     alike = all(
-        part.format == first.format
-        and part.codes.dtype == first.codes.dtype
-        and part.scales.dtype == first.scales.dtype
-        and (part.zeros is None) == (first.zeros is None)
+        part.kind == first.kind
         and _same(part.table, first.table)
         and _same(part.group_of, first.group_of)
         for part in parts

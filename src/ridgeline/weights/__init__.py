@@ -13,6 +13,7 @@ from ridgeline.weights.source import (
     DummyWeights,
     WeightSource,
     expanded_weights,
+    weight_parts,
 )
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "locate_model",
     "stream_packed_weights",
     "stream_weights",
+    "weight_parts",
     "weight_shapes",
 ]

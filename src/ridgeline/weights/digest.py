@@ -3,20 +3,25 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ridgeline.core.errors import DiskError
+from ridgeline.weights.progress import ByteCount, Progress
 
+_BLOCK_BYTES = 1 << 20
 _WEIGHTS = (".safetensors", ".gguf", ".json")
 
 
-def content_digest(paths: Sequence[Path], *, memory: Path | None = None) -> str:
+def content_digest(
+    paths: Sequence[Path], *, memory: Path | None = None, progress: Progress | None = None
+) -> str:
     """SHA-256 over all bytes of all weights and configs of folders, and of single files.
 
     All bytes, since two checkpoints may differ in any of them. A file is read once: its digest is
     kept in the file ``memory`` for as long as its device, inode, size and times stay the same.
+    ``progress`` is told of the bytes of files that are read.
 
     Raises:
         DiskError: a file cannot be read.
@@ -24,11 +29,12 @@ def content_digest(paths: Sequence[Path], *, memory: Path | None = None) -> str:
     known = _recall(memory)
     whole, seen = hashlib.sha256(), {}
     try:
-        for file in (file for path in paths for file in weight_files(path)):
-            identity = _identity(file)
-            if identity not in known:
-                with file.open("rb") as opened:
-                    known[identity] = hashlib.file_digest(opened, "sha256").hexdigest()
+        files = [(file, _identity(file)) for path in paths for file in weight_files(path)]
+        unknown = {identity: file for file, identity in files if identity not in known}
+        count = ByteCount(progress, sum(file.stat().st_size for file in unknown.values()))
+        for identity, file in unknown.items():
+            known[identity] = _file_digest(file, count.of(f"checking {file.name}"))
+        for file, identity in files:
             seen[identity] = known[identity]
             whole.update(f"{file.name}\0{known[identity]}\n".encode())
     except OSError as error:
@@ -42,6 +48,15 @@ def weight_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     return sorted(each for each in path.iterdir() if each.suffix in _WEIGHTS and each.is_file())
+
+
+def _file_digest(file: Path, advance: Callable[[int], None]) -> str:
+    digest, block = hashlib.sha256(), bytearray(_BLOCK_BYTES)
+    with file.open("rb", buffering=0) as opened:
+        while size := opened.readinto(block):
+            digest.update(memoryview(block)[:size])
+            advance(size)
+    return digest.hexdigest()
 
 
 def _identity(file: Path) -> str:

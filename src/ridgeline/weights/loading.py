@@ -116,13 +116,24 @@ def read_places(
     places: Places,
     dtype: torch.dtype,
     advance: Callable[[int], None],
+    entry: int | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights that a tensor holds, each in memory of its own."""
-    shape = checkpoint.shape(tensor)
+    """The weights that a tensor holds, each in memory of its own.
+
+    With ``entry``, that matrix of each: the tensor holds whole stacks, and no other matrix is read.
+    """
+    shape = checkpoint.shape(tensor)[0 if entry is None else 1 :]
+
+    def read(out: torch.Tensor, first_row: int = 0) -> torch.Tensor:
+        if entry is None:
+            checkpoint.read_into(tensor, out, advance, first_row=first_row)
+        else:
+            checkpoint.read_into(tensor, out[None], advance, first_row=entry)
+        return out
+
     whole = None
     if any(place.transpose or place.every_other is not None for place in places):
-        whole = torch.empty(shape, dtype=dtype)
-        checkpoint.read_into(tensor, whole, advance)
+        whole = read(torch.empty(shape, dtype=dtype))
     for place, names in places.items():
         if whole is not None:
             part = whole if place.every_other is None else whole[..., place.every_other :: 2]
@@ -134,7 +145,7 @@ def read_places(
         else:
             start, stop = place.rows or (0, shape[0] if shape else 0)
             weight = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
-            checkpoint.read_into(tensor, weight, advance, first_row=start)
+            read(weight, start)
         for name in names:
             yield name, weight
         del weight  # before the next one is read

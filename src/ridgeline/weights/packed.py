@@ -1,6 +1,6 @@
 """Weights as they are quantized, for executors that compute with codes and scales."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,10 @@ Weight = torch.Tensor | QuantizedTensor | GGUFBlocks
 """A weight ``[…, out, in]``, as values or as it is quantized."""
 
 
+WeightPart = tuple[str, int | None, Weight]
+"""A weight's name, its place in a stack if it is one matrix of that, and the weight itself."""
+
+
 def stream_packed_weights(
     path: Path,
     *,
@@ -42,26 +46,79 @@ def stream_packed_weights(
     weights that cannot be cut without expanding them (stored the other way round than codes are,
     or experts that are quantized differently).
     """
-    shapes, sources, stacks = split_stacks(weight_shapes(ops), sources)
-    experts: dict[str, dict[int, Weight]] = {}
+    shapes = weight_shapes(ops)
+    stacks: dict[str, dict[int, Weight]] = {}
+    for name, index, weight in stream_weight_parts(
+        path,
+        ops=ops,
+        sources=sources,
+        ignored=ignored,
+        dtype=dtype,
+        quantization=quantization,
+        progress=progress,
+        cut_stacks=False,
+    ):
+        if index is None:
+            yield name, weight
+            del weight  # before the next one is read
+            continue
+        stacks.setdefault(name, {})[index] = weight
+        if len(stacks[name]) == shapes[name][0]:
+            parts = stacks.pop(name)
+            yield name, _stacked([parts[index] for index in sorted(parts)], dtype)
+
+
+def stream_weight_parts(
+    path: Path,
+    *,
+    ops: Sequence[Op],
+    sources: Mapping[str, TensorSource],
+    ignored: Sequence[str],
+    dtype: torch.dtype,
+    quantization: Scheme | None = None,
+    progress: Progress | None = None,
+    only: Collection[str] | None = None,
+    cut_stacks: bool = True,
+) -> Iterator[WeightPart]:
+    """As `stream_packed_weights`, but stacks of experts come one matrix after the other.
+
+    They come in file order, so that the parts of several stacks may come in turn. A tensor that
+    holds whole stacks is read one expert at a time, unless ``cut_stacks`` is false: then it comes
+    whole. With ``only``, weights of other names are checked, but not read.
+    """
+    shapes = weight_shapes(ops)
+    wanted = shapes.keys() if only is None else only
+    shapes, sources, stacks = split_stacks(shapes, sources)
     with open_checkpoint(path) as files:
         checkpoint: TensorStore = files
         if quantization is not None:
             checkpoint = QuantizedCheckpoint(files, quantization)
-        places_of = match_tensors(checkpoint, shapes, sources, ignored)
+        places_of = {
+            tensor: places
+            for tensor, places in match_tensors(checkpoint, shapes, sources, ignored).items()
+            if any(stacks.place(name)[0] in wanted for names in places.values() for name in names)
+        }
         count = ByteCount(progress, sum(map(checkpoint.num_bytes, places_of)))
         for tensor, places in places_of.items():
             advance = count.of(next(iter(places.values()))[0])
-            for name, weight in _weights(checkpoint, tensor, places, dtype, advance):
-                if name not in stacks.places:
-                    yield name, weight
+            entries: Iterable[int | None] = (None,)
+            if cut_stacks and _holds_stacks(places, shapes):
+                entries = range(checkpoint.shape(tensor)[0])
+            for entry in entries:
+                for part, weight in _weights(checkpoint, tensor, places, dtype, advance, entry):
+                    name, index = stacks.place(part)
+                    if name in wanted:
+                        yield name, index if entry is None else entry, weight
                     del weight  # before the next one is read
-                    continue
-                whole, index = stacks.places[name]
-                experts.setdefault(whole, {})[index] = weight
-                if len(experts[whole]) == stacks.sizes[whole]:
-                    parts = experts.pop(whole)
-                    yield whole, _stacked([parts[index] for index in sorted(parts)], dtype)
+
+
+def _holds_stacks(places: Places, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether all that a tensor holds are stacks of matrices, each with the tensor's first axis."""
+    return all(
+        place.rows is None and len(shapes[name]) == 3
+        for place, names in places.items()
+        for name in names
+    )
 
 
 def _weights(
@@ -70,15 +127,19 @@ def _weights(
     places: Places,
     dtype: torch.dtype,
     advance: Callable[[int], None],
+    entry: int | None,
 ) -> Iterator[tuple[str, Weight]]:
-    """The weights that a tensor holds, cut out of its codes where that can be done."""
+    """The weights that a tensor holds, cut out of its codes where that can be done.
+
+    With ``entry``, that matrix of each: they are stacks.
+    """
     match checkpoint:
         case QuantizedCheckpoint() if checkpoint.stored(tensor) is not None:
-            yield from _of_parts(checkpoint, tensor, places, dtype, advance)
+            yield from _of_parts(checkpoint, tensor, places, dtype, advance, entry)
         case GGUFCheckpoint() if checkpoint.is_quantized(tensor):
-            yield from _of_blocks(checkpoint, tensor, places, dtype, advance)
+            yield from _of_blocks(checkpoint, tensor, places, dtype, advance, entry)
         case _:
-            yield from read_places(checkpoint, tensor, places, dtype, advance)
+            yield from read_places(checkpoint, tensor, places, dtype, advance, entry)
 
 
 def _of_parts(
@@ -87,21 +148,23 @@ def _of_parts(
     places: Places,
     dtype: torch.dtype,
     advance: Callable[[int], None],
+    entry: int | None,
 ) -> Iterator[tuple[str, Weight]]:
     stored = checkpoint.stored(tensor)
     assert stored is not None
     for place, names in places.items():
         interleaved = place.every_other is not None and not stored.transposed
         if stored.transposed != place.transpose or interleaved:
-            yield from read_places(checkpoint, tensor, {place: names}, dtype, advance)
+            yield from read_places(checkpoint, tensor, {place: names}, dtype, advance, entry)
             continue
-        weight = checkpoint.quantized(tensor, advance)
+        weight = checkpoint.quantized(tensor, advance, entry=entry)
         if place.every_other is not None:
             weight = weight.every_other_row(place.every_other)
         if place.rows is not None:
             weight = weight.rows(*place.rows)
         for name in names:
             yield name, weight
+        del weight  # before the next one is read
 
 
 def _of_blocks(
@@ -110,14 +173,15 @@ def _of_blocks(
     places: Places,
     dtype: torch.dtype,
     advance: Callable[[int], None],
+    entry: int | None,
 ) -> Iterator[tuple[str, Weight]]:
     blocks = None
     for place, names in places.items():
         if place.transpose or place.every_other is not None:
-            yield from read_places(checkpoint, tensor, {place: names}, dtype, advance)
+            yield from read_places(checkpoint, tensor, {place: names}, dtype, advance, entry)
             continue
         if blocks is None:
-            blocks = checkpoint.blocks(tensor)
+            blocks = checkpoint.blocks(tensor, entry)
             advance(blocks.data.nbytes)
         weight = blocks if place.rows is None else blocks.rows(*place.rows)
         for name in names:
@@ -134,7 +198,7 @@ def _stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
     if len(packed) == len(parts) and (whole := stack(packed)) is not None:
         return whole
     blocks = [part for part in parts if isinstance(part, GGUFBlocks)]
-    if len(blocks) == len(parts) and len({part.format.name for part in blocks}) == 1:
+    if len(blocks) == len(parts) and len({part.kind for part in blocks}) == 1:
         return GGUFBlocks(
             format=blocks[0].format,
             shape=(len(blocks), *blocks[0].shape),

@@ -34,7 +34,7 @@ class QuantizedCheckpoint:
         self.spare = frozenset(plan.spare)
         self._stored = {weight.name: weight for weight in plan.weights}
         self._names = _names(checkpoint.names(), plan.weights)
-        self._last: tuple[str, QuantizedTensor] | None = None
+        self._last: tuple[str, int | None, QuantizedTensor] | None = None
         for note in plan.notes:
             _log.warning("%s: %s", self.folder, note)
 
@@ -62,26 +62,39 @@ class QuantizedCheckpoint:
         return self._stored.get(name)
 
     def quantized(
-        self, name: str, on_bytes: Callable[[int], None] | None = None
+        self,
+        name: str,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        entry: int | None = None,
     ) -> QuantizedTensor:
         """The weight ``name``, which is stored in parts, as codes and scales.
 
-        Axes are ``[…, out, in]``, whatever the order in the tensor that it stands for.
+        Axes are ``[…, out, in]``, whatever the order in the tensor that it stands for. ``entry`` is
+        the matrix of a stack that is wanted; the others are not read where they lie apart.
 
         Raises:
             CorruptFileError: a part has values that cannot be, or the file has become shorter.
             DiskError: the file cannot be read.
         """
-        if self._last is None or self._last[0] != name:
+        stored = self._stored[name]
+        read_entry = entry if stored.by_expert else None
+        if self._last is None or self._last[:2] != (name, read_entry):
             self._last = None  # frees the one before first
 
             def read(part: str) -> torch.Tensor:
-                out = torch.empty(self._files.shape(part), dtype=self._files.dtype(part))
-                self._files.read_into(part, out, on_bytes)
+                shape, first = self._files.shape(part), 0
+                if read_entry is not None:
+                    shape, first = (1, *shape[1:]), read_entry
+                out = torch.empty(shape, dtype=self._files.dtype(part))
+                self._files.read_into(part, out, on_bytes, first_row=first)
                 return out
 
-            self._last = name, self._stored[name].assemble(read)
-        return self._last[1]
+            self._last = name, read_entry, stored.assemble(read)
+        found = self._last[2]
+        if entry is None:
+            return found
+        return found.entry(entry if read_entry is None else 0)
 
     def read_into(
         self,
@@ -97,13 +110,13 @@ class QuantizedCheckpoint:
             self._files.read_into(name, out, on_bytes, first_row=first_row)
             return
         assert out.is_contiguous()
-        weight = self.quantized(name, on_bytes)
         if not stored.transposed:
+            weight = self.quantized(name, on_bytes)
             weight.rows(first_row, first_row + len(out)).dequantize_into(out)
             return
         for index in range(len(out)):  # one expert at a time
-            part = weight.rows(first_row + index, first_row + index + 1)
-            out[index] = part.dequantize(out.dtype)[0].mT
+            part = self.quantized(name, on_bytes, entry=first_row + index)
+            out[index] = part.dequantize(out.dtype).mT
 
     def _info(self, name: str) -> TensorInfo:
         try:

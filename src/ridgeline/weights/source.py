@@ -1,11 +1,11 @@
 """Where a model's weights come from: read one after the other, so that no two copies are held."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -16,7 +16,13 @@ from ridgeline.weights.digest import content_digest, weight_files
 from ridgeline.weights.dummy import stream_dummy_weights
 from ridgeline.weights.gguf.shards import part_names
 from ridgeline.weights.loading import stream_weights
-from ridgeline.weights.packed import Weight, expanded, stream_packed_weights
+from ridgeline.weights.packed import (
+    Weight,
+    WeightPart,
+    expanded,
+    stream_packed_weights,
+    stream_weight_parts,
+)
 from ridgeline.weights.progress import Progress
 
 
@@ -43,12 +49,20 @@ class CheckpointWeights:
     quantization: Scheme | None = None
     progress: Progress | None = None
 
+    @property
+    def may_be_quantized(self) -> bool:
+        """Whether a scheme says so, or the format of the file allows it."""
+        return self.quantization is not None or not self.path.is_dir()
+
     def items(self) -> Iterator[tuple[str, Weight]]:
         # Stacks of plain tensors are filled in place by the one, and need twice the memory by the
         # other.
-        plain = self.quantization is None and self.path.is_dir()
-        arguments = {field: getattr(self, field) for field in self.__slots__ if field != "path"}
-        return (stream_weights if plain else stream_packed_weights)(self.path, **arguments)
+        stream = stream_packed_weights if self.may_be_quantized else stream_weights
+        return stream(self.path, **self._arguments())
+
+    def parts(self, only: Collection[str] | None = None) -> Iterator[WeightPart]:
+        """The same, but stacks one matrix at a time; see `stream_weight_parts`."""
+        return stream_weight_parts(self.path, **self._arguments(), only=only)
 
     def num_bytes(self) -> int:
         """Bytes of the files; 0 for what cannot be read."""
@@ -59,13 +73,18 @@ class CheckpointWeights:
     def digest(self, *, memory: Path | None = None) -> str:
         """Names all that decides what ``items`` yields; for ``memory`` see `content_digest`.
 
+        Reports its progress, as ``items`` does.
+
         Raises:
             DiskError: a file cannot be read.
         """
-        content = content_digest(self._files(), memory=memory)
+        content = content_digest(self._files(), memory=memory, progress=self.progress)
         # The scheme is the config's, which is one of the files.
         meaning = (self.ops, sorted(self.sources.items()), self.dtype, self.quantization is None)
         return hashlib.sha256(repr((content, meaning)).encode()).hexdigest()
+
+    def _arguments(self) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in self.__slots__ if field != "path"}
 
     def _files(self) -> list[Path]:
         if self.path.is_dir():
@@ -88,6 +107,25 @@ class DummyWeights:
     def digest(self) -> str:
         """Names all that decides what ``items`` yields."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
+
+
+def weight_parts(source: WeightSource, only: Collection[str] | None = None) -> Iterator[WeightPart]:
+    """Every weight, or ``only`` some of them, stacks of matrices ``[E, out, in]`` one at a time."""
+    if isinstance(source, CheckpointWeights):
+        yield from source.parts(only)
+        return
+    for name, weight in source.items():
+        if only is not None and name not in only:
+            continue
+        if len(weight.shape) != 3:
+            yield name, None, weight
+        else:
+            for index in range(weight.shape[0]):
+                if isinstance(weight, torch.Tensor):
+                    yield name, index, weight[index]
+                else:
+                    yield name, index, weight.entry(index)
+        del weight  # before the next one is made
 
 
 def expanded_weights(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -17,6 +17,10 @@ class Stacks:
     _unfinished: dict[str, torch.Tensor] = field(default_factory=dict)
     _num_read: dict[str, int] = field(default_factory=dict)
 
+    def place(self, name: str) -> tuple[str, int | None]:
+        """The weight that ``name`` is part of and its index in it; itself if it is no part."""
+        return self.places.get(name, (name, None))
+
     def join(
         self, weights: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:

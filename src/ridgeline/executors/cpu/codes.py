@@ -1,50 +1,85 @@
 """Quantized weights as the codes, scales and minimums that the CPU kernels multiply with."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ridgeline.kernels.cpu import Format, MatrixFormat
+from ridgeline.kernels.cpu import (
+    TILE_ROWS,
+    Allocate,
+    Format,
+    MatrixFormat,
+    PackedMatrix,
+    Pool,
+    aligned_bytes,
+    empty_matrix,
+    largest_scale,
+    matrix_struct,
+    put_codes,
+    scale_multiplier,
+)
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
-from ridgeline.quant.gguf_codes import split_blocks
+from ridgeline.quant.gguf_codes import code_layout, split_codes, split_scales
 
 Floats = npt.NDArray[np.float32]
+Rows = tuple[npt.NDArray[np.uint8], Floats, Floats | None]
 
 _GROUPS = (128, 64, 32, 16)  # that the kernels have beside whole rows
+_CHUNK_ELEMENTS = 1 << 20  # that are taken apart at once, beside the weight and what is packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCodes:
-    """What `pack_codes` takes: codes ``[rows, columns]``, scales and mins ``[rows, groups]``."""
+    """A matrix ``shape`` of codes, taken apart some rows at a time.
 
-    codes: npt.NDArray[np.uint8]
-    scales: Floats
-    mins: Floats | None
+    Attributes:
+        largest_scale: of all rows, as `kernels.cpu.largest_scale`.
+        rows: codes ``[rows, columns]``, scales and mins ``[rows, groups]`` of a range of rows.
+    """
+
+    shape: tuple[int, int]
     form: MatrixFormat
+    largest_scale: float
+    rows: Callable[[slice], Rows]
 
 
-def matrix_codes(weight: QuantizedTensor | GGUFBlocks) -> Iterator[MatrixCodes | None]:
-    """The matrices of a weight, more than one if it is a stack.
+def matrix_codes(weight: QuantizedTensor | GGUFBlocks) -> MatrixCodes | None:
+    """The codes of a matrix ``[rows, columns]``.
 
     ``None`` stands for what has no such form: codes into a table, floats, columns whose groups are
     not in order (act-order) or not of 16, and scales that are not finite.
     """
-    if isinstance(weight, GGUFBlocks):
-        yield from _of_blocks(weight)
-    elif len(weight.shape) == 2:
-        yield _of_tensor(weight)
-    else:
-        yield from (_of_tensor(weight.entry(index)) for index in range(weight.shape[0]))
+    assert len(weight.shape) == 2, "stacks come one matrix at a time"
+    return _of_blocks(weight) if isinstance(weight, GGUFBlocks) else _of_tensor(weight)
+
+
+def pack_matrix_codes(
+    pool: Pool, matrix: MatrixCodes, allocate: Allocate = aligned_bytes
+) -> PackedMatrix:
+    """Pack all rows, some at a time."""
+    multiplier = scale_multiplier(matrix.largest_scale)
+    packed = empty_matrix(pool, matrix_struct(*matrix.shape, matrix.form, multiplier), allocate)
+    for rows in row_ranges(matrix.shape):
+        put_codes(pool, packed, rows.start, *matrix.rows(rows))
+    return packed
+
+
+def row_ranges(shape: tuple[int, int]) -> Iterator[slice]:
+    """All rows of a matrix, in runs of whole tiles that are about a million elements."""
+    rows, columns = shape
+    step = max(1, _CHUNK_ELEMENTS // (TILE_ROWS * max(columns, 1))) * TILE_ROWS
+    for first in range(0, rows, step):
+        yield slice(first, min(first + step, rows))
 
 
 def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
     bits = next((bits for bits in (4, 5, 6, 8) if weight.format.bits <= bits), None)
     if weight.table is not None or weight.group_of is not None or bits is None:
         return None
-    rows, columns = weight.shape
+    rows, columns = weight.codes.shape
     block_rows, size = weight.block
     group = None if size >= columns else next((g for g in _GROUPS if size % g == 0), 0)
     if group == 0 or weight.codes.is_floating_point():
@@ -52,16 +87,23 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
     groups, repeats = (1, 1) if group is None else (-(-columns // group), size // group)
     scales = _by_group(weight.scales, rows, block_rows, repeats)[:, :groups]
     middle, mins = 1 << (bits - 1), None
-    if weight.zeros is None:
-        codes = (weight.codes.to(torch.int16) + middle).to(torch.uint8)
-    else:
-        codes = weight.codes
-        if bool((weight.zeros != middle).any()):
-            mins = -_by_group(weight.zeros, rows, block_rows, repeats)[:, :groups] * scales
+    if weight.zeros is not None and bool((weight.zeros != middle).any()):
+        mins = -_by_group(weight.zeros, rows, block_rows, repeats)[:, :groups] * scales
     if not _is_finite(scales, mins):
         return None
-    form = MatrixFormat(format=Format(bits), group=group, has_min=mins is not None)
-    return MatrixCodes(codes=codes.contiguous().numpy(), scales=scales, mins=mins, form=form)
+
+    def of_rows(part: slice) -> Rows:
+        codes = weight.codes[part].view(torch.uint8)
+        if weight.zeros is None:
+            codes = codes + middle  # signed ones wrap around
+        return codes.contiguous().numpy(), scales[part], None if mins is None else mins[part]
+
+    return MatrixCodes(
+        shape=(rows, columns),
+        form=MatrixFormat(format=Format(bits), group=group, has_min=mins is not None),
+        largest_scale=largest_scale(scales, mins),
+        rows=of_rows,
+    )
 
 
 def _by_group(blocks: torch.Tensor, rows: int, block_rows: int, repeats: int) -> Floats:
@@ -72,24 +114,29 @@ def _by_group(blocks: torch.Tensor, rows: int, block_rows: int, repeats: int) ->
     return values.repeat_interleave(repeats, dim=1).numpy()
 
 
-def _of_blocks(weight: GGUFBlocks) -> Iterator[MatrixCodes | None]:
-    found = split_blocks(weight)
-    if found is None or not _is_finite(found.scales, found.mins):
-        yield None
-        return
-    rows, (total, columns) = weight.shape[-2], found.codes.shape
-    form = MatrixFormat(
-        format=Format(found.bits),
-        group=columns // found.scales.shape[1],
-        has_min=found.mins is not None,
-    )
-    for part in (slice(first, first + rows) for first in range(0, total, rows)):
-        yield MatrixCodes(
-            codes=found.codes[part],
-            scales=found.scales[part],
-            mins=None if found.mins is None else found.mins[part],
-            form=form,
+def _of_blocks(weight: GGUFBlocks) -> MatrixCodes | None:
+    layout = code_layout(weight)
+    if layout is None:
+        return None
+    rows, columns = weight.shape
+    largest, form = 0.0, None
+    for part in row_ranges((rows, columns)):
+        scales, mins = split_scales(weight.rows(part.start, part.stop), layout)
+        if not _is_finite(scales, mins):
+            return None
+        largest = max(largest, largest_scale(scales, mins))
+        form = form or MatrixFormat(
+            format=Format(layout.bits),
+            group=columns // scales.shape[1],
+            has_min=mins is not None,
         )
+    assert form is not None, "no tensor of a GGUF file is empty"
+
+    def of_rows(part: slice) -> Rows:
+        some = weight.rows(part.start, part.stop)
+        return split_codes(some, layout), *split_scales(some, layout)
+
+    return MatrixCodes(shape=(rows, columns), form=form, largest_scale=largest, rows=of_rows)
 
 
 def _is_finite(scales: Floats, mins: Floats | None) -> bool:

@@ -4,13 +4,16 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.executors.cpu.packed_file import read_packed, write_packed
+from ridgeline.executors.cpu.roles import packed_bytes
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import ABI_VERSION, Pool
@@ -48,14 +51,19 @@ class PackedCache:
 
     def pack(self, pool: Pool, model: ExecutorModel) -> PackedWeights:
         """`pack_weights`, unless the same was packed before."""
+        digest: Callable[[], str]
         match model.weights:
             case CheckpointWeights() as source if source.num_bytes() >= self.min_bytes:
-                content = source.digest(memory=self.folder / _KNOWN_DIGESTS)
+                digest = partial(source.digest, memory=self.folder / _KNOWN_DIGESTS)
             case DummyWeights() as source if self.keep_random:
-                content = source.digest()
+                digest = source.digest
             case _:
                 return pack_weights(pool, model)
-        key = _key(content, model.quantization, pool.level)
+        expected = _expected_bytes(pool, model)
+        if expected > self.max_bytes:  # said before the checkpoint is read for its digest
+            self._warn_too_large(f"about {expected / 1e9:.2f}")
+            return pack_weights(pool, model)
+        key = _key(digest(), model.quantization, pool.level)
         path = self.folder / (key + _SUFFIX)
         found = self._read(path, key)
         if found is None:
@@ -66,17 +74,27 @@ class PackedCache:
     def _read(self, path: Path, key: str) -> PackedWeights | None:
         try:
             weights = read_packed(path, key)
-            os.utime(path)  # it was used
         except FileNotFoundError:
             return None
         except (OSError, CorruptFileError) as error:
             _log.warning("The packed weights are made again: %s", error)
             return None
+        with suppress(OSError):  # another user's can be read, and not touched
+            os.utime(path)  # it was used
         _log.info("Packed weights: %s", path)
         return weights
 
+    def _warn_too_large(self, size: str) -> None:
+        _log.warning(
+            "The packed weights take %s GB and packed_cache_bytes is %.2f GB: they are not kept, "
+            "and every start packs them again.",
+            size,
+            self.max_bytes / 1e9,
+        )
+
     def _write(self, path: Path, key: str, weights: PackedWeights) -> None:
         if weights.num_bytes > self.max_bytes:
+            self._warn_too_large(f"{weights.num_bytes / 1e9:.2f}")
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -107,6 +125,18 @@ class PackedCache:
             with suppress(OSError):  # who has it mapped keeps it
                 file.unlink()
                 total -= size
+
+
+def _expected_bytes(pool: Pool, model: ExecutorModel) -> int:
+    """About what the packed weights take, without reading any.
+
+    Of quantized ones whose codes are kept, what they take in the file.
+    """
+    source = model.weights
+    plain = packed_bytes(pool, model.ops, model.dtype, model.quantization)
+    if model.quantization is not None or not isinstance(source, CheckpointWeights):
+        return plain
+    return min(plain, source.num_bytes()) if source.may_be_quantized else plain
 
 
 def _key(content: str, quantization: NumberFormat | None, level: str) -> str:

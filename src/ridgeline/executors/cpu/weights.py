@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -12,16 +12,33 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import NumberFormat, head_format, table_format
-from ridgeline.executors.cpu.codes import matrix_codes
+from ridgeline.core.formats import NumberFormat
+from ridgeline.executors.cpu.codes import (
+    MatrixCodes,
+    matrix_codes,
+    pack_matrix_codes,
+    row_ranges,
+)
+from ridgeline.executors.cpu.roles import packed_format, weight_roles
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.cpu import Format, MatrixFormat, PackedMatrix, Pool, pack, pack_codes
-from ridgeline.weights import Weight, expanded
+from ridgeline.kernels.cpu import (
+    Allocate,
+    Format,
+    PackedMatrix,
+    Pool,
+    Slabs,
+    empty_matrix,
+    matrix_struct,
+    pack,
+    plain_format,
+    put_rows,
+)
+from ridgeline.quant import GGUFBlocks, QuantizedTensor
+from ridgeline.weights import Weight, expanded, weight_parts, weight_shapes
 
 Vector = npt.NDArray[np.float32]
 
 _log = logging.getLogger(__name__)
-_CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +84,10 @@ class PackedWeights:
 def pack_weights(
     pool: Pool, model: ExecutorModel, *, cuts: Collection[ops.Op] = ()
 ) -> PackedWeights:
-    """Pack every weight of a model, one after the other; keep those of ``cuts`` as they are, too.
+    """Pack every weight of a model, one matrix after the other.
+
+    At most one of them is there beside what is packed: of a stack, one expert's. Those of ``cuts``
+    are kept as they are, too.
 
     Weights that are quantized already keep their codes and scales where the kernels have a layout
     for them; the others are expanded to the model's type, which the log says once. Of plain ones,
@@ -81,37 +101,107 @@ def pack_weights(
     """
     if model.dtype == torch.float64:
         raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
-    packed, roles, without = PackedWeights(), _roles(model.ops), Counter[str]()
-    kept = {weight.name for op in cuts for weight in ops.op_weights(op)}
-    for name, weight in model.weights.items():
-        model.check_not_quantized_twice(weight)
-        if name in kept:
-            packed.kept[name] = expanded(weight, model.dtype).float()
-        role = roles.get(name)
-        if role is None:
-            packed.vectors[name] = _vector(expanded(weight, model.dtype))
-        elif isinstance(role, ops.LatentAttend):
-            packed.matrices.update(_latent_matrices(pool, role, expanded(weight, model.dtype)))
-        else:
-            matrices = _packed_codes(pool, weight)
-            if matrices is None:
-                if not isinstance(weight, torch.Tensor):
-                    without[weight.format.name] += 1
-                matrices = _packed_values(
-                    pool, expanded(weight, model.dtype), role, model.quantization
-                )
-            packed.matrices[name] = matrices
+    packing = _Packing(pool, model, cuts)
+    for name, index, weight in weight_parts(model.weights):
+        packing.add(name, index, weight)
         del weight  # before the next one is read
-    if without:
-        counted = ", ".join(f"{count} of {name}" for name, count in sorted(without.items()))
-        _log.warning(
-            "The cpu executor expands %d quantized weights to %s, having no kernel for their "
-            "layout (%s).",
-            without.total(),
-            str(model.dtype).removeprefix("torch."),
-            counted,
-        )
-    return packed
+    if again := packing.unfinished():
+        for name, index, weight in weight_parts(model.weights, only=again):
+            packing.add(name, index, weight)
+            del weight
+    packing.log_expanded()
+    return packing.packed
+
+
+class _Packing:
+    """The weights that are packed so far, and those of stacks that are not all there yet."""
+
+    def __init__(self, pool: Pool, model: ExecutorModel, cuts: Collection[ops.Op]) -> None:
+        self.packed = PackedWeights()
+        self._kept = {weight.name for op in cuts for weight in ops.op_weights(op)}
+        self._pool, self._model, self._roles = pool, model, weight_roles(model.ops)
+        self._shapes = weight_shapes(model.ops)
+        self._allocate = Slabs().allocate
+        self._expanded: dict[str, str] = {}  # name -> format
+        self._stacks: dict[str, list[PackedMatrix | None]] = {}
+        self._kinds: dict[str, Hashable] = {}  # of the codes of stacks; `None` for values
+
+    def add(self, name: str, index: int | None, weight: Weight) -> None:
+        """Pack a weight, or matrix ``index`` of a stack, unless that is there already."""
+        self._model.check_not_quantized_twice(weight)
+        role, dtype = self._roles.get(name), self._model.dtype
+        if name in self._kept:
+            self._keep(name, index, expanded(weight, dtype))
+        if role is None:
+            vector = _vector(expanded(weight, dtype))
+            if index is None:
+                self.packed.vectors[name] = vector
+            else:
+                empty = np.empty(self._shapes[name], dtype=np.float32)
+                self.packed.vectors.setdefault(name, empty)[index] = vector
+        elif isinstance(role, ops.LatentAttend):
+            values = expanded(weight, dtype)
+            matrices = _latent_matrices(self._pool, role, values, self._allocate)
+            self.packed.matrices.update(matrices)
+        elif index is None:
+            self.packed.matrices[name] = (self._packed(name, weight, role, _codes(weight)),)
+        else:
+            self._add_to_stack(name, index, weight, role)
+
+    def unfinished(self) -> frozenset[str]:
+        """The stacks of which some matrices must be added again."""
+        return frozenset(self._stacks)
+
+    def log_expanded(self) -> None:
+        """Warn of the weights whose codes were not kept, if there are any."""
+        formats = Counter(self._expanded.values())
+        if formats:
+            _log.warning(
+                "The cpu executor expands %d quantized weights to %s, having no kernel for their "
+                "layout (%s).",
+                formats.total(),
+                str(self._model.dtype).removeprefix("torch."),
+                ", ".join(f"{count} of {name}" for name, count in sorted(formats.items())),
+            )
+
+    def _keep(self, name: str, index: int | None, values: torch.Tensor) -> None:
+        if index is None:
+            self.packed.kept[name] = values.float()
+        else:
+            empty = torch.empty(self._shapes[name], dtype=torch.float32)
+            self.packed.kept.setdefault(name, empty)[index] = values
+
+    def _add_to_stack(self, name: str, index: int, weight: Weight, role: str) -> None:
+        """A stack keeps its codes if all its matrices have codes of one kind.
+
+        If one has not, those before it, whose codes are packed, are forgotten, to be expanded.
+        """
+        stack = self._stacks.get(name)
+        if stack is None:
+            stack = self._stacks[name] = [None] * self._shapes[name][0]
+        elif stack[index] is not None:
+            return
+        codes = _codes(weight) if self._kinds.get(name, ()) is not None else None
+        kind = None if codes is None or isinstance(weight, torch.Tensor) else weight.kind
+        if self._kinds.setdefault(name, kind) != kind:
+            self._kinds[name] = codes = None
+            stack[:] = [None] * len(stack)
+        stack[index] = self._packed(name, weight, role, codes)
+        whole = tuple(matrix for matrix in stack if matrix is not None)
+        if len(whole) == len(stack):
+            self.packed.matrices[name] = whole
+            del self._stacks[name]
+
+    def _packed(
+        self, name: str, weight: Weight, role: str, codes: MatrixCodes | None
+    ) -> PackedMatrix:
+        if codes is not None:
+            return pack_matrix_codes(self._pool, codes, self._allocate)
+        if isinstance(weight, torch.Tensor):
+            form = packed_format(role, self._model.quantization)
+            return pack(self._pool, weight, form, self._allocate)
+        self._expanded[name] = weight.format.name
+        return _pack_expanded(self._pool, weight, self._model.dtype, self._allocate)
 
 
 def _number_format(matrix: PackedMatrix) -> NumberFormat:
@@ -130,67 +220,32 @@ def _number_format(matrix: PackedMatrix) -> NumberFormat:
     )
 
 
-_PRODUCT, _HEAD, _TABLE, _PLAIN = "product", "head", "table", "plain"
-_Role = str | ops.LatentAttend
-
-
-def _roles(model_ops: Iterable[ops.Op]) -> Mapping[str, _Role]:
-    """What is done with each matrix; what is missing is a vector."""
-    roles: dict[str, _Role] = {}
-    for op in model_ops:
-        match op:
-            case ops.LatentAttend():
-                roles[op.expand.name] = op
-            case ops.MoE():
-                roles[op.router.name] = _PLAIN
-                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), _PRODUCT)
-            case ops.SharedExpert():
-                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), _PRODUCT)
-            case ops.Embed():
-                roles[op.weight.name] = _TABLE
-            case ops.Head():
-                roles[op.weight.name] = _HEAD  # an embedding that is tied to it, too
-            case ops.QKVProject() | ops.LatentProject() | ops.OutProject() | ops.MLP():
-                for weight in ops.op_weights(op):
-                    if len(weight.shape) == 2:
-                        roles[weight.name] = _PRODUCT
-    return roles
+def _codes(weight: Weight) -> MatrixCodes | None:
+    return None if isinstance(weight, torch.Tensor) else matrix_codes(weight)
 
 
 def _vector(values: torch.Tensor) -> Vector:
     return values.detach().float().contiguous().numpy()
 
 
-def _packed_codes(pool: Pool, weight: Weight) -> tuple[PackedMatrix, ...] | None:
-    """Matrices of a quantized weight's own codes; ``None`` if they have no layout for them."""
-    if isinstance(weight, torch.Tensor):
-        return None
-    matrices = []
-    for part in matrix_codes(weight):
-        if part is None:
-            return None
-        matrices.append(pack_codes(pool, part.codes, part.scales, part.mins, part.form))
-    return tuple(matrices)
-
-
-def _packed_values(
-    pool: Pool, weight: torch.Tensor, role: str, quantization: NumberFormat | None
-) -> tuple[PackedMatrix, ...]:
-    form = None
-    if quantization is not None and role != _PLAIN:
-        of_role = {_HEAD: head_format, _TABLE: table_format}
-        number = of_role.get(role, lambda layers: layers)(quantization)
-        form = MatrixFormat(format=_CODES[number.bits], group=number.group_size)
-    return tuple(pack(pool, part, form) for part in (weight if weight.ndim == 3 else weight[None]))
+def _pack_expanded(
+    pool: Pool, weight: QuantizedTensor | GGUFBlocks, dtype: torch.dtype, allocate: Allocate
+) -> PackedMatrix:
+    """A matrix as values, expanded some rows at a time."""
+    rows, columns = weight.shape
+    packed = empty_matrix(pool, matrix_struct(rows, columns, plain_format(dtype)), allocate)
+    for part in row_ranges((rows, columns)):
+        put_rows(pool, packed, part.start, weight.rows(part.start, part.stop).dequantize(dtype))
+    return packed
 
 
 def _latent_matrices(
-    pool: Pool, op: ops.LatentAttend, expand: torch.Tensor
+    pool: Pool, op: ops.LatentAttend, expand: torch.Tensor, allocate: Allocate
 ) -> dict[str, tuple[PackedMatrix, ...]]:
     """Each head's matrix from q to latents [R, n], and from latents to outputs [v, R]."""
     heads_HER = expand.view(op.num_heads, op.nope_dim + op.v_dim, op.latent_dim)
     key_HRn, value_HvR = heads_HER[:, : op.nope_dim].mT, heads_HER[:, op.nope_dim :]
     return {
-        f"{op.expand.name}/key": tuple(pack(pool, part) for part in key_HRn),
-        f"{op.expand.name}/value": tuple(pack(pool, part) for part in value_HvR),
+        f"{op.expand.name}/key": tuple(pack(pool, part, None, allocate) for part in key_HRn),
+        f"{op.expand.name}/value": tuple(pack(pool, part, None, allocate) for part in value_HvR),
     }

@@ -9,30 +9,48 @@ from ridgeline.kernels.cpu.library import (
     native_kernels_run,
 )
 from ridgeline.kernels.cpu.matrix import (
+    TILE_ROWS,
     MatrixFormat,
     PackedMatrix,
-    aligned_bytes,
+    empty_matrix,
+    largest_scale,
+    matrix_bytes,
     matrix_struct,
     pack,
     pack_codes,
+    plain_format,
+    put_codes,
+    put_rows,
+    scale_multiplier,
 )
+from ridgeline.kernels.cpu.memory import Allocate, Slabs, aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool, shared_pool
 from ridgeline.kernels.cpu.structs import Format
 
 __all__ = [
     "ABI_VERSION",
+    "TILE_ROWS",
+    "Allocate",
     "Format",
     "MatrixFormat",
     "NativeLibraryError",
     "PackedMatrix",
     "Pool",
+    "Slabs",
     "aligned_bytes",
     "available_levels",
     "chosen_level",
+    "empty_matrix",
+    "largest_scale",
     "load_library",
+    "matrix_bytes",
     "matrix_struct",
     "native_kernels_run",
     "pack",
     "pack_codes",
+    "plain_format",
+    "put_codes",
+    "put_rows",
+    "scale_multiplier",
     "shared_pool",
 ]

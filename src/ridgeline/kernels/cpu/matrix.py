@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ridgeline.kernels.cpu.memory import Allocate, aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format, Matrix
 
@@ -17,6 +18,7 @@ _TORCH_FORMATS = {
     torch.bfloat16: Format.BF16,
 }
 _GROUPS = (None, 16, 32, 64, 128)
+TILE_ROWS = 16  # packed together, one tile after the other
 _LARGEST_SCALE = 2.0**10  # in half precision; scales 2^24 times smaller are still normal
 
 
@@ -93,22 +95,29 @@ def matrix_struct(rows: int, columns: int, form: MatrixFormat, multiplier: float
     )
 
 
-def pack(pool: Pool, weight: torch.Tensor, form: MatrixFormat | None = None) -> PackedMatrix:
+def plain_format(dtype: torch.dtype) -> MatrixFormat:
+    """That of elements of a floating-point type, which no scale belongs to."""
+    return MatrixFormat(format=_TORCH_FORMATS[dtype])
+
+
+def pack(
+    pool: Pool,
+    weight: torch.Tensor,
+    form: MatrixFormat | None = None,
+    allocate: Allocate = aligned_bytes,
+) -> PackedMatrix:
     """Pack a float matrix ``[rows, columns]``, in its own format unless another is given."""
     if weight.dtype not in _TORCH_FORMATS:
         weight = weight.float()
     weight = weight.detach().contiguous()
-    source = _TORCH_FORMATS[weight.dtype]
-    form = form or MatrixFormat(format=source)
+    form = form or plain_format(weight.dtype)
     rows, columns = weight.shape
     multiplier = 1.0
     if form.format.is_quantized:
         largest = max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
         multiplier = scale_multiplier(largest / 2 ** (form.format.bits - 1))
-    struct = matrix_struct(rows, columns, form, multiplier)
-    packed = PackedMatrix(struct, aligned_bytes(pool.library.rl_matrix_bytes(ctypes.byref(struct))))
-    with pool.lock:  # another engine of this process may be running
-        pool.library.rl_pack(pool.handle, ctypes.byref(struct), weight.data_ptr(), source, 0, rows)
+    packed = empty_matrix(pool, matrix_struct(rows, columns, form, multiplier), allocate)
+    put_rows(pool, packed, 0, weight)
     return packed
 
 
@@ -124,22 +133,69 @@ def pack_codes(
     ``scales`` and ``mins`` are ``[rows, groups]``. The value of a code is (code − 2^(bits−1)) ·
     scale, or code · scale + min.
     """
+    multiplier = scale_multiplier(largest_scale(scales, mins))
     rows, columns = codes.shape
+    packed = empty_matrix(pool, matrix_struct(rows, columns, form, multiplier))
+    put_codes(pool, packed, 0, codes, scales, mins)
+    return packed
+
+
+def largest_scale(scales: npt.NDArray[np.float32], mins: npt.NDArray[np.float32] | None) -> float:
+    """What `scale_multiplier` takes for codes with these scales and mins; of a part, or of all."""
     largest = float(np.abs(scales).max(initial=0.0))
-    if mins is not None:
-        largest = max(largest, float(np.abs(mins).max(initial=0.0)) / 16)
-    struct = matrix_struct(rows, columns, form, scale_multiplier(largest))
-    packed = PackedMatrix(struct, aligned_bytes(pool.library.rl_matrix_bytes(ctypes.byref(struct))))
+    return largest if mins is None else max(largest, float(np.abs(mins).max(initial=0.0)) / 16)
+
+
+def matrix_bytes(pool: Pool, struct: Matrix) -> int:
+    """What the packed matrix takes."""
+    size: int = pool.library.rl_matrix_bytes(ctypes.byref(struct))
+    return size
+
+
+def empty_matrix(pool: Pool, struct: Matrix, allocate: Allocate = aligned_bytes) -> PackedMatrix:
+    """A packed matrix whose memory `put_rows` or `put_codes` is to fill."""
+    return PackedMatrix(struct, allocate(matrix_bytes(pool, struct)))
+
+
+def put_rows(pool: Pool, matrix: PackedMatrix, first_row: int, weight: torch.Tensor) -> None:
+    """Pack rows of floats ``[rows, columns]``, from row ``first_row`` on, which begins a tile.
+
+    All but the last rows of the matrix come in multiples of `TILE_ROWS`.
+    """
+    assert first_row % TILE_ROWS == 0
+    assert weight.is_contiguous()
+    source = _TORCH_FORMATS[weight.dtype]
+    with pool.lock:  # another engine of this process may be running
+        pool.library.rl_pack(
+            pool.handle, ctypes.byref(matrix.struct), weight.data_ptr(), source, first_row,
+            len(weight),
+        )  # fmt: skip
+
+
+def put_codes(
+    pool: Pool,
+    matrix: PackedMatrix,
+    first_row: int,
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+    mins: npt.NDArray[np.float32] | None,
+) -> None:
+    """Pack rows of codes, from row ``first_row`` on; see `pack_codes` and `put_rows`."""
+    assert first_row % TILE_ROWS == 0
+    assert codes.shape[1] == matrix.struct.columns
+    part = Matrix.from_buffer_copy(matrix.struct)
+    part.rows = first_row
+    part.data = matrix.data.ctypes.data + matrix_bytes(pool, part)
+    part.rows = len(codes)
     codes = np.ascontiguousarray(codes)
     scales = np.ascontiguousarray(scales, dtype=np.float32)
     mins = None if mins is None else np.ascontiguousarray(mins, dtype=np.float32)
-    assert scales.shape == (rows, -(-columns // struct.group))
+    assert scales.shape == (len(codes), -(-part.columns // part.group))
     with pool.lock:
         pool.library.rl_pack_codes(
-            pool.handle, ctypes.byref(struct), codes.ctypes.data, scales.ctypes.data,
+            pool.handle, ctypes.byref(part), codes.ctypes.data, scales.ctypes.data,
             None if mins is None else mins.ctypes.data,
         )  # fmt: skip
-    return packed
 
 
 def scale_multiplier(largest_scale: float) -> float:
@@ -148,11 +204,3 @@ def scale_multiplier(largest_scale: float) -> float:
         return 1.0
     exponent = math.floor(math.log2(largest_scale / _LARGEST_SCALE))
     return 2.0 ** min(max(exponent, -126), 126)
-
-
-def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Uninitialised memory that begins at a cache line, or at a huge page if it is large."""
-    alignment = 64 if size < 1 << 22 else 1 << 21
-    raw = np.empty(size + alignment, dtype=np.uint8)
-    offset = -raw.ctypes.data % alignment
-    return raw[offset : offset + size]

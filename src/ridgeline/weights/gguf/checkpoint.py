@@ -99,9 +99,16 @@ class GGUFCheckpoint:
         entry = self._file_of[name].entry(name)
         return len(entry.shape) > 1 and not entry.format.is_plain
 
-    def blocks(self, name: str) -> GGUFBlocks:
-        """Tensor ``name`` as blocks, rows in their right order (norms keep their offset)."""
-        found = self._file_of[name].blocks(name)
+    def format_name(self, name: str) -> str:
+        """What tensor ``name`` is stored in, such as Q4_K."""
+        return self._file_of[name].entry(name).format.name
+
+    def blocks(self, name: str, index: int | None = None) -> GGUFBlocks:
+        """Tensor ``name``, or one matrix of a stack, as blocks.
+
+        Rows are in their right order; norms keep their offset.
+        """
+        found = self._file_of[name].blocks(name, index)
         order = self._row_order(name, len(found.data))
         return found if order is None else replace(found, data=found.data[np.argsort(order)])
 

@@ -81,7 +81,7 @@ def _dtype(checkpoint: GGUFCheckpoint) -> str:
     file_type = checkpoint.metadata.get("general.file_type")
     if isinstance(file_type, int):
         return _DTYPE_OF_FILE_TYPE.get(file_type & ~_GUESSED_FILE_TYPE, "bfloat16")
-    stored = checkpoint.blocks(_EMBED).format.name
+    stored = checkpoint.format_name(_EMBED)
     return {"F32": "float32", "F16": "float16"}.get(stored, "bfloat16")
 
 

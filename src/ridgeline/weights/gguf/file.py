@@ -77,8 +77,10 @@ class GGUFFile:
         read_exactly(self._file, self.path, start, data.reshape(-1).data)
         return data
 
-    def blocks(self, name: str) -> GGUFBlocks:
-        """Tensor ``name`` as blocks, in memory of their own."""
+    def blocks(self, name: str, index: int | None = None) -> GGUFBlocks:
+        """Tensor ``name``, or one matrix of a stack, as blocks in memory of their own."""
         entry = self.entry(name)
-        data = self.read_rows(name, 0, math.prod(entry.shape[:-1]))
-        return GGUFBlocks(format=entry.format, shape=entry.shape, data=data)
+        shape = entry.shape if index is None else entry.shape[1:]
+        rows = math.prod(shape[:-1])
+        data = self.read_rows(name, rows * (index or 0), rows)
+        return GGUFBlocks(format=entry.format, shape=shape, data=data)

@@ -1,0 +1,76 @@
+"""What becomes of each weight as it is packed, and the bytes that it then takes."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+
+import torch
+
+from ridgeline.core import ops
+from ridgeline.core.formats import NumberFormat, head_format, table_format
+from ridgeline.kernels.cpu import (
+    Format,
+    MatrixFormat,
+    Pool,
+    matrix_bytes,
+    matrix_struct,
+    plain_format,
+)
+from ridgeline.weights import weight_shapes
+
+PRODUCT, HEAD, TABLE, PLAIN = "product", "head", "table", "plain"
+Role = str | ops.LatentAttend
+
+_CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
+
+
+def weight_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role]:
+    """What is done with each matrix; what is missing is a vector."""
+    roles: dict[str, Role] = {}
+    for op in model_ops:
+        match op:
+            case ops.LatentAttend():
+                roles[op.expand.name] = op
+            case ops.MoE():
+                roles[op.router.name] = PLAIN
+                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), PRODUCT)
+            case ops.SharedExpert():
+                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), PRODUCT)
+            case ops.Embed():
+                roles[op.weight.name] = TABLE
+            case ops.Head():
+                roles[op.weight.name] = HEAD  # an embedding that is tied to it, too
+            case ops.QKVProject() | ops.LatentProject() | ops.OutProject() | ops.MLP():
+                for weight in ops.op_weights(op):
+                    if len(weight.shape) == 2:
+                        roles[weight.name] = PRODUCT
+    return roles
+
+
+def packed_format(role: str, quantization: NumberFormat | None) -> MatrixFormat | None:
+    """What a matrix that is not quantized yet is packed to; ``None`` for its own type."""
+    if quantization is None or role == PLAIN:
+        return None
+    of_role = {HEAD: head_format, TABLE: table_format}
+    number = of_role.get(role, lambda layers: layers)(quantization)
+    return MatrixFormat(format=_CODES[number.bits], group=number.group_size)
+
+
+def packed_bytes(
+    pool: Pool, model_ops: Iterable[ops.Op], dtype: torch.dtype, quantization: NumberFormat | None
+) -> int:
+    """What the weights of a model take once they are packed, if none is quantized yet."""
+    model_ops, size = tuple(model_ops), 0
+    roles = weight_roles(model_ops)
+    for name, shape in weight_shapes(model_ops).items():
+        role = roles.get(name)
+        if role is None:
+            size += prod(shape) * torch.float32.itemsize
+        elif isinstance(role, ops.LatentAttend):
+            for matrix in ((role.latent_dim, role.nope_dim), (role.v_dim, role.latent_dim)):
+                struct = matrix_struct(*matrix, plain_format(dtype))
+                size += role.num_heads * matrix_bytes(pool, struct)
+        else:
+            form = packed_format(role, quantization) or plain_format(dtype)
+            struct = matrix_struct(shape[-2], shape[-1], form)
+            size += prod(shape[:-2]) * matrix_bytes(pool, struct)
+    return size
