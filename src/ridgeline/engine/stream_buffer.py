@@ -1,7 +1,8 @@
 """Chunks of one request on their way to a reader who may be slow."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ridgeline.core.request import CompletionChunk
 
