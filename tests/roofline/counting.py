@@ -46,7 +46,7 @@ class _Buffers(dict):
 def count(monkeypatch, act):
     """Run ``act`` (which makes the executor run one step) and count what it touches."""
     counts = Counts()
-    plain_step, plain_init = forward.Forward._step, forward.Forward.__init__
+    plain_step, plain_init = forward.Forward.step, forward.Forward.__init__
     plain_logits, plain_weight = forward.Forward.logits, forward.Forward._weight
     plain_read, plain_write = kv_cache.KVCache.read, kv_cache.KVCache.write
     plain_experts, plain_run = experts.kernels.run_experts, forward.Forward.run
@@ -63,12 +63,12 @@ def count(monkeypatch, act):
 
     def init(self, *arguments):
         plain_init(self, *arguments)
-        self._buffers, self.in_head = _Buffers(), False
+        self.buffers, self.in_head = _Buffers(), False
 
     def step(self, op):
-        self._buffers.drain()
+        self.buffers.drain()
         plain_step(self, op)
-        counts.activation_bytes += self._buffers.drain()
+        counts.activation_bytes += self.buffers.drain()
 
     def run(self):
         self._optional = lambda weight: None if weight is None else self._weight(weight)
@@ -99,7 +99,7 @@ def count(monkeypatch, act):
 
     for target, name, replacement in (
         (forward.Forward, "__init__", init),
-        (forward.Forward, "_step", step),
+        (forward.Forward, "step", step),
         (forward.Forward, "_weight", note_weight),
         (forward.Forward, "run", run),
         (forward.Forward, "logits", logits),
