@@ -1,0 +1,190 @@
+// The ops of a program that are small enough to stand together; attention over latents and mixtures
+// of experts have files of their own.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "kv_cache.h"
+#include "matmul.h"
+#include "program.h"
+
+namespace rl {
+
+struct Embed : Op {
+  rl_matrix table;
+  float scale;
+  const float* positions;
+
+  void run(Context& c) const override {
+    int32_t width = table.columns;
+    rl_unpack_rows(reinterpret_cast<rl_pool*>(&c.pool), &table, c.batch.token_ids, c.num_tokens(),
+                   c.buffers[RL_X]);
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      float* x = c.row(RL_X, t);
+      for (int32_t i = 0; i < width; ++i) x[i] *= scale;
+      if (positions)
+        add_scaled(x, positions + static_cast<int64_t>(c.batch.positions[t]) * width, 1.0f, width);
+    });
+  }
+};
+
+struct Norm : Op {
+  int source, target;
+  rl_norm norm;
+  const float *weight, *bias;
+  int32_t width;
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      normalise(norm, c.row(source, t), weight, bias, width, c.row(target, t));
+    });
+  }
+};
+
+struct Project : Op {
+  int source;
+  std::vector<rl_linear> linears;  // to the buffers `targets`
+  std::vector<int> targets;
+  float clip;  // 0: none
+
+  void run(Context& c) const override {
+    std::vector<Target> products;
+    for (size_t i = 0; i < linears.size(); ++i)
+      products.push_back({&linears[i], c.buffers[targets[i]], c.widths[targets[i]]});
+    apply(c, c.rows(source, linears[0].matrix.columns), products.data(),
+          static_cast<int>(products.size()), true);
+    if (clip <= 0) return;
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      for (size_t i = 0; i < linears.size(); ++i) {
+        float* row = c.row(targets[i], t);
+        for (int32_t k = 0; k < linears[i].matrix.rows; ++k)
+          row[k] = std::min(std::max(row[k], -clip), clip);
+      }
+    });
+  }
+};
+
+struct HeadNorm : Op {
+  rl_norm norm;
+  int scope;
+  const float *query_weight, *key_weight;
+  int num_heads, num_kv_heads, head_dim;
+
+  void normalise_heads(float* row, const float* weight, int heads) const {
+    if (scope == RL_PROJECTION)
+      return normalise(norm, row, weight, nullptr, heads * head_dim, row);
+    for (int head = 0; head < heads; ++head) {
+      float* x = row + head * head_dim;
+      const float* gain = scope == RL_EACH_HEAD ? weight + head * head_dim : weight;
+      normalise(norm, x, gain, nullptr, head_dim, x);
+    }
+  }
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      normalise_heads(c.row(RL_QUERY, t), query_weight, num_heads);
+      normalise_heads(c.row(RL_KEY, t), key_weight, num_kv_heads);
+    });
+  }
+};
+
+struct Rope : Op {
+  int table;
+  bool interleaved;
+  int num_heads, num_kv_heads, query_dim, key_dim, query_start, key_start;
+
+  void run(Context& c) const override {
+    const RopeTable& rope = c.ropes[table];
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      const float* cos = rope.cos + static_cast<int64_t>(t) * rope.half;
+      const float* sin = rope.sin + static_cast<int64_t>(t) * rope.half;
+      for (int h = 0; h < num_heads; ++h)
+        rotate(c.row(RL_QUERY, t) + h * query_dim + query_start, cos, sin, rope.half, interleaved);
+      for (int h = 0; h < num_kv_heads; ++h)
+        rotate(c.row(RL_KEY, t) + h * key_dim + key_start, cos, sin, rope.half, interleaved);
+    });
+  }
+};
+
+struct KVWrite : Op {
+  int group, layer;
+
+  void run(Context& c) const override {
+    write_kv(c.pool, c.groups[group], group, layer, c.batch, c.buffers[RL_KEY], c.widths[RL_KEY],
+             c.buffers[RL_VALUE], c.widths[RL_VALUE]);
+  }
+};
+
+struct Attend : Op {
+  int group, layer;
+  rl_attention attention;
+
+  void run(Context& c) const override {
+    void* scratch = c.spare.get<char>(
+        rl_attend_scratch_bytes(&c.groups[group], &attention, &c.batch, c.pool.num_threads()));
+    attend(c.pool, c.groups[group], group, layer, attention, c.batch, c.buffers[RL_QUERY],
+           c.widths[RL_QUERY], c.buffers[RL_H], scratch);
+  }
+};
+
+// h = out . h. All of h is in panels before any of it is written; adapters read it once more, and
+// get a copy.
+struct OutProject : Op {
+  rl_linear linear;
+
+  void run(Context& c) const override {
+    int32_t columns = linear.matrix.columns;
+    // Attention leaves its rows dense, whatever the buffer's width.
+    Rows rows{c.buffers[RL_H], columns, c.num_tokens(), columns};
+    if (c.adapters) {
+      int64_t size = static_cast<int64_t>(c.num_tokens()) * columns;
+      float* copy = c.gathered.get<float>(size);
+      std::copy_n(c.buffers[RL_H], size, copy);
+      rows.data = copy;
+    }
+    Target target{&linear, c.buffers[RL_H], c.widths[RL_H]};
+    apply(c, rows, &target, 1, true);
+  }
+};
+
+struct MLP : Op {
+  int source, target;
+  FeedForward network;
+  const float* output_gate;  // [D] or null: the output is times sigmoid(output_gate . source)
+
+  void run(Context& c) const override {
+    int32_t width = network.up.matrix.columns;
+    float* gates = output_gate ? c.gathered.get<float>(c.num_tokens()) : nullptr;
+    if (gates)
+      for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+        const float* row = c.row(source, t);
+        double sum = 0;
+        for (int32_t i = 0; i < width; ++i) sum += static_cast<double>(row[i]) * output_gate[i];
+        gates[t] = 1.0f / (1.0f + std::exp(-static_cast<float>(sum)));
+      });
+    feed_forward(c, network, c.rows(source, width), c.buffers[target], c.widths[target], true);
+    if (gates)
+      for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+        float* row = c.row(target, t);
+        for (int32_t i = 0; i < network.down.matrix.rows; ++i) row[i] *= gates[t];
+      });
+  }
+};
+
+struct Add : Op {
+  int source, target;
+  float scale;
+  int32_t width;
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      add_scaled(c.row(target, t), c.row(source, t), scale, width);
+    });
+  }
+};
+
+}  // namespace rl
