@@ -20,10 +20,18 @@ bool takes_pairs(const rl_matrix& m) {
 #endif
 }
 
+// Bytes of a token that lie together for AMX: as many as a tile holds, in a step that is whole blocks.
+int32_t block_bytes(const rl_matrix& m) {
+  int step = step_columns(m);
+  return is_quantized(m.format) ? std::min(step & -step, kAmxBytes) : kAmxBytes;
+}
+
 // Columns of a panel: bytes, floats or pairs.
-int32_t padded_columns(const rl_matrix& m) {
+int32_t padded_columns(const rl_matrix& m, int32_t num_tokens) {
   if (is_quantized(m.format))
     return static_cast<int32_t>(round_up(m.columns, activation_group(m)));
+  if (takes_amx(m, num_tokens))
+    return static_cast<int32_t>(round_up(m.columns, kAmxBytes / 2)) / 2;
   if (takes_pairs(m)) return (m.columns + 1) / 2;
   return m.format == RL_BF16 ? m.columns + m.columns % 2 : m.columns;
 }
@@ -44,12 +52,23 @@ void copy_row(const rl_matrix& matrix, const float* x, int32_t first, int32_t la
   }
 }
 
+// The same for AMX, pairs in blocks of tokens.
+void copy_pairs(const float* x, int32_t columns, int32_t first, int32_t last, int m,
+                const Panels& panels, int64_t panel) {
+  constexpr int kPairs = kAmxBytes / 4;
+  const int M = panels.panel_tokens(panel);
+  float* to = panels.floats + panels.first_token(panel) * panels.padded_columns + m * kPairs;
+  for (int32_t k = first; k < last; k += W / 2)
+    store_codes(reinterpret_cast<int16_t*>(to + k / kPairs * kPairs * M + k % kPairs),
+                bfloats_of(load_some(x + 2 * k, columns - 2 * k)));
+}
+
 int32_t num_steps(const rl_matrix& m) {
-  return is_quantized(m.format) ? padded_columns(m) / step_columns(m) : 0;
+  return is_quantized(m.format) ? padded_columns(m, 0) / step_columns(m) : 0;
 }
 
 int32_t num_units(const rl_matrix& m) {
-  return is_quantized(m.format) ? padded_columns(m) / unit_columns(m) : 0;
+  return is_quantized(m.format) ? padded_columns(m, 0) / unit_columns(m) : 0;
 }
 
 // Slot m of a panel of M tokens, from some column on: what `quantize` writes, and moves behind.
@@ -62,7 +81,8 @@ struct Slot {
 
 // Quantizes one activation group of kSteps steps, of which the columns from `valid` on are zero.
 template <int kSteps>
-inline void quantize_group(const float* x, int group, int unit, int valid, int M, Slot& to) {
+inline void quantize_group(const float* x, int group, int unit, int valid, int M, int block,
+                           Slot& to) {
   float scale = scale_of(x, std::min(group, valid), 127);
   float inverse = scale > 0 ? 1.0f / scale : 0.0f;
   for (int step = 0, i = 0; step < kSteps; ++step) {
@@ -74,9 +94,14 @@ inline void quantize_group(const float* x, int group, int unit, int valid, int M
         total += codes << 24 >> 24;  // of the bytes, also where something is not a number
         int8_t packed[W];
         store_codes(packed, codes);
-        RL_UNROLL
-        for (int column = 0; column < W; column += 4, to.bytes += 4 * M)
-          std::memcpy(to.bytes, packed + column, 4);
+        if (block) {
+          std::memcpy(to.bytes, packed, W);
+          to.bytes += (i + W) % block ? W : W + (M - 1) * block;
+        } else {
+          RL_UNROLL
+          for (int column = 0; column < W; column += 4, to.bytes += 4 * M)
+            std::memcpy(to.bytes, packed + column, 4);
+        }
       }
       int32_t sum_of_unit = sum(total);
       *to.minus_sums = minus_sum(sum_of_unit);
@@ -95,24 +120,25 @@ void quantize_row(const rl_matrix& matrix, const float* x, int32_t first, int32_
                   const Panels& panels, int64_t panel) {
   const int group = activation_group(matrix), step = step_columns(matrix);
   const int unit = unit_columns(matrix), M = panels.panel_tokens(panel);
+  const int block = panels.block_bytes, together = block ? block : 4;
   const int64_t token = panels.first_token(panel);
   Slot to;
-  to.bytes = panels.bytes + token * panels.padded_columns + int64_t{first} * M + 4 * m;
+  to.bytes = panels.bytes + token * panels.padded_columns + int64_t{first} * M + together * m;
   to.scales = panels.scales + token * panels.num_steps + first / step * M + m;
   to.sums = panels.sums + token * panels.num_steps + first / step * M + m;
   to.minus_sums = panels.minus_sums + token * panels.num_units + first / unit * M + m;
   for (int32_t k = first; k < last; k += group) {
     if (step < group)
-      quantize_group<2>(x + k, group, unit, matrix.columns - k, M, to);
+      quantize_group<2>(x + k, group, unit, matrix.columns - k, M, block, to);
     else
-      quantize_group<1>(x + k, group, unit, matrix.columns - k, M, to);
+      quantize_group<1>(x + k, group, unit, matrix.columns - k, M, block, to);
   }
 }
 
 }  // namespace
 
 int64_t panel_bytes(const rl_matrix& m, int32_t num_tokens) {
-  int64_t elements = static_cast<int64_t>(num_tokens) * padded_columns(m);
+  int64_t elements = static_cast<int64_t>(num_tokens) * padded_columns(m, num_tokens);
   if (!is_quantized(m.format)) return round_up(elements * 4, 64);
   int64_t of_steps = round_up(static_cast<int64_t>(num_tokens) * num_steps(m) * 4, 64);
   int64_t of_units = round_up(static_cast<int64_t>(num_tokens) * num_units(m) * 4, 64);
@@ -124,7 +150,8 @@ Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
   panels.num_tokens = num_tokens;
   panels.num_bytes = panel_bytes(m, num_tokens);
   panels.count = num_panels_of(m, num_tokens);
-  panels.padded_columns = padded_columns(m);
+  panels.padded_columns = padded_columns(m, num_tokens);
+  panels.block_bytes = takes_amx(m, num_tokens) ? block_bytes(m) : 0;
   panels.num_steps = num_steps(m);
   panels.num_units = num_units(m);
   auto* bytes = static_cast<uint8_t*>(scratch);
@@ -171,6 +198,8 @@ void fill_each(Pool& pool, const rl_matrix& matrix, const Rows* all_rows, const 
       const float* x = rows.data + (offset + m) * rows.stride;
       if (quantized)
         quantize_row(matrix, x, first, last, m, panels, panel);
+      else if (panels.block_bytes)
+        copy_pairs(x, matrix.columns, first, last, m, panels, panel);
       else
         copy_row(matrix, x, first, last, m, M, panels.floats + offset * padded);
     }

@@ -4,18 +4,39 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "amx.h"
 #include "matrix.h"
 #include "pool.h"
 #include "simd.h"
 
 namespace rl {
 
-// At most as many tokens as have their sums in registers together.
+// At most as many tokens as have their sums in registers together, of vectors.
 constexpr int kPanelTokens = W == 8 ? 4 : 8;
+
+// Whether so many tokens are multiplied by AMX: bfloats always are, as their sums are rounded in the
+// order of the instruction; codes where there are more than a panel of vectors.
+inline bool takes_amx(const rl_matrix& m, int32_t num_tokens) {
+#if defined(__AMX_TILE__)
+  return m.format == RL_BF16 || (is_quantized(m.format) && num_tokens > kPanelTokens);
+#else
+  (void)m, (void)num_tokens;
+  return false;
+#endif
+}
+
+// Tokens of the longest panels: with AMX two tiles, which share a reading of weights.
+#if defined(__AMX_TILE__)
+constexpr int kMostPanelTokens = 2 * kAmxRows;
+#else
+constexpr int kMostPanelTokens = kPanelTokens;
+#endif
 
 // How many panels so many tokens are cut into. With vectors of 16 floats up to 8 share one reading of
 // quantized weights; of more, so many that two vectors of rows share their broadcasts.
 inline int32_t num_panels_of(const rl_matrix& m, int32_t num_tokens) {
+  if (takes_amx(m, num_tokens))
+    return static_cast<int32_t>(ceil_div(num_tokens, kMostPanelTokens));
   constexpr int32_t kTokensOfTwoVectors = 6;
   bool in_twos = W == 16 && is_quantized(m.format) && num_tokens > kPanelTokens;
   return static_cast<int32_t>(ceil_div(num_tokens, in_twos ? kTokensOfTwoVectors : kPanelTokens));
@@ -58,13 +79,16 @@ struct Rows {
 // ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step of
 // columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M]; for each
 // unit of columns what `minus_sum` makes of the sum of its bytes, [units][M]. Panels of fewer tokens
-// are not padded.
+// are not padded. For AMX some columns of a token lie together: panels of bytes or of pairs are
+// [blocks][M][block_bytes], and a block is a step of columns or a part of one, or 16 pairs (columns
+// padded with zeros to whole blocks).
 struct Panels {
   int32_t num_tokens;
   int32_t count;  // of panels
   int32_t padded_columns;
   int32_t num_steps;
   int32_t num_units;
+  int32_t block_bytes;  // 0 where the panels are not AMX's
   float* floats;
   int8_t* bytes;
   float* scales;

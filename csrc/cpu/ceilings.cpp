@@ -9,11 +9,14 @@
 #include <iterator>
 #include <numeric>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+
+#include "amx.h"
 
 namespace {
 
@@ -274,6 +277,32 @@ void multiply_int32(int64_t rounds) {
 
 #endif
 
+#if defined(__AMX_TILE__)
+
+template <int R>
+constexpr std::integral_constant<int, R> kTile{};
+
+// Four tiles of sums, of whole tiles that stay in their registers.
+template <bool kBytes>
+void multiply_tiles(int64_t rounds) {
+  constexpr rl::TileShapes::Shape kWhole{rl::kAmxRows, rl::kAmxBytes};
+  const rl::TileShapes shapes({kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole});
+  auto add = [](auto sums, auto x, auto weights) {
+    if constexpr (kBytes)
+      rl::tile_dot_bytes<sums, x, weights, true>();
+    else
+      rl::tile_dot_bfloats<sums, x, weights>();
+  };
+  for (; rounds > 0; --rounds) {
+    add(kTile<0>, kTile<4>, kTile<6>);
+    add(kTile<1>, kTile<4>, kTile<7>);
+    add(kTile<2>, kTile<5>, kTile<6>);
+    add(kTile<3>, kTile<5>, kTile<7>);
+  }
+}
+
+#endif
+
 struct ArithmeticLoop {
   const char* name;
   const char* format;
@@ -283,7 +312,15 @@ struct ArithmeticLoop {
 
 constexpr double kPerByte = 2.0 * kVectorBytes * kChains;  // a multiply-add for each byte
 
+#if defined(__AMX_TILE__)
+constexpr double kPerTile = 2.0 * rl::kAmxRows * rl::kAmxRows * rl::kAmxBytes;  // of bytes
+#endif
+
 constexpr ArithmeticLoop kArithmeticLoops[] = {
+#if defined(__AMX_TILE__)
+    {"tdpbf16ps", "bfloat16", 4 * kPerTile / 2, multiply_tiles<false>},
+    {"tdpbssd", "int8", 4 * kPerTile, multiply_tiles<true>},
+#endif
 #if defined(__AVX2__)
     {"multiply-add", "float32", kPerByte / 4, fma_fp32},
 #else

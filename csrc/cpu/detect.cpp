@@ -1,5 +1,24 @@
 // Which instruction-set levels this machine runs. Compiled for the baseline, so that it can refuse.
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #define RL_API __attribute__((visibility("default")))
+
+namespace {
+
+// Linux gives a process the registers of AMX only if it asks for them (ARCH_REQ_XCOMP_PERM, of the
+// feature XTILEDATA); threads and forks of it have them, too.
+bool may_use_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 
 extern "C" RL_API int ridgeline_runs_level(int level) {
 #if defined(__x86_64__)
@@ -19,6 +38,10 @@ extern "C" RL_API int ridgeline_runs_level(int level) {
       return avx512;
     case 4:
       return avx512 && __builtin_cpu_supports("avx512bf16");
+    case 5:
+      return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("amx-tile") &&
+             __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") &&
+             may_use_amx();
   }
 #endif
   return level == 0;

@@ -13,7 +13,8 @@ namespace rl {
 // until the sums no longer fit the registers.
 //
 // Sums start from the middle code times `minus_sum` (activations.h), so that codes need no offset.
-// `bits` moves bytes right (left if negative) within 16-bit lanes and masks them.
+// `bits` moves bytes right (left if negative) within 16-bit lanes and masks them, `both` joins the bits
+// of two lines, and `less` takes a number off each byte.
 #if defined(__AVX512VNNI__)
 
 template <int F>
@@ -60,6 +61,9 @@ inline __m512i bits(__m512i x, int shift, int mask) {
   return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
 }
 inline __m512i both(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
+inline __m512i less(__m512i x, int byte) {
+  return _mm512_sub_epi8(x, _mm512_set1_epi8(static_cast<char>(byte)));
+}
 
 #elif defined(__AVX2__)
 
@@ -82,6 +86,9 @@ inline __m256i bits(__m256i x, int shift, int mask) {
   return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
 }
 inline __m256i both(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
+inline __m256i less(__m256i x, int byte) {
+  return _mm256_sub_epi8(x, _mm256_set1_epi8(static_cast<char>(byte)));
+}
 
 template <int F>
 struct Codes {
@@ -193,6 +200,10 @@ inline Bytes line(const uint8_t* p) {
 inline void store_line(uint8_t* p, const Bytes& x) { std::memcpy(p, x.b, sizeof x.b); }
 inline Bytes bits(Bytes x, int shift, int mask) {
   for (auto& b : x.b) b = static_cast<uint8_t>((shift >= 0 ? b >> shift : b << -shift) & mask);
+  return x;
+}
+inline Bytes less(Bytes x, int byte) {
+  for (auto& b : x.b) b = static_cast<uint8_t>(b - byte);
   return x;
 }
 inline Bytes both(Bytes a, Bytes b) {

@@ -14,29 +14,37 @@ constexpr int kTilesAtOnce = 4;            // whose results are kept before they
 
 constexpr int64_t kBlockBytes = 1 << 20;  // of panels that stay in a near cache while all tiles pass
 constexpr int64_t kExpandedBytes = 128 * 1024;  // of codes that stay in a near cache meanwhile
-// Panels for which codes are not worth an expansion: wide vectors have units to spare for it.
-constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1;
 
 // Consecutive tiles that are multiplied with one panel after another.
 class Chunk {
  public:
   // Tiles [first, first + count); their codes are expanded into `codes` if that is not null.
-  Chunk(const rl_matrix& matrix, int64_t first, int count, uint8_t* codes)
-      : matrix_(matrix), tiles_(tile_at(matrix, first)), codes_(codes), count_(count) {
-    if (codes) expand(matrix, tiles_, count, codes);
+  Chunk(const rl_matrix& matrix, const Panels& panels, int64_t first, int count, uint8_t* codes)
+      : matrix_(matrix),
+        panels_(panels),
+        tiles_(tile_at(matrix, first)),
+        codes_(codes),
+        count_(count) {
+    if (codes) expand(matrix, panels, tiles_, count, codes);
   }
 
   // out[count][M][16]
-  void multiply(const Panels& panels, int64_t panel, float* out) const {
-    int M = panels.panel_tokens(panel);
-    TileKernel kernel = is_quantized(matrix_.format)
-                            ? quantized_kernel(matrix_.format, M, codes_ != nullptr)
-                            : float_kernel(matrix_.format, M);
-    kernel(matrix_, tiles_, codes_, count_, panels, panel, out);
+  void multiply(int64_t panel, float* out) const {
+    int M = panels_.panel_tokens(panel);
+    kernel(M)(matrix_, tiles_, codes_, count_, panels_, panel, out);
   }
 
  private:
+  TileKernel kernel(int M) const {
+#if defined(__AMX_TILE__)
+    if (panels_.block_bytes) return amx_kernel(matrix_.format, M);
+#endif
+    return is_quantized(matrix_.format) ? quantized_kernel(matrix_.format, M, codes_ != nullptr)
+                                        : float_kernel(matrix_.format, M);
+  }
+
   const rl_matrix& matrix_;
+  const Panels& panels_;
   const uint8_t* tiles_;
   const uint8_t* codes_;
   int count_;
@@ -49,7 +57,7 @@ struct ChunkSize {
 };
 
 ChunkSize chunk_size(const rl_matrix& matrix, const Panels& panels) {
-  int64_t bytes = panels.num_panels() > kPanelsUnexpanded ? expanded_bytes(matrix) : 0;
+  int64_t bytes = expanded_bytes(matrix, panels);
   if (!bytes) return {kTilesAtOnce, 0};
   int64_t tiles = std::clamp<int64_t>(kExpandedBytes / bytes, 1, kTilesAtOnce);
   return {static_cast<int>(tiles), tiles * bytes};
@@ -108,14 +116,14 @@ void add_bias(const rl_linear& linear, int64_t row, int rows, float* values) {
 // a chunk, if it needs any.
 void multiply_tiles(const Product& product, const Panels& panels, int64_t first, int64_t last,
                     int64_t first_panel, int64_t last_panel, uint8_t* codes) {
-  float result[kTilesAtOnce * kPanelTokens * kTileRows];
+  float result[kTilesAtOnce * kMostPanelTokens * kTileRows];
   ChunkSize size = chunk_size(*product.matrix, panels);
   for (int64_t tile = first; tile < last; tile += size.tiles) {
     int count = last - tile < size.tiles ? static_cast<int>(last - tile) : size.tiles;
-    Chunk chunk(*product.matrix, tile, count, size.bytes ? codes : nullptr);
+    Chunk chunk(*product.matrix, panels, tile, count, size.bytes ? codes : nullptr);
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
       int M = panels.panel_tokens(panel);
-      chunk.multiply(panels, panel, result);
+      chunk.multiply(panel, result);
       for (int n = 0; n < count; ++n)
         store_tile(product, tile + n, panels.first_token(panel), M, result + n * M * kTileRows);
     }
@@ -178,7 +186,7 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
   Blocks blocks(panels);
   int64_t num_items = ceil_div(tiles_in_all, per_item);
   pool.run(num_items * blocks.count, [&](int64_t item, int thread) {
-    constexpr int kResults = kTilesAtOnce * kPanelTokens * kTileRows;
+    constexpr int kResults = kTilesAtOnce * kMostPanelTokens * kTileRows;
     float gates[kResults], ups[kResults];
     int64_t block = item / num_items;
     int64_t first = item % num_items * per_item, last = first + per_item;
@@ -186,12 +194,13 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
     for (int64_t tile = first; tile < last; tile += tiles_at_once) {
       int count = last - tile < tiles_at_once ? static_cast<int>(last - tile) : tiles_at_once;
       uint8_t* scratch = gate_size.bytes + up_size.bytes ? pool.scratch(thread) : nullptr;
-      Chunk of_gate(gate.matrix, tile, count, gate_size.bytes ? scratch : nullptr);
-      Chunk of_up(up.matrix, tile, count, up_size.bytes ? scratch + gate_size.bytes : nullptr);
+      Chunk of_gate(gate.matrix, panels, tile, count, gate_size.bytes ? scratch : nullptr);
+      Chunk of_up(up.matrix, panels, tile, count,
+                  up_size.bytes ? scratch + gate_size.bytes : nullptr);
       for (int64_t panel = blocks.first(block); panel < blocks.last(block, panels); ++panel) {
         int M = panels.panel_tokens(panel);
-        of_gate.multiply(panels, panel, gates);
-        of_up.multiply(panels, panel, ups);
+        of_gate.multiply(panel, gates);
+        of_up.multiply(panel, ups);
         for (int i = 0; i < count * M; ++i) {
           int64_t row = (tile + i / M) * kTileRows, left = up.matrix.rows - row;
           int rows = left < kTileRows ? static_cast<int>(left) : kTileRows;

@@ -24,6 +24,8 @@ constexpr int tiles_of(int row_vectors) {
 }
 
 constexpr int kExpandedBlock = kBlockColumns * kTileRows;
+// Panels for which codes are not worth an expansion: wide vectors have units to spare for it.
+constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1;
 
 template <int F, bool FromBytes>
 constexpr int block_bytes() {
@@ -144,7 +146,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   const bool has_min = K != Kind::kSymmetricBlock && matrix.has_min;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix), bytes_of_tile = tile_bytes(matrix);
-  const int64_t next_tile = FromBytes ? expanded_bytes(matrix) : bytes_of_tile;
+  const int64_t next_tile = FromBytes ? num_blocks(matrix) * kExpandedBlock : bytes_of_tile;
   const int steps_per_group = groups > 1 ? matrix.group / step : num_steps;
 
   for (int row = 0; row < kTileRows; row += R * W) {
@@ -255,7 +257,7 @@ void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* code
     bool together = n + N <= count;
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
     const uint8_t* blocks =
-        FromBytes ? codes + n * expanded_bytes(matrix) : tile + scale_bytes(matrix);
+        FromBytes ? codes + n * expanded_bytes(matrix, panels) : tile + scale_bytes(matrix);
     auto* multiply_some = together ? kernel(std::integral_constant<int, R>())
                                    : kernel(std::integral_constant<int, R / N>());
     multiply_some(matrix, tile, blocks, panels, panel, out + n * M * kTileRows);
@@ -263,8 +265,9 @@ void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* code
   }
 }
 
+// Bytes are codes minus `middle`.
 template <int F>
-void expand_blocks(const uint8_t* block, int64_t count, uint8_t* codes) {
+void expand_blocks(const uint8_t* block, int64_t count, int middle, uint8_t* codes) {
   constexpr int kBytes = block_lines(F) * 64, kAhead = 2048;
   for (int64_t b = 0; b < count; ++b, block += kBytes, codes += kExpandedBlock) {
     for (int i = 0; i < kBytes; i += 64) fetch_ahead(block + kAhead + i);
@@ -273,8 +276,8 @@ void expand_blocks(const uint8_t* block, int64_t count, uint8_t* codes) {
       for (int t = 0; t < 4; ++t) {
         Line first, second;
         read_quads<F>(block, row, t, first, second);
-        store_line(codes + 64 * t + 4 * row, first);
-        store_line(codes + 64 * (t + 4) + 4 * row, second);
+        store_line(codes + 64 * t + 4 * row, less(first, middle));
+        store_line(codes + 64 * (t + 4) + 4 * row, less(second, middle));
       }
     }
   }
@@ -287,6 +290,19 @@ constexpr std::array<TileKernel, kPanelTokens> kernels(std::index_sequence<I...>
 
 template <int F, bool FromBytes = false>
 constexpr auto kKernels = kernels<F, FromBytes>(std::make_index_sequence<kPanelTokens>());
+
+auto* expander(int format) {
+  switch (format) {
+    case RL_Q4:
+      return expand_blocks<RL_Q4>;
+    case RL_Q5:
+      return expand_blocks<RL_Q5>;
+    case RL_Q6:
+      return expand_blocks<RL_Q6>;
+    default:
+      return expand_blocks<RL_Q8>;
+  }
+}
 
 }  // namespace
 
@@ -304,20 +320,20 @@ TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes) {
   }
 }
 
-int64_t expanded_bytes(const rl_matrix& matrix) {
-  bool expands = matrix.format == RL_Q5 || matrix.format == RL_Q6;
-  return expands ? num_blocks(matrix) * kExpandedBlock : 0;
+int64_t expanded_bytes(const rl_matrix& matrix, const Panels& panels) {
+  bool joined = matrix.format == RL_Q5 || matrix.format == RL_Q6;
+  bool expands = panels.block_bytes || (joined && panels.num_panels() > kPanelsUnexpanded);
+  return expands && is_quantized(matrix.format) ? num_blocks(matrix) * kExpandedBlock : 0;
 }
 
-void expand(const rl_matrix& matrix, const uint8_t* tiles, int count, uint8_t* codes) {
-  for (int n = 0; n < count; ++n) {
-    const uint8_t* blocks = tiles + n * tile_bytes(matrix) + scale_bytes(matrix);
-    uint8_t* out = codes + n * expanded_bytes(matrix);
-    if (matrix.format == RL_Q5)
-      expand_blocks<RL_Q5>(blocks, num_blocks(matrix), out);
-    else
-      expand_blocks<RL_Q6>(blocks, num_blocks(matrix), out);
-  }
+void expand(const rl_matrix& matrix, const Panels& panels, const uint8_t* tiles, int count,
+            uint8_t* codes) {
+  bool centred = panels.block_bytes && !matrix.has_min;
+  int middle = centred ? 1 << (code_bits(matrix.format) - 1) : 0;
+  auto* expand_some = expander(matrix.format);
+  for (int n = 0; n < count; ++n)
+    expand_some(tiles + n * tile_bytes(matrix) + scale_bytes(matrix), num_blocks(matrix), middle,
+                codes + n * expanded_bytes(matrix, panels));
 }
 
 }  // namespace rl

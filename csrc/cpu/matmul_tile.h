@@ -20,10 +20,13 @@ constexpr int float_tiles_together(int num_tokens) {
 
 TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes);
 TileKernel float_kernel(int format, int num_tokens);
+TileKernel amx_kernel(int format, int num_tokens);  // of the level that has AMX
 
-// Codes of two bit planes (Q5, Q6) are joined to bytes once where several panels use them: the size
-// of an expanded tile (0 for formats that are read as they are), and the expansion of `count` tiles.
-int64_t expanded_bytes(const rl_matrix& matrix);
-void expand(const rl_matrix& matrix, const uint8_t* tiles, int count, uint8_t* codes);
+// Codes are joined to bytes once where several panels use them, and where AMX does, which takes
+// codes around a middle of 0: the size of an expanded tile (0 for what is read as it is), and the
+// expansion of `count` tiles.
+int64_t expanded_bytes(const rl_matrix& matrix, const Panels& panels);
+void expand(const rl_matrix& matrix, const Panels& panels, const uint8_t* tiles, int count,
+            uint8_t* codes);
 
 }  // namespace rl

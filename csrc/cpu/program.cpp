@@ -78,7 +78,9 @@ extern "C" {
 int32_t rl_abi_version(void) { return RL_ABI_VERSION; }
 
 const char* rl_isa_name(void) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_TILE__)
+  return "avx512amx";
+#elif defined(__AVX512BF16__)
   return "avx512bf16";
 #elif defined(__AVX512VNNI__)
   return "avx512";

@@ -17,7 +17,8 @@ namespace {
 
 using namespace rl_test;
 
-const std::vector<std::string> kLevels = {"generic", "avx2", "avxvnni", "avx512", "avx512bf16"};
+const std::vector<std::string> kLevels = {"generic", "avx2", "avxvnni", "avx512", "avx512bf16",
+                                          "avx512amx"};
 
 // Those that the library of detection says run here.
 std::vector<std::string> detected(const std::string& folder) {

@@ -70,7 +70,7 @@ class Level {
   int lanes() const { return name.rfind("avx512", 0) == 0 ? 16 : name == "generic" ? 4 : 8; }
   bool fuses() const { return name != "generic"; }
   // bfloats are multiplied in pairs, the activations rounded to bfloat.
-  bool rounds_to_bfloat() const { return name == "avx512bf16"; }
+  bool rounds_to_bfloat() const { return name == "avx512bf16" || name == "avx512amx"; }
 
   std::string name;
   rl_pool* alone;

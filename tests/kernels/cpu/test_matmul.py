@@ -23,6 +23,7 @@ QUANTIZED = [
 ELEMENT_ERRORS = {Format.Q4: 0.22, Format.Q5: 0.13, Format.Q6: 0.06, Format.Q8: 0.0045}
 # Activations are bytes: half a step of the largest of their group, averaged over the columns.
 PRODUCT_ERROR = 0.01
+ROUNDS_BFLOATS = ("avx512bf16", "avx512amx")  # levels that round activations beside bfloats
 
 each_level = pytest.mark.parametrize("level", LEVELS)
 each_format = pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_products_equal_those_of_the_unpacked_weights(level, form, shape):
     unpacked = matrix.unpack(threads, np.arange(shape[0], dtype=np.int32)).astype(np.float64)
     x = np.random.default_rng(1).normal(size=(max(TOKENS), shape[1])).astype(np.float32)
     expected = x @ unpacked.T
-    rounds = form.format.is_quantized or (form.format is Format.BF16 and level == "avx512bf16")
+    rounds = form.format.is_quantized or (form.format is Format.BF16 and level in ROUNDS_BFLOATS)
     scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(unpacked, axis=1)
     bound = PRODUCT_ERROR if rounds else 1e-6
     assert (np.abs(matrix.matmul(threads, x) - expected) <= bound * scale).all()
