@@ -171,7 +171,8 @@ Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
 bool same_panels(const rl_matrix& a, const rl_matrix& b) {
   if (a.columns != b.columns || is_quantized(a.format) != is_quantized(b.format)) return false;
   if (!is_quantized(a.format)) return a.format == b.format;
-  return step_columns(a) == step_columns(b) && activation_group(a) == activation_group(b);
+  return step_columns(a) == step_columns(b) && unit_columns(a) == unit_columns(b) &&
+         activation_group(a) == activation_group(b);
 }
 
 void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Panels& panels) {

@@ -52,7 +52,7 @@ constexpr bool kSumsOfSteps = true;
 // Columns whose integer sum is started at once.
 inline int unit_columns(const rl_matrix& m) {
   int step = step_columns(m);
-  return kSumsOfSteps || step < kBlockColumns ? step : kBlockColumns;
+  return (kSumsOfSteps && !m.has_factors) || step < kBlockColumns ? step : kBlockColumns;
 }
 
 // What integer sums start from: minus the sum of some bytes, where sums are of 16 bits as two halves.

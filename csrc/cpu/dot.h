@@ -14,7 +14,9 @@ namespace rl {
 //
 // Sums start from the middle code times `minus_sum` (activations.h), so that codes need no offset.
 // `bits` moves bytes right (left if negative) within 16-bit lanes and masks them, `both` joins the bits
-// of two lines, and `less` takes a number off each byte.
+// of two lines, and `less` takes a number off each byte. `factor_lanes` are the factors of W rows as
+// `add_products` takes them, which adds sums that fit 16 bits times factors. `factor_line` has a row's
+// factor in each of its bytes, and `products` are bytes times those, less 8 times them, plus `offset`.
 #if defined(__AVX512VNNI__)
 
 template <int F>
@@ -65,6 +67,26 @@ inline __m512i less(__m512i x, int byte) {
   return _mm512_sub_epi8(x, _mm512_set1_epi8(static_cast<char>(byte)));
 }
 
+inline vi factor_lanes(const int8_t* p) {
+  __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (vi)_mm512_and_si512(wide, _mm512_set1_epi32(0xffff));
+}
+inline void add_products(vi& totals, vi sums, vi factors) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(totals) : "v"(sums), "v"(factors));
+}
+inline __m512i factor_line(const int8_t* p) {
+  __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_shuffle_epi8(wide, _mm512_broadcast_i32x4(_mm_setr_epi8(
+                                       0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12)));
+}
+inline __m512i products(__m512i codes, __m512i factors, int offset) {
+  __m512i even = _mm512_mullo_epi16(codes, factors);
+  __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(codes, 8), factors);
+  __m512i both = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_slli_epi16(odd, 8));
+  __m512i eight = _mm512_and_si512(_mm512_slli_epi16(factors, 3), _mm512_set1_epi8(-8));
+  return _mm512_sub_epi8(both, less(eight, offset));
+}
+
 #elif defined(__AVX2__)
 
 using Quad = __m256i;
@@ -88,6 +110,30 @@ inline __m256i bits(__m256i x, int shift, int mask) {
 inline __m256i both(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 inline __m256i less(__m256i x, int byte) {
   return _mm256_sub_epi8(x, _mm256_set1_epi8(static_cast<char>(byte)));
+}
+
+inline vi factor_lanes(const int8_t* p) {
+  __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return (vi)_mm256_and_si256(wide, _mm256_set1_epi32(0xffff));
+}
+inline void add_products(vi& totals, vi sums, vi factors) {
+#if defined(RL_SUMS_OF_16_BITS)
+  totals += (vi)_mm256_madd_epi16((__m256i)sums, (__m256i)factors);
+#else
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(totals) : "x"(sums), "x"(factors));
+#endif
+}
+inline __m256i factor_line(const int8_t* p) {
+  __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_shuffle_epi8(wide, _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                       0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12)));
+}
+inline __m256i products(__m256i codes, __m256i factors, int offset) {
+  __m256i even = _mm256_mullo_epi16(codes, factors);
+  __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(codes, 8), factors);
+  __m256i both = _mm256_blendv_epi8(even, _mm256_slli_epi16(odd, 8), _mm256_set1_epi16(-256));
+  __m256i eight = _mm256_and_si256(_mm256_slli_epi16(factors, 3), _mm256_set1_epi8(-8));
+  return _mm256_sub_epi8(both, less(eight, offset));
 }
 
 template <int F>
@@ -205,6 +251,23 @@ inline Bytes bits(Bytes x, int shift, int mask) {
 inline Bytes less(Bytes x, int byte) {
   for (auto& b : x.b) b = static_cast<uint8_t>(b - byte);
   return x;
+}
+
+inline vi factor_lanes(const int8_t* p) {
+  vi out;
+  for (int i = 0; i < W; ++i) out[i] = p[i];
+  return out;
+}
+inline void add_products(vi& totals, vi sums, vi factors) { totals += sums * factors; }
+inline Bytes factor_line(const int8_t* p) {
+  Bytes out;
+  for (int i = 0; i < 4 * W; ++i) out.b[i] = static_cast<uint8_t>(p[i / 4]);
+  return out;
+}
+inline Bytes products(Bytes codes, const Bytes& factors, int offset) {
+  for (int i = 0; i < 4 * W; ++i)
+    codes.b[i] = static_cast<uint8_t>((codes.b[i] - 8) * factors.b[i] + offset);
+  return codes;
 }
 inline Bytes both(Bytes a, Bytes b) {
   for (int i = 0; i < 4 * W; ++i) a.b[i] |= b.b[i];

@@ -12,10 +12,10 @@ namespace {
 // Vectors of rows whose sums are in registers together. Two share each broadcast of activations,
 // where there are registers for that: of one tile, or of two where a vector is a tile. These are not
 // read as fast from memory, which is what fewer tokens wait for.
-template <int F, int M>
+template <int F, bool FromBytes, int M>
 constexpr int row_vectors() {
   if (W == 16) return M == 5 || M == 6 ? 2 : 1;
-  return W == 8 && (F == RL_Q4 || M <= 2) ? 2 : 1;
+  return W == 8 && (F == RL_Q4 || FromBytes || M <= 2) ? 2 : 1;
 }
 
 // The tiles that they belong to.
@@ -24,8 +24,9 @@ constexpr int tiles_of(int row_vectors) {
 }
 
 constexpr int kExpandedBlock = kBlockColumns * kTileRows;
-// Panels for which codes are not worth an expansion: wide vectors have units to spare for it.
-constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1;
+// Panels for which codes are not worth an expansion: wide vectors have units to spare for joining
+// bits, but none for factors.
+constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1, kPanelsWithFactors = W == 16 ? 4 : 6;
 
 template <int F, bool FromBytes>
 constexpr int block_bytes() {
@@ -33,10 +34,12 @@ constexpr int block_bytes() {
 }
 
 template <int F, int M, int R>
-RL_INLINE inline void start_sums(const int32_t* minus_sums, Sums<F> (&sums)[R][M]) {
+RL_INLINE inline void start_sums(const int32_t* minus_sums, int units, Sums<F> (&sums)[R][M]) {
   RL_UNROLL
   for (int m = 0; m < M; ++m) {
-    Sums<F> start(splat_i(minus_sums[m]));
+    int32_t minus = minus_sums[m];
+    for (int unit = 1; unit < units; ++unit) minus += minus_sums[unit * M + m];
+    Sums<F> start(splat_i(minus));
     RL_UNROLL
     for (int r = 0; r < R; ++r) sums[r][m] = start;
   }
@@ -127,10 +130,12 @@ enum class Kind {
   kBlocks,     // a step is some blocks
   kHalves,     // a step is half a block
   kSymmetricBlock,  // a step is one block, and there are no mins
+  kFactors,         // a step is some blocks, each with factors
 };
 
-Kind kind_of(const rl_matrix& matrix) {
+Kind kind_of(const rl_matrix& matrix, bool from_bytes) {
   int step = step_columns(matrix);
+  if (matrix.has_factors && !from_bytes) return Kind::kFactors;
   if (step < kBlockColumns) return Kind::kHalves;
   return step == kBlockColumns && !matrix.has_min ? Kind::kSymmetricBlock : Kind::kBlocks;
 }
@@ -143,7 +148,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   static constexpr int32_t kZeros[M] = {};
   const int step = K == Kind::kSymmetricBlock ? kBlockColumns : step_columns(matrix);
   const int blocks_per_step = step / kBlockColumns;
-  const bool has_min = K != Kind::kSymmetricBlock && matrix.has_min;
+  const bool has_min = K != Kind::kSymmetricBlock && K != Kind::kFactors && matrix.has_min;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix), bytes_of_tile = tile_bytes(matrix);
   const int64_t next_tile = FromBytes ? num_blocks(matrix) * kExpandedBlock : bytes_of_tile;
@@ -157,7 +162,9 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     const uint8_t* block = blocks;
     const int8_t* quads = panels.panel_bytes(panel);
     const int32_t* minus_sums = has_min ? kZeros : panels.panel_minus_sums(panel);
-    const int next_unit = has_min ? 0 : M;
+    const int units = K == Kind::kBlocks && matrix.has_factors ? blocks_per_step : 1;
+    const int next_units = has_min ? 0 : units * M;
+    const int8_t* factors = factors_of(matrix, tile) + row;
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = panels.panel_sums(panel);
     Prefetch<N, M> prefetch(matrix, tile);
@@ -166,8 +173,8 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
       vi totals[R][M];
       Sums<F> sums[R][M];
       auto start = [&]() RL_INLINE {
-        start_sums(minus_sums, sums);
-        minus_sums += next_unit;
+        start_sums(minus_sums, units, sums);
+        minus_sums += next_units;
       };
       auto add_whole_block = [&]() RL_INLINE {
         if (!FromBytes) prefetch.template next_block<kBytes>();
@@ -190,6 +197,22 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
         block += second ? kBytes : 0;
         quads += second ? kBlockColumns * M : 0;
         total(true);
+      } else if constexpr (K == Kind::kFactors) {
+        RL_UNROLL
+        for (int r = 0; r < R; ++r)
+          RL_UNROLL
+          for (int m = 0; m < M; ++m) totals[r][m] = vi{};
+        for (int b = 0; b < blocks_per_step; ++b) {
+          if (b) start();
+          add_whole_block();
+          RL_UNROLL
+          for (int r = 0; r < R; ++r) {
+            vi lanes = factor_lanes(factors + r * W / kTileRows * bytes_of_tile + r * W % kTileRows);
+            RL_UNROLL
+            for (int m = 0; m < M; ++m) add_products(totals[r][m], sums[r][m].total(), lanes);
+          }
+          factors += kTileRows;
+        }
       } else if constexpr (kSumsOfSteps) {
         for (int b = 0; b < blocks_per_step; ++b) add_whole_block();
         total(true);
@@ -237,11 +260,25 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   }
 }
 
+// Two sums for each token leave registers for fewer vectors of rows.
+template <int M>
+void multiply_with_factors(const rl_matrix& matrix, const uint8_t* tiles, int count,
+                           const Panels& panels, int64_t panel, float* out) {
+  constexpr int R = W == 8 ? 2 : 1;
+  for (int n = 0; n < count; ++n) {
+    const uint8_t* tile = tiles + n * tile_bytes(matrix);
+    multiply_tiles<RL_Q4, false, M, R, Kind::kFactors>(matrix, tile, tile + scale_bytes(matrix),
+                                                       panels, panel, out + n * M * kTileRows);
+  }
+}
+
 template <int F, bool FromBytes, int M>
 void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes, int count,
               const Panels& panels, int64_t panel, float* out) {
-  constexpr int R = row_vectors<F, M>(), N = tiles_of(R);
-  const Kind kind = kind_of(matrix);
+  constexpr int R = row_vectors<F, FromBytes, M>(), N = tiles_of(R);
+  const Kind kind = kind_of(matrix, FromBytes);
+  if constexpr (F == RL_Q4 && !FromBytes)
+    if (kind == Kind::kFactors) return multiply_with_factors<M>(matrix, tiles, count, panels, panel, out);
   auto kernel = [&](auto together) {
     constexpr int kVectors = decltype(together)::value;
     switch (kind) {
@@ -265,12 +302,18 @@ void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* code
   }
 }
 
+// Fetches the block that is some kilobytes behind this one.
+template <int F>
+RL_INLINE inline void fetch_block(const uint8_t* block) {
+  constexpr int kAhead = 2048;
+  for (int i = 0; i < block_lines(F) * 64; i += 64) fetch_ahead(block + kAhead + i);
+}
+
 // Bytes are codes minus `middle`.
 template <int F>
 void expand_blocks(const uint8_t* block, int64_t count, int middle, uint8_t* codes) {
-  constexpr int kBytes = block_lines(F) * 64, kAhead = 2048;
-  for (int64_t b = 0; b < count; ++b, block += kBytes, codes += kExpandedBlock) {
-    for (int i = 0; i < kBytes; i += 64) fetch_ahead(block + kAhead + i);
+  for (int64_t b = 0; b < count; ++b, block += block_lines(F) * 64, codes += kExpandedBlock) {
+    fetch_block<F>(block);
     for (int row = 0; row < kTileRows; row += W) {
       RL_UNROLL
       for (int t = 0; t < 4; ++t) {
@@ -278,6 +321,24 @@ void expand_blocks(const uint8_t* block, int64_t count, int middle, uint8_t* cod
         read_quads<F>(block, row, t, first, second);
         store_line(codes + 64 * t + 4 * row, less(first, middle));
         store_line(codes + 64 * (t + 4) + 4 * row, less(second, middle));
+      }
+    }
+  }
+}
+
+// Bytes are codes minus their middle, times the factor, plus `offset`.
+void expand_products(const uint8_t* block, int64_t count, const int8_t* factors, int offset,
+                     uint8_t* codes) {
+  for (int64_t b = 0; b < count; ++b, block += block_lines(RL_Q4) * 64, codes += kExpandedBlock) {
+    fetch_block<RL_Q4>(block);
+    for (int row = 0; row < kTileRows; row += W) {
+      Line factor = factor_line(factors + b * kTileRows + row);
+      RL_UNROLL
+      for (int t = 0; t < 4; ++t) {
+        Line first, second;
+        read_quads<RL_Q4>(block, row, t, first, second);
+        store_line(codes + 64 * t + 4 * row, products(first, factor, offset));
+        store_line(codes + 64 * (t + 4) + 4 * row, products(second, factor, offset));
       }
     }
   }
@@ -310,7 +371,7 @@ TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes) {
   auto m = static_cast<size_t>(num_tokens - 1);
   switch (format) {
     case RL_Q4:
-      return kKernels<RL_Q4>[m];
+      return from_bytes ? kKernels<RL_Q8, true>[m] : kKernels<RL_Q4>[m];
     case RL_Q5:
       return from_bytes ? kKernels<RL_Q5, true>[m] : kKernels<RL_Q5>[m];
     case RL_Q6:
@@ -321,19 +382,28 @@ TileKernel quantized_kernel(int format, int num_tokens, bool from_bytes) {
 }
 
 int64_t expanded_bytes(const rl_matrix& matrix, const Panels& panels) {
+  const int count = panels.num_panels();
   bool joined = matrix.format == RL_Q5 || matrix.format == RL_Q6;
-  bool expands = panels.block_bytes || (joined && panels.num_panels() > kPanelsUnexpanded);
+  bool multiplied = matrix.has_factors && kSumsOfSteps;  // sums of 16 bits take nibbles
+  bool expands = panels.block_bytes || (joined && count > kPanelsUnexpanded) ||
+                 (multiplied && count > kPanelsWithFactors);
   return expands && is_quantized(matrix.format) ? num_blocks(matrix) * kExpandedBlock : 0;
 }
 
 void expand(const rl_matrix& matrix, const Panels& panels, const uint8_t* tiles, int count,
             uint8_t* codes) {
-  bool centred = panels.block_bytes && !matrix.has_min;
-  int middle = centred ? 1 << (code_bits(matrix.format) - 1) : 0;
+  const int middle = 1 << (code_bits(matrix.format) - 1);
+  const bool centred = panels.block_bytes && !matrix.has_min;
   auto* expand_some = expander(matrix.format);
-  for (int n = 0; n < count; ++n)
-    expand_some(tiles + n * tile_bytes(matrix) + scale_bytes(matrix), num_blocks(matrix), middle,
-                codes + n * expanded_bytes(matrix, panels));
+  for (int n = 0; n < count; ++n) {
+    const uint8_t* tile = tiles + n * tile_bytes(matrix);
+    const uint8_t* blocks = tile + scale_bytes(matrix);
+    uint8_t* out = codes + n * expanded_bytes(matrix, panels);
+    if (matrix.has_factors)
+      expand_products(blocks, num_blocks(matrix), factors_of(matrix, tile), centred ? 0 : 128, out);
+    else
+      expand_some(blocks, num_blocks(matrix), centred ? middle : 0, out);
+  }
 }
 
 }  // namespace rl

@@ -8,6 +8,7 @@
 // Quantized formats, columns padded to whole activation groups (below), 32 of them a *block*:
 //   scales  [groups][16 rows] half
 //   mins    [groups][16 rows] half, if the matrix has minimums
+//   factors [padded columns / 32][16 rows] signed bytes, if the matrix has factors
 //   padding to 64 bytes
 //   blocks  [padded columns / 32] of lines of 64 bytes, a line being [16 rows][4 columns] bytes
 // The 32 columns of a block are eight *quads*. An element is a code of 4, 5, 6 or 8 bits:
@@ -17,6 +18,8 @@
 //   Q8: 8 lines; line t is quad t
 // Its value is multiplier * (scale * (code - 2^(bits - 1))), or with minimums
 // multiplier * (scale * code + min). The multiplier, a power of two, keeps scales within a half.
+// With factors, in [-15, 16], it is multiplier * (scale * (factor * (code - 8))): each block has a scale
+// of its own, and yet the sums over a group of 128 columns are integers, and what is in brackets a byte.
 //
 // Lines of Q8 are rows of an AMX B tile; other vector widths read parts of a line.
 #pragma once
@@ -31,6 +34,7 @@ namespace rl {
 constexpr int kTileRows = 16;
 constexpr int kBlockColumns = 32;
 constexpr int kQuads = 8;  // of a block
+constexpr int kLeastFactor = -15, kLargestFactor = 16;
 
 inline bool is_quantized(int format) { return format >= RL_Q4; }
 
@@ -55,8 +59,14 @@ inline int64_t num_blocks(const rl_matrix& m) {
 }
 inline int64_t num_tiles(const rl_matrix& m) { return ceil_div(m.rows, kTileRows); }
 
+inline int64_t factors_offset(const rl_matrix& m) {
+  return num_groups(m) * kTileRows * 2 * (m.has_min ? 2 : 1);
+}
 inline int64_t scale_bytes(const rl_matrix& m) {
-  return round_up(num_groups(m) * kTileRows * 2 * (m.has_min ? 2 : 1), 64);
+  return round_up(factors_offset(m) + (m.has_factors ? num_blocks(m) * kTileRows : 0), 64);
+}
+inline const int8_t* factors_of(const rl_matrix& m, const uint8_t* tile) {
+  return reinterpret_cast<const int8_t*>(tile + factors_offset(m));
 }
 
 inline int64_t tile_bytes(const rl_matrix& m) {

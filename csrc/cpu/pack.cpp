@@ -1,4 +1,5 @@
 // Packing: from rows of floats, or of codes, to tiles.
+#include <algorithm>
 #include <new>
 #include <vector>
 
@@ -76,11 +77,75 @@ vf best_scale(const float* x, int count, int middle) {
   return best + probe;
 }
 
-// One tile of floats x[columns][16] to codes. `inverses` is room for [groups][16] floats.
-void quantize_tile(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
+// A scale for all of `count` values of W rows and a factor for each 32 of them, which make the least
+// squared error of some: the largest of the blocks' best scales takes a factor near the largest.
+void best_factors(const float* x, int count, float multiplier, vf* scale, vi* factors) {
+  constexpr int kCandidates = 7;
+  constexpr int kMostBlocks = 4;
+  const int num_blocks = static_cast<int>(ceil_div(count, kBlockColumns));
+  vf best[kMostBlocks], largest{};
+  for (int b = 0; b < num_blocks; ++b) {
+    int start = b * kBlockColumns;
+    best[b] = best_scale(x + start * kTileRows, std::min(count - start, kBlockColumns), 8);
+    largest = select((vi)(abs(best[b]) > abs(largest)) | (vi)(best[b] != best[b]), best[b], largest);
+  }
+  vf least_error = splat(INFINITY);
+  *scale = largest;
+  for (int c = 0; c < kCandidates; ++c) {
+    vf candidate = largest / (kLargestFactor - 0.5f * static_cast<float>(c));
+    for (int lane = 0; lane < W; ++lane)
+      candidate[lane] = half_to_float(float_to_half(candidate[lane] / multiplier)) * multiplier;
+    vf safe = select((vi)(candidate == 0.0f), splat(1.0f), candidate), error{};
+    vi tried[kMostBlocks];
+    for (int b = 0; b < num_blocks; ++b) {
+      vf ratio = best[b] / safe;
+      vf nearest = max(min(rounded(ratio), splat(kLargestFactor)), splat(kLeastFactor));
+      vf least = select((vi)(ratio < 0.0f), splat(-1.0f), splat(1.0f));
+      nearest = select((vi)(nearest == 0.0f) & (vi)(best[b] != 0.0f), least, nearest);
+      tried[b] = round_to_int(nearest);
+      vf step = safe * nearest;
+      vf inverse = select((vi)(step == 0.0f), splat(0.0f), 1.0f / step);
+      for (int k = b * kBlockColumns; k < count && k < (b + 1) * kBlockColumns; ++k) {
+        vf value = load(x + k * kTileRows);
+        vf left = value - step * max(min(rounded(value * inverse), splat(7.0f)), splat(-8.0f));
+        error = fma(left, left, error);
+      }
+    }
+    vi better = (vi)(error < least_error);
+    least_error = select(better, error, least_error);
+    *scale = select(better, candidate, *scale);
+    for (int b = 0; b < num_blocks; ++b) factors[b] = better ? tried[b] : factors[b];
+  }
+}
+
+// Scales and factors of a tile of floats, and the inverses of their products, [blocks][16].
+void choose_factors(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
   auto* scales = reinterpret_cast<uint16_t*>(tile);
-  uint8_t* blocks = tile + scale_bytes(m);
-  int middle = 1 << (code_bits(m.format) - 1), lowest = m.format == RL_Q8 ? 1 : 0;
+  auto* all_factors = const_cast<int8_t*>(factors_of(m, tile));
+  for (int64_t g = 0; g < num_groups(m); ++g) {
+    int64_t first = g * m.group;
+    int count = static_cast<int>(std::min<int64_t>(m.columns - first, m.group));
+    for (int row = 0; row < kTileRows; row += W) {
+      vf scale;
+      vi factors[4] = {};
+      best_factors(x + first * kTileRows + row, count, m.multiplier, &scale, factors);
+      for (int lane = 0; lane < W; ++lane) {
+        scales[g * kTileRows + row + lane] = float_to_half(scale[lane] / m.multiplier);
+        for (int b = 0; b < 4 && b * kBlockColumns < count; ++b) {
+          int64_t at = (first / kBlockColumns + b) * kTileRows + row + lane;
+          all_factors[at] = static_cast<int8_t>(factors[b][lane]);
+          float step = scale[lane] * static_cast<float>(factors[b][lane]);
+          inverses[at] = step != 0 ? 1 / step : 0;
+        }
+      }
+    }
+  }
+}
+
+// Scales of a tile of floats, and their inverses, [groups][16].
+void choose_scales(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
+  auto* scales = reinterpret_cast<uint16_t*>(tile);
+  int middle = 1 << (code_bits(m.format) - 1);
   for (int64_t g = 0; g < num_groups(m); ++g) {
     int64_t first = g * m.group;
     int count = static_cast<int>(m.columns - first < m.group ? m.columns - first : m.group);
@@ -95,6 +160,15 @@ void quantize_tile(const rl_matrix& m, const float* x, float* inverses, uint8_t*
       }
     }
   }
+}
+
+// One tile of floats x[columns][16] to codes. `inverses` is room for as many rows of 16 floats as the
+// tile has groups, or blocks with factors.
+void quantize_tile(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
+  uint8_t* blocks = tile + scale_bytes(m);
+  const int middle = 1 << (code_bits(m.format) - 1), lowest = m.format == RL_Q8 ? 1 : 0;
+  const int span = m.has_factors ? kBlockColumns : m.group;
+  (m.has_factors ? choose_factors : choose_scales)(m, x, inverses, tile);
   for (int64_t b = 0; b < num_blocks(m); ++b) {
     for (int row = 0; row < kTileRows; row += W) {
       vi codes[kQuads] = {};
@@ -102,7 +176,7 @@ void quantize_tile(const rl_matrix& m, const float* x, float* inverses, uint8_t*
         int64_t column = b * kBlockColumns + k;
         vi code = splat_i(middle);
         if (column < m.columns) {
-          vf inverse = load(inverses + column / m.group * kTileRows + row);
+          vf inverse = load(inverses + column / span * kTileRows + row);
           code += round_to_int(load(x + column * kTileRows + row) * inverse);
           code = code < lowest ? splat_i(lowest) : code;
           code = code > 2 * middle - 1 ? splat_i(2 * middle - 1) : code;
@@ -190,6 +264,7 @@ void unpack_row(const rl_matrix& m, const uint8_t* tile, int row, float* out) {
       if (column >= m.columns) break;
       int64_t at = column / m.group * kTileRows + row;
       float scale = half_to_float(scales[at]) * m.multiplier;
+      if (m.has_factors) scale *= factors_of(m, tile)[first / kBlockColumns * kTileRows + row];
       float min = mins ? half_to_float(mins[at]) * m.multiplier : scale * middle;
       int count = static_cast<int>(m.columns - column < span ? m.columns - column : span);
       for (int k = 0; k < count; ++k) out[column + k] = scale * codes[start + k] + min;
@@ -210,6 +285,7 @@ int32_t rl_pack(rl_pool* pool, const rl_matrix* m, const void* source, int32_t s
                 int32_t first_row, int32_t num_rows) try {
   reinterpret_cast<Pool*>(pool)->run(ceil_div(num_rows, kTileRows), [&](int64_t i, int) {
     int64_t left = num_rows - i * kTileRows, groups = m->group ? num_groups(*m) : 0;
+    if (m->has_factors) groups = num_blocks(*m);
     std::vector<float> x(static_cast<size_t>(m->columns + groups) * kTileRows);
     gather_rows(source, source_format, i * kTileRows * m->columns, m->columns,
                 static_cast<int>(left < kTileRows ? left : kTileRows), x.data());
@@ -226,8 +302,8 @@ int32_t rl_pack(rl_pool* pool, const rl_matrix* m, const void* source, int32_t s
 }
 
 void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, const float* scales,
-                   const float* mins) {
-  int64_t groups = num_groups(*m);
+                   const float* mins, const int8_t* factors) {
+  int64_t groups = num_groups(*m), blocks = ceil_div(m->columns, kBlockColumns);
   int middle = m->has_min ? 0 : 1 << (code_bits(m->format) - 1);
   reinterpret_cast<Pool*>(pool)->run(num_tiles(*m), [&](int64_t i, int) {
     auto* tile = const_cast<uint8_t*>(tile_at(*m, i));
@@ -240,6 +316,8 @@ void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, cons
         if (m->has_min)
           out[(groups + g) * kTileRows + row] = float_to_half(mins[r * groups + g] / m->multiplier);
       }
+      for (int64_t b = 0; m->has_factors && b < blocks && r < m->rows; ++b)
+        const_cast<int8_t*>(factors_of(*m, tile))[b * kTileRows + row] = factors[r * blocks + b];
     }
     for (int64_t b = 0; b < num_blocks(*m); ++b) {
       alignas(64) int32_t codes_of[kQuads][kTileRows];

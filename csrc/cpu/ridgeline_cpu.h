@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct, a function or a packed layout does. */
-#define RL_ABI_VERSION 5
+#define RL_ABI_VERSION 6
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -48,6 +48,8 @@ typedef struct {
   int32_t columns;
   int32_t group;   /* columns that share a scale: 16, 32, 64, 128 or a padded row; 0 for floats */
   int32_t has_min; /* value = scale * code + min rather than scale * (code - middle) */
+  int32_t has_factors; /* RL_Q4 in groups of 128: value = scale * factor * (code - middle), with a
+                          small integer factor for each 32 columns */
   float multiplier;
   const void* data;
 } rl_matrix;
@@ -57,14 +59,16 @@ RL_API int64_t rl_matrix_bytes(const rl_matrix* matrix);
 
 /* Packs rows [first_row, first_row + num_rows) of a float matrix [*, columns] (row-major, RL_F32,
  * RL_F16 or RL_BF16) into `matrix`, whose data is written. `source` points to row `first_row`,
- * a multiple of 16. Quantized formats choose each group's scale for the least squared error. */
+ * a multiple of 16. Quantized formats choose each group's scale for the least squared error, and its
+ * factors as well. */
 RL_API int32_t rl_pack(rl_pool* pool, const rl_matrix* matrix, const void* source,
                        int32_t source_format, int32_t first_row, int32_t num_rows);
 
 /* Packs codes [rows, columns] (one byte each, already offset to be non-negative) with scales and
- * mins [rows, groups] in float; mins is NULL for a matrix without them. */
+ * mins [rows, groups] in float and factors [rows, columns / 32 rounded up]; mins and factors are NULL
+ * for a matrix without them. */
 RL_API void rl_pack_codes(rl_pool* pool, const rl_matrix* matrix, const uint8_t* codes,
-                          const float* scales, const float* mins);
+                          const float* scales, const float* mins, const int8_t* factors);
 
 /* Rows of a matrix as floats: destination[i, :] = row rows[i]. */
 RL_API void rl_unpack_rows(rl_pool* pool, const rl_matrix* matrix, const int32_t* rows,

@@ -13,8 +13,8 @@ int group_of(const Format& format, int columns) {
 }
 
 rl_matrix described(const Format& format, int rows, int columns, float multiplier) {
-  return {format.format,  rows,       columns, group_of(format, columns),
-          format.has_min, multiplier, nullptr};
+  return {format.format,  rows,               columns,    group_of(format, columns),
+          format.has_min, format.has_factors, multiplier, nullptr};
 }
 
 int64_t bytes_of(const Level& level, const rl_matrix& matrix) {
@@ -28,7 +28,7 @@ std::string name_of(const Format& format) {
     return format.format == RL_F32 ? "float32" : format.format == RL_F16 ? "float16" : "bfloat16";
   return std::to_string(format.bits()) + " bits in groups of " +
          (format.group ? std::to_string(format.group) : "a row") +
-         (format.has_min ? " with minimums" : "");
+         (format.has_min ? " with minimums" : "") + (format.has_factors ? " with factors" : "");
 }
 
 std::vector<Format> all_formats() {
@@ -36,6 +36,7 @@ std::vector<Format> all_formats() {
   for (int format : {RL_Q4, RL_Q5, RL_Q6, RL_Q8})
     for (int group : {16, 32, 64, 128, 0})
       for (bool has_min : {false, true}) out.push_back({format, group, has_min});
+  out.push_back({RL_Q4, 128, false, true});
   return out;
 }
 
@@ -71,6 +72,8 @@ Codes random_codes(const Format& format, int rows, int columns, uint64_t seed) {
     out.scales.push_back(static_cast<float>(random.below(2001) - 1000) / 1000);
     out.mins.push_back(static_cast<float>(random.below(2001) - 1000) / 100);
   }
+  for (int64_t i = 0; i < int64_t{rows} * ((columns + 31) / 32); ++i)
+    out.factors.push_back(static_cast<int8_t>(random.below(32) - 15));
   return out;
 }
 
@@ -78,7 +81,8 @@ Matrix packed_codes(const Level& level, const Format& format, int rows, int colu
                     const Codes& codes) {
   Matrix matrix(level, format, rows, columns, kMultiplier);
   level.rl_pack_codes(level.alone, &matrix.description, codes.codes.data(), codes.scales.data(),
-                      format.has_min ? codes.mins.data() : nullptr);
+                      format.has_min ? codes.mins.data() : nullptr,
+                      format.has_factors ? codes.factors.data() : nullptr);
   return matrix;
 }
 

@@ -13,6 +13,7 @@ struct Format {
   int format;
   int group;  // 0: for codes, one scale for a row
   bool has_min;
+  bool has_factors = false;
 
   bool quantized() const { return format >= RL_Q4; }
   int bits() const { return format; }  // of a code
@@ -37,10 +38,11 @@ struct Matrix {
 Matrix random_matrix(const Level& level, const Format& format, int rows, int columns, uint64_t seed,
                      float size = 1);
 
-// Codes that use every bit, with scales and minimums of both signs.
+// Codes that use every bit, with scales, minimums and factors of both signs.
 struct Codes {
   std::vector<uint8_t> codes;
   std::vector<float> scales, mins;
+  std::vector<int8_t> factors;
 };
 Codes random_codes(const Format& format, int rows, int columns, uint64_t seed);
 Matrix packed_codes(const Level& level, const Format& format, int rows, int columns,

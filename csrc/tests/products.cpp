@@ -69,7 +69,8 @@ std::vector<double> magnitudes(const Product& product, const Floats& weights, co
 // What codes add to a sum at most: scales and minimums of random_codes and random_matrix are at most
 // 1 and 10. 0 without codes.
 double largest_code(const Format& format) {
-  return format.quantized() ? (1 << format.bits()) + (format.has_min ? 10 : 0) : 0;
+  int largest = (1 << format.bits()) * (format.has_factors ? 16 : 1);
+  return format.quantized() ? largest + (format.has_min ? 10 : 0) : 0;
 }
 
 Floats rounded_to_bfloats(const Floats& x) {
@@ -200,13 +201,16 @@ void check_extremes(const Pair& pair, const Format& format, Report& report) {
     for (int k = 0; k < kShape.columns; ++k)
       codes.codes[static_cast<size_t>(r * kShape.columns + k)] =
           static_cast<uint8_t>(pattern(r, k) ? (1 << format.bits()) - 1 : 0);
+  int blocks = kShape.columns / 32;
+  for (int i = 0; i < kShape.rows * blocks; ++i)
+    codes.factors[static_cast<size_t>(i)] = pattern(i / blocks, i % blocks) ? 16 : -15;
   Matrix matrix = packed_codes(pair.reference, format, kShape.rows, kShape.columns, codes);
   Product product(matrix, nullptr);
   Floats x(static_cast<size_t>(kTokens * product.x_stride()));
   for (int t = 0; t < kTokens; ++t)
     for (int k = 0; k < kShape.columns; ++k)
       x[static_cast<size_t>(t * product.x_stride() + k)] = pattern(t, k) ? 1.0f : -1.0f;
-  double bound = kRounding * kShape.columns * ((1 << format.bits()) + 10);
+  double bound = kRounding * kShape.columns * largest_code(format);
   for (int count : {1, 2, 3, 4, kTokens}) {  // kernels differ by the number of tokens
     for (int first = 0; first + count <= kTokens; first += count) {
       Floats want = product.run(pair.reference, pair.reference.alone, x, first, first + count);
@@ -285,7 +289,7 @@ void check_products(const Pair& pair, Report& report) {
       check_product(pair, format, shape, random_packed(pair.reference, format, shape), report);
     }
     check_prompt(pair, format, {37, 100}, kExpandingTokens, report);
-    if (format.group == 0 && !format.has_min)
+    if ((format.group == 0 && !format.has_min) || format.has_factors)
       check_prompt(pair, format, kWide, kLongPrompt, report);
   }
 }

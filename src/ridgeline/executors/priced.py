@@ -123,14 +123,19 @@ def _with_scales(form: NumberFormat) -> NumberFormat:
 def _cpu_formats(
     model: PricedModel, own: NumberFormat, quantized: NumberFormat
 ) -> dict[str, NumberFormat]:
+    from ridgeline.executors.cpu.roles import held_format
+
+    layers = held_format(quantized)
     formats = dict(model.weight_formats)  # those of the checkpoint stay as they are
     for op in reversed(model.ops):  # the head first: an embedding that is tied to it is as it is
         for weight in op_weights(op):
-            formats.setdefault(weight.name, _cpu_format(op, weight, own, quantized))
+            formats.setdefault(weight.name, _cpu_format(op, weight, own, quantized, layers))
     return formats
 
 
-def _cpu_format(op: Op, weight: Weight, own: NumberFormat, quantized: NumberFormat) -> NumberFormat:
+def _cpu_format(
+    op: Op, weight: Weight, own: NumberFormat, quantized: NumberFormat, layers: NumberFormat
+) -> NumberFormat:
     if not _is_matrix(weight):
         return FLOAT32
     match op:
@@ -140,7 +145,7 @@ def _cpu_format(op: Op, weight: Weight, own: NumberFormat, quantized: NumberForm
             return table_format(quantized) if weight == op.weight else FLOAT32
         case MoE() if weight == op.router:
             return own
-    return quantized if isinstance(op, _PRODUCTS) else own
+    return layers if isinstance(op, _PRODUCTS) else own
 
 
 def _is_matrix(weight: Weight) -> bool:

@@ -17,7 +17,7 @@ QUANTIZED = [
     MatrixFormat(format=form, group=group)
     for form in (Format.Q4, Format.Q5, Format.Q6, Format.Q8)
     for group in (16, 32, 64, 128, None)
-]
+] + [MatrixFormat(format=Format.Q4, group=128, has_factors=True)]
 # Largest error of a packed element, as a share of the largest one of its group: half a step of the
 # codes, and what the least-squares scale may clip of the extreme.
 ELEMENT_ERRORS = {Format.Q4: 0.22, Format.Q5: 0.13, Format.Q6: 0.06, Format.Q8: 0.0045}
@@ -25,9 +25,15 @@ ELEMENT_ERRORS = {Format.Q4: 0.22, Format.Q5: 0.13, Format.Q6: 0.06, Format.Q8: 
 PRODUCT_ERROR = 0.01
 ROUNDS_BFLOATS = ("avx512bf16", "avx512amx")  # levels that round activations beside bfloats
 
+
+
+def name_of(form):
+    return f"{form.format.name}-{form.group}" + ("-factors" if form.has_factors else "")
+
+
 each_level = pytest.mark.parametrize("level", LEVELS)
 each_format = pytest.mark.parametrize(
-    "form", FLOATS + QUANTIZED, ids=lambda form: f"{form.format.name}-{form.group}"
+    "form", FLOATS + QUANTIZED, ids=lambda form: name_of(form)
 )
 
 
@@ -47,7 +53,7 @@ def test_packed_elements_are_close_to_the_weights(level, form, shape):
         bits = {Format.F32: 24, Format.F16: 11, Format.BF16: 8}[form.format]
         assert (error <= np.abs(weight.numpy()) * 2.0**-bits + 1e-7).all()
         return
-    group = form.group or shape[1]
+    group = 32 if form.has_factors else form.group or shape[1]
     for first in range(0, shape[1], group):
         part = slice(first, first + group)
         largest = np.abs(weight.numpy()[:, part]).max(1)
@@ -83,8 +89,8 @@ def test_a_token_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(lev
 @each_level
 @pytest.mark.parametrize(
     "form",
-    [*FLOATS, *(form for form in QUANTIZED if form.group in (16, 32, None))],
-    ids=lambda form: f"{form.format.name}-{form.group}",
+    [*FLOATS, *(form for form in QUANTIZED if form.group in (16, 32, None) or form.has_factors)],
+    ids=lambda form: name_of(form),
 )
 def test_prompts_have_the_bits_of_short_batches(level, form):
     matrix = pack(pool(level, 2), weights(*WIDE), form)

@@ -40,7 +40,7 @@ _SAMPLED_PAGES = 16  # of each tensor; a smaller one is digested whole
 Bytes = npt.NDArray[np.uint8]
 
 
-_Fields = tuple[int, int, int, int, int, float]
+_Fields = tuple[int, int, int, int, int, int, float]
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -157,6 +157,7 @@ def _fields(struct: Matrix) -> _Fields:
         struct.columns,
         struct.group,
         struct.has_min,
+        struct.has_factors,
         struct.multiplier,
     )
 

@@ -1,12 +1,13 @@
 """What becomes of each weight as it is packed, and the bytes that it then takes."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 
 import torch
 
 from ridgeline.core import ops
-from ridgeline.core.formats import NumberFormat, head_format, table_format
+from ridgeline.core.formats import NumberFormat, head_format, number_format, table_format
 from ridgeline.kernels.cpu import (
     Format,
     MatrixFormat,
@@ -20,6 +21,8 @@ from ridgeline.weights import weight_shapes
 PRODUCT, HEAD, TABLE, PLAIN = "product", "head", "table", "plain"
 Role = str | ops.LatentAttend
 
+_INT4 = number_format("int4")
+_FACTORED_COLUMNS = 128
 _CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 
@@ -52,7 +55,20 @@ def packed_format(role: str, quantization: NumberFormat | None) -> MatrixFormat 
         return None
     of_role = {HEAD: head_format, TABLE: table_format}
     number = of_role.get(role, lambda layers: layers)(quantization)
+    if number == _INT4:
+        return MatrixFormat(format=Format.Q4, group=_FACTORED_COLUMNS, has_factors=True)
     return MatrixFormat(format=_CODES[number.bits], group=number.group_size)
+
+
+def held_format(quantization: NumberFormat) -> NumberFormat:
+    """What layers quantized to a format are held in: int4 has a factor of a byte where it has a
+    scale of its own elsewhere, and a scale for several of them."""
+    if quantization != _INT4 or quantization.group_size is None:
+        return quantization
+    factors = _FACTORED_COLUMNS // quantization.group_size
+    return replace(
+        quantization, group_size=_FACTORED_COLUMNS, scale_bits=quantization.scale_bits + 8 * factors
+    )
 
 
 def packed_bytes(

@@ -19,6 +19,7 @@ _TORCH_FORMATS = {
 }
 _GROUPS = (None, 16, 32, 64, 128)
 TILE_ROWS = 16  # packed together, one tile after the other
+_LARGEST_FACTOR = 16
 _LARGEST_SCALE = 2.0**10  # in half precision; scales 2^24 times smaller are still normal
 
 
@@ -26,17 +27,28 @@ _LARGEST_SCALE = 2.0**10  # in half precision; scales 2^24 times smaller are sti
 class MatrixFormat:
     """Element format, and for quantized ones the columns that share a scale (``None``: a row).
 
+    With factors each 32 columns of a group have a small integer that multiplies its scale.
+
     Raises:
-        ValueError: the kernels have no groups of so many columns.
+        ValueError: the kernels have no groups of so many columns, or no factors beside them.
     """
 
     format: Format
     group: int | None = None
     has_min: bool = False
+    has_factors: bool = False
 
     def __post_init__(self) -> None:
         if self.group not in _GROUPS:
             raise ValueError(f"The CPU kernels have no groups of {self.group} columns.")
+        if self.has_factors and (self.format, self.group, self.has_min) != (Format.Q4, 128, False):
+            raise ValueError("The CPU kernels have factors for 4 bits in groups of 128 alone.")
+
+    @property
+    def largest_code(self) -> int:
+        """What the largest magnitude of a group is divided by, to be its scale."""
+        middle = 1 << (self.format.bits - 1)
+        return middle * (_LARGEST_FACTOR if self.has_factors else 1)
 
     def group_of(self, columns: int) -> int:
         if not self.format.is_quantized:
@@ -91,6 +103,7 @@ def matrix_struct(rows: int, columns: int, form: MatrixFormat, multiplier: float
         columns=columns,
         group=form.group_of(columns),
         has_min=form.has_min,
+        has_factors=form.has_factors,
         multiplier=multiplier,
     )
 
@@ -115,7 +128,7 @@ def pack(
     multiplier = 1.0
     if form.format.is_quantized:
         largest = max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
-        multiplier = scale_multiplier(largest / 2 ** (form.format.bits - 1))
+        multiplier = scale_multiplier(largest / form.largest_code)
     packed = empty_matrix(pool, matrix_struct(rows, columns, form, multiplier), allocate)
     put_rows(pool, packed, 0, weight)
     return packed
@@ -194,7 +207,7 @@ def put_codes(
     with pool.lock:
         pool.library.rl_pack_codes(
             pool.handle, ctypes.byref(part), codes.ctypes.data, scales.ctypes.data,
-            None if mins is None else mins.ctypes.data,
+            None if mins is None else mins.ctypes.data, None,
         )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ class Matrix(ctypes.Structure):
         ("columns", c_int32),
         ("group", c_int32),
         ("has_min", c_int32),
+        ("has_factors", c_int32),
         ("multiplier", c_float),
         ("data", c_void_p),
     )
@@ -163,7 +164,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_pool_free": (None, (P,)),
     "rl_matrix_bytes": (I64, (P,)),
     "rl_pack": (I32, (P, P, P, I32, I32, I32)),
-    "rl_pack_codes": (None, (P, P, P, P, P)),
+    "rl_pack_codes": (None, (P, P, P, P, P, P)),
     "rl_unpack_rows": (None, (P, P, P, I32, P)),
     "rl_matmul": (I32, (P, P, P, P, I64, P, I64, I32, P)),
     "rl_matmul_scratch_bytes": (I64, (P, I32)),
