@@ -19,6 +19,27 @@ constexpr int first_half(int num_tokens) {
   return num_tokens <= kAmxRows ? num_tokens : (num_tokens + 1) / 2;
 }
 
+// Fetches, while some tiles are multiplied with a panel, its share of the tiles behind them, which the
+// same thread takes next: the panels together fetch them all, from a memory that is then idle.
+class NextTiles {
+ public:
+  // `turns`: how often `fetch` will be called.
+  NextTiles(const rl_matrix& matrix, const uint8_t* tiles, int count, const Panels& panels,
+            int64_t panel, int64_t turns) {
+    const int64_t bytes = count * tile_bytes(matrix), share = bytes / panels.num_panels();
+    at_ = tiles + bytes + panel * share;
+    bytes_each_ = round_up(ceil_div(share, turns), 64);
+  }
+  RL_INLINE void fetch() {
+    for (int64_t i = 0; i < bytes_each_; i += 64) fetch_ahead(at_ + i);
+    at_ += bytes_each_;
+  }
+
+ private:
+  const uint8_t* at_;
+  int64_t bytes_each_;
+};
+
 // Some tokens of a panel of `stride` tokens.
 struct TileOfTokens {
   const int8_t* bytes;  // block b of token m: bytes + (b * stride + m) * block_bytes
@@ -31,7 +52,7 @@ struct TileOfTokens {
 // in registers 0 and 1, activations in 4 and 5, and weights in 6 and 7.
 template <int M, bool kHasMin>
 void multiply_codes(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* codes,
-                    TileOfTokens x, float* out) {
+                    NextTiles& next, TileOfTokens x, float* out) {
   const int step = step_columns(matrix), block = x.block_bytes;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix);
@@ -51,6 +72,7 @@ void multiply_codes(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
       codes += kTileRows * block;
     }
     tile_store<B>(sums[B], 64);
+    next.fetch();
   };
 
   vf result[M] = {};
@@ -97,7 +119,8 @@ void multiply_codes(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   for (int m = 0; m < M; ++m) store(out + m * kTileRows, result[m] * matrix.multiplier);
 }
 
-using CodesKernel = void (*)(const rl_matrix&, const uint8_t*, const uint8_t*, TileOfTokens, float*);
+using CodesKernel = void (*)(const rl_matrix&, const uint8_t* tile, const uint8_t* codes, NextTiles&,
+                             TileOfTokens, float* out);
 
 template <bool kHasMin, size_t... I>
 constexpr std::array<CodesKernel, kAmxRows> codes_kernels(std::index_sequence<I...>) {
@@ -111,6 +134,8 @@ void multiply_panel_of_codes(const rl_matrix& matrix, const uint8_t* tiles, cons
   const int M = panels.panel_tokens(panel), half = first_half(M);
   const auto& kernels = matrix.has_min ? kCodesKernels<true> : kCodesKernels<false>;
   const int64_t bytes = expanded_bytes(matrix, panels);
+  const int64_t steps = ceil_div(matrix.columns, step_columns(matrix));
+  NextTiles next(matrix, tiles, count, panels, panel, count * steps * (M > half ? 2 : 1));
   for (int m = 0; m < M; m += half) {
     const int some = std::min(half, M - m), block = panels.block_bytes;
     const TileShapes::Shape of_sums{some, 64}, of_tokens{some, block}, of_weights{block / 4, 64};
@@ -120,7 +145,8 @@ void multiply_panel_of_codes(const rl_matrix& matrix, const uint8_t* tiles, cons
                    panels.panel_sums(panel) + m, M, block};
     for (int n = 0; n < count; ++n)
       kernels[static_cast<size_t>(some - 1)](matrix, tiles + n * tile_bytes(matrix),
-                                             codes + n * bytes, x, out + (n * M + m) * kTileRows);
+                                             codes + n * bytes, next, x,
+                                             out + (n * M + m) * kTileRows);
   }
 }
 
@@ -128,42 +154,50 @@ void multiply_panel_of_codes(const rl_matrix& matrix, const uint8_t* tiles, cons
 constexpr int kAmxPairs = kAmxBytes / 4;
 constexpr int kWeightTile = kAmxPairs * kAmxBytes;
 
-// N tiles of bfloats times a panel of one or two tiles of tokens.
+// Calls body(n) for n < N, numbers that the compiler knows.
+template <int N, class Body>
+RL_INLINE inline void for_tiles(const Body& body) {
+  body(std::integral_constant<int, 0>());
+  if constexpr (N > 1) body(std::integral_constant<int, 1>());
+  if constexpr (N > 2) body(std::integral_constant<int, 2>());
+  if constexpr (N > 3) body(std::integral_constant<int, 3>());
+}
+
+// N tiles of bfloats times a panel of one or two tiles of tokens: activations are in registers 4 and 5,
+// weights in 6 and 7, and sums in the first: with two tiles of tokens those of the second from 2 on.
 template <int kHalves, int N>
-void multiply_bfloats(const rl_matrix& matrix, const uint8_t* tiles, const Panels& panels,
-                      int64_t panel, float* out) {
-  const int M = panels.panel_tokens(panel), half = first_half(M), rest = std::max(M - half, 1);
+void multiply_bfloats(const rl_matrix& matrix, const uint8_t* tiles, NextTiles& next,
+                      const Panels& panels, int64_t panel, float* out) {
+  constexpr int kSecond = 4 / kHalves;
+  const int M = panels.panel_tokens(panel), half = first_half(M);
   const int64_t bytes_of_tile = tile_bytes(matrix), num_pairs = ceil_div(matrix.columns, 2);
   const int64_t whole = num_pairs / kAmxPairs, left = num_pairs % kAmxPairs;
   const auto* x = reinterpret_cast<const uint8_t*>(panels.panel_floats(panel));
-  const int second = kHalves == 2 ? rest : half;
-  // Sums of tile n and half h are in register n + N h.
-  TileShapes::Shape of_first{half, 64}, of_second{second, 64};
-  const TileShapes shapes({of_first, N > 1 ? of_first : of_second,
-                           N > 2 ? of_first : of_second, N > 2 ? of_first : of_second, of_first,
-                           of_second, {kAmxPairs, 64}, {kAmxPairs, 64}});
+  const auto zero = [](auto number) RL_INLINE {
+    tile_zero<decltype(number)::value>();
+    if constexpr (kHalves == 2) tile_zero<kSecond + decltype(number)::value>();
+  };
+  for_tiles<N>(zero);
 
   auto add_block = [&](const uint8_t* weights, int64_t stride) RL_INLINE {
     tile_load<4>(x, kAmxBytes);
     if constexpr (kHalves == 2) tile_load<5>(x + half * kAmxBytes, kAmxBytes);
     x += M * kAmxBytes;
-    auto add_tile = [&](auto number) RL_INLINE {
+    for_tiles<N>([&](auto number) RL_INLINE {
       constexpr int n = decltype(number)::value;
       tile_load<6 + n % 2>(weights + n * stride, kAmxBytes);
       tile_dot_bfloats<n, 4, 6 + n % 2>();
-      if constexpr (kHalves == 2) tile_dot_bfloats<N + n, 5, 6 + n % 2>();
-    };
-    add_tile(std::integral_constant<int, 0>());
-    if constexpr (N > 1) add_tile(std::integral_constant<int, 1>());
-    if constexpr (N > 2) add_tile(std::integral_constant<int, 2>());
-    if constexpr (N > 3) add_tile(std::integral_constant<int, 3>());
+      if constexpr (kHalves == 2) tile_dot_bfloats<kSecond + n, 5, 6 + n % 2>();
+    });
   };
 
+  const bool is_only_panel = panels.num_panels() == 1;
   for (int64_t b = 0; b < whole; ++b) {
     const uint8_t* weights = tiles + b * kWeightTile;
-    for (int n = 0; n < N; ++n)
+    for (int n = 0; is_only_panel && n < N; ++n)
       for (int i = 0; i < kWeightTile; i += 64)
-        fetch_ahead(weights + n * bytes_of_tile + 4 * kWeightTile + i);
+        fetch_ahead(weights + n * bytes_of_tile + 2 * kWeightTile + i);
+    if (!is_only_panel) next.fetch();
     add_block(weights, bytes_of_tile);
   }
   if (left) {
@@ -174,16 +208,12 @@ void multiply_bfloats(const rl_matrix& matrix, const uint8_t* tiles, const Panel
     add_block(padded, kWeightTile);
   }
 
-  auto store_tile = [&](auto number) RL_INLINE {
+  for_tiles<N>([&](auto number) RL_INLINE {
     constexpr int n = decltype(number)::value;
     float* to = out + n * M * kTileRows;
     tile_store<n>(to, 64);
-    if constexpr (kHalves == 2) tile_store<N + n>(to + half * kTileRows, 64);
-  };
-  store_tile(std::integral_constant<int, 0>());
-  if constexpr (N > 1) store_tile(std::integral_constant<int, 1>());
-  if constexpr (N > 2) store_tile(std::integral_constant<int, 2>());
-  if constexpr (N > 3) store_tile(std::integral_constant<int, 3>());
+    if constexpr (kHalves == 2) tile_store<kSecond + n>(to + half * kTileRows, 64);
+  });
 }
 
 template <int kHalves>
@@ -191,16 +221,19 @@ void multiply_panel_of_bfloats(const rl_matrix& matrix, const uint8_t* tiles, co
                                int count, const Panels& panels, int64_t panel, float* out) {
   constexpr int N = 4 / kHalves;
   const int M = panels.panel_tokens(panel);
-  const int64_t bytes = tile_bytes(matrix);
+  const int64_t bytes = tile_bytes(matrix), blocks = matrix.columns / (kAmxBytes / 2);
+  const TileShapes::Shape of_first{first_half(M), 64}, of_second{M - first_half(M), 64};
+  const TileShapes::Shape of_rest = kHalves == 2 ? of_second : of_first, of_weights{kAmxPairs, 64};
+  const TileShapes shapes({of_first, of_first, of_rest, of_rest, of_first, of_rest, of_weights, of_weights});
+  NextTiles next(matrix, tiles, count, panels, panel, std::max<int64_t>(count / N * blocks, 1));
+  auto multiply = [&](auto together, int n) {
+    multiply_bfloats<kHalves, decltype(together)::value>(matrix, tiles + n * bytes, next, panels,
+                                                         panel, out + n * M * kTileRows);
+  };
   int n = 0;
-  for (; n + N <= count; n += N)
-    multiply_bfloats<kHalves, N>(matrix, tiles + n * bytes, panels, panel, out + n * M * kTileRows);
-  if (N > 2 && n + 2 <= count) {
-    multiply_bfloats<kHalves, 2>(matrix, tiles + n * bytes, panels, panel, out + n * M * kTileRows);
-    n += 2;
-  }
-  for (; n < count; ++n)
-    multiply_bfloats<kHalves, 1>(matrix, tiles + n * bytes, panels, panel, out + n * M * kTileRows);
+  for (; n + N <= count; n += N) multiply(std::integral_constant<int, N>(), n);
+  for (; n + 2 <= count; n += 2) multiply(std::integral_constant<int, 2>(), n);
+  for (; n < count; ++n) multiply(std::integral_constant<int, 1>(), n);
 }
 
 }  // namespace
