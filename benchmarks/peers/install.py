@@ -29,8 +29,8 @@ TRANSFORMERS = ("transformers==5.23.0", "accelerate==1.15.0", "torch==2.13.0")
 def install_llama_cpp() -> None:
     """Unpack the source package and build llama.cpp's own tools with native flags.
 
-    Its products by AMX are left out: on a Xeon with AMX, whose products in AVX-512 work, each of this
-    version's ends with a general protection fault.
+    Its products by AMX are left out: where a Xeon has AMX, each of this version's ended with a
+    general protection fault.
     """
     if all((LLAMA_CPP_TOOLS / name).exists() for name in LLAMA_CPP_TARGETS):
         return

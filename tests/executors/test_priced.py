@@ -51,7 +51,7 @@ def test_bits_per_weight(quantization, tied):
     made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
     held = held_formats(made, ModelRole.TARGET)
     # The scales of a whole row fill half a cache line, and the other half is empty.
-    wanted = {None: 16, "int8": 8 + 2 * 16 / 512, "int4": 4.5, "int4-g128": 4.125}[quantization]
+    wanted = {None: 16, "int8": 8 + 2 * 16 / 512, "int4": 4.375, "int4-g128": 4.125}[quantization]
     layers = 3 * (512 * 512 * 2 + 512 * 128 * 2 + 3 * 512 * 512)
     head = {None: 16, "int8": wanted}.get(quantization, 6.5)
     bits = (layers * wanted + 512 * 512 * head) / (layers + 512 * 512)

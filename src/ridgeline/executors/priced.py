@@ -87,7 +87,8 @@ def native_kernels() -> NativeKernels:
         panel_tokens=4 if level in ("avx2", "avxvnni") else 8,
         attention_rows=12 if has_wide_vectors else 2 if level == "generic" else 6,
         in_16_bits=level == "avx2",
-        in_pairs=level in ("avx512bf16", "avx512amx"),
+        in_pairs=level == "avx512bf16",
+        has_amx=level == "avx512amx",
         codes_of_several=6 if has_wide_vectors else None,
         line=4.0 if has_wide_vectors else 1.0,
     )

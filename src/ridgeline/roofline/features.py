@@ -109,7 +109,7 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
     ) -> None:
         """``count`` products of ``tokens`` rows of a matrix; ``inputs`` elements are rearranged for
         them."""
-        kernel = model.kernels.of(form, of_experts=of_experts)
+        kernel = model.kernels.of(form, tokens=tokens, of_experts=of_experts)
         name = f"{kernel.family}/{form.name}"
         num_bytes, first = products.setdefault((name, tokens), (0.0, {}))
         products[name, tokens] = (num_bytes + work.weight_bytes * count, first)

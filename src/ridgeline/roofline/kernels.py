@@ -56,9 +56,11 @@ class Kernels(Protocol):
     def lanes(self) -> NumberFormat | None:
         """The format whose peak counts instructions; ``None``: that of each product."""
 
-    def of(self, form: NumberFormat, *, of_experts: bool = False) -> ProductKernel:
-        """The kernel for weights of a format; ``of_experts``: for those of a mixture's experts, of
-        which each is multiplied with few tokens."""
+    def of(self, form: NumberFormat, *, tokens: float, of_experts: bool = False) -> ProductKernel:
+        """The kernel for weights of a format and so many tokens (a mean where they are not whole).
+
+        ``of_experts``: for those of a mixture's experts, of which each is multiplied with few.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class NativeKernels:
         attention_rows: of a tile of the attention kernels.
         in_16_bits: products of codes are summed in 16 bits first (no VNNI).
         in_pairs: an instruction multiplies two bfloats (AVX-512 BF16).
+        has_amx: bfloats, and codes of more tokens than a panel, are multiplied by tiles.
         line: what loading a line of codes takes, in instructions. Panels after the first find them
             in the second-level cache, which gives a line of 64 bytes in the time of about 4, and
             one of 32 in that of 1.
@@ -83,16 +86,20 @@ class NativeKernels:
     in_16_bits: bool
     in_pairs: bool = False
     codes_of_several: int | None = None
+    has_amx: bool = False
     line: float = 1.0
 
     @property
     def lanes(self) -> NumberFormat:
         return FLOAT32
 
-    def of(self, form: NumberFormat, *, of_experts: bool = False) -> ProductKernel:
+    def of(self, form: NumberFormat, *, tokens: float, of_experts: bool = False) -> ProductKernel:
         """The kernel of a format of weights; experts have the same."""
+        if self.has_amx and form.name == "bfloat16":
+            return _BFLOATS_BY_AMX
         if form.is_quantized:
-            return self._of_codes(ceil(form.bits), form.group_size)
+            of_tiles = self.has_amx and tokens > self.panel_tokens
+            return self._codes_by_amx(form) if of_tiles else self._of_codes(form)
         is_pair = self.in_pairs and form.name == "bfloat16"
         return ProductKernel(
             family="float",
@@ -101,18 +108,44 @@ class NativeKernels:
             panel_tokens=self.panel_tokens,
         )
 
-    def _of_codes(self, bits: int, group: int | None) -> ProductKernel:
-        known = min((each for each in _SPLIT if each >= bits), default=8)
-        sums = _SUMS_OF_16_BITS[known] if self.in_16_bits else 8
-        split = _SPLIT_FOR_16_BITS if self.in_16_bits and known == 8 else _SPLIT[known]
-        columns = 64 if group is None else min(group, 128)  # between two conversions to floats
+    def _of_codes(self, form: NumberFormat) -> ProductKernel:
+        bits = _packed_bits(form)
+        sums = _SUMS_OF_16_BITS[bits] if self.in_16_bits else 8
+        split = _SPLIT_FOR_16_BITS if self.in_16_bits and bits == 8 else _SPLIT[bits]
         return ProductKernel(
             family="codes",
-            unpack=(known * self.line + split) / 32,
-            product=(sums + 4 * 32 / columns) / 32,
+            unpack=(bits * self.line + split) / 32,
+            product=(sums + _has_factors(form) + 4 * 32 / _step_columns(form)) / 32,
             panel_tokens=self.panel_tokens,
             of_several=self.codes_of_several,
         )
+
+    def _codes_by_amx(self, form: NumberFormat) -> ProductKernel:
+        """Codes become bytes once for all tokens; sums of 16 tokens are stored, loaded, converted
+        and multiplied twice at each step."""
+        bits, columns = _packed_bits(form), _step_columns(form)
+        split = _SPLIT[bits] + 16 + _FACTORS * _has_factors(form)
+        tiles = max(columns / _TILE_BYTES, 1)
+        return ProductKernel(
+            family="tiles",
+            unpack=(bits * self.line + split) / 32,
+            product=(_TILE_PRODUCT * tiles + 5 * _TILE_TOKENS) / (_TILE_TOKENS * columns),
+            tile_tokens=_TILE_TOKENS,
+        )
+
+
+def _packed_bits(form: NumberFormat) -> int:
+    return min((each for each in _SPLIT if each >= form.bits), default=8)
+
+
+def _step_columns(form: NumberFormat) -> int:
+    """Columns between two conversions to floats."""
+    return 64 if form.group_size is None else min(form.group_size, 128)
+
+
+def _has_factors(form: NumberFormat) -> bool:
+    """Whether a group has factors beside its scale: int4 as it is quantized on load."""
+    return form.group_size is not None and form.scale_bits > 16
 
 
 # Instructions for a block of 32 columns and a vector of rows, by bits (each bit is a line): shifts
@@ -121,6 +154,18 @@ class NativeKernels:
 _SPLIT = {4: 12, 5: 35, 6: 42, 8: 0}
 _SPLIT_FOR_16_BITS = 24
 _SUMS_OF_16_BITS = {4: 17, 5: 20, 6: 20, 8: 36}
+_FACTORS = 48  # to multiply the codes of a block by its factors
+
+# A product of two tiles, of 16 tokens by 64 bytes by 16 rows, takes as long as 32 instructions on
+# vectors (16 cycles; of those there are two a cycle), and a tile of weights as long as 16 to load.
+_TILE_TOKENS, _TILE_BYTES, _TILE_PRODUCT = 16, 64, 32
+_BFLOATS_BY_AMX = ProductKernel(
+    family="tiles",
+    unpack=16 / 32,
+    product=_TILE_PRODUCT / (_TILE_TOKENS * _TILE_BYTES / 2),
+    panel_tokens=2 * _TILE_TOKENS,
+    tile_tokens=_TILE_TOKENS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +179,7 @@ class PlainKernels:
     lanes: NumberFormat | None = None
     expert_tile: int = 1
 
-    def of(self, form: NumberFormat, *, of_experts: bool = False) -> ProductKernel:
+    def of(self, form: NumberFormat, *, tokens: float, of_experts: bool = False) -> ProductKernel:
         """One kernel for a family."""
         return ProductKernel(
             family="codes" if form.is_quantized else "float",

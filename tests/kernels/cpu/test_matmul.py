@@ -26,15 +26,12 @@ PRODUCT_ERROR = 0.01
 ROUNDS_BFLOATS = ("avx512bf16", "avx512amx")  # levels that round activations beside bfloats
 
 
-
 def name_of(form):
     return f"{form.format.name}-{form.group}" + ("-factors" if form.has_factors else "")
 
 
 each_level = pytest.mark.parametrize("level", LEVELS)
-each_format = pytest.mark.parametrize(
-    "form", FLOATS + QUANTIZED, ids=lambda form: name_of(form)
-)
+each_format = pytest.mark.parametrize("form", FLOATS + QUANTIZED, ids=lambda form: name_of(form))
 
 
 def weights(rows, columns, seed=0):

@@ -22,7 +22,8 @@ PRODUCT, HEAD, TABLE, PLAIN = "product", "head", "table", "plain"
 Role = str | ops.LatentAttend
 
 _INT4 = number_format("int4")
-_FACTORED_COLUMNS = 128
+_FACTORED_GROUP = 128
+FACTOR_COLUMNS = 32  # that share a factor
 _CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 
@@ -56,18 +57,18 @@ def packed_format(role: str, quantization: NumberFormat | None) -> MatrixFormat 
     of_role = {HEAD: head_format, TABLE: table_format}
     number = of_role.get(role, lambda layers: layers)(quantization)
     if number == _INT4:
-        return MatrixFormat(format=Format.Q4, group=_FACTORED_COLUMNS, has_factors=True)
+        return MatrixFormat(format=Format.Q4, group=_FACTORED_GROUP, has_factors=True)
     return MatrixFormat(format=_CODES[number.bits], group=number.group_size)
 
 
 def held_format(quantization: NumberFormat) -> NumberFormat:
     """What layers quantized to a format are held in: int4 has a factor of a byte where it has a
     scale of its own elsewhere, and a scale for several of them."""
-    if quantization != _INT4 or quantization.group_size is None:
+    if quantization != _INT4:
         return quantization
-    factors = _FACTORED_COLUMNS // quantization.group_size
+    factor_bits = 8 * _FACTORED_GROUP / FACTOR_COLUMNS
     return replace(
-        quantization, group_size=_FACTORED_COLUMNS, scale_bits=quantization.scale_bits + 8 * factors
+        quantization, group_size=_FACTORED_GROUP, scale_bits=quantization.scale_bits + factor_bits
     )
 
 

@@ -19,7 +19,7 @@ from ridgeline.executors.cpu.codes import (
     pack_matrix_codes,
     row_ranges,
 )
-from ridgeline.executors.cpu.roles import packed_format, weight_roles
+from ridgeline.executors.cpu.roles import FACTOR_COLUMNS, packed_format, weight_roles
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import (
     Allocate,
@@ -208,14 +208,14 @@ def _number_format(matrix: PackedMatrix) -> NumberFormat:
     """Named as `core.formats` names it, with the group where that is another."""
     struct = matrix.struct
     bits = int(struct.format)
-    group = struct.group if struct.group < struct.columns else None
-    usual = None if bits == 8 else 32
+    group = struct.group if struct.group < struct.columns or struct.has_factors else None
+    is_usual = struct.has_factors if bits == 4 else group == (None if bits == 8 else 32)
     return NumberFormat(
-        name=f"int{bits}" if group == usual else f"int{bits}-g{group or 'row'}",
+        name=f"int{bits}" if is_usual else f"int{bits}-g{group or 'row'}",
         bits=bits,
         is_float=False,
         group_size=group,
-        scale_bits=16,
+        scale_bits=16 + (8 * struct.group / FACTOR_COLUMNS if struct.has_factors else 0),
         zero_bits=16 if struct.has_min else 0,
     )
 
