@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.executors.flash_standin import Package
 
 from ridgeline.bench.gpu import peers, steps
 from ridgeline.bench.gpu.__main__ import main
 from ridgeline.bench.gpu.ceilings import datasheet
-from ridgeline.bench.gpu.kernels import _Timer
+from ridgeline.bench.gpu.kernels import _Timer, bench_kernels
 from ridgeline.bench.gpu.ladder import climb
 from ridgeline.bench.gpu.processes import Job, Part, _Run, _work, conduct
 from ridgeline.bench.gpu.progress import Bench, Message, Progress
@@ -26,6 +27,7 @@ from ridgeline.bench.gpu.settings import FULL, MINIATURE
 from ridgeline.bench.gpu.steps import _Decode
 from ridgeline.bench.gpu.timing import measure
 from ridgeline.core.plan import step_in_flight
+from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 from ridgeline.kernels.gpu import missing_for_gpu
@@ -309,6 +311,45 @@ def test_matrices_of_a_kernel_lie_apart():
             form, 1
         )
         assert len(seen) == 8
+
+
+def kernels_beside(package):
+    told = []
+    progress = Progress(told.append, done=(), ends_at=time.time() + 600)
+    bench = Bench(
+        device=HostDevice(), kernels=TorchKernels, settings=MINIATURE, progress=progress,
+        attention=AttentionBackends(package=package),
+    )  # fmt: skip
+    bench_kernels(bench, "tiny")
+    names = [each.value.name for each in told if each.kind == "kernel"]
+    left_out = [(each.what, each.value) for each in told if each.kind == "left out"]
+    return [name for name in names if name.startswith("attention")], left_out
+
+
+def test_an_installed_package_has_rows_of_attention_beside_the_kernels():
+    package = Package(2, page_multiple=32).functions(dtypes=(torch.bfloat16,))
+    names, left_out = kernels_beside(package)
+    assert left_out == []
+    by = f"{package.name}, blocks of 32"
+    assert [name for name in names if by in name] == [
+        f"attention, 1 at 32, {by}", f"attention, 3 at 40, {by}",
+        f"attention of a prompt of 24, {by}",
+    ]  # fmt: skip
+    assert {"attention, 1 at 32", "attention of a prompt of 24"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("package", "why"),
+    [
+        ("FlashAttention is not installed (flash-attn).", "not installed"),
+        (Package(3).functions(dtypes=(torch.float16,)), "reads float16 KV, and this is bfloat16"),
+    ],
+)
+def test_a_package_that_cannot_attend_is_left_out_with_a_reason(package, why):
+    names, ((what, told),) = kernels_beside(package)
+    assert what == "kernel: attention by FlashAttention"
+    assert why in told
+    assert not any("blocks of" in name for name in names)
 
 
 def test_what_transformers_cannot_do_is_told(monkeypatch):

@@ -1,6 +1,7 @@
 """The CUDA executor on the CPU: its own device protocol, and ops in PyTorch."""
 
 from ridgeline.executors.cuda import CUDAExecutor
+from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
@@ -25,4 +26,5 @@ def host_factory(models, options, device=None):
         kv_cache_dtype=options.kv_cache_dtype,
         num_slots=options.max_num_seqs,
         memory_share=options.gpu_memory_utilization,
+        attention=AttentionBackends(wanted=options.attention_backend),
     )

@@ -56,6 +56,7 @@ def collect() -> dict[str, Any]:
     from ridgeline.executors import executor_names  # torch takes a second: not for --help
     from ridgeline.executors.cpu.cuts import ops_without_kernel
     from ridgeline.kernels.cpu.library import available_levels, native_kernels_run
+    from ridgeline.kernels.flash_attention import flash_attention_versions
     from ridgeline.kernels.gpu import missing_for_gpu
     from ridgeline.models import model_types
 
@@ -75,6 +76,7 @@ def collect() -> dict[str, Any]:
         "gpus": _gpus(),
         "executors": list(executor_names()),
         "gpu_executor": missing_for_gpu() or "runs",
+        "flash_attention": flash_attention_versions(),
         "step_price": _step_price(),
         "model_types": list(model_types()),
     }

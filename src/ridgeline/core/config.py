@@ -18,6 +18,7 @@ BATCHING_MODES = ("continuous", "dynamic", "static")
 SPECULATION = ("off", "ngram", "suffix", "draft", "combined", "adaptive")
 DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a draft model
 VERIFICATION = ("exact", "rejection")
+ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 MAX_SPECULATIVE_TOKENS = 64
 
 
@@ -41,6 +42,9 @@ class EngineConfig:
         enable_prefix_caching: reuse the KV of prefixes that were computed before.
         kv_cache_memory_bytes: size of the KV pool.
         gpu_memory_utilization: share of a GPU's memory that weights, KV and steps may take.
+        attention_backend: what attends on a GPU: triton (our kernels), flash-attn (FlashAttention,
+            for all of a model or not at all), or auto: the faster one where it is installed,
+            chosen at start for each kind of layer.
         seed: source of the seeds of requests that have none; the same commands give the same text.
         load_format: auto, or dummy for random weights of the config's shapes.
         revision: branch, tag or commit of a hub name.
@@ -93,6 +97,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
+    attention_backend: str = "auto"
     seed: int = 0
     load_format: str = "auto"
     revision: str | None = None
@@ -133,6 +138,7 @@ class EngineConfig:
             ("batching", BATCHING_MODES),
             ("speculation", SPECULATION),
             ("verification", VERIFICATION),
+            ("attention_backend", ATTENTION_BACKENDS),
         ):
             if getattr(self, name) not in choices:
                 raise InvalidRequestError(f"{name} must be one of {', '.join(choices)}.")

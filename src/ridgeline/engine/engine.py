@@ -39,6 +39,7 @@ class Engine:
             packed_cache=packed_cache(config),
             max_num_seqs=config.max_num_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,
+            attention_backend=config.attention_backend,
         )
         layout = self.executor.kv_layout()
         spec = loaded.model.spec

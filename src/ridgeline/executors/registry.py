@@ -24,6 +24,7 @@ class _Options:
     packed_cache: "PackedCache | None"
     max_num_seqs: int
     gpu_memory_utilization: float
+    attention_backend: str
 
 
 Models = Mapping[ModelRole, ExecutorModel]
@@ -60,7 +61,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
     reason = missing_for_gpu()
     if reason is not None:
         raise MachineError(f"The cuda executor cannot run here: {reason}")
-    from ridgeline.executors.cuda import CUDAExecutor, check_fp8, open_gpu
+    from ridgeline.executors.cuda import CUDAExecutor, check_fp8, gpu_attention, open_gpu
 
     target = models[ModelRole.TARGET]
     if target.dtype == torch.float64:
@@ -76,6 +77,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
         kv_cache_dtype=options.kv_cache_dtype,
         num_slots=options.max_num_seqs,
         memory_share=options.gpu_memory_utilization,
+        attention=gpu_attention(options.attention_backend),
         warm_up=True,
     )
 
@@ -109,12 +111,13 @@ def create_executor(
     packed_cache: "PackedCache | None" = None,
     max_num_seqs: int = 64,
     gpu_memory_utilization: float = 0.9,
+    attention_backend: str = "auto",
 ) -> Executor:
     """Build the executor called ``name`` (or the best one here, for ``auto``).
 
     ``kv_cache_dtype`` is auto, or a format that the executor can store KV in; ``packed_cache`` is
     where cpu keeps packed weights; cuda makes room for ``max_num_seqs`` sequences within
-    ``gpu_memory_utilization`` of the memory.
+    ``gpu_memory_utilization`` of the memory, and attends by ``attention_backend``.
 
     Raises:
         InvalidRequestError: there is none of that name, or it lacks an option.
@@ -127,11 +130,16 @@ def create_executor(
         raise InvalidRequestError(
             f"Unknown executor {name!r}; choose auto or one of {', '.join(_FACTORIES)}."
         )
+    if name != "cuda" and attention_backend != "auto":
+        raise InvalidRequestError(
+            f"attention_backend {attention_backend} is of the cuda executor, and this is {name}."
+        )
     options = _Options(
         block_tokens=block_tokens,
         kv_cache_dtype=kv_cache_dtype,
         packed_cache=packed_cache,
         max_num_seqs=max_num_seqs,
         gpu_memory_utilization=gpu_memory_utilization,
+        attention_backend=attention_backend,
     )
     return factory(models, options)

@@ -20,12 +20,15 @@ from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import PassInput, Short, Span
 from ridgeline.executors.cuda.kernels import AttendSpec, Draw, Experts, Gain, Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.packaged_attention import PackagedAttention, misfit
 from ridgeline.executors.cuda.program import rope_specs
 from ridgeline.executors.cuda.rope import RopeTables
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.executors.cuda.weights import packed
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.flash_attention import FlashAttention
 from ridgeline.kernels.gpu import has_fp8
+from ridgeline.kernels.triton import KVTensors
 
 _BLOCK = 16
 _BATCHES = (1, 8, 64, 128)
@@ -57,10 +60,14 @@ def bench_kernels(bench: Bench, shape: str) -> None:
     for form in settings.formats:
         for batch in _BATCHES:
             case(f"products, {form}, batch {batch}", partial(timer.product, form, batch))
+    package = _package(bench, timer)
     for batch, context in settings.decode:
         name = f"attention {batch} at {context}"
         if timer.fits(batch, context):
             case(name, partial(timer.attention, batch, context))
+            if package is not None:
+                theirs = partial(timer.attention, batch, context, package=package)
+                case(f"{name} by {package.name}", theirs)
         else:
             progress.leave_out(f"kernel: {name}", "no memory for KV")
     for batch, context in settings.coded:
@@ -79,11 +86,28 @@ def bench_kernels(bench: Bench, shape: str) -> None:
     for form, tokens in product(settings.formats[:2], settings.routed):
         case(f"experts {form}, {tokens} tokens", partial(timer.experts, form, tokens))
     for prompt in settings.prompts:
-        case(f"attention of a prompt of {prompt}", partial(timer.prompt, prompt))
+        name = f"attention of a prompt of {prompt}"
+        case(name, partial(timer.prompt, prompt))
+        if package is not None:
+            case(f"{name} by {package.name}", partial(timer.prompt, prompt, package))
     case("norm", partial(timer.norm, longest))
     for form in settings.formats:
         if form in ("bfloat16", "fp8"):  # by the vendor's library, of rows that are rounded to fp8
             case(f"large products, {form}", partial(timer.product, form, longest))
+
+
+def _package(bench: Bench, timer: "_Timer") -> FlashAttention | None:
+    """What attends beside the kernels; what keeps it from that is told once."""
+    if bench.attention is None:
+        return None
+    package = bench.attention.package
+    if not isinstance(package, str):
+        reason = timer.misfit(package)
+        if reason is None:
+            return package
+        package = f"{package.name} {reason}."
+    bench.progress.leave_out("kernel: attention by FlashAttention", package)
+    return None
 
 
 class _Timer:
@@ -118,42 +142,53 @@ class _Timer:
             2.0 * batch * prod(shape),
         )
 
-    def attention(self, batch: int, context: int, kind: torch.dtype = torch.bfloat16) -> KernelTime:
-        """One token of each sequence over its context, in blocks scattered over the pool."""
+    def attention(
+        self,
+        batch: int,
+        context: int,
+        kind: torch.dtype = torch.bfloat16,
+        package: FlashAttention | None = None,
+    ) -> KernelTime:
+        """One token of each sequence over its context, in blocks scattered over the pool; by
+        ``package``, in the smallest blocks that it takes, or by the kernels."""
         op = self._attend
         scale_bytes = 4 if kind in _CODED.values() else 0
         row = 2.0 * op.num_kv_heads * (op.head_dim * kind.itemsize + scale_bytes)
         calls_needed = ceil(self._settings.beyond_caches_bytes / (batch * context * row))
         layers = kv_groups(self._model.spec)[0].layers[:calls_needed]
         copies = ceil(calls_needed / len(layers))  # of the batch, beside each other in the pool
-        cache = self._cache(copies * batch, context, kind)
+        block = _block(package)
+        cache = self._cache(copies * batch, context, kind, block=block)
         q = self._random(batch, op.num_heads, op.head_dim)
-        inputs = [self._input(batch, [context] * batch, 1, copy, copies) for copy in range(copies)]
-        spec = AttendSpec(group=0, scale=op.scale)
+        inputs = [
+            self._input(batch, [context] * batch, 1, copy, copies, block=block)
+            for copy in range(copies)
+        ]
         calls = [
-            partial(self._kernels.attend, q, cache.layer(layer), at, spec)
+            partial(self._attends(package).decode, q, cache.layer(layer), at)
             for at in inputs
             for layer in layers
         ]
         flops = 4.0 * batch * context * op.num_heads * op.head_dim
         name = f"attention, {batch} at {context}"
         name += f", KV {str(kind).removeprefix('torch.')}" if scale_bytes else ""
+        name += _by(package)
         found = self._time(name, calls, batch * context * row, flops)
         cache.free()
         return found
 
-    def prompt(self, tokens: int) -> KernelTime:
+    def prompt(self, tokens: int, package: FlashAttention | None = None) -> KernelTime:
         """A prompt over itself."""
-        op, cache = self._attend, self._cache(1, tokens)
+        block = _block(package)
+        op, cache = self._attend, self._cache(1, tokens, block=block)
         q = self._random(tokens, op.num_heads, op.head_dim)
-        at = self._input(1, [tokens], tokens)
-        spec = AttendSpec(group=0, scale=op.scale)
+        at = self._input(1, [tokens], tokens, block=block)
         kv = cache.layer(cache.groups[0].layers[0])
         flops = 2.0 * tokens * (tokens + 1) * op.num_heads * op.head_dim
         moved = 2.0 * 2 * tokens * (op.num_heads + op.num_kv_heads) * op.head_dim
         found = self._time(
-            f"attention of a prompt of {tokens}",
-            [lambda: self._kernels.attend(q, kv, at, spec)],
+            f"attention of a prompt of {tokens}{_by(package)}",
+            [partial(self._attends(package).prefill, q, kv, at)],
             moved,
             flops,
         )
@@ -228,6 +263,15 @@ class _Timer:
         calls = [partial(self._kernels.normalise, x, gain) for x in inputs]
         return self._time(f"norm, {tokens} tokens", calls, 4.0 * tokens * hidden)
 
+    def misfit(self, package: FlashAttention) -> str | None:
+        """Why a package cannot attend, in blocks of the size it likes."""
+        return misfit(package, self._attend, torch.bfloat16, _block(package))
+
+    def _attends(self, package: FlashAttention | None) -> "_OwnAttention | PackagedAttention":
+        if package is not None:
+            return PackagedAttention.of(package, self._attend)
+        return _OwnAttention(self._kernels, AttendSpec(group=0, scale=self._attend.scale))
+
     def fits(self, batch: int, context: int) -> bool:
         """Whether the KV of all layers of such a batch has room."""
         cache = KVCache(self._device, self._model.spec, torch.bfloat16, _BLOCK)
@@ -244,22 +288,36 @@ class _Timer:
         with self._device.scope():
             return torch.randn(*shape, device=self._at, dtype=torch.bfloat16)
 
-    def _cache(self, batch: int, context: int, kind: torch.dtype = torch.bfloat16) -> KVCache:
-        cache = KVCache(self._device, self._model.spec, kind, _BLOCK)
+    def _cache(
+        self,
+        batch: int,
+        context: int,
+        kind: torch.dtype = torch.bfloat16,
+        *,
+        block: int = _BLOCK,
+    ) -> KVCache:
+        cache = KVCache(self._device, self._model.spec, kind, block)
         with self._device.scope():
-            blocks = batch * ceil((context + 1) / _BLOCK)
+            blocks = batch * ceil((context + 1) / block)
             cache.allocate([blocks] * len(cache.groups))
             cache.fill_random()
         return cache
 
     def _input(
-        self, batch: int, stops: list[int], longest: int, copy: int = 0, copies: int = 1
+        self,
+        batch: int,
+        stops: list[int],
+        longest: int,
+        copy: int = 0,
+        copies: int = 1,
+        *,
+        block: int = _BLOCK,
     ) -> PassInput:
         """Sequences whose blocks are scattered over the pool; their last tokens are queries.
 
         A pool for several copies of the batch holds other blocks for each.
         """
-        each = ceil((max(stops) + 1) / _BLOCK)
+        each = ceil((max(stops) + 1) / block)
         every = np.random.default_rng(0).permutation(copies * batch * each)
         scattered = every.reshape(copies, batch, each)[copy]
         tokens = batch * longest
@@ -281,3 +339,24 @@ class _Timer:
             short=Short(batch, tokens, 1) if is_decode else Short(0, 0, 0),
             spans=None if is_decode else (Span(first=0, last=tokens, start=0, stop=tokens),),
         )
+
+
+class _OwnAttention:
+    """The kernels' attention, which tells decode steps from prompts by the pass."""
+
+    def __init__(self, kernels: Kernels, spec: AttendSpec) -> None:
+        self._kernels, self._spec = kernels, spec
+
+    def decode(self, q: torch.Tensor, kv: KVTensors, at: PassInput) -> torch.Tensor:
+        return self._kernels.attend(q, kv, at, self._spec)
+
+    prefill = decode
+
+
+def _block(package: FlashAttention | None) -> int:
+    """Tokens of a block that a package reads."""
+    return _BLOCK if package is None else max(_BLOCK, package.page_multiple)
+
+
+def _by(package: FlashAttention | None) -> str:
+    return "" if package is None else f", {package.name}, blocks of {_block(package)}"

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from ridgeline.bench.gpu.progress import NO_TIME, Bench, Message, Progress
 from ridgeline.bench.gpu.settings import Settings
-from ridgeline.executors.cuda import gpu_kernels, open_gpu
+from ridgeline.executors.cuda import gpu_attention, gpu_kernels, open_gpu
+from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
@@ -136,13 +137,21 @@ def _work(job: Job, connection: Connection) -> None:
     """What the process does."""
     tell = connection.send
     device: Device
+    attention: AttentionBackends | None = None
     if job.on_host:
         device, kernels = HostDevice(), TorchKernels
     else:
         device, _ = open_gpu()
         kernels = partial(gpu_kernels, device)  # type: ignore[assignment]
+        attention = gpu_attention()
     progress = Progress(tell, done=job.done, ends_at=job.ends_at)
-    bench = Bench(device=device, kernels=kernels, settings=job.settings, progress=progress)
+    bench = Bench(
+        device=device,
+        kernels=kernels,
+        settings=job.settings,
+        progress=progress,
+        attention=attention,
+    )
     tell(Message("device", device.name, device.memory().total))
     for part in job.parts:
         if progress.is_over:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ridgeline.bench.gpu.settings import Settings
+from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 
@@ -70,9 +71,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What parts measure with; ``kernels`` makes those to be measured."""
+    """What parts measure with; ``kernels`` makes those to be measured, and ``attention`` is what
+    attention may be by beside them, if that was looked for."""
 
     device: Device
     kernels: Callable[[], Kernels]
     settings: Settings
     progress: Progress
+    attention: AttentionBackends | None = None

@@ -34,6 +34,7 @@ class Report:
     ladders: dict[str, list[Climbed]] = field(default_factory=dict)
     transformers: dict[str, float | str] = field(default_factory=dict)
     predictions: Predictions | None = None
+    computed_by: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -62,6 +63,9 @@ class Report:
             case "rung":
                 shape, climbed = value
                 self.ladders.setdefault(shape, []).append(climbed)
+            case "computed by":
+                steps, kernels = value
+                self.computed_by[steps] = kernels
             case "kernel":
                 self.kernels.append(value)
             case "transformers":
@@ -100,6 +104,7 @@ class Report:
             ],
             "transformers_tokens_per_s": self.transformers,
             "predictions": None if self.predictions is None else asdict(self.predictions),
+            "computed_by": self.computed_by,
             "left_out": self.left_out,
             "failed": self.failed,
         }
@@ -219,6 +224,7 @@ class Report:
             parts.append(f"transformers with torch.compile, {name}, batch 1: {told}")
         if self.predictions is not None:
             parts.append(self.predictions.text())
+        parts += [f"steps of {steps} by {what}" for steps, what in self.computed_by.items()]
         parts += [f"left out: {what}" for what in self.left_out]
         parts += [f"failed: {what}" for what in self.failed]
         return "\n\n".join(parts)

@@ -27,6 +27,7 @@ from ridgeline.core.plan import (
 from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda import CUDAExecutor
+from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.model import ExecutorModel
@@ -100,6 +101,7 @@ class StepBench:
         max_batch: int,
         settings: Settings,
         execution: str = "graphs",
+        attention: AttentionBackends | None = None,
     ) -> None:
         self._name, self._format, self._settings = name, form, settings
         if form != "bfloat16":
@@ -111,6 +113,7 @@ class StepBench:
             kernels=kernels,
             num_slots=max_batch,
             execution=execution,
+            attention=attention,
         )
         self._priced = priced_model(model, "cuda", held=self.executor.weight_formats())
         self._ids = count(1)
@@ -318,6 +321,7 @@ def bench_steps(bench: Bench, shape: str, form: str, most: int | None) -> None:
         form,
         max_batch=max(batch for batch, _ in (*settings.decode, *settings.sampled)),
         settings=settings,
+        attention=bench.attention,
     )
 
     def case(name: str, time: Callable[[], StepTime]) -> None:
@@ -338,6 +342,7 @@ def bench_steps(bench: Bench, shape: str, form: str, most: int | None) -> None:
         wanted = [own.blocks_of(1, prompt) for prompt in settings.prompts]
         wanted += [own.blocks_of(batch, context) for batch, context, _ in fitting]
         own.open(min(own.num_blocks, max(wanted)))
+        progress.result("computed by", (f"{shape} {form}", own.executor.kernels))
         for batch, context, sampled in fitting:
             case(
                 f"decode {batch} at {context}" + (", top-p" if sampled else ""),

@@ -20,12 +20,13 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import Admission, ModelRole, Pass, Segment, StepPlan, referenced_output
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.executors.base import PoolExecutor
+from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.batch import HostBatch, build_batch, note_known
 from ridgeline.executors.cuda.decode import TokenLog
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.drawing import draw_tokens
 from ridgeline.executors.cuda.kernels import Kernels
-from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.kv_cache import KVCache, kv_dtype
 from ridgeline.executors.cuda.launched import DrawnTokens, LaunchedStep
 from ridgeline.executors.cuda.memory import kv_budget_bytes
 from ridgeline.executors.cuda.model import EXECUTIONS, DeviceModel
@@ -39,14 +40,6 @@ from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
 
-KV_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-}
 _ARRIVALS = 4  # pinned buffers for drawn tokens: two steps may be in flight
 
 Result = TypeVar("Result")
@@ -68,6 +61,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         num_slots: sequences that run at once.
         memory_share: how much of the device's memory this process may take.
         execution: how decode steps run: graphs, compile (by PyTorch), or eager.
+        attention: what attention may be run by, beside the kernels.
         warm_up: compile and record what every load needs once the KV pools are there, rather than
             when a request waits for it.
 
@@ -89,6 +83,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         num_slots: int = 64,
         memory_share: float = 0.9,
         execution: str = "graphs",
+        attention: AttentionBackends | None = None,
         warm_up: bool = False,
     ) -> None:
         super().__init__(
@@ -103,18 +98,22 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         self._warms_up = warm_up
         self._staging = Staging(device)
         self._models: dict[ModelRole, DeviceModel] = {}
+        attention = attention or AttentionBackends()
+        kv_dtypes = {role: kv_dtype(kv_cache_dtype, each.dtype) for role, each in models.items()}
+        for role, model in models.items():
+            attention.check(model.ops, kv_dtypes[role], block_tokens)
         with device.scope(), torch.inference_mode():
             for role, model in models.items():
-                name = str(model.dtype).removeprefix("torch.")
                 self._models[role] = DeviceModel(
                     device,
                     kernels,
                     role,
                     model,
-                    KV_DTYPES[name if kv_cache_dtype == "auto" else kv_cache_dtype],
+                    kv_dtypes[role],
                     block_tokens=block_tokens,
                     memory_share=memory_share,
                     execution=execution,
+                    attention=attention,
                 )
                 self.pools[role] = self._models[role].cache
         self._opened: _OnDevice | None = None
@@ -148,8 +147,17 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
         with self.device.scope(), torch.inference_mode():
             super().allocate_kv(num_blocks, role)
+            self._choose_attention(role)
         if self._warms_up and all(cache.num_blocks for cache in self.pools.values()):
             self.in_turn(self._warm_up)
+
+    def _choose_attention(self, role: ModelRole) -> None:
+        model = self._models[role]
+        model.choose_attention(
+            num_slots=self._num_slots, longest=max(self._longest(each) for each in self.pools)
+        )
+        if model.attention.taken:  # KV of other kernels is another
+            self.kernels += f"/{role} attention by {model.attention.taken}"
 
     def _warm_up(self) -> None:
         self._on_device()

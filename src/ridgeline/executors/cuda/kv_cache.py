@@ -15,6 +15,19 @@ from ridgeline.executors.cuda.device import Device
 from ridgeline.kernels.triton import KVTensors, layer_bytes, layer_tensors
 
 LAYOUT_VERSION = 1
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+
+
+def kv_dtype(name: str, own: torch.dtype) -> torch.dtype:
+    """What K and V are stored in; ``auto`` is the weights' ``own``."""
+    return own if name == "auto" else _DTYPES[name]
 
 
 class KVCache:

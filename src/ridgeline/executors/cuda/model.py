@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ridgeline.core.plan import ModelRole
+from ridgeline.executors.cuda.attention import Attention, AttentionBackends
+from ridgeline.executors.cuda.attention_trial import Trial
 from ridgeline.executors.cuda.batch import HostBatch, void_batch
 from ridgeline.executors.cuda.decode import DecodeSteps, TokenLog, Variant
 from ridgeline.executors.cuda.device import Device
@@ -19,6 +21,7 @@ from ridgeline.executors.cuda.program import Program, rope_specs
 from ridgeline.executors.cuda.rope import RopeTables
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.cuda.staging import Staging
+from ridgeline.executors.cuda.timing import seconds_on
 from ridgeline.executors.cuda.weights import load_weights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.weights import Adapter, LoRAWeights
@@ -42,6 +45,7 @@ class DeviceModel:
         block_tokens: int,
         memory_share: float,
         execution: str,
+        attention: AttentionBackends,
     ) -> None:
         self.role, self.spec, self.ops, self.dtype = role, model.spec, model.ops, model.dtype
         self.weights = load_weights(device, model, memory_share=memory_share)
@@ -51,11 +55,23 @@ class DeviceModel:
         self.has_adapters = bool(model.adapters)
         self._device, self._kernels, self._execution = device, kernels, execution
         self._is_open = False
-        self._program = Program(model, self.weights, kernels, self.cache)
+        self.attention = Attention(kernels, attention)
+        parts = model, self.weights, kernels, self.cache, self.attention
+        self._program = Program(*parts)
         self._adapted = self._program
         if model.adapters:
             adapters = tuple(_on_device(each, device.torch_device) for each in model.adapters)
-            self._adapted = Program(model, self.weights, kernels, self.cache, adapters=adapters)
+            self._adapted = Program(*parts, adapters=adapters)
+
+    def choose_attention(self, *, num_slots: int, longest: int) -> None:
+        """Decide what attends, over the pool, which holds nothing yet; see `Attention.decide`."""
+        self.attention.decide(
+            self._device,
+            self.cache,
+            num_slots=num_slots,
+            longest=longest,
+            trial=Trial(timer=seconds_on),
+        )
 
     def open(self, staging: Staging, slots: SlotTables, log: TokenLog) -> None:
         """Take the tables that are sized by the KV pools."""

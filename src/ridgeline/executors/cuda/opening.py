@@ -3,10 +3,12 @@
 import torch
 
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.cuda_device import CUDADevice
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.triton_kernels import TritonKernels
+from ridgeline.kernels.flash_attention import installed_flash_attention
 from ridgeline.kernels.gpu import has_fp8
 
 
@@ -28,6 +30,14 @@ def open_gpu() -> tuple[Device, Kernels]:
     """The first CUDA device, and Triton's kernels on it."""
     device = CUDADevice()
     return device, gpu_kernels(device)
+
+
+def gpu_attention(wanted: str = "auto") -> AttentionBackends:
+    """What may attend beside the kernels; ``wanted`` as in `AttentionBackends`."""
+    if wanted == "triton":
+        return AttentionBackends(wanted=wanted)
+    package = installed_flash_attention(torch.cuda.get_device_capability())
+    return AttentionBackends(wanted=wanted, package=package)
 
 
 def gpu_kernels(device: Device) -> Kernels:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.spec import NormKind, NormScope, RopeSpec
+from ridgeline.executors.cuda.attention import Attention
 from ridgeline.executors.cuda.inputs import PassInput
 from ridgeline.executors.cuda.kernels import AttendSpec, Experts, Gain, Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache
@@ -39,10 +40,12 @@ class Program:
         weights: DeviceWeights,
         kernels: Kernels,
         cache: KVCache,
+        attention: Attention,
         *,
         adapters: Sequence[Adapter] = (),
     ) -> None:
         self._weights, self._kernels, self._cache = weights, kernels, cache
+        self._attention = attention
         self._adapters = adapters
         *body, head = model.ops
         assert isinstance(head, ops.Head)
@@ -248,10 +251,10 @@ class Program:
                     softcap=op.softcap,
                     sinks_H=tensor(op.sinks),
                 )
+                attended = self._attention.op(op, spec)
 
                 def attend(b: Buffers, at: PassInput) -> None:
-                    kv = self._cache.layer(op.layer)
-                    b["h"] = kernels.attend(b["q"], kv, at, spec).flatten(1)
+                    b["h"] = attended(b["q"], self._cache.layer(op.layer), at).flatten(1)
 
                 return attend
             case ops.LatentProject():
