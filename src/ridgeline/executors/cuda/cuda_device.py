@@ -7,21 +7,40 @@ from typing import Any
 
 import torch
 
-from ridgeline.executors.cuda.device import DeviceMemory, Event, Graph
+from ridgeline.executors.cuda.device import DeviceMemory, Event, Graph, Stream
 
 _WARM_UP_RUNS = 2
 
 
-class CUDADevice:
+class CUDAStream:
+    """See `ridgeline.executors.cuda.device.Stream`."""
+
+    def __init__(self, at: torch.device) -> None:
+        self._stream = torch.cuda.Stream(at)  # type: ignore[no-untyped-call]
+
+    def scope(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def record(self) -> "CUDAEvent":
+        event = CUDAEvent()
+        event.event.record(self._stream)
+        return event
+
+    def wait_for(self, event: Event) -> None:
+        assert isinstance(event, CUDAEvent)
+        self._stream.wait_event(event.event)
+
+
+class CUDADevice(CUDAStream):
     """See `ridgeline.executors.cuda.device.Device`."""
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(self.torch_device)
-        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        super().__init__(self.torch_device)
 
-    def scope(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._stream)
+    def copy_stream(self) -> Stream:
+        return CUDAStream(self.torch_device)
 
     def memory(self) -> DeviceMemory:
         free, total = torch.cuda.mem_get_info(self.torch_device)
@@ -29,11 +48,6 @@ class CUDADevice:
         return DeviceMemory(
             free=free + kept - torch.cuda.memory_allocated(self.torch_device), total=total
         )
-
-    def record(self) -> "CUDAEvent":
-        event = CUDAEvent()
-        event.event.record(self._stream)
-        return event
 
     def synchronize(self) -> None:
         self._stream.synchronize()

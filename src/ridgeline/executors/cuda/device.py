@@ -37,11 +37,22 @@ class Graph(Protocol):
         """Issue it again, without Python between its ops."""
 
 
-class Device(Protocol):
-    """One device and one stream of work on it; what is issued is done in order.
+class Stream(Protocol):
+    """A queue of work of a device: what is issued to it is done in order."""
 
-    ``name`` is the hardware's own.
-    """
+    def scope(self) -> AbstractContextManager[object]:
+        """Within it the calling thread's PyTorch ops are issued to the stream."""
+
+    def record(self) -> Event:
+        """An event after all that has been issued so far."""
+
+    def wait_for(self, event: Event) -> None:
+        """Have the device begin what is issued from now on once it has come to an event of another
+        stream; the host goes on."""
+
+
+class Device(Stream, Protocol):
+    """One device and one stream of work on it. ``name`` is the hardware's own."""
 
     @property
     def name(self) -> str: ...
@@ -49,14 +60,12 @@ class Device(Protocol):
     @property
     def torch_device(self) -> torch.device: ...
 
-    def scope(self) -> AbstractContextManager[object]:
-        """Within it the calling thread's PyTorch ops are issued to the stream."""
+    def copy_stream(self) -> Stream:
+        """A stream for copies to the device, beside the one of work: in no order with it but by
+        events, and not with memory that was allocated for the other."""
 
     def memory(self) -> DeviceMemory:
         """What is free, counting what PyTorch keeps for itself and does not use."""
-
-    def record(self) -> Event:
-        """An event after all that has been issued so far."""
 
     def synchronize(self) -> None:
         """Block until all that has been issued is done."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.executors.cuda.device import DeviceMemory, Event, Graph
+from ridgeline.executors.cuda.device import DeviceMemory, Event, Graph, Stream
 
 aten = torch.ops.aten
 
@@ -40,7 +40,20 @@ class HostWaitError(RuntimeError):
     """An op would have made the host wait for the device."""
 
 
-class HostDevice:
+class HostStream:
+    """See `ridgeline.executors.cuda.device.Stream`; all is done as soon as it is issued."""
+
+    def scope(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def record(self) -> "HostEvent":
+        return HostEvent()
+
+    def wait_for(self, event: Event) -> None:
+        pass
+
+
+class HostDevice(HostStream):
     """See `ridgeline.executors.cuda.device.Device`; ``total`` bytes are pretended."""
 
     name = "host"
@@ -50,14 +63,11 @@ class HostDevice:
         self.total, self.used = total, used
         self.num_replays = 0
 
-    def scope(self) -> AbstractContextManager[object]:
-        return nullcontext()
+    def copy_stream(self) -> Stream:
+        return HostStream()
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(free=self.total - self.used, total=self.total)
-
-    def record(self) -> "HostEvent":
-        return HostEvent()
 
     def synchronize(self) -> None:
         pass

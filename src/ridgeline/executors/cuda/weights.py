@@ -1,4 +1,7 @@
-"""A model's weights on the device: read one after the other, stacked, quantized and packed."""
+"""A model's weights on the device: read one after the other, stacked, quantized and packed.
+
+Reading, copying and quantizing overlap; see `ridgeline.executors.cuda.upload`.
+"""
 
 import logging
 from collections import Counter
@@ -17,6 +20,7 @@ from ridgeline.executors.cuda.formats import (
     weight_roles,
     weights_bytes,
 )
+from ridgeline.executors.cuda.upload import Uploads
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.triton import PackedMatrix, fp8_matrix, pack_matrix, quantize_matrix
 from ridgeline.quant import QuantizedTensor
@@ -47,7 +51,8 @@ class DeviceWeights:
 
 
 def load_weights(device: Device, model: ExecutorModel, *, memory_share: float) -> DeviceWeights:
-    """Stream every weight to the device; there is never more than a stack beside what is kept.
+    """Stream every weight to the device; there is never more than a stack beside what is kept,
+    and the buffers of `Uploads`.
 
     Weights that are quantized already keep their codes and scales where the kernels have a layout
     for them; the others are expanded to the model's type, which the log says once.
@@ -84,13 +89,14 @@ class _Loader:
         self.weights = DeviceWeights()
         self.parts: dict[str, dict[str, Weight]] = {}
         self.expanded = Counter[str]()
-        self._model, self._at, self._dtype = model, device.torch_device, model.dtype
+        self._model, self._dtype = model, model.dtype
+        self._uploads = Uploads(device)
         self._roles, self._stacks = weight_roles(model.ops), stacks(model.ops)
 
     def add(self, name: str, weight: Weight) -> None:
         self._model.check_not_quantized_twice(weight)
         if isinstance(weight, torch.Tensor):
-            weight = weight.to(self._at, self._dtype)
+            weight = self._uploads.send(weight, self._dtype)
         names = self._stacks.get(name, (name,))
         parts = self.parts.setdefault(names[0], {})
         parts[name] = weight
@@ -118,19 +124,33 @@ class _Loader:
 
     def _values(self, parts: list[Weight], roles: frozenset[Role]) -> torch.Tensor:
         """The parts in the model's type, one above the other."""
-        for part in parts:
-            if not isinstance(part, torch.Tensor):
-                self.expanded[part.format.name] += 1
-        values = [expanded(part, self._dtype).to(self._at) for part in parts]
+        values = [self._value(part) for part in parts]
         axis = -2 if Role.PRODUCT in roles else -1
         return values[0] if len(values) == 1 else torch.cat(values, dim=axis)
+
+    def _value(self, part: Weight) -> torch.Tensor:
+        if isinstance(part, torch.Tensor):  # sent as it came
+            return part
+        self.expanded[part.format.name] += 1
+        return self._uploads.send(expanded(part, self._dtype))
 
     def _packed_codes(self, parts: list[Weight]) -> PackedMatrix | None:
         """A matrix of the parts' own codes; ``None`` if they are values, or lack a layout."""
         quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
         joined = _joined(quantized) if len(quantized) == len(parts) else None
         matrix = None if joined is None else pack_matrix(joined)
-        return None if matrix is None else matrix.to(self._at)
+        return None if matrix is None else self._sent(matrix)
+
+    def _sent(self, matrix: PackedMatrix) -> PackedMatrix:
+        def sent(part: torch.Tensor | None) -> torch.Tensor | None:
+            return None if part is None else self._uploads.send(part)
+
+        return replace(
+            matrix,
+            codes=self._uploads.send(matrix.codes),
+            scales=sent(matrix.scales),
+            zeros=sent(matrix.zeros),
+        )
 
     def _format(self, roles: frozenset[Role]) -> NumberFormat | None:
         form = self._model.quantization
