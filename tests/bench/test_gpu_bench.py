@@ -24,13 +24,17 @@ from ridgeline.bench.gpu.progress import Bench, Message, Progress
 from ridgeline.bench.gpu.report import Report
 from ridgeline.bench.gpu.run import parts
 from ridgeline.bench.gpu.settings import FULL, MINIATURE
-from ridgeline.bench.gpu.steps import _Decode
+from ridgeline.bench.gpu.steps import _Decode, bench_steps
 from ridgeline.bench.gpu.timing import measure
+from ridgeline.bench.gpu.tuned import TunedProduct, bench_tuning
 from ridgeline.core.plan import step_in_flight
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
+from ridgeline.executors.cuda.tuning import Tuning
+from ridgeline.executors.cuda.tuning_cache import Tuned, TuningCache
 from ridgeline.kernels.gpu import missing_for_gpu
+from ridgeline.kernels.triton import LinearConfig, LinearKey
 from ridgeline.roofline.fitting import of_new_format
 
 # Refuses every import but those that a GPU machine without our other dependencies has: as a
@@ -350,6 +354,43 @@ def test_a_package_that_cannot_attend_is_left_out_with_a_reason(package, why):
     assert what == "kernel: attention by FlashAttention"
     assert why in told
     assert not any("blocks of" in name for name in names)
+
+
+def test_what_tuning_gives_is_told():
+    key = LinearKey(
+        format="int4", group=32, has_zeros=False, rows=256, columns=512, tokens=16, gated=True,
+        normed=False, dtype="bfloat16",
+    )  # fmt: skip
+    found = Tuned(config=LinearConfig(64, 128, 4, 4, 3), seconds=2e-5, guess_seconds=3e-5, axes=4)
+    report = Report(device="A B")
+    product = TunedProduct(steps="tiny int4", product=key.name, found=found)
+    report.add(Message("tuned", "tuning of tiny int4", product))
+    assert "tiny int4: int4-32-symmetric-256x512-16-gated-plain-bfloat16" in report.text()
+    assert "20.0" in report.text()
+    assert "1.50" in report.text()
+    (entry,) = json.loads(json.dumps(report.to_json()))["tuned"]
+    assert entry["gain"] == pytest.approx(1.5)
+    assert entry["config"]["block_o"] == 64
+
+
+def test_tuning_is_measured_first_and_known_by_what_follows(tmp_path, monkeypatch):
+    """On a host nothing is timed; whoever measures steps takes what is known, and times none."""
+    told, taken = [], []
+    progress = Progress(told.append, done=(), ends_at=time.time() + 600)
+    tuning = Tuning(cache=TuningCache(folder=tmp_path))
+    bench = Bench(
+        device=HostDevice(), kernels=TorchKernels, settings=MINIATURE, progress=progress,
+        tuning=tuning,
+    )  # fmt: skip
+    monkeypatch.setattr(
+        "ridgeline.executors.cuda.executor.tune", lambda *arguments: taken.append(arguments[-1])
+    )
+    bench_tuning(bench, "tiny", "int4")
+    bench_steps(bench, "tiny", "int4", 1)
+    assert [each.most_s for each in taken] == [20.0, 0.0]
+    assert next(each.what for each in told if each.kind == "began") == "tuning of tiny int4"
+    names = [part.name for part in parts(FULL)]
+    assert names[1:3] == [f"tuning of llama-3.1-8b in {form}" for form in ("bfloat16", "int4")]
 
 
 def test_what_transformers_cannot_do_is_told(monkeypatch):

@@ -83,6 +83,9 @@ class EngineConfig:
             that is named here keeps random weights, too.
         packed_cache_bytes: the most that it may hold; what was used longest ago goes first. A model
             that takes more is packed at every start, with a warning.
+        tuning_cache_path: folder in which the cuda executor keeps the tiles of products that it
+            timed at start, for up to 20 s a model; auto for the user's cache folder, off for no
+            timing and tiles that are guesses.
     """
 
     model: str | None = None
@@ -123,6 +126,7 @@ class EngineConfig:
     kv_disk_tier_bytes: int = 10 * 2**30
     packed_cache_path: str = "auto"
     packed_cache_bytes: int = 50 * 2**30
+    tuning_cache_path: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):

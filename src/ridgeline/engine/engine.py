@@ -40,6 +40,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,
             attention_backend=config.attention_backend,
+            tuning_cache_path=config.tuning_cache_path,
         )
         layout = self.executor.kv_layout()
         spec = loaded.model.spec

@@ -25,6 +25,7 @@ class _Options:
     max_num_seqs: int
     gpu_memory_utilization: float
     attention_backend: str
+    tuning_cache_path: str
 
 
 Models = Mapping[ModelRole, ExecutorModel]
@@ -61,7 +62,13 @@ def _cuda(models: Models, options: _Options) -> Executor:
     reason = missing_for_gpu()
     if reason is not None:
         raise MachineError(f"The cuda executor cannot run here: {reason}")
-    from ridgeline.executors.cuda import CUDAExecutor, check_fp8, gpu_attention, open_gpu
+    from ridgeline.executors.cuda import (
+        CUDAExecutor,
+        check_fp8,
+        gpu_attention,
+        gpu_tuning,
+        open_gpu,
+    )
 
     target = models[ModelRole.TARGET]
     if target.dtype == torch.float64:
@@ -78,6 +85,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
         num_slots=options.max_num_seqs,
         memory_share=options.gpu_memory_utilization,
         attention=gpu_attention(options.attention_backend),
+        tuning=gpu_tuning(options.tuning_cache_path),
         warm_up=True,
     )
 
@@ -112,12 +120,14 @@ def create_executor(
     max_num_seqs: int = 64,
     gpu_memory_utilization: float = 0.9,
     attention_backend: str = "auto",
+    tuning_cache_path: str = "off",
 ) -> Executor:
     """Build the executor called ``name`` (or the best one here, for ``auto``).
 
     ``kv_cache_dtype`` is auto, or a format that the executor can store KV in; ``packed_cache`` is
     where cpu keeps packed weights; cuda makes room for ``max_num_seqs`` sequences within
-    ``gpu_memory_utilization`` of the memory, and attends by ``attention_backend``.
+    ``gpu_memory_utilization`` of the memory, attends by ``attention_backend``, and keeps the tiles
+    that it times where ``tuning_cache_path`` says.
 
     Raises:
         InvalidRequestError: there is none of that name, or it lacks an option.
@@ -134,6 +144,10 @@ def create_executor(
         raise InvalidRequestError(
             f"attention_backend {attention_backend} is of the cuda executor, and this is {name}."
         )
+    if name != "cuda" and tuning_cache_path not in ("auto", "off"):
+        raise InvalidRequestError(
+            f"tuning_cache_path is of the cuda executor, and this is {name}; leave it out."
+        )
     options = _Options(
         block_tokens=block_tokens,
         kv_cache_dtype=kv_cache_dtype,
@@ -141,5 +155,6 @@ def create_executor(
         max_num_seqs=max_num_seqs,
         gpu_memory_utilization=gpu_memory_utilization,
         attention_backend=attention_backend,
+        tuning_cache_path=tuning_cache_path,
     )
     return factory(models, options)

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from ridgeline.bench.gpu.progress import NO_TIME, Bench, Message, Progress
 from ridgeline.bench.gpu.settings import Settings
-from ridgeline.executors.cuda import gpu_attention, gpu_kernels, open_gpu
+from ridgeline.executors.cuda import gpu_attention, gpu_kernels, gpu_tuning, open_gpu
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
+from ridgeline.executors.cuda.tuning import Tuning
 
 _FINISHED = "finished"
 _LOST = "lost"
@@ -138,12 +139,13 @@ def _work(job: Job, connection: Connection) -> None:
     tell = connection.send
     device: Device
     attention: AttentionBackends | None = None
+    tuning: Tuning | None = None
     if job.on_host:
         device, kernels = HostDevice(), TorchKernels
     else:
         device, _ = open_gpu()
         kernels = partial(gpu_kernels, device)  # type: ignore[assignment]
-        attention = gpu_attention()
+        attention, tuning = gpu_attention(), gpu_tuning()
     progress = Progress(tell, done=job.done, ends_at=job.ends_at)
     bench = Bench(
         device=device,
@@ -151,6 +153,7 @@ def _work(job: Job, connection: Connection) -> None:
         settings=job.settings,
         progress=progress,
         attention=attention,
+        tuning=tuning,
     )
     tell(Message("device", device.name, device.memory().total))
     for part in job.parts:

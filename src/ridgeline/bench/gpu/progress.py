@@ -9,6 +9,7 @@ from ridgeline.bench.gpu.settings import Settings
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
+from ridgeline.executors.cuda.tuning import Tuning
 
 NO_TIME = "no time left"
 
@@ -72,10 +73,11 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """What parts measure with; ``kernels`` makes those to be measured, and ``attention`` is what
-    attention may be by beside them, if that was looked for."""
+    attention may be by beside them, if that was looked for; ``tuning`` finds tiles of products."""
 
     device: Device
     kernels: Callable[[], Kernels]
     settings: Settings
     progress: Progress
     attention: AttentionBackends | None = None
+    tuning: Tuning | None = None

@@ -16,6 +16,7 @@ from ridgeline.bench.gpu.ladder import Climbed
 from ridgeline.bench.gpu.predictions import Predictions
 from ridgeline.bench.gpu.progress import Message
 from ridgeline.bench.gpu.steps import StepTime
+from ridgeline.bench.gpu.tuned import TunedProduct
 from ridgeline.core.formats import number_format
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.metrics import mbu, mfu
@@ -34,6 +35,7 @@ class Report:
     ladders: dict[str, list[Climbed]] = field(default_factory=dict)
     transformers: dict[str, float | str] = field(default_factory=dict)
     predictions: Predictions | None = None
+    tuned: list[TunedProduct] = field(default_factory=list)
     computed_by: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -63,6 +65,8 @@ class Report:
             case "rung":
                 shape, climbed = value
                 self.ladders.setdefault(shape, []).append(climbed)
+            case "tuned":
+                self.tuned.append(value)
             case "computed by":
                 steps, kernels = value
                 self.computed_by[steps] = kernels
@@ -104,6 +108,7 @@ class Report:
             ],
             "transformers_tokens_per_s": self.transformers,
             "predictions": None if self.predictions is None else asdict(self.predictions),
+            "tuned": [each.to_json() for each in self.tuned],
             "computed_by": self.computed_by,
             "left_out": self.left_out,
             "failed": self.failed,
@@ -219,6 +224,21 @@ class Report:
                 ],
             )
         )
+        if self.tuned:
+            parts.append(
+                _table(
+                    ("tuned product", "µs", "guess, µs", "× the guess"),
+                    [
+                        (
+                            f"{each.steps}: {each.product}",
+                            f"{1e6 * each.found.seconds:.1f}",
+                            f"{1e6 * each.found.guess_seconds:.1f}",
+                            f"{each.gain:.2f}",
+                        )
+                        for each in self.tuned
+                    ],
+                )
+            )
         for name, found in self.transformers.items():
             told = found if isinstance(found, str) else f"{found:.1f} tokens/s"
             parts.append(f"transformers with torch.compile, {name}, batch 1: {told}")

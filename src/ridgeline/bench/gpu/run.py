@@ -19,6 +19,7 @@ from ridgeline.bench.gpu.progress import Message
 from ridgeline.bench.gpu.report import Report
 from ridgeline.bench.gpu.settings import Settings
 from ridgeline.bench.gpu.steps import bench_steps
+from ridgeline.bench.gpu.tuned import bench_tuning
 
 # Of the first model, and of the others in the first formats, all steps are measured; else the
 # first, which the figures to be shown are about.
@@ -124,6 +125,7 @@ def parts(settings: Settings) -> tuple[Part, ...]:
 
     return (
         Part("ceilings", bench_ceilings),
+        *(Part(f"tuning of {first} in {form}", bench_tuning, (first, form)) for form in early),
         *steps([first, *others[:1]], early),
         ladder(first, "whole"),
         *(ladder(other, "graphs") for other in others[:1]),

@@ -30,6 +30,7 @@ from ridgeline.executors.cuda import CUDAExecutor
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
+from ridgeline.executors.cuda.tuning import Tuning
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.models import describe, lower
@@ -102,6 +103,7 @@ class StepBench:
         settings: Settings,
         execution: str = "graphs",
         attention: AttentionBackends | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         self._name, self._format, self._settings = name, form, settings
         if form != "bfloat16":
@@ -114,6 +116,7 @@ class StepBench:
             num_slots=max_batch,
             execution=execution,
             attention=attention,
+            tuning=tuning,
         )
         self._priced = priced_model(model, "cuda", held=self.executor.weight_formats())
         self._ids = count(1)
@@ -322,6 +325,7 @@ def bench_steps(bench: Bench, shape: str, form: str, most: int | None) -> None:
         max_batch=max(batch for batch, _ in (*settings.decode, *settings.sampled)),
         settings=settings,
         attention=bench.attention,
+        tuning=bench.tuning and replace(bench.tuning, most_s=0.0),  # what is known
     )
 
     def case(name: str, time: Callable[[], StepTime]) -> None:

@@ -4,6 +4,19 @@ See docs/gpu.md.
 """
 
 from ridgeline.executors.cuda.executor import CUDAExecutor
-from ridgeline.executors.cuda.opening import check_fp8, gpu_attention, gpu_kernels, open_gpu
+from ridgeline.executors.cuda.opening import (
+    check_fp8,
+    gpu_attention,
+    gpu_kernels,
+    gpu_tuning,
+    open_gpu,
+)
 
-__all__ = ["CUDAExecutor", "check_fp8", "gpu_attention", "gpu_kernels", "open_gpu"]
+__all__ = [
+    "CUDAExecutor",
+    "check_fp8",
+    "gpu_attention",
+    "gpu_kernels",
+    "gpu_tuning",
+    "open_gpu",
+]

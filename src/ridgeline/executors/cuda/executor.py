@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from ridgeline.core.errors import EngineError, InvalidRequestError, OutOfMemoryError
+from ridgeline.core.errors import EngineError, InvalidRequestError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import Admission, ModelRole, Pass, Segment, StepPlan, referenced_output
 from ridgeline.core.result import SegmentResult, StepResult
@@ -33,12 +33,16 @@ from ridgeline.executors.cuda.model import EXECUTIONS, DeviceModel
 from ridgeline.executors.cuda.plain import can_decode, draw_of, is_plain
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.cuda.staging import Staging
+from ridgeline.executors.cuda.tuning import Tuning
+from ridgeline.executors.cuda.tuning_cache import Tuned
+from ridgeline.executors.cuda.warming import tune, warm_up
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import SegmentContext, num_logit_rows, segment_result
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
+from ridgeline.kernels.triton import LinearKey
 
 _ARRIVALS = 4  # pinned buffers for drawn tokens: two steps may be in flight
 
@@ -62,6 +66,8 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         memory_share: how much of the device's memory this process may take.
         execution: how decode steps run: graphs, compile (by PyTorch), or eager.
         attention: what attention may be run by, beside the kernels.
+        tuning: how tiles of products are found as the pools are allocated, on a GPU; guesses
+            without it.
         warm_up: compile and record what every load needs once the KV pools are there, rather than
             when a request waits for it.
 
@@ -84,6 +90,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         memory_share: float = 0.9,
         execution: str = "graphs",
         attention: AttentionBackends | None = None,
+        tuning: Tuning | None = None,
         warm_up: bool = False,
     ) -> None:
         super().__init__(
@@ -95,7 +102,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             raise InvalidRequestError(f"execution must be one of {', '.join(EXECUTIONS)}.")
         self.device, self._kernels = device, kernels
         self._num_slots, self._memory_share = num_slots, memory_share
-        self._warms_up = warm_up
+        self._warms_up, self._tuning = warm_up, tuning
         self._staging = Staging(device)
         self._models: dict[ModelRole, DeviceModel] = {}
         attention = attention or AttentionBackends()
@@ -130,6 +137,10 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         """What quantized matrices are held in, by weight."""
         return self._models[role].weights.formats
 
+    def tuned_products(self, role: ModelRole = ModelRole.TARGET) -> Mapping[LinearKey, Tuned]:
+        """The configurations of products that were timed, on this start or another."""
+        return self._models[role].tuned
+
     def num_recorded(self, role: ModelRole = ModelRole.TARGET) -> int:
         """How many variants of the decode step have been recorded."""
         return self._models[role].steps.num_recorded
@@ -148,7 +159,8 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         with self.device.scope(), torch.inference_mode():
             super().allocate_kv(num_blocks, role)
             self._choose_attention(role)
-        if self._warms_up and all(cache.num_blocks for cache in self.pools.values()):
+        waits = self._warms_up or self._tuning is not None
+        if waits and all(cache.num_blocks for cache in self.pools.values()):
             self.in_turn(self._warm_up)
 
     def _choose_attention(self, role: ModelRole) -> None:
@@ -161,15 +173,10 @@ class CUDAExecutor(PoolExecutor[KVCache]):
 
     def _warm_up(self) -> None:
         self._on_device()
-        try:
-            for model in self._models.values():
-                model.warm_up(self._staging.send)
-        except torch.OutOfMemoryError:
-            raise OutOfMemoryError(
-                f"Decode steps cannot be recorded in the {self.device.memory().free / 1e9:.2f} GB "
-                f"that {self.device.name} has left; lower gpu_memory_utilization or max_num_seqs."
-            ) from None
-        self.device.synchronize()
+        if self._tuning is not None:
+            tune(self.device, self._models.values(), self._tuning)
+        if self._warms_up:
+            warm_up(self.device, self._models.values(), self._staging.send)
 
     def submit(self, plan: StepPlan) -> Handle:
         handle = self.new_handle(plan)

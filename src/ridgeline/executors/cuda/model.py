@@ -3,7 +3,7 @@
 Shapes: T tokens, S segments, D hidden size, N rows of logits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,15 +15,19 @@ from ridgeline.executors.cuda.batch import HostBatch, void_batch
 from ridgeline.executors.cuda.decode import DecodeSteps, TokenLog, Variant
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import PassInput, Short, Tree
-from ridgeline.executors.cuda.kernels import Kernels
+from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache
 from ridgeline.executors.cuda.program import Program, rope_specs
 from ridgeline.executors.cuda.rope import RopeTables
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.cuda.timing import seconds_on
+from ridgeline.executors.cuda.triton_kernels import TritonKernels
+from ridgeline.executors.cuda.tuning import Tuning, representatives
+from ridgeline.executors.cuda.tuning_cache import Tuned
 from ridgeline.executors.cuda.weights import load_weights
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.triton import LinearKey
 from ridgeline.weights import Adapter, LoRAWeights
 
 # How decode steps are run: op by op, compiled by PyTorch and recorded, or recorded.
@@ -55,6 +59,7 @@ class DeviceModel:
         self.has_adapters = bool(model.adapters)
         self._device, self._kernels, self._execution = device, kernels, execution
         self._is_open = False
+        self.tuned: Mapping[LinearKey, Tuned] = {}
         self.attention = Attention(kernels, attention)
         parts = model, self.weights, kernels, self.cache, self.attention
         self._program = Program(*parts)
@@ -91,6 +96,26 @@ class DeviceModel:
             record=self._execution != "eager",
         )
         self._is_open = True
+
+    def tune(self, tuning: Tuning) -> None:
+        """Time the products of decode steps of every class of batches; see `Tuning.run`. Before
+        steps are recorded, which keep what they were recorded with."""
+        if not isinstance(self._kernels, TritonKernels) or self.rope.needs_lengths:
+            return
+        configs = self._kernels.linear_configs
+        if tuning.most_s == 0:
+            self.tuned = tuning.load(self._device, configs)
+            return
+        sizes = {self._variant(n).rows for n in range(1, self._slots.num_slots + 1)}
+        with configs.watched() as uses:
+            for rows in representatives(sizes):
+                void = torch.zeros(rows, dtype=torch.int64, device=self._device.torch_device)
+                slots = torch.full_like(void, self._slots.padding)
+                self._decode(void, void, slots, self._variant(rows))
+        self.tuned = tuning.run(self._device, configs, uses)
+
+    def _variant(self, num_rows: int) -> Variant:
+        return self.steps.variant(num_rows, 1, how=Draw.BEST)
 
     def warm_up(self, send: Callable[[Any], torch.Tensor]) -> None:
         """Have the kernels compiled and the decode steps recorded that every load needs."""

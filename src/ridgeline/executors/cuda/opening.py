@@ -1,5 +1,7 @@
 """The GPU of this machine, and the kernels for it."""
 
+from pathlib import Path
+
 import torch
 
 from ridgeline.core.errors import InvalidRequestError
@@ -8,8 +10,11 @@ from ridgeline.executors.cuda.cuda_device import CUDADevice
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.triton_kernels import TritonKernels
+from ridgeline.executors.cuda.tuning import Tuning
+from ridgeline.executors.cuda.tuning_cache import TuningCache
 from ridgeline.kernels.flash_attention import installed_flash_attention
 from ridgeline.kernels.gpu import has_fp8
+from ridgeline.roofline.storage import cache_folder
 
 
 def check_fp8() -> None:
@@ -38,6 +43,15 @@ def gpu_attention(wanted: str = "auto") -> AttentionBackends:
         return AttentionBackends(wanted=wanted)
     package = installed_flash_attention(torch.cuda.get_device_capability())
     return AttentionBackends(wanted=wanted, package=package)
+
+
+def gpu_tuning(path: str = "auto") -> Tuning | None:
+    """How tiles of products are timed, and kept in the folder ``path``, the user's cache (auto), or
+    not at all (off)."""
+    if path == "off":
+        return None
+    folder = cache_folder() / "tuned" if path == "auto" else Path(path)
+    return Tuning(cache=TuningCache(folder=folder))
 
 
 def gpu_kernels(device: Device) -> Kernels:

@@ -25,6 +25,7 @@ class TritonKernels:
         self._workspace = kernels.Workspace(device)
         self._sampling = kernels.SampleWorkspace(_MAX_SAMPLED, device)
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
+        self.linear_configs = kernels.LinearConfigs()
         self._multiplies_fp8 = device.type == "cuda" and has_fp8()
 
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
@@ -66,11 +67,19 @@ class TritonKernels:
             folded = kernels.FoldedNorm(
                 weight_I=norm.weight, eps=norm.spec.eps, unit_offset=norm.spec.unit_offset
             )
+        call = kernels.LinearCall(
+            matrix=matrix,
+            bias_O=bias_O,
+            norm=folded,
+            activation=activation,
+            has_residual=residual_TO is not None,
+        )
         kernels.linear(
             x_TI,
             matrix,
             out,
             workspace=self._workspace,
+            config=self.linear_configs.get(x_TI, call, self._workspace),
             bias_O=bias_O,
             residual_TO=residual_TO,
             residual_scale=residual_scale,

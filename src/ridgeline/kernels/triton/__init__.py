@@ -47,7 +47,6 @@ from ridgeline.kernels.triton.linear import (  # noqa: E402
     LinearConfig,
     linear,
     small_batch,
-    tune_linear,
 )
 from ridgeline.kernels.triton.norm import normalise, quantize_rows  # noqa: E402
 from ridgeline.kernels.triton.packing import (  # noqa: E402
@@ -64,6 +63,16 @@ from ridgeline.kernels.triton.sampling import (  # noqa: E402
     SamplingRows,
     sample,
 )
+from ridgeline.kernels.triton.tuning import (  # noqa: E402
+    NUM_AXES,
+    LinearCall,
+    LinearConfigs,
+    LinearKey,
+    LinearUse,
+    batch_class,
+    kernels_digest,
+    neighbours,
+)
 from ridgeline.kernels.triton.workspace import Workspace  # noqa: E402
 
 correct_interpreter()
@@ -72,13 +81,18 @@ __all__ = [
     "IN_PROMPT",
     "MAX_TREE_DRAFTS",
     "MOST_NORMED",
+    "NUM_AXES",
     "SMALL_BATCH",
     "AttentionBatch",
     "ExpertOrder",
     "FoldedNorm",
     "Format",
     "KVTensors",
+    "LinearCall",
     "LinearConfig",
+    "LinearConfigs",
+    "LinearKey",
+    "LinearUse",
     "PackedMatrix",
     "Penalties",
     "SampleWorkspace",
@@ -89,17 +103,20 @@ __all__ = [
     "adjust_logits",
     "attend_decode",
     "attend_prefill",
+    "batch_class",
     "combine",
     "count_tokens",
     "dequantize",
     "fp8_matrix",
     "grouped_linear",
+    "kernels_digest",
     "layer_bytes",
     "layer_tensors",
     "linear",
     "matmul",
     "move_slots",
     "multiplies_scaled",
+    "neighbours",
     "normalise",
     "pack_matrix",
     "quantize_matrix",
@@ -110,5 +127,4 @@ __all__ = [
     "scaled_matmul",
     "small_batch",
     "sort_by_expert",
-    "tune_linear",
 ]

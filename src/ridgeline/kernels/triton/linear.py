@@ -9,7 +9,6 @@ Shapes: T tokens, I inputs, O outputs (of a gated pair of matrices, 2 O rows), F
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels.triton.activation import kind_of
@@ -20,9 +19,9 @@ from ridgeline.kernels.triton.workspace import Workspace
 
 MOST_NORMED = 32  # tokens up to which a norm is folded: beyond, registers do not suffice
 SMALL_BATCH = 64  # tokens up to which a product is bound by reading weights
-_LARGE_BLOCK = 128
+LARGE_BLOCK = 128
 _MOST_EXPANDED = 256  # tokens up to which weights are expanded within `linear`
-_MOST_SPLITS = 8
+MOST_SPLITS = 8
 _SHORT_STEP = 64  # columns
 _PROGRAMS_EACH = 2
 
@@ -67,8 +66,7 @@ def linear(
     """out = residual + residual_scale · act(norm(x) · Wᵀ + bias), all in one kernel.
 
     With a gated activation W has the gate's rows and then the other branch's, and ``out`` half as
-    many columns. ``out`` may be ``residual_TO``. ``config`` is otherwise what `tune_linear` found,
-    or a guess.
+    many columns. ``out`` may be ``residual_TO``. Without ``config`` a guess is taken.
 
     Raises:
         ValueError: shapes or types do not fit.
@@ -77,11 +75,7 @@ def linear(
     gated_pair = activation is not None and is_gated
     _check(x_TI, matrix, out_TO, rows // 2 if gated_pair else rows, norm)
     num_tokens = len(x_TI)
-    chosen = (
-        config
-        or _tuned.get(_key(matrix, num_tokens, gated_pair))
-        or guess(matrix, num_tokens, out_TO.shape[1], x_TI)
-    )
+    chosen = config or guess(matrix, num_tokens, out_TO.shape[1], x_TI)
     block_t = _block_tokens(matrix, num_tokens, x_TI)
     blocks = (-(-out_TO.shape[1] // chosen.block_o), -(-num_tokens // block_t))
     floats_each = 2 * chosen.block_o * block_t + block_t
@@ -116,8 +110,8 @@ def guess(matrix: PackedMatrix, num_tokens: int, num_outputs: int, x: torch.Tens
     columns = matrix.shape[-1]
     precise = x.dtype == torch.float32
     if num_tokens > SMALL_BATCH and not precise:
-        tiles = -(-num_outputs // 128) * -(-num_tokens // _LARGE_BLOCK)
-        splits = max(1, min(num_multiprocessors(x.device) // tiles, _MOST_SPLITS))
+        tiles = -(-num_outputs // 128) * -(-num_tokens // LARGE_BLOCK)
+        splits = max(1, min(num_multiprocessors(x.device) // tiles, MOST_SPLITS))
         block_k = max(64, matrix.unit or matrix.group)
         return LinearConfig(128, block_k, 1 << (splits.bit_length() - 1), 8, 3)
     block_k = 64 if precise else (128 if matrix.format is Format.PLAIN else 256)
@@ -128,7 +122,7 @@ def guess(matrix: PackedMatrix, num_tokens: int, num_outputs: int, x: torch.Tens
     tiles = -(-num_outputs // 64) * -(-num_tokens // 64)
     wanted = num_multiprocessors(x.device) * _PROGRAMS_EACH // tiles
     most = max(1, columns // (4 * block_k))
-    splits = max(1, min(wanted, most, _MOST_SPLITS))
+    splits = max(1, min(wanted, most, MOST_SPLITS))
     return LinearConfig(
         block_o=64,
         block_k=block_k,
@@ -147,67 +141,8 @@ def small_batch(matrix: PackedMatrix, dtype: torch.dtype) -> int:
 
 def _block_tokens(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> int:
     """Tokens of a program; more of them share what is expanded."""
-    most = _LARGE_BLOCK if small_batch(matrix, x.dtype) > SMALL_BATCH else SMALL_BATCH
+    most = LARGE_BLOCK if small_batch(matrix, x.dtype) > SMALL_BATCH else SMALL_BATCH
     return min(most, max(16, next_power_of_2(num_tokens)))
-
-
-def candidates(
-    matrix: PackedMatrix, num_tokens: int, num_outputs: int, x: torch.Tensor
-) -> list[LinearConfig]:
-    """The few configurations worth timing for a shape."""
-    base = guess(matrix, num_tokens, num_outputs, x)
-    found = [base]
-    least = max(matrix.unit or matrix.group, 64)
-    for block_o, num_warps in ((32, 4), (64, 4), (128, 4), (128, 8)):
-        for block_k in (least, 2 * least):
-            for splits in sorted({1, base.splits, min(2 * base.splits, _MOST_SPLITS)}):
-                for num_stages in (3, 5):
-                    found.append(LinearConfig(block_o, block_k, splits, num_warps, num_stages))
-    return list(dict.fromkeys(found))
-
-
-def tune_linear(
-    x_TI: torch.Tensor,
-    matrix: PackedMatrix,
-    out_TO: torch.Tensor,
-    *,
-    workspace: Workspace,
-    norm: FoldedNorm | None = None,
-    activation: Activation | ClampedSwiGLU | None = None,
-    is_gated: bool = True,
-) -> LinearConfig:
-    """Time the candidates on the device, outside of any capture, and use the best from now on for
-    matrices of this format and shape and for such numbers of tokens."""
-    timed = []
-    for config in candidates(matrix, len(x_TI), out_TO.shape[1], x_TI):
-
-        def run(config: LinearConfig = config) -> None:
-            linear(
-                x_TI,
-                matrix,
-                out_TO,
-                workspace=workspace,
-                norm=norm,
-                activation=activation,
-                is_gated=is_gated,
-                config=config,
-            )
-
-        try:
-            timed.append((triton.testing.do_bench(run, return_mode="median"), config))
-        except triton.runtime.errors.OutOfResources:
-            continue
-    best = min(timed, key=lambda entry: entry[0])[1]
-    _tuned[_key(matrix, len(x_TI), activation is not None and is_gated)] = best
-    return best
-
-
-_tuned: dict[tuple[object, ...], LinearConfig] = {}
-
-
-def _key(matrix: PackedMatrix, num_tokens: int, gated_pair: bool) -> tuple[object, ...]:
-    bucket = min(_LARGE_BLOCK, max(16, next_power_of_2(num_tokens)))
-    return (matrix.format, matrix.group, matrix.shape, bucket, gated_pair)
 
 
 def launch(
