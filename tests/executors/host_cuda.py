@@ -1,8 +1,13 @@
 """The CUDA executor on the CPU: its own device protocol, and ops in PyTorch."""
 
+from functools import partial
+
+from torch.utils._python_dispatch import _disable_current_modes
+from triton.runtime.interpreter import InterpretedFunction
+
 from ridgeline.executors.cuda import CUDAExecutor
 from ridgeline.executors.cuda.attention import AttentionBackends
-from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.host_device import Call, HostDevice, HostGraph, Recorder
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
 
@@ -10,6 +15,35 @@ class DecidesOnDevice(TorchKernels):
     """As Triton's kernels: a recorded step serves every context, greedy or not."""
 
     decides_on_device = True
+
+
+class RecordsLaunches(HostDevice):
+    """A device whose graphs hold launches of interpreted Triton kernels beside PyTorch's ops."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []  # of the ops and kernels of each graph
+
+    def capture(self, body, pool=None):
+        recorder, run = Recorder(), InterpretedFunction.run
+
+        def launch(kernel, *args, **options):
+            with _disable_current_modes():
+                run(kernel, *args, **options)
+            recorder.calls.append(Call(partial(run, kernel), args, options, ()))
+
+        InterpretedFunction.run = launch
+        try:
+            with recorder:
+                body()
+        finally:
+            InterpretedFunction.run = run
+        self.names.append([_name(call.op) for call in recorder.calls])
+        return HostGraph(self, recorder.calls)
+
+
+def _name(op):
+    return op.args[0].__name__ if isinstance(op, partial) else str(op)
 
 
 def host_executor(models, block_tokens, *, device=None, **settings):

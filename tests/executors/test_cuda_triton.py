@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 import torch
+from tests.executors.host_cuda import RecordsLaunches
 
 from ridgeline.bench.gpu import checks
-from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.triton_kernels import TritonKernels
 from ridgeline.kernels.gpu import missing_for_gpu
 
@@ -53,8 +53,10 @@ def error_of(monkeypatch, case):
     monkeypatch.setitem(checks._MODELS, case.model, config)
     monkeypatch.setattr(checks, "_PROMPT", tuple((37 * i + 11) % 61 for i in range(21)))
     monkeypatch.setattr(checks, "_STEPS", 3)
-    # Launches of Triton kernels are not ops that the host's graphs can record.
-    return checks._error(case, HostDevice(), TritonKernels(torch.device("cpu")), "eager")
+    device = RecordsLaunches()
+    error = checks._error(case, device, TritonKernels(torch.device("cpu")), "graphs")
+    assert device.num_replays > 0
+    return error
 
 
 @pytest.mark.parametrize("model", checks._MODELS)

@@ -106,7 +106,8 @@ def attend(
     batch = kernels.AttentionBatch(
         query_starts_S1=zeros(9 + first, dtype=torch.int32)[first:],
         kv_lengths_S=zeros(8 + first, dtype=torch.int32)[first:],
-        block_tables_SP=zeros(8 + first, blocks, dtype=torch.int32)[first:],
+        block_tables_RP=zeros(8, blocks, dtype=torch.int32),
+        table_rows_S=zeros(8 + first, dtype=torch.int64)[first:],
         num_query_tokens=8 * tokens,
         tree=kernels.TreeMask(
             num_drafts_S=zeros(8, dtype=torch.int32),
@@ -173,6 +174,18 @@ def experts(tokens, matrix):
     kernels.combine(zeros(tokens, 8, 128), zeros(tokens, 128))
 
 
+def step():
+    global case
+    for groups in (1, 2):
+        case = f"8 rows, {groups} KV groups"
+        inputs, log = zeros(25, dtype=torch.int64), zeros(513, dtype=torch.int64)
+        sources, positions, slots = inputs[:24].view(3, 8)
+        tables = zeros(groups, 9, 64, dtype=torch.int32)
+        rows = kernels.StepRows.empty(8, groups, "cpu")
+        kernels.begin_step(sources, positions, slots, log, tables, rows, block_tokens=16)
+        kernels.end_step(sources, positions, inputs[24:], rows.slots_T, slots, log, padding=8)
+
+
 def draw():
     global case
     case = "8 rows of logits"
@@ -181,9 +194,10 @@ def draw():
         return zeros(8, dtype=dtype)
 
     rows = kernels.SamplingRows(
-        temperature_N=column(torch.float64), seed_N=column(torch.int64),
-        sample_index_N=column(torch.int32), position_N=column(torch.int32),
-        top_k_N=column(torch.int32), top_p_N=column(torch.float64), min_p_N=column(torch.float64),
+        slots_N=column(torch.int64), position_N=column(torch.int32),
+        temperature_R=column(torch.float64), seed_R=column(torch.int64),
+        sample_index_R=column(torch.int32), top_k_R=column(torch.int32),
+        top_p_R=column(torch.float64), min_p_R=column(torch.float64),
     )  # fmt: skip
     logits, tokens = zeros(8, 128256, dtype=torch.float32), column(torch.int32)
     masks, workspace = zeros(8, 4008, dtype=torch.int32), kernels.SampleWorkspace(8, "cpu")
@@ -283,7 +297,7 @@ def batches():
 PARTS = {
     "batches": batches,
     "attention": attentions, "products": products, "experts": mixtures, "rows": rows_and_heads,
-    "sampling": draw,
+    "sampling": draw, "step": step,
 }  # fmt: skip
 
 

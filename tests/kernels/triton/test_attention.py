@@ -54,13 +54,16 @@ class Case:
         # Two layers, of which the second is used; what is not written is not a number.
         pool = torch.full((sum(blocks) + 3, 2, size), 0xFF, dtype=torch.uint8, device=DEVICE)
         self.kv = layer_tensors(pool[:, 1], kv_dtype, latent_dim=latent, **shape)
-        tables = torch.zeros(len(blocks), max(blocks), dtype=torch.int32)
+        # More tables than sequences, in an order of their own; what nobody has leads nowhere.
+        self.rows = torch.randperm(len(blocks) + 2, generator=generator)[: len(blocks)]
+        tables = torch.full((len(blocks) + 2, max(blocks)), 1 << 20, dtype=torch.int32)
         self.keys, self.values = [], []
         first = 0
         for index, ((_, length), count) in enumerate(zip(sequences, blocks, strict=True)):
-            tables[index, :count] = order[first : first + count]
+            table = tables[self.rows[index]]
+            table[:count] = order[first : first + count]
             first += count
-            self._fill(tables[index], length, index)
+            self._fill(table, length, index)
         self.tables = tables.to(DEVICE)
         self.starts = [0]
         for tokens, _ in sequences:
@@ -97,7 +100,8 @@ class Case:
         return AttentionBatch(
             query_starts_S1=int32(self.starts),
             kv_lengths_S=int32([length for _, length in self.sequences]),
-            block_tables_SP=self.tables,
+            block_tables_RP=self.tables,
+            table_rows_S=self.rows.to(DEVICE),
             num_query_tokens=self.starts[-1],
             tree=tree,
         )

@@ -15,7 +15,7 @@ STACK_BYTES = 64  # a few registers, at 128 tokens
 KERNELS = {
     "attention_kernel", "linear_kernel", "truncation_kernel", "_draw", "_add_and_bar", "_penalise",
     "_count", "_normalise", "_quantize", "_activate", "_rope", "_dequantize", "_route",
-    "_count_pairs", "_place_pairs", "_combine",
+    "_count_pairs", "_place_pairs", "_combine", "_begin", "_end",
 }  # fmt: skip
 
 

@@ -40,14 +40,17 @@ def rows_of(params, seeds, positions):
         return torch.tensor(values, dtype=dtype, device=DEVICE)
 
     signed = [seed - (1 << 64) if seed >> 63 else seed for seed in seeds]
+    slots = np.random.default_rng(len(params)).permutation(len(params)).tolist()
+    by_slot = sorted(range(len(params)), key=lambda row: slots[row])
     return SamplingRows(
-        temperature_N=column([each.temperature for each in params], torch.float64),
-        seed_N=column(signed, torch.int64),
-        sample_index_N=column(list(range(len(params))), torch.int32),
+        slots_N=column(slots, torch.int64),
         position_N=column(positions, torch.int32),
-        top_k_N=column([each.top_k for each in params], torch.int32),
-        top_p_N=column([each.top_p for each in params], torch.float64),
-        min_p_N=column([each.min_p for each in params], torch.float64),
+        temperature_R=column([params[row].temperature for row in by_slot], torch.float64),
+        seed_R=column([signed[row] for row in by_slot], torch.int64),
+        sample_index_R=column(by_slot, torch.int32),
+        top_k_R=column([params[row].top_k for row in by_slot], torch.int32),
+        top_p_R=column([params[row].top_p for row in by_slot], torch.float64),
+        min_p_R=column([params[row].min_p for row in by_slot], torch.float64),
     )
 
 

@@ -17,7 +17,7 @@ from ridgeline.core import ops
 from ridgeline.core.formats import number_format
 from ridgeline.core.spec import Activation, RoutingSpec, Scoring, kv_groups
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.inputs import PassInput, Short, Span
+from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Span
 from ridgeline.executors.cuda.kernels import AttendSpec, Draw, Experts, Gain, Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache
 from ridgeline.executors.cuda.packaged_attention import PackagedAttention, misfit
@@ -227,7 +227,8 @@ class _Timer:
         )
         positions = torch.arange(batch, device=at)
         calls = [
-            partial(self._kernels.sample, each, settings, positions, how=how) for each in logits
+            partial(self._kernels.sample, each, settings, positions, positions.int(), how=how)
+            for each in logits
         ]
         return self._time(f"{_DRAWS[how]}, {batch} rows", calls, 2.0 * batch * vocab)
 
@@ -333,7 +334,9 @@ class _Timer:
             positions_T=tensor(positions, torch.int64),
             query_starts_S1=tensor(range(0, tokens + 1, longest), torch.int32),
             stops_S=tensor(stops, torch.int32),
-            tables=[tensor(scattered, torch.int32) for _ in groups],
+            tables=BlockTables(
+                [tensor(scattered, torch.int32) for _ in groups], tensor(range(batch), torch.int64)
+            ),
             slots=[],
             rope={},
             short=Short(batch, tokens, 1) if is_decode else Short(0, 0, 0),

@@ -222,7 +222,7 @@ def _first(at: PassInput, segments: int, tokens: int) -> PassInput:
         positions_T=at.positions_T[:tokens],
         query_starts_S1=at.query_starts_S1[: segments + 1],
         stops_S=at.stops_S[:segments],
-        tables=[table[:segments] for table in at.tables],
+        tables=at.tables.part(0, segments),
         spans=None if at.spans is None else at.spans[:segments],
     )
 
@@ -237,7 +237,7 @@ def _rest(at: PassInput, segments: int, tokens: int) -> PassInput:
         positions_T=at.positions_T[tokens:],
         query_starts_S1=at.query_starts_S1[segments:] - tokens,
         stops_S=at.stops_S[segments:],
-        tables=[table[segments:] for table in at.tables],
+        tables=at.tables.part(segments),
         short=Short(0, 0, 0),
         spans=tuple(
             replace(span, first=span.first - tokens, last=span.last - tokens)

@@ -11,7 +11,7 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.inputs import PassInput, Short, Span
+from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Span
 from ridgeline.executors.cuda.kv_cache import KVCache
 from ridgeline.executors.cuda.timing import Timer
 from ridgeline.kernels.triton import KVTensors
@@ -149,14 +149,13 @@ def _input(
     order = torch.randperm(cache.num_blocks[group], generator=generator)[: batch * each]
     tables = torch.full((batch, table_blocks or each), cache.num_blocks[group], dtype=torch.int32)
     tables[:, :each] = order.view(batch, each)
-    on_device = tables.to(at)
     first = context - tokens
     return PassInput(
         token_ids_T=torch.zeros(batch * tokens, dtype=torch.int64, device=at),
         positions_T=torch.arange(first, context, device=at).repeat(batch),
         query_starts_S1=torch.arange(batch + 1, dtype=torch.int32, device=at) * tokens,
         stops_S=torch.full((batch,), context, dtype=torch.int32, device=at),
-        tables=[on_device] * (group + 1),
+        tables=BlockTables([tables.to(at)] * (group + 1), torch.arange(batch, device=at)),
         slots=[],
         rope={},
         short=Short(batch, batch, 1) if table_blocks else Short(0, 0, 0),

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 
 from ridgeline.executors.cuda.device import Device, Graph
-from ridgeline.executors.cuda.kernels import Draw
+from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.staging import Staging
+from ridgeline.kernels.triton import StepRows
 
 MAX_STEPS = 64  # of a replay
 _BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -34,11 +35,6 @@ class TokenLog:
         self.values = torch.full((size + 1,), -1, dtype=torch.int64, device=device.torch_device)
         self.never = -1 - size  # the reference to what was never drawn
 
-    def resolve(self, sources: torch.Tensor) -> torch.Tensor:
-        """Tokens for sources, which are tokens or references; −1 for what was not drawn."""
-        referred = self.values.index_select(0, (-1 - sources).clamp(min=0))
-        return torch.where(sources >= 0, sources, referred)
-
 
 class Variant(NamedTuple):
     """What is fixed when a step is recorded: rows, entries of their block tables, and the most that
@@ -49,8 +45,8 @@ class Variant(NamedTuple):
     how: Draw
 
 
-# What a step does with tokens (or −1), positions and slots, ``[B]`` each: the tokens drawn.
-StepBody = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Variant], torch.Tensor]
+# What a step does with its rows: the tokens drawn.
+StepBody = Callable[[StepRows, Variant], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +59,8 @@ class DecodeSteps:
     """The steps of one model, recorded when they are first needed.
 
     Args:
+        tables_GRM: block tables of the model, by KV group and slot; the last slot is padding's.
         body: what a step does; it waits for nothing.
-        longest: blocks of the longest sequence.
-        decides_on_device: see `ridgeline.executors.cuda.kernels.Kernels`.
         record: false to run op by op, as the ladder's lower rungs do.
     """
 
@@ -73,18 +68,19 @@ class DecodeSteps:
         self,
         device: Device,
         staging: Staging,
+        kernels: Kernels,
         log: TokenLog,
+        tables_GRM: torch.Tensor,
         body: StepBody,
         *,
-        num_slots: int,
         block_tokens: int,
-        longest: int,
-        decides_on_device: bool,
         record: bool,
     ) -> None:
-        self._device, self._staging, self._log, self._body = device, staging, log, body
-        self._num_slots, self._block_tokens, self._longest = num_slots, block_tokens, longest
-        self._decides_on_device, self._record = decides_on_device, record
+        self._device, self._staging, self._kernels = device, staging, kernels
+        self._log, self._tables, self._body = log, tables_GRM, body
+        self._block_tokens, self._record = block_tokens, record
+        _, num_rows, self._longest = tables_GRM.shape
+        self._num_slots = num_rows - 1
         self._pool = device.graph_pool() if record else None  # one step runs at a time
         self._steps: dict[Variant, _Step] = {}
 
@@ -100,7 +96,7 @@ class DecodeSteps:
     def variant(self, num_rows: int, context: int, *, how: Draw) -> Variant:
         """The smallest variant that serves so many sequences of up to ``context`` tokens."""
         rows = min(batch_bucket(num_rows), max(self._num_slots, num_rows))
-        if self._decides_on_device:
+        if self._kernels.decides_on_device:
             return Variant(rows, self._longest, max(how, Draw.NOISE))
         step = _CONTEXT_STEP if self._record else self._block_tokens
         tokens = -(-context // step) * step
@@ -170,22 +166,16 @@ class DecodeSteps:
         return _Step(inputs, graph)
 
     def _issue(self, variant: Variant, inputs: torch.Tensor) -> None:
-        rows, log = variant.rows, self._log
-        sources, positions, slots = inputs[: 3 * rows].view(3, rows).unbind()
-        number = inputs[3 * rows :]
-        tokens = log.resolve(sources)
-        void = tokens < 0
-        drawn = self._body(
-            tokens.clamp(min=0),
-            torch.where(void, 0, positions),
-            torch.where(void, self._num_slots, slots),
-            variant,
+        count, log = variant.rows, self._log.values
+        sources, positions, slots = inputs[: 3 * count].view(3, count).unbind()
+        number = inputs[3 * count :]
+        rows = self._kernels.begin_step(
+            sources, positions, slots, log, self._tables, block_tokens=self._block_tokens
         )
-        places = number * rows + torch.arange(rows, device=inputs.device)
-        log.values.index_copy_(0, places, torch.where(void, -1, drawn))
-        sources.copy_(-1 - places)
-        positions.add_(1)
-        number.add_(1)
+        drawn = self._body(rows, variant)
+        self._kernels.end_step(
+            sources, positions, number, rows, drawn, log, padding=self._num_slots
+        )
 
 
 def batch_bucket(num_rows: int) -> int:

@@ -44,7 +44,8 @@ def draw_tokens(
     slot_of_row = np.array([items[row.number].segment.slot for row in rows], dtype=np.int64)
     tokens = kernels.sample(
         sampled_NV,
-        slots.settings(send(slot_of_row)),
+        slots.settings,
+        send(slot_of_row),
         send(np.array([row.position for row in rows], dtype=np.int64)),
         masks_NW=_masks(words, logits_NV.shape[1], send),
     ).tolist()

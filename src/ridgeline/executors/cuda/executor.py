@@ -311,24 +311,24 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     ) -> tuple[list[int | None], int]:
         """Issue a pass op by op; each segment's row among the tokens drawn, and their number."""
         send, model = self._staging.send, self._models[role]
-        tokens_T = self._on_device().log.resolve(send(batch.sources))
-        hidden_TD = model.hidden(batch, tokens_T, send)
+        slots, log = self._on_device().slots, self._on_device().log
+        hidden_TD, tokens = model.hidden(batch, send)
         sampled = [number for number in batch.order if segments[number].outputs.sample]
         rows: list[int | None] = [None] * len(segments)
         for row, number in enumerate(sampled):
             rows[number] = row
         if sampled:
             at = send(batch.logit_rows)
-            slots = send(np.array([segments[number].slot for number in sampled]))
-            stops = send(np.array([segments[number].stop for number in sampled]))
+            slots_N = tokens.slots_T.index_select(0, at)
             drawn = self._kernels.sample(
                 model.logits(hidden_TD.index_select(0, at)),
-                self._on_device().slots.settings(slots),
-                stops,
+                slots.settings,
+                slots_N,
+                tokens.stops_T.index_select(0, at),
                 how=max(draw_of(self.states[segments[n].slot]) for n in sampled),
             )
-            void = tokens_T.index_select(0, at) < 0
-            self._on_device().log.values[: len(sampled)].copy_(torch.where(void, -1, drawn))
+            void = slots_N == slots.padding
+            log.values[: len(sampled)].copy_(torch.where(void, -1, drawn))
         return rows, len(sampled)
 
     def forward(
@@ -343,7 +343,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         send, model = self._staging.send, self._models[role]
         batch = build_batch(segments, self.states, int, with_lengths=self._asks(role))
         clock.lap("prepare_s")
-        hidden_TD = model.hidden(batch, send(batch.sources), send)
+        hidden_TD, _ = model.hidden(batch, send)
         logits_NV = hidden_TD[:0]
         if len(batch.logit_rows):
             rows = hidden_TD.index_select(0, send(batch.logit_rows))

@@ -9,6 +9,35 @@ import torch
 from ridgeline.core.spec import RopeSpec
 
 
+class BlockTables:
+    """Block tables of a pass's segments: rows of those of all slots.
+
+    Attributes:
+        of_slots: int32 ``[slots, M]``, by KV group.
+        slots_S: int64, each segment's row.
+    """
+
+    def __init__(self, of_slots: Sequence[torch.Tensor], slots_S: torch.Tensor) -> None:
+        self.of_slots, self.slots_S = of_slots, slots_S
+        self._copies: dict[int, torch.Tensor] = {}
+        self._within: tuple[BlockTables, slice] | None = None
+
+    def __getitem__(self, group: int) -> torch.Tensor:
+        """``[S, M]`` of a group, copied for the first who asks."""
+        if self._within is not None:
+            whole, rows = self._within
+            return whole[group][rows]
+        if group not in self._copies:
+            self._copies[group] = self.of_slots[group].index_select(0, self.slots_S)
+        return self._copies[group]
+
+    def part(self, first: int, last: int | None = None) -> "BlockTables":
+        """Those of segments ``[first, last)``, which share copies with all."""
+        found = BlockTables(self.of_slots, self.slots_S[first:last])
+        found._within = self, slice(first, last)
+        return found
+
+
 class RopeRows(NamedTuple):
     """cos and sin, float32 ``[P, rotary_dim / 2]``, the row of each token, and the pairing."""
 
@@ -65,7 +94,7 @@ class PassInput:
         positions_T: int64.
         query_starts_S1: int32, where each segment's rows begin, and their number.
         stops_S: int32, KV slots of each segment, the pass's own included.
-        tables: int32 ``[S, M]`` block tables, by KV group.
+        tables: block tables.
         slots: int64 ``[T]``, the flat slot ``block · B + offset`` of each token, by KV group.
         rope: by rotary scheme.
         short: the first segments, those of few tokens, whose attention is that of decode steps.
@@ -77,7 +106,7 @@ class PassInput:
     positions_T: torch.Tensor
     query_starts_S1: torch.Tensor
     stops_S: torch.Tensor
-    tables: Sequence[torch.Tensor]
+    tables: BlockTables
     slots: Sequence[torch.Tensor]
     rope: Mapping[RopeSpec, RopeRows]
     short: Short

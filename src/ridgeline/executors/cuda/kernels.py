@@ -1,7 +1,8 @@
 """The ops that a program is made of, and which implementation runs them.
 
 Shapes: T tokens, D hidden size, I and O a matrix's columns and rows, H heads, K KV heads, d head
-width, v that of V, E experts, k experts of a token, N rows of logits, V vocabulary.
+width, v that of V, E experts, k experts of a token, N rows of logits, V vocabulary, G KV groups, R
+slots with that of padding, M entries of a block table, B rows of a decode step, L logged tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ import torch
 from ridgeline.core.spec import Activation, ClampedSwiGLU, NormSpec, RoutingSpec
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows
 from ridgeline.executors.cuda.slots import Settings
-from ridgeline.kernels.triton import KVTensors, PackedMatrix
+from ridgeline.kernels.triton import KVTensors, PackedMatrix, StepRows
 
 AnyActivation = Activation | ClampedSwiGLU
 
@@ -75,6 +76,36 @@ class Kernels(Protocol):
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
         """Make room for what products with some matrices need, once they are loaded."""
 
+    def begin_step(
+        self,
+        sources_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        slots_T: torch.Tensor,
+        log_L: torch.Tensor,
+        tables_GRM: torch.Tensor,
+        *,
+        block_tokens: int,
+    ) -> StepRows:
+        """Tokens for sources, and where they belong.
+
+        A source r < 0 refers to element −1 − r of the log; a token that was not drawn is void, and
+        becomes token 0 at position 0 of slot R − 1, that of padding. All are int64, tables int32.
+        """
+
+    def end_step(
+        self,
+        sources_B: torch.Tensor,
+        positions_B: torch.Tensor,
+        number: torch.Tensor,
+        rows: StepRows,
+        drawn_B: torch.Tensor,
+        log_L: torch.Tensor,
+        *,
+        padding: int,
+    ) -> None:
+        """Log what step ``number`` (int64 ``[1]``) has drawn, from element number · B on, −1 for
+        rows in the slot of padding; sources, positions and the number become the next step's."""
+
     def linear(
         self,
         x_TI: torch.Tensor,
@@ -129,12 +160,13 @@ class Kernels(Protocol):
         self,
         logits_NV: torch.Tensor,
         settings: Settings,
+        slots_N: torch.Tensor,
         positions_N: torch.Tensor,
         *,
         masks_NW: torch.Tensor | None = None,
         how: Draw = Draw.TRUNCATED,
     ) -> torch.Tensor:
-        """A token for each row, int64; −1 where none is possible.
+        """A token for each row by its slot's settings, int64; −1 where none is possible.
 
         ``masks_NW`` are words of allowed tokens; ``how`` is the most that any row asks for.
         """

@@ -14,7 +14,7 @@ from ridgeline.executors.cuda.attention_trial import Trial
 from ridgeline.executors.cuda.batch import HostBatch, void_batch
 from ridgeline.executors.cuda.decode import DecodeSteps, TokenLog, Variant
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.inputs import PassInput, Short, Tree
+from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Tree
 from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache
 from ridgeline.executors.cuda.program import Program, rope_specs
@@ -27,7 +27,7 @@ from ridgeline.executors.cuda.tuning import Tuning, representatives
 from ridgeline.executors.cuda.tuning_cache import Tuned
 from ridgeline.executors.cuda.weights import load_weights
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.triton import LinearKey
+from ridgeline.kernels.triton import LinearKey, StepRows
 from ridgeline.weights import Adapter, LoRAWeights
 
 # How decode steps are run: op by op, compiled by PyTorch and recorded, or recorded.
@@ -84,15 +84,18 @@ class DeviceModel:
         body: Any = self._decode
         if self._execution == "compile":
             body = torch.compile(self._decode, dynamic=False)
+        self._log = log
+        self._query_starts = torch.arange(
+            slots.num_slots + 1, dtype=torch.int32, device=self._device.torch_device
+        )
         self.steps = DecodeSteps(
             self._device,
             staging,
+            self._kernels,
             log,
+            slots.tables(self.role),
             body,
-            num_slots=slots.num_slots,
             block_tokens=self.cache.block_tokens,
-            longest=slots.longest,
-            decides_on_device=self._kernels.decides_on_device,
             record=self._execution != "eager",
         )
         self._is_open = True
@@ -109,9 +112,9 @@ class DeviceModel:
         sizes = {self._variant(n).rows for n in range(1, self._slots.num_slots + 1)}
         with configs.watched() as uses:
             for rows in representatives(sizes):
-                void = torch.zeros(rows, dtype=torch.int64, device=self._device.torch_device)
-                slots = torch.full_like(void, self._slots.padding)
-                self._decode(void, void, slots, self._variant(rows))
+                zeros = torch.zeros(rows, dtype=torch.int64, device=self._device.torch_device)
+                void = self._begin(torch.full_like(zeros, self._log.never), zeros, zeros)
+                self._decode(void, self._variant(rows))
         self.tuned = tuning.run(self._device, configs, uses)
 
     def _variant(self, num_rows: int) -> Variant:
@@ -121,8 +124,7 @@ class DeviceModel:
         """Have the kernels compiled and the decode steps recorded that every load needs."""
         for num_tokens in _WARM_UP_PROMPTS:
             if num_tokens <= self.spec.max_position:
-                batch = void_batch(num_tokens, self._slots.padding)
-                self.hidden(batch, send(batch.sources), send)
+                self.hidden(void_batch(num_tokens, self._slots.padding), send)
         if not self.rope.needs_lengths:  # or steps are run as prompts are
             self.steps.warm_up()
 
@@ -134,16 +136,19 @@ class DeviceModel:
         self._adapted.close()
 
     def hidden(
-        self, batch: HostBatch, tokens_T: torch.Tensor, send: Callable[[Any], torch.Tensor]
-    ) -> torch.Tensor:
-        """Final hidden states ``[T, D]`` of a pass, op by op. Void tokens are negative."""
-        positions_T, slots_T, segment_slots = (
-            send(each) for each in (batch.positions, batch.slots, batch.segment_slots)
+        self, batch: HostBatch, send: Callable[[Any], torch.Tensor]
+    ) -> tuple[torch.Tensor, StepRows]:
+        """Final hidden states ``[T, D]`` of a pass, op by op, and what its tokens were."""
+        sources_T, kv_positions_T, slots_T, segment_slots = (
+            send(each)
+            for each in (batch.sources, batch.kv_positions, batch.slots, batch.segment_slots)
         )
-        void = tokens_T < 0
-        tree = None
+        tables_GRM = self._slots.tables(self.role)
+        rows = self._begin(sources_T, kv_positions_T, slots_T)
+        tree, positions_T = None, rows.positions_T
         if batch.tree is not None:
             counts, ancestors = batch.tree
+            positions_T = send(batch.positions)
             tree = Tree(
                 num_drafts_S=send(counts),
                 ancestors_T=send(ancestors),
@@ -152,62 +157,59 @@ class DeviceModel:
         known = None
         if batch.rope_lengths is not None:
             known = batch.positions.tolist(), batch.rope_lengths
-        kv_positions = positions_T if batch.tree is None else send(batch.kv_positions)
-        slots_T = torch.where(void, self._slots.padding, slots_T)
         blocks = -(-int(batch.stops.max()) // self.cache.block_tokens)
         at = PassInput(
-            token_ids_T=tokens_T.clamp(min=0),
+            token_ids_T=rows.token_ids_T,
             positions_T=positions_T,
             query_starts_S1=send(batch.query_starts),
             stops_S=send(batch.stops),
-            tables=self._tables(segment_slots, blocks),
-            slots=self._kv_slots(slots_T, torch.where(void, 0, kv_positions)),
+            tables=BlockTables(tables_GRM[..., :blocks].unbind(), segment_slots),
+            slots=rows.kv_slots_GT.unbind(),
             rope=self.rope.of(positions_T, known),
             short=batch.short,
             tree=tree,
             spans=batch.spans,
         )
         adapted = any(span.adapter for span in batch.spans)
-        return (self._adapted if adapted else self._program).hidden(at)
+        return (self._adapted if adapted else self._program).hidden(at), rows
+
+    def _begin(
+        self, sources_T: torch.Tensor, positions_T: torch.Tensor, slots_T: torch.Tensor
+    ) -> StepRows:
+        return self._kernels.begin_step(
+            sources_T,
+            positions_T,
+            slots_T,
+            self._log.values,
+            self._slots.tables(self.role),
+            block_tokens=self.cache.block_tokens,
+        )
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """``[N, V]``, as `Program.logits` has them."""
         return self._program.logits(hidden_ND)
 
-    def _decode(
-        self,
-        tokens_B: torch.Tensor,
-        positions_B: torch.Tensor,
-        slots_B: torch.Tensor,
-        variant: Variant,
-    ) -> torch.Tensor:
+    def _decode(self, rows: StepRows, variant: Variant) -> torch.Tensor:
         """A whole decode step: the tokens drawn."""
-        rows = variant.rows
+        count = variant.rows
+        tables_GRM = self._slots.tables(self.role)
         at = PassInput(
-            token_ids_T=tokens_B,
-            positions_T=positions_B,
-            query_starts_S1=torch.arange(rows + 1, dtype=torch.int32, device=tokens_B.device),
-            stops_S=(positions_B + 1).int(),
-            tables=self._tables(slots_B, variant.blocks),
-            slots=self._kv_slots(slots_B, positions_B),
-            rope=self.rope.of(positions_B),
-            short=Short(rows, rows, 1),
+            token_ids_T=rows.token_ids_T,
+            positions_T=rows.positions_T,
+            query_starts_S1=self._query_starts[: count + 1],
+            stops_S=rows.stops_T,
+            tables=BlockTables(tables_GRM[..., : variant.blocks].unbind(), rows.slots_T),
+            slots=rows.kv_slots_GT.unbind(),
+            rope=self.rope.of(rows.positions_T),
+            short=Short(count, count, 1),
         )
         return self._kernels.sample(
             self.logits(self._program.hidden(at)),
-            self._slots.settings(slots_B),
-            positions_B + 1,
+            self._slots.settings,
+            rows.slots_T,
+            rows.stops_T,
             how=variant.how,
         )
-
-    def _tables(self, slots: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
-        groups = range(len(self.cache.groups))
-        return [self._slots.tables(self.role, group, slots, num_blocks) for group in groups]
-
-    def _kv_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
-        size = self.cache.block_tokens
-        groups = range(len(self.cache.groups))
-        return [self._slots.kv_slots(self.role, g, slots, positions, size) for g in groups]
 
 
 def _on_device(adapter: Adapter, device: torch.device) -> Adapter:

@@ -16,7 +16,7 @@ _MASK = 0xFFFFFFFF
 
 
 def draw(
-    logits_NV: torch.Tensor, settings: Settings, positions_N: torch.Tensor, how: Draw
+    logits_NV: torch.Tensor, of_rows: Settings, positions_N: torch.Tensor, how: Draw
 ) -> torch.Tensor:
     """A token for each row, at ``positions_N``, by its settings, int64; −1 where none is possible.
 
@@ -28,11 +28,11 @@ def draw(
         return torch.where(top.values > _NEVER, top.indices, NONE_POSSIBLE)
     logits = logits_NV.double()
     best = logits.max(dim=-1, keepdim=True).values
-    temperature = settings.fractions[0]
+    temperature = of_rows.fractions[0]
     greedy = temperature == 0
     scaled = (logits - best) / torch.where(greedy, 1.0, temperature)[:, None]
-    noise = gumbel(_words(scaled.shape[1], settings, positions_N))
-    kept = _truncated(scaled, settings) if how is Draw.TRUNCATED else scaled
+    noise = gumbel(_words(scaled.shape[1], of_rows, positions_N))
+    kept = _truncated(scaled, of_rows) if how is Draw.TRUNCATED else scaled
     drawn = (kept + noise).argmax(dim=-1)
     tokens = torch.where(greedy, logits.argmax(dim=-1), drawn)
     return torch.where(best[:, 0] > _NEVER, tokens, NONE_POSSIBLE)

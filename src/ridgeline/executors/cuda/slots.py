@@ -16,10 +16,10 @@ from ridgeline.executors.cuda.staging import Staging, Writes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Sampling settings of N rows. Temperature 0 is greedy, top_k 0 keeps all.
+    """Sampling settings of R slots. Temperature 0 is greedy, top_k 0 keeps all.
 
-    ``fractions``: float64 ``[3, N]``, temperature, top_p and min_p. ``counts``: int32 ``[2, N]``,
-    top_k and sample index. ``seeds``: int64 ``[N]``, the bits of 64 without a sign.
+    ``fractions``: float64 ``[3, R]``, temperature, top_p and min_p. ``counts``: int32 ``[2, R]``,
+    top_k and sample index. ``seeds``: int64 ``[R]``, the bits of 64 without a sign.
     """
 
     fractions: torch.Tensor
@@ -29,6 +29,8 @@ class Settings:
 
 class SlotTables:
     """Tensors on the device that change as plans come in; `flush` issues the changes.
+
+    They stay where they are, for recorded steps; ``settings`` are those of sampling.
 
     ``pools`` gives the numbers of blocks of each model's KV groups; block n of a pool of n is the
     spare one. ``longest`` is how many blocks a sequence has at the most.
@@ -51,14 +53,22 @@ class SlotTables:
             for group, count in enumerate(counts)
         }
         self._tables = {
-            key: torch.full((rows, longest), count, dtype=torch.int32, device=at)
-            for key, count in self._spare.items()
+            role: torch.empty(len(counts), rows, longest, dtype=torch.int32, device=at)
+            for role, counts in pools.items()
         }
-        self._fractions = torch.zeros(3, rows, dtype=torch.float64, device=at)
-        self._counts = torch.zeros(2, rows, dtype=torch.int32, device=at)
-        self._seeds = torch.zeros(rows, dtype=torch.int64, device=at)
-        self._table_writes = {key: Writes(table) for key, table in self._tables.items()}
-        self._setting_writes = tuple(map(Writes, (self._fractions, self._counts, self._seeds)))
+        for (role, group), spare in self._spare.items():
+            self._tables[role][group].fill_(spare)
+        self.settings = Settings(
+            fractions=torch.zeros(3, rows, dtype=torch.float64, device=at),
+            counts=torch.zeros(2, rows, dtype=torch.int32, device=at),
+            seeds=torch.zeros(rows, dtype=torch.int64, device=at),
+        )
+        self._table_writes = {
+            (role, group): Writes(self._tables[role][group]) for role, group in self._spare
+        }
+        self._setting_writes = tuple(
+            map(Writes, (self.settings.fractions, self.settings.counts, self.settings.seeds))
+        )
 
     @property
     def padding(self) -> int:
@@ -87,29 +97,6 @@ class SlotTables:
         for writes in (*self._table_writes.values(), *self._setting_writes):
             writes.flush(self._staging)
 
-    def tables(
-        self, role: ModelRole, group: int, slots: torch.Tensor, num_blocks: int
-    ) -> torch.Tensor:
-        """The first ``num_blocks`` entries of some slots' block tables, int32."""
-        return self._tables[role, group][:, :num_blocks].index_select(0, slots)
-
-    def kv_slots(
-        self,
-        role: ModelRole,
-        group: int,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        block_tokens: int,
-    ) -> torch.Tensor:
-        """Flat KV slots ``block · block_tokens + offset`` of positions of some sequences, int64."""
-        table = self._tables[role, group].view(-1)
-        entries = slots * self.longest + positions // block_tokens
-        return table.index_select(0, entries).long() * block_tokens + positions % block_tokens
-
-    def settings(self, slots: torch.Tensor) -> Settings:
-        """The sampling settings of some slots."""
-        return Settings(
-            fractions=self._fractions.index_select(1, slots),
-            counts=self._counts.index_select(1, slots),
-            seeds=self._seeds.index_select(0, slots),
-        )
+    def tables(self, role: ModelRole) -> torch.Tensor:
+        """Block tables of a model, int32 ``[G, R, longest]``."""
+        return self._tables[role]

@@ -16,7 +16,7 @@ from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Ex
 from ridgeline.executors.cuda.sampling import draw
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import reference
-from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix, move_slots
+from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix, StepRows, move_slots
 from ridgeline.kernels.triton.kv_cache import QUANTIZED
 
 
@@ -28,6 +28,48 @@ class TorchKernels:
 
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
         pass
+
+    def begin_step(
+        self,
+        sources_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        slots_T: torch.Tensor,
+        log_L: torch.Tensor,
+        tables_GRM: torch.Tensor,
+        *,
+        block_tokens: int,
+    ) -> StepRows:
+        logged = log_L.index_select(0, (-1 - sources_T).clamp(min=0))
+        tokens = torch.where(sources_T >= 0, sources_T, logged)
+        void = tokens < 0
+        positions = torch.where(void, 0, positions_T)
+        _, num_slots, longest = tables_GRM.shape
+        slots = torch.where(void, num_slots - 1, slots_T)
+        blocks = tables_GRM.flatten(1).index_select(1, slots * longest + positions // block_tokens)
+        return StepRows(
+            token_ids_T=tokens.clamp(min=0),
+            positions_T=positions,
+            slots_T=slots,
+            stops_T=(positions + 1).int(),
+            kv_slots_GT=blocks.long() * block_tokens + positions % block_tokens,
+        )
+
+    def end_step(
+        self,
+        sources_B: torch.Tensor,
+        positions_B: torch.Tensor,
+        number: torch.Tensor,
+        rows: StepRows,
+        drawn_B: torch.Tensor,
+        log_L: torch.Tensor,
+        *,
+        padding: int,
+    ) -> None:
+        places = number * len(sources_B) + torch.arange(len(sources_B), device=number.device)
+        log_L.index_copy_(0, places, torch.where(rows.slots_T == padding, -1, drawn_B))
+        sources_B.copy_(-1 - places)
+        positions_B.add_(1)
+        number.add_(1)
 
     def linear(
         self,
@@ -122,6 +164,7 @@ class TorchKernels:
         self,
         logits_NV: torch.Tensor,
         settings: Settings,
+        slots_N: torch.Tensor,
         positions_N: torch.Tensor,
         *,
         masks_NW: torch.Tensor | None = None,
@@ -131,7 +174,12 @@ class TorchKernels:
             bits = torch.arange(32, device=masks_NW.device)
             allowed = (masks_NW.long()[..., None] >> bits & 1).flatten(1)[:, : logits_NV.shape[1]]
             logits_NV = logits_NV.masked_fill(allowed == 0, float("-inf"))
-        return draw(logits_NV, settings, positions_N, how)
+        of_rows = Settings(
+            fractions=settings.fractions.index_select(1, slots_N),
+            counts=settings.counts.index_select(1, slots_N),
+            seeds=settings.seeds.index_select(0, slots_N),
+        )
+        return draw(logits_NV, of_rows, positions_N, how)
 
     def move_slots(
         self, kv: Sequence[KVTensors], sources: torch.Tensor, targets: torch.Tensor

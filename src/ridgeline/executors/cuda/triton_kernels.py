@@ -9,7 +9,7 @@ from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Ex
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import triton as kernels
 from ridgeline.kernels.gpu import has_fp8
-from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix
+from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix, StepRows
 
 _MAX_SAMPLED = 256  # rows at once
 
@@ -36,6 +36,37 @@ class TritonKernels:
         if elements * dtype.itemsize > len(self._scratch):
             size = elements * dtype.itemsize
             self._scratch = torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def begin_step(
+        self,
+        sources_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        slots_T: torch.Tensor,
+        log_L: torch.Tensor,
+        tables_GRM: torch.Tensor,
+        *,
+        block_tokens: int,
+    ) -> StepRows:
+        rows = StepRows.empty(len(sources_T), len(tables_GRM), log_L.device)
+        kernels.begin_step(
+            sources_T, positions_T, slots_T, log_L, tables_GRM, rows, block_tokens=block_tokens
+        )
+        return rows
+
+    def end_step(
+        self,
+        sources_B: torch.Tensor,
+        positions_B: torch.Tensor,
+        number: torch.Tensor,
+        rows: StepRows,
+        drawn_B: torch.Tensor,
+        log_L: torch.Tensor,
+        *,
+        padding: int,
+    ) -> None:
+        kernels.end_step(
+            sources_B, positions_B, number, rows.slots_T, drawn_B, log_L, padding=padding
+        )
 
     def linear(
         self,
@@ -153,7 +184,8 @@ class TritonKernels:
             return kernels.AttentionBatch(
                 query_starts_S1=at.query_starts_S1[first : last + 1],
                 kv_lengths_S=at.stops_S[first:last],
-                block_tables_SP=at.tables[spec.group][first:last],
+                block_tables_RP=at.tables.of_slots[spec.group],
+                table_rows_S=at.tables.slots_S[first:last],
                 num_query_tokens=num_tokens,
                 tree=mask,
             )
@@ -220,6 +252,7 @@ class TritonKernels:
         self,
         logits_NV: torch.Tensor,
         settings: Settings,
+        slots_N: torch.Tensor,
         positions_N: torch.Tensor,
         *,
         masks_NW: torch.Tensor | None = None,
@@ -230,13 +263,14 @@ class TritonKernels:
         for first in range(0, len(tokens_N), _MAX_SAMPLED):
             part = slice(first, first + _MAX_SAMPLED)
             rows = kernels.SamplingRows(
-                temperature_N=settings.fractions[0, part],
-                top_p_N=settings.fractions[1, part],
-                min_p_N=settings.fractions[2, part],
-                top_k_N=settings.counts[0, part],
-                sample_index_N=settings.counts[1, part],
-                seed_N=settings.seeds[part],
+                slots_N=slots_N[part],
                 position_N=positions_N[part],
+                temperature_R=settings.fractions[0],
+                top_p_R=settings.fractions[1],
+                min_p_R=settings.fractions[2],
+                top_k_R=settings.counts[0],
+                sample_index_R=settings.counts[1],
+                seed_R=settings.seeds,
             )
             kernels.sample(
                 logits_NV[part],

@@ -63,6 +63,7 @@ from ridgeline.kernels.triton.sampling import (  # noqa: E402
     SamplingRows,
     sample,
 )
+from ridgeline.kernels.triton.step import StepRows, begin_step, end_step  # noqa: E402
 from ridgeline.kernels.triton.tuning import (  # noqa: E402
     NUM_AXES,
     LinearCall,
@@ -97,6 +98,7 @@ __all__ = [
     "Penalties",
     "SampleWorkspace",
     "SamplingRows",
+    "StepRows",
     "TreeMask",
     "Workspace",
     "activate",
@@ -104,9 +106,11 @@ __all__ = [
     "attend_decode",
     "attend_prefill",
     "batch_class",
+    "begin_step",
     "combine",
     "count_tokens",
     "dequantize",
+    "end_step",
     "fp8_matrix",
     "grouped_linear",
     "kernels_digest",

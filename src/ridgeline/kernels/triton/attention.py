@@ -1,7 +1,7 @@
 """Attention over the paged KV cache: prompts with prefix context, and decode with split KV.
 
-Shapes: T rows of queries, S sequences, H heads, d and v widths of a head of K and of V, P entries
-of a block table.
+Shapes: T rows of queries, S sequences, H heads, d and v widths of a head of K and of V, R block
+tables of P entries.
 """
 
 from dataclasses import dataclass
@@ -38,13 +38,15 @@ class AttentionBatch:
     """Which rows of queries belong to which sequence, and where its KV lies.
 
     Rows ``[query_starts[s], query_starts[s + 1])`` are the last of the ``kv_lengths[s]`` slots of
-    sequence s; a length of 0 skips it. ``block_tables_SP`` and the others are int32 on the device.
-    ``num_query_tokens`` is how many rows there are at most, known on the host.
+    sequence s; a length of 0 skips it. Its block table is row ``table_rows[s]`` (int64) of
+    ``block_tables_RP``, which like the others is int32 on the device. ``num_query_tokens`` is how
+    many rows there are at most, known on the host.
     """
 
     query_starts_S1: torch.Tensor
     kv_lengths_S: torch.Tensor
-    block_tables_SP: torch.Tensor
+    block_tables_RP: torch.Tensor
+    table_rows_S: torch.Tensor
     num_query_tokens: int
     tree: TreeMask | None = None
 
@@ -231,7 +233,8 @@ def _launch(
         kv.v,
         unused if k_scales is None else k_scales,
         unused if kv.v_scales is None else kv.v_scales,
-        batch.block_tables_SP,
+        batch.block_tables_RP,
+        batch.table_rows_S,
         batch.query_starts_S1,
         batch.kv_lengths_S,
         batch.kv_lengths_S if tree is None else tree.num_drafts_S,
@@ -253,7 +256,7 @@ def _launch(
         kv.v.stride(2),
         0 if k_scales is None else k_scales.stride(0),
         0 if k_scales is None else k_scales.stride(1),
-        batch.block_tables_SP.stride(0),
+        batch.block_tables_RP.stride(0),
         scale,
         0.0 if softcap is None else softcap,
         KV_HEADS=shape.kv_heads,

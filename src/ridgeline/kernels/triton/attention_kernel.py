@@ -18,7 +18,8 @@ MERGED_FLOATS = tl.constexpr(2048)  # of one split's rows at once: 16 registers 
 @triton.jit(
     do_not_specialize=["num_sequences", "table_stride"],
     do_not_specialize_on_alignment=[
-        "tables", "query_starts", "kv_lengths", "num_drafts", "ancestors", "positions",
+        "tables", "table_rows", "query_starts", "kv_lengths", "num_drafts", "ancestors",
+        "positions",
     ],
 )  # fmt: skip
 def attention_kernel(
@@ -29,6 +30,7 @@ def attention_kernel(
     k_scales,
     v_scales,
     tables,
+    table_rows,
     query_starts,
     kv_lengths,
     num_drafts,
@@ -97,6 +99,7 @@ def attention_kernel(
         query_block = work // (HEAD_BLOCKS * KV_HEADS)
     num_queries = tl.load(query_starts + sequence + 1) - query_start
     kv_length = tl.load(kv_lengths + sequence)
+    table_row = tl.load(table_rows + sequence)  # here, so that it is waited for with the others
     first_token = query_block * BLOCK_Q
     if first_token >= num_queries or kv_length == 0:
         return
@@ -152,7 +155,7 @@ def attention_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    table = tables + sequence * table_stride
+    table = tables + table_row * table_stride
     k += kv_head * k_head_stride
     v += kv_head * v_head_stride
     k_scales += kv_head * scale_head_stride

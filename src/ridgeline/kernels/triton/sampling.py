@@ -3,7 +3,7 @@
 The noise is the same bits (Philox4x32-10, `ridgeline.core.philox`), scores are float64, and what
 top-k, top-p and min-p leave is found by bisection instead of a sort.
 
-Shapes: N rows, V vocabulary, W words of a mask.
+Shapes: N rows, R slots, V vocabulary, W words of a mask.
 """
 
 from dataclasses import dataclass
@@ -22,20 +22,22 @@ _PROGRAMS_EACH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Settings of each row, on the device.
+    """Settings by slot, and the slot and position of each row, on the device.
 
-    ``temperature_N`` float64, 0 for greedy; ``seed_N`` int64, the bits of the unsigned seed;
-    ``sample_index_N`` and ``position_N`` int32, the position being the number of tokens before the
-    one that is drawn; ``top_k_N`` int32, 0 or less for all; ``top_p_N`` and ``min_p_N`` float64.
+    ``slots_N`` int64; ``position_N`` int32, the number of tokens before the one that is drawn;
+    ``temperature_R`` float64, 0 for greedy; ``seed_R`` int64, the bits of the unsigned seed;
+    ``sample_index_R`` int32; ``top_k_R`` int32, 0 or less for all; ``top_p_R`` and ``min_p_R``
+    float64.
     """
 
-    temperature_N: torch.Tensor
-    seed_N: torch.Tensor
-    sample_index_N: torch.Tensor
+    slots_N: torch.Tensor
     position_N: torch.Tensor
-    top_k_N: torch.Tensor
-    top_p_N: torch.Tensor
-    min_p_N: torch.Tensor
+    temperature_R: torch.Tensor
+    seed_R: torch.Tensor
+    sample_index_R: torch.Tensor
+    top_k_R: torch.Tensor
+    top_p_R: torch.Tensor
+    min_p_R: torch.Tensor
 
 
 class SampleWorkspace:
@@ -78,9 +80,10 @@ def sample(
         truncation_kernel[(num_rows,)](
             logits_NV,
             masks,
-            rows.temperature_N,
-            rows.top_k_N,
-            rows.top_p_N,
+            rows.slots_N,
+            rows.temperature_R,
+            rows.top_k_R,
+            rows.top_p_R,
             workspace.limits,
             workspace.ties,
             vocab,
@@ -97,11 +100,12 @@ def sample(
     _draw[(num_rows, parts)](
         logits_NV,
         masks,
-        rows.temperature_N,
-        rows.seed_N,
-        rows.sample_index_N,
+        rows.slots_N,
         rows.position_N,
-        rows.min_p_N,
+        rows.temperature_R,
+        rows.seed_R,
+        rows.sample_index_R,
+        rows.min_p_R,
         workspace.limits,
         workspace.ties,
         workspace.scores,
@@ -124,16 +128,17 @@ def sample(
 # Settings are rows of tables of any width.
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "temperatures", "seeds", "sample_indices", "positions", "min_ps",
+        "slots", "positions", "temperatures", "seeds", "sample_indices", "min_ps",
     ],
 )  # fmt: skip
 def _draw(
     logits,
     masks,
+    slots,
+    positions,
     temperatures,
     seeds,
     sample_indices,
-    positions,
     min_ps,
     limits,
     ties,
@@ -154,10 +159,11 @@ def _draw(
     """The best token of a part of a row; the program that ends last takes the best of the parts."""
     row = tl.program_id(0)
     part = tl.program_id(1)
-    temperature = tl.load(temperatures + row)
-    seed = tl.load(seeds + row)
+    setting = tl.load(slots + row)
     position = tl.load(positions + row)
-    sample_index = tl.load(sample_indices + row)
+    temperature = tl.load(temperatures + setting)
+    seed = tl.load(seeds + setting)
+    sample_index = tl.load(sample_indices + setting)
     begin = part * part_tokens
     end = tl.minimum(begin + part_tokens, vocab)
     best = tl.full((), float("-inf"), tl.float64)
@@ -182,7 +188,7 @@ def _draw(
                 largest = tl.load(limits + 2 * row + 1).to(tl.float64)
                 last_tie = tl.load(ties + row)
                 allowed = allowed & ((x > least) | ((x == least) & (tokens <= last_tie)))
-                share = tl.log(tl.load(min_ps + row))  # −∞ for none
+                share = tl.log(tl.load(min_ps + setting))  # −∞ for none
                 allowed = allowed & ((score - largest) / temperature >= share)
             score = score / temperature + _noise(first, seed, position, sample_index, BLOCK)
         score = tl.where(allowed, score, float("-inf"))

@@ -12,10 +12,11 @@ NO_TIE = tl.constexpr(2147483647)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps"])
+@triton.jit(do_not_specialize_on_alignment=["slots", "temperatures", "top_ks", "top_ps"])
 def truncation_kernel(
     logits,
     masks,
+    slots,
     temperatures,
     top_ks,
     top_ps,
@@ -30,9 +31,10 @@ def truncation_kernel(
     """For each row the least logit that is kept and the largest; and, of the tokens that have the
     least, the last that is kept, since top-p takes equals in the order of their ids."""
     row = tl.program_id(0)
-    temperature = tl.load(temperatures + row)
-    top_k = tl.load(top_ks + row)
-    top_p = tl.load(top_ps + row)
+    slot = tl.load(slots + row)
+    temperature = tl.load(temperatures + slot)
+    top_k = tl.load(top_ks + slot)
+    top_p = tl.load(top_ps + slot)
     logits += row.to(tl.int64) * logits_stride
     masks += row * mask_stride
     least = tl.full((), float("-inf"), tl.float32)

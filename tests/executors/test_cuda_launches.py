@@ -1,0 +1,42 @@
+"""Which kernels a recorded decode step is, and that their replays draw the reference's tokens."""
+
+import pytest
+import torch
+from tests.executors.host_cuda import RecordsLaunches, host_executor
+from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
+
+from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.executors.cuda.triton_kernels import TritonKernels
+from ridgeline.kernels.gpu import missing_for_gpu
+
+pytestmark = pytest.mark.skipif(missing_for_gpu() is None, reason="kernels are not interpreted")
+
+PROMPT = [3, 141, 59, 26, 53]
+SMALL = CONFIG | {"num_hidden_layers": 1}
+
+
+def recorded(params, config=SMALL):
+    """The kernels of a decode step, and the tokens that its replays have drawn."""
+    device = RecordsLaunches()
+
+    def make(models, block_tokens):
+        kernels = TritonKernels(torch.device("cpu"))
+        return host_executor(models, block_tokens, device=device, kernels=kernels, num_slots=2)
+
+    model = tiny_model(config, dtype=torch.float32)
+    driver = Driver(tiny_executor(model=model, make=make))
+    tokens = driver.decode(0, PROMPT, 5, params)
+    driver.executor.close()
+    (names,) = device.names
+    assert device.num_replays == 4
+    reference = Driver(tiny_executor(model=model))
+    assert tokens == reference.decode(0, PROMPT, 5, params)
+    return names
+
+
+def test_a_step_is_its_layers_and_six_kernels():
+    names = recorded(SamplingParams(temperature=0.0))
+    layer = ["linear_kernel", "_rope", "attention_kernel", *3 * ["linear_kernel"]]
+    assert names == [
+        "_begin", "aten.embedding.default", *layer, "_normalise", "linear_kernel", "_draw", "_end",
+    ]  # fmt: skip
