@@ -38,5 +38,13 @@ def test_a_step_is_its_layers_and_six_kernels():
     names = recorded(SamplingParams(temperature=0.0))
     layer = ["linear_kernel", "_rope", "attention_kernel", *3 * ["linear_kernel"]]
     assert names == [
-        "_begin", "aten.embedding.default", *layer, "_normalise", "linear_kernel", "_draw", "_end",
+        "_begin", "aten.embedding.default", *layer, "_normalise", "linear_kernel", "draw_kernel",
+        "_end",
     ]  # fmt: skip
+
+
+def test_a_draw_of_what_top_p_leaves_is_nine_kernels():
+    """Digits of top-k in float32, the draw, and what weighs and repeats it."""
+    names = recorded(SamplingParams(temperature=0.9, top_k=40, top_p=0.8))
+    truncated = [*4 * ["count_digits_kernel"], "draw_kernel", *4 * ["redraw_kernel"]]
+    assert names[-11:] == ["linear_kernel", *truncated, "_end"]

@@ -13,9 +13,9 @@ from tests.kernels.triton.device import DEVICE  # noqa: F401  (skips the file wi
 SHARED_BYTES = 227 << 10  # that a block may have
 STACK_BYTES = 64  # a few registers, at 128 tokens
 KERNELS = {
-    "attention_kernel", "linear_kernel", "truncation_kernel", "_draw", "_add_and_bar", "_penalise",
-    "_count", "_normalise", "_quantize", "_activate", "_rope", "_dequantize", "_route",
-    "_count_pairs", "_place_pairs", "_combine", "_begin", "_end",
+    "attention_kernel", "linear_kernel", "count_digits_kernel", "draw_kernel", "redraw_kernel",
+    "_add_and_bar", "_penalise", "_count", "_normalise", "_quantize", "_activate", "_rope",
+    "_dequantize", "_route", "_count_pairs", "_place_pairs", "_combine", "_begin", "_end",
 }  # fmt: skip
 
 

@@ -59,6 +59,7 @@ def draw(logits, rows, *, truncate=True, masks=None, workspace=None):
     workspace = workspace or SampleWorkspace(len(logits), DEVICE)
     sample(logits, rows, tokens, workspace=workspace, truncate=truncate, masks_NW=masks)
     assert not workspace.counters.any()
+    assert not workspace.histograms.any()
     return tokens.tolist()
 
 
@@ -105,6 +106,35 @@ def test_draws_are_those_of_the_sampling_functions(spread, rounded):
     ]
 
 
+FEW = [
+    {"temperature": 1.0, "top_p": 1e-3},
+    {"temperature": 1.0, "top_p": 0.02},
+    {"temperature": 0.7, "top_p": 0.3},
+    {"temperature": 1.0, "min_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.4, "min_p": 0.9},
+    {"temperature": 1.0, "top_k": 3},
+    {"temperature": 2.0, "top_k": 200, "top_p": 0.05},
+    {"temperature": 2.0, "top_k": 1999, "top_p": 0.7, "min_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shift", [-30.0, 0.0, 30.0])
+def test_few_tokens_of_flat_distributions(dtype, shift):
+    """Draws are thrown away many times before one is kept; logits are equal, or nearly."""
+    rng = np.random.default_rng(11)
+    params = [SamplingParams(**settings) for settings in FEW for _ in range(3)]
+    seeds = list(range(len(params)))
+    values = rng.normal(size=(len(params), VOCAB)) * 0.1 + shift
+    logits = torch.from_numpy(values).to(dtype)
+    logits[:, ::7] *= -0.0 if shift == 0.0 else 1.0  # zeros of both signs
+    found = draw(logits.to(DEVICE), rows_of(params, seeds, [9] * len(params)))
+    assert found == [
+        expected_draw(logits[row].float(), params[row], seed=seeds[row], index=row, position=9)
+        for row in range(len(params))
+    ]
+
+
 @pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[7]], ids=str)
 def test_what_cannot_be_drawn_is_not(settings):
     params = [SamplingParams(**settings)] * 4
@@ -123,8 +153,24 @@ def test_what_cannot_be_drawn_is_not(settings):
     masks[1:, 3] = 1 << 4
     found = draw(torch.zeros(4, VOCAB, device=DEVICE), rows, masks=masks)
     assert found == [-1, 100, 100, 100]
+    logits[:, 7] = float("inf")
+    for truncate in (True, False):
+        found = draw(logits.to(DEVICE), rows, truncate=truncate)
+        assert found == ([7, -1, 7, 7] if params[0].is_greedy else [-1] * 4)
     with pytest.raises(ValueError, match="rows"):
         draw(logits.to(DEVICE), rows, workspace=SampleWorkspace(3, DEVICE))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_fewer_tokens_than_top_k_wants(dtype):
+    logits = torch.full((2, VOCAB), float("-inf"), dtype=dtype)
+    logits[:, [5, 1900]] = -3.0
+    params = [SamplingParams(temperature=1.0, top_k=9)] * 2
+    found = draw(logits.to(DEVICE), rows_of(params, [1, 2], [5, 5]))
+    assert found == [
+        expected_draw(logits[row].float(), params[row], seed=row + 1, index=row, position=5)
+        for row in range(2)
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -35,7 +35,8 @@ def draw(
     kept = _truncated(scaled, of_rows) if how is Draw.TRUNCATED else scaled
     drawn = (kept + noise).argmax(dim=-1)
     tokens = torch.where(greedy, logits.argmax(dim=-1), drawn)
-    return torch.where(best[:, 0] > _NEVER, tokens, NONE_POSSIBLE)
+    possible = (best[:, 0] > _NEVER) & (greedy | (best[:, 0] < float("inf")))
+    return torch.where(possible, tokens, NONE_POSSIBLE)
 
 
 def _truncated(scaled: torch.Tensor, settings: Settings) -> torch.Tensor:
