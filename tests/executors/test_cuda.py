@@ -23,6 +23,7 @@ from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95)
+PENALISED = SamplingParams(temperature=0.8, repetition_penalty=1.4, logit_bias={7: 3.0})
 LONG = CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
 
 
@@ -196,7 +197,7 @@ def test_a_step_that_waits_is_noticed():
     driver = driver_on(device)
     driver.start(0, PROMPT)
     device.scope = NoWaits
-    told = driver.admit(1, PROMPT, SamplingParams(temperature=0.0, repetition_penalty=1.5))
+    told = driver.admit(1, PROMPT, SamplingParams(temperature=0.0, logprobs=1))
     with pytest.raises(Exception, match="HostWaitError"):
         driver.run(driver.segment(1, 0, PROMPT, fresh=True), admissions=(told,))
 
@@ -367,7 +368,7 @@ def test_warming_up_records_every_batch_and_changes_nothing(config):
     device = HostDevice()
     driver = driver_on(device, config=config, warm_up=True)
     executor = driver.executor
-    recorded = 0 if config is LONG else 12  # batches of 1, 2, 4 and 8, and three kinds of draws
+    recorded = 0 if config is LONG else 16  # 1, 2, 4 and 8 rows; three draws, one with adjustments
     assert executor.num_recorded() == recorded
     assert device.num_replays == 0
     found = driver.decode(0, PROMPT, 8)
@@ -388,9 +389,9 @@ def test_no_request_waits_for_a_step_to_be_recorded():
     reference = Driver(tiny_executor(model=tiny_model(config), num_blocks=400))
     driver.blocks_per_slot = reference.blocks_per_slot = 150
     recorded = len(device.pools)
-    assert recorded == driver.executor.num_recorded() == 4  # batches of 1 and 2, truncated or not
+    assert recorded == driver.executor.num_recorded() == 6  # 1 and 2 rows; truncated, adjusted
     for prompt in (PROMPT, PROMPT * 42):
-        for params in (GREEDY, SamplingParams(temperature=0.9), SAMPLED):
+        for params in (GREEDY, SamplingParams(temperature=0.9), SAMPLED, PENALISED):
             tokens = [each.decode(0, prompt, 3, params) for each in (driver, reference)]
             assert tokens[0] == tokens[1]
             for each in (driver, reference):

@@ -48,3 +48,11 @@ def test_a_draw_of_what_top_p_leaves_is_nine_kernels():
     names = recorded(SamplingParams(temperature=0.9, top_k=40, top_p=0.8))
     truncated = [*4 * ["count_digits_kernel"], "draw_kernel", *4 * ["redraw_kernel"]]
     assert names[-11:] == ["linear_kernel", *truncated, "_end"]
+
+
+def test_a_step_that_adjusts_logits_is_two_kernels_more():
+    params = SamplingParams(
+        temperature=0.0, repetition_penalty=1.8, frequency_penalty=0.5, logit_bias={7: 3.0}
+    )
+    plain = recorded(SamplingParams(temperature=0.9, top_p=0.8))
+    assert recorded(params) == [*plain[:10], "_count", "_adjust", *plain[10:]]

@@ -205,16 +205,17 @@ def draw():
     kernels.sample(logits, rows, tokens, workspace=workspace, truncate=False)
     for truncate in (True, False):
         kernels.sample(logits.bfloat16(), rows, tokens, workspace=workspace, truncate=truncate)
-    history, ids = zeros(8, 128256, dtype=torch.int32), zeros(8, 4, dtype=torch.int32)
-    floats = column(torch.float32)
-    penalties = kernels.Penalties(
-        slots_N=tokens, history=history, repetition_N=floats, frequency_N=floats, presence_N=floats
-    )
-    kernels.adjust_logits(
-        logits, position_N=rows.position_N, bias=(ids, ids.float()),
-        barred=(ids, rows.position_N), penalties=penalties,
-    )  # fmt: skip
-    kernels.count_tokens(history, tokens, tokens)
+
+
+def adjust():
+    global case
+    tables = kernels.AdjustmentTables.empty(9, 128256, 1024, "cpu")
+    slots, stops = zeros(8, dtype=torch.int64), zeros(8, dtype=torch.int32)
+    for dtype in (BF16, FP32):
+        case = f"8 rows of logits in {dtype}"
+        kernels.count_tokens(tables, slots, slots, stops)
+        out = zeros(8, 128256, dtype=FP32)
+        kernels.adjust_logits(out.to(dtype), out, tables, slots, stops)
 
 
 def attentions():
@@ -297,7 +298,7 @@ def batches():
 PARTS = {
     "batches": batches,
     "attention": attentions, "products": products, "experts": mixtures, "rows": rows_and_heads,
-    "sampling": draw, "step": step,
+    "sampling": draw, "adjustment": adjust, "step": step,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ SHARED_BYTES = 227 << 10  # that a block may have
 STACK_BYTES = 64  # a few registers, at 128 tokens
 KERNELS = {
     "attention_kernel", "linear_kernel", "count_digits_kernel", "draw_kernel", "redraw_kernel",
-    "_add_and_bar", "_penalise", "_count", "_normalise", "_quantize", "_activate", "_rope",
+    "_count", "_adjust", "_normalise", "_quantize", "_activate", "_rope",
     "_dequantize", "_route", "_count_pairs", "_place_pairs", "_combine", "_begin", "_end",
 }  # fmt: skip
 

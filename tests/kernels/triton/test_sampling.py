@@ -8,15 +8,7 @@ from tests.kernels.triton.device import DEVICE
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, NothingToSampleError
 from ridgeline.decoding import sample as reference_sample
-from ridgeline.kernels.triton import (
-    IN_PROMPT,
-    Penalties,
-    SampleWorkspace,
-    SamplingRows,
-    adjust_logits,
-    count_tokens,
-    sample,
-)
+from ridgeline.kernels.triton import SampleWorkspace, SamplingRows, sample
 
 VOCAB = 2503
 SETTINGS = [
@@ -189,64 +181,3 @@ def test_equal_logits_are_told_apart_by_noise_and_greedy_takes_the_first():
     found = draw(logits, rows_of(params, [3, 3], [8, 8]))
     assert found[0] == 500
     assert found[1] == expected_draw(logits[1].cpu(), params[1], seed=3, index=1, position=8)
-
-
-def test_biases_bars_and_penalties():
-    rng = np.random.default_rng(3)
-    vocab = 1300
-    settings = [
-        {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
-        {"presence_penalty": 1.5, "logit_bias": {3: 4.0, 7: -100.0}},
-        {"logit_bias": {1200: 9.0}, "min_tokens": 99, "stop_token_ids": [11, 12]},
-        {"min_tokens": 3, "stop_token_ids": [500]},
-        {},
-    ]
-    params = [SamplingParams(temperature=1.0, **each) for each in settings]
-    logits = torch.from_numpy(rng.normal(size=(5, vocab)).astype(np.float32)) * 3
-    logits[2, 11] = 60
-    logits[3, 500] = 60
-    known = [rng.integers(0, vocab, size=40).tolist() for _ in params]
-    history = torch.zeros(3, vocab, dtype=torch.int32, device=DEVICE)
-    slots = torch.tensor([2, 0, -1, -1, -1], dtype=torch.int32, device=DEVICE)
-    for row in (0, 1):
-        history[slots[row], sorted(set(known[row][:10]))] += IN_PROMPT
-        for token in known[row][10:]:
-            tokens = [token if each == row else -1 for each in range(5)]
-            count_tokens(history, slots, torch.tensor(tokens, device=DEVICE))
-    assert int((history % IN_PROMPT).sum()) == 60
-
-    def padded(lists, fill, dtype):
-        width = max(map(len, lists))
-        rows = [list(each) + [fill] * (width - len(each)) for each in lists]
-        return torch.tensor(rows, dtype=dtype, device=DEVICE)
-
-    positions = [40] * 5
-    until = torch.tensor(
-        [10 + each.min_tokens for each in params], dtype=torch.int32, device=DEVICE
-    )
-    changed = logits.to(DEVICE)
-    adjust_logits(
-        changed,
-        position_N=torch.tensor(positions, dtype=torch.int32, device=DEVICE),
-        bias=(
-            padded([each.logit_bias.keys() for each in params], -1, torch.int32),
-            padded([each.logit_bias.values() for each in params], 0.0, torch.float32),
-        ),
-        barred=(padded([each.stop_token_ids for each in params], -1, torch.int32), until),
-        penalties=Penalties(
-            slots_N=slots,
-            history=history,
-            repetition_N=torch.tensor([each.repetition_penalty for each in params], device=DEVICE),
-            frequency_N=torch.tensor([each.frequency_penalty for each in params], device=DEVICE),
-            presence_N=torch.tensor([each.presence_penalty for each in params], device=DEVICE),
-        ),
-    )
-    found = draw(changed, rows_of(params, [6] * 5, positions))
-    expected = [
-        expected_draw(logits[row], params[row], seed=6, index=row, position=40, known=known[row])
-        for row in range(5)
-    ]
-    assert found == expected
-    assert found[3] == 500
-    with pytest.raises(ValueError, match="float32"):
-        adjust_logits(changed.half(), position_N=until)

@@ -37,12 +37,13 @@ class TokenLog:
 
 
 class Variant(NamedTuple):
-    """What is fixed when a step is recorded: rows, entries of their block tables, and the most that
-    any row asks of a draw."""
+    """What is fixed when a step is recorded: rows, entries of their block tables, the most that any
+    row asks of a draw, and whether the logits of one are adjusted."""
 
     rows: int
     blocks: int
     how: Draw
+    adjusts: bool = False
 
 
 # What a step does with its rows: the tokens drawn.
@@ -61,6 +62,7 @@ class DecodeSteps:
     Args:
         tables_GRM: block tables of the model, by KV group and slot; the last slot is padding's.
         body: what a step does; it waits for nothing.
+        adjusts: whether some steps adjust logits, which warming up then records as well.
         record: false to run op by op, as the ladder's lower rungs do.
     """
 
@@ -74,11 +76,12 @@ class DecodeSteps:
         body: StepBody,
         *,
         block_tokens: int,
+        adjusts: bool,
         record: bool,
     ) -> None:
         self._device, self._staging, self._kernels = device, staging, kernels
         self._log, self._tables, self._body = log, tables_GRM, body
-        self._block_tokens, self._record = block_tokens, record
+        self._block_tokens, self._adjusts, self._record = block_tokens, adjusts, record
         _, num_rows, self._longest = tables_GRM.shape
         self._num_slots = num_rows - 1
         self._pool = device.graph_pool() if record else None  # one step runs at a time
@@ -93,14 +96,19 @@ class DecodeSteps:
     def num_recorded(self) -> int:
         return len(self._steps)
 
-    def variant(self, num_rows: int, context: int, *, how: Draw) -> Variant:
-        """The smallest variant that serves so many sequences of up to ``context`` tokens."""
+    def variant(self, num_rows: int, context: int, *, how: Draw, adjusts: bool = False) -> Variant:
+        """The smallest variant that serves so many sequences of up to ``context`` tokens.
+
+        Steps that adjust logits draw in every way, so that there are few of them.
+        """
+        how = Draw.TRUNCATED if adjusts else how
         rows = min(batch_bucket(num_rows), max(self._num_slots, num_rows))
         if self._kernels.decides_on_device:
-            return Variant(rows, self._longest, max(how, Draw.NOISE))
+            return Variant(rows, self._longest, max(how, Draw.NOISE), adjusts)
         step = _CONTEXT_STEP if self._record else self._block_tokens
         tokens = -(-context // step) * step
-        return Variant(rows, min(-(-tokens // self._block_tokens), self._longest), how)
+        blocks = min(-(-tokens // self._block_tokens), self._longest)
+        return Variant(rows, blocks, how, adjusts)
 
     def warm_up(self) -> None:
         """Record steps of every size of batch, before one is waited for; where steps depend on
@@ -109,6 +117,8 @@ class DecodeSteps:
         The largest come first, since the smaller find room in what those have taken.
         """
         for num_rows in range(self._num_slots, 0, -1):
+            if self._adjusts:
+                self._step(self.variant(num_rows, 1, how=Draw.TRUNCATED, adjusts=True))
             for how in reversed(Draw):
                 self._step(self.variant(num_rows, 1, how=how))
 

@@ -9,7 +9,7 @@ import torch
 from ridgeline.core.plan import ModelRole
 from ridgeline.decoding import ancestors, constrain
 from ridgeline.executors.cuda.kernels import Kernels
-from ridgeline.executors.cuda.plain import draws_plainly
+from ridgeline.executors.cuda.plain import by_rejection, is_adjusted
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.handle import Mask
 from ridgeline.executors.outputs import SegmentContext, num_logit_rows, rows_to_draw
@@ -38,7 +38,7 @@ def draw_tokens(
     sampled_NV = logits_NV.index_select(0, send(logit_rows))
     for place, row in enumerate(rows):
         item = items[row.number]
-        if not draws_plainly(item.state, row.position, role):
+        if is_adjusted(item.state, row.position) or by_rejection(item.state, role):
             adjusted_V = _adjusted(sampled_NV[place], item, row.node, words[place], send)
             sampled_NV[place] = adjusted_V
     slot_of_row = np.array([items[row.number].segment.slot for row in rows], dtype=np.int64)

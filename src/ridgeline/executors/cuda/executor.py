@@ -3,14 +3,14 @@
 A *plain* step wants tokens and nothing else. It is issued as soon as it is submitted, whether or
 not the step before it is done: tokens that it needs of that step are on the device, and stay there.
 Its own are copied to pinned memory behind it, and a second thread waits for the copy. A step that
-needs the host between the forward pass and its tokens (masks, drafts to verify, penalties,
-log-probabilities) waits for the step before, and is run as on the other executors.
+needs the host between the forward pass and its tokens (masks, drafts to verify, log-probabilities)
+waits for the step before, and is run as on the other executors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.batch import HostBatch, build_batch, note_known
-from ridgeline.executors.cuda.decode import TokenLog
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.drawing import draw_tokens
 from ridgeline.executors.cuda.kernels import Kernels
@@ -30,8 +29,8 @@ from ridgeline.executors.cuda.kv_cache import KVCache, kv_dtype
 from ridgeline.executors.cuda.launched import DrawnTokens, LaunchedStep
 from ridgeline.executors.cuda.memory import kv_budget_bytes
 from ridgeline.executors.cuda.model import EXECUTIONS, DeviceModel
+from ridgeline.executors.cuda.on_device import OnDevice
 from ridgeline.executors.cuda.plain import can_decode, draw_of, is_plain
-from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.cuda.tuning import Tuning
 from ridgeline.executors.cuda.tuning_cache import Tuned
@@ -44,17 +43,7 @@ from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
 from ridgeline.kernels.triton import LinearKey
 
-_ARRIVALS = 4  # pinned buffers for drawn tokens: two steps may be in flight
-
 Result = TypeVar("Result")
-
-
-class _OnDevice(NamedTuple):
-    """``arrivals`` are pinned buffers for drawn tokens, used in turns."""
-
-    slots: SlotTables
-    log: TokenLog
-    arrivals: tuple[torch.Tensor, ...]
 
 
 class CUDAExecutor(PoolExecutor[KVCache]):
@@ -123,10 +112,9 @@ class CUDAExecutor(PoolExecutor[KVCache]):
                     attention=attention,
                 )
                 self.pools[role] = self._models[role].cache
-        self._opened: _OnDevice | None = None
+        self._opened: OnDevice | None = None
         self._drawn = DrawnTokens(tokens=())
         self._last: Future[StepResult] | None = None
-        self._num_arrivals = 0
         self._finisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cuda-finisher")
 
     def weights_bytes(self, role: ModelRole = ModelRole.TARGET) -> int:
@@ -205,7 +193,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         self.device.release()
 
     def new_state(self, admission: Admission) -> SequenceState:
-        self._on_device().slots.admit(admission)
+        self._on_device().admit(admission)
         return SequenceState(admission)
 
     def _launch(
@@ -216,7 +204,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             with self.device.scope(), torch.inference_mode():
                 clock = Clock()
                 self.begin(handle.plan)
-                if is_plain(handle.plan, self.states, decodes=self._decodes):
+                if self._is_plain(handle.plan):
                     return self._issue(handle)
                 if before is not None:
                     before.result()
@@ -265,7 +253,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             if place is not None
             for step in range(a_pass.num_steps)
         ]
-        arrived = self._fetch(num_rows * num_steps)
+        arrived = self._on_device().fetch(num_rows * num_steps)
         return LaunchedStep(
             handle=handle,
             role=a_pass.role,
@@ -290,20 +278,26 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         handle: Handle,
     ) -> tuple[int, int]:
         """Issue decode steps; how many rows each of them has, and how many they are."""
-        steps = self._models[role].steps
+        steps, adjustments = self._models[role].steps, self._on_device().adjustments
+        sources = [source(segment.token_ids[0]) for segment in segments]
+        drawn = self._to_adjust(segments, sources, role)
+        adjusts = adjustments.begin(drawn)
         variant = steps.variant(
             len(segments),
             max(segment.stop for segment in segments) + num_steps - 1,
             how=max(draw_of(self.states[segment.slot]) for segment in segments),
+            adjusts=adjusts,
         )
         done = steps.run(
             variant,
-            np.array([source(segment.token_ids[0]) for segment in segments]),
+            np.array(sources),
             np.array([segment.start for segment in segments]),
             np.array([segment.slot for segment in segments]),
             num_steps=num_steps,
             is_aborted=handle.aborted.is_set,
         )
+        if adjusts:
+            adjustments.end(drawn, done)
         return variant.rows, done
 
     def _issue_batch(
@@ -318,18 +312,35 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         for row, number in enumerate(sampled):
             rows[number] = row
         if sampled:
+            wanted = [segments[number] for number in sampled]
             at = send(batch.logit_rows)
-            slots_N = tokens.slots_T.index_select(0, at)
-            drawn = self._kernels.sample(
-                model.logits(hidden_TD.index_select(0, at)),
-                slots.settings,
-                slots_N,
-                tokens.stops_T.index_select(0, at),
-                how=max(draw_of(self.states[segments[n].slot]) for n in sampled),
+            adjustments = self._on_device().adjustments
+            states = self._to_adjust(wanted, batch.sources[batch.logit_rows].tolist(), role)
+            adjusts = adjustments.begin(states)
+            inputs = tokens.picked(at)
+            drawn = model.draw(
+                hidden_TD.index_select(0, at),
+                inputs,
+                how=max(draw_of(self.states[segment.slot]) for segment in wanted),
+                adjusts=adjusts,
             )
-            void = slots_N == slots.padding
+            if adjusts:
+                adjustments.end(states, 1)
+            void = inputs.slots_T == slots.padding
             log.values[: len(sampled)].copy_(torch.where(void, -1, drawn))
         return rows, len(sampled)
+
+    def _to_adjust(
+        self, segments: Sequence[Segment], sources: Sequence[int], role: ModelRole
+    ) -> list[tuple[SequenceState, int]]:
+        """Of a plain step's sequences those whose logits may be adjusted, and the positions of the
+        tokens that are drawn; what refers to a token that was not drawn is void."""
+        never = self._on_device().log.never
+        return [
+            (self.states[segment.slot], segment.stop)
+            for segment, source in zip(segments, sources, strict=True)
+            if role is ModelRole.TARGET and source != never
+        ]
 
     def forward(
         self,
@@ -384,12 +395,12 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     ) -> list[tuple[SegmentResult, ...]] | None:
         a_pass = Pass(segments=tuple(segments), role=role, num_steps=num_steps)
         plan = StepPlan(step_id=0, passes=(a_pass,))
-        if not self._decodes(a_pass) or not is_plain(plan, self.states, decodes=self._decodes):
+        if not self._decodes(a_pass) or not self._is_plain(plan):
             return None
         self._update(segments, role)
         clock.lap("prepare_s")
         num_rows, done = self._issue_decode(segments, role, int, num_steps, handle)
-        arrived = self._fetch(num_rows * done)
+        arrived = self._on_device().fetch(num_rows * done)
         self.device.record().wait()
         clock.lap("forward_s")
         steps = []
@@ -403,6 +414,10 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             steps.append(tuple(results))
         clock.lap("sample_s")
         return steps
+
+    def _is_plain(self, plan: StepPlan) -> bool:
+        fits = self._on_device().adjustments.fits
+        return is_plain(plan, self.states, decodes=self._decodes, fits=fits)
 
     def _decodes(self, a_pass: Pass) -> bool:
         """Whether a pass is run as a decode step."""
@@ -450,30 +465,20 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         if role is ModelRole.TARGET:
             state.proposals.clear()
 
-    def _fetch(self, count: int) -> torch.Tensor:
-        """Copy the first tokens of the log to pinned memory, behind what has been issued."""
-        target = self._on_device().arrivals[self._num_arrivals % _ARRIVALS][:count]
-        self._num_arrivals += 1
-        target.copy_(self._on_device().log.values[:count], non_blocking=True)
-        return target
-
-    def _on_device(self) -> "_OnDevice":
-        """What the device keeps of sequences and of tokens; made once the KV pools are there."""
+    def _on_device(self) -> OnDevice:
+        """Made once the KV pools are there."""
         if self._opened is None:
             pools = {role: cache.num_blocks for role, cache in self.pools.items()}
-            slots = SlotTables(
+            self._opened = OnDevice(
                 self.device,
                 self._staging,
                 pools,
                 num_slots=self._num_slots,
                 longest=max(self._longest(role) for role in pools),
+                vocab=self.spec(ModelRole.TARGET).vocab_size,
             )
-            log = TokenLog(self.device, self._num_slots)
-            shape = (len(log.values),)
-            arrivals = tuple(self.device.staging(shape, torch.int64) for _ in range(_ARRIVALS))
             for model in self._models.values():
-                model.open(self._staging, slots, log)
-            self._opened = _OnDevice(slots, log, arrivals)
+                model.open(self._staging, self._opened)
         return self._opened
 
     def _longest(self, role: ModelRole) -> int:

@@ -15,7 +15,7 @@ import torch
 from ridgeline.core.spec import Activation, ClampedSwiGLU, NormSpec, RoutingSpec
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows
 from ridgeline.executors.cuda.slots import Settings
-from ridgeline.kernels.triton import KVTensors, PackedMatrix, StepRows
+from ridgeline.kernels.triton import AdjustmentTables, KVTensors, PackedMatrix, StepRows
 
 AnyActivation = Activation | ClampedSwiGLU
 
@@ -155,6 +155,21 @@ class Kernels(Protocol):
 
     def experts(self, x_TD: torch.Tensor, logits_TE: torch.Tensor, moe: Experts) -> torch.Tensor:
         """``[T, D]``: each token through the experts that the router's logits choose."""
+
+    def adjust(
+        self,
+        logits_NV: torch.Tensor,
+        tables: AdjustmentTables,
+        slots_N: torch.Tensor,
+        tokens_N: torch.Tensor,
+        stops_N: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits in at least float32, with the biases, bars and penalties of each row's slot.
+
+        ``tokens_N`` (int64) are the inputs whose logits these are, at positions ``stops_N`` − 1
+        (int32): those that histories lack are added to them first. No two rows have a slot in
+        common, but for that of padding.
+        """
 
     def sample(
         self,

@@ -6,6 +6,7 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.core.spec import ModelSpec
+from ridgeline.executors.cuda.adjustments import adjustment_bytes
 from ridgeline.executors.cuda.device import DeviceMemory
 
 # Workspaces of libraries, recorded graphs, kernels, and fragments.
@@ -20,15 +21,18 @@ def kv_budget_bytes(
     num_tokens: int,
     num_rows: int,
 ) -> int:
-    """Bytes for KV, now that the weights are loaded: the share less what is in use, and less what
-    the largest step needs (``num_tokens`` tokens, ``num_rows`` rows of logits)."""
+    """Bytes for KV, now that the weights are loaded: the share less what is in use, less what the
+    largest step needs (``num_tokens`` tokens, ``num_rows`` rows of logits), and less what changes
+    the logits of as many sequences."""
+    models = tuple(models)
     in_use = memory.total - memory.free
     largest = max(
         activation_bytes(spec, model_ops, dtype, num_tokens=num_tokens, num_rows=num_rows)
         for spec, model_ops, dtype in models
     )
+    kept = max(adjustment_bytes(num_rows, spec.vocab_size) for spec, _, _ in models)
     runtime = min(_RUNTIME_BYTES, int(memory.total * _RUNTIME_SHARE))
-    return max(0, int(memory.total * memory_share) - in_use - largest - runtime)
+    return max(0, int(memory.total * memory_share) - in_use - largest - kept - runtime)
 
 
 def activation_bytes(

@@ -12,14 +12,14 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.executors.cuda.attention import Attention, AttentionBackends
 from ridgeline.executors.cuda.attention_trial import Trial
 from ridgeline.executors.cuda.batch import HostBatch, void_batch
-from ridgeline.executors.cuda.decode import DecodeSteps, TokenLog, Variant
+from ridgeline.executors.cuda.decode import DecodeSteps, Variant
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Tree
 from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.on_device import OnDevice
 from ridgeline.executors.cuda.program import Program, rope_specs
 from ridgeline.executors.cuda.rope import RopeTables
-from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.cuda.timing import seconds_on
 from ridgeline.executors.cuda.triton_kernels import TritonKernels
@@ -78,13 +78,13 @@ class DeviceModel:
             trial=Trial(timer=seconds_on),
         )
 
-    def open(self, staging: Staging, slots: SlotTables, log: TokenLog) -> None:
+    def open(self, staging: Staging, on_device: OnDevice) -> None:
         """Take the tables that are sized by the KV pools."""
-        self._slots = slots
+        slots, log = on_device.slots, on_device.log
+        self._slots, self._log, self._adjustments = slots, log, on_device.adjustments
         body: Any = self._decode
         if self._execution == "compile":
             body = torch.compile(self._decode, dynamic=False)
-        self._log = log
         self._query_starts = torch.arange(
             slots.num_slots + 1, dtype=torch.int32, device=self._device.torch_device
         )
@@ -96,6 +96,7 @@ class DeviceModel:
             slots.tables(self.role),
             body,
             block_tokens=self.cache.block_tokens,
+            adjusts=self.role is ModelRole.TARGET,
             record=self._execution != "eager",
         )
         self._is_open = True
@@ -189,6 +190,20 @@ class DeviceModel:
         """``[N, V]``, as `Program.logits` has them."""
         return self._program.logits(hidden_ND)
 
+    def draw(
+        self, hidden_ND: torch.Tensor, rows: StepRows, *, how: Draw, adjusts: bool
+    ) -> torch.Tensor:
+        """The tokens that follow those of some rows, int64 ``[N]``; −1 where none is possible."""
+        logits_NV = self.logits(hidden_ND)
+        if adjusts:
+            tables = self._adjustments.tables
+            logits_NV = self._kernels.adjust(
+                logits_NV, tables, rows.slots_T, rows.token_ids_T, rows.stops_T
+            )
+        return self._kernels.sample(
+            logits_NV, self._slots.settings, rows.slots_T, rows.stops_T, how=how
+        )
+
     def _decode(self, rows: StepRows, variant: Variant) -> torch.Tensor:
         """A whole decode step: the tokens drawn."""
         count = variant.rows
@@ -203,13 +218,7 @@ class DeviceModel:
             rope=self.rope.of(rows.positions_T),
             short=Short(count, count, 1),
         )
-        return self._kernels.sample(
-            self.logits(self._program.hidden(at)),
-            self._slots.settings,
-            rows.slots_T,
-            rows.stops_T,
-            how=variant.how,
-        )
+        return self.draw(self._program.hidden(at), rows, how=variant.how, adjusts=variant.adjusts)
 
 
 def _on_device(adapter: Adapter, device: torch.device) -> Adapter:

@@ -20,10 +20,17 @@ _SAMPLE, _NOTHING = Outputs(sample=True), Outputs()
 States = Mapping[int, SequenceState]
 
 
-def is_plain(plan: StepPlan, states: States, *, decodes: Callable[[Pass], bool]) -> bool:
+def is_plain(
+    plan: StepPlan,
+    states: States,
+    *,
+    decodes: Callable[[Pass], bool],
+    fits: Callable[[int], bool],
+) -> bool:
     """Whether a plan has one pass that wants tokens and nothing else, drawn as the device draws.
 
-    ``decodes`` says whether the pass can be a decode step, which is what is repeated.
+    ``decodes`` says whether the pass can be a decode step, which is what is repeated; ``fits``
+    whether the device has all that changes the logits of a slot's sequence.
     """
     if len(plan.passes) != 1:
         return False
@@ -31,7 +38,8 @@ def is_plain(plan: StepPlan, states: States, *, decodes: Callable[[Pass], bool])
     if a_pass.num_steps > 1 and not decodes(a_pass):
         return False
     return all(
-        _is_plain_segment(segment, a_pass.role, states[segment.slot]) for segment in a_pass.segments
+        _is_plain_segment(segment, a_pass.role, states[segment.slot], fits)
+        for segment in a_pass.segments
     )
 
 
@@ -42,14 +50,17 @@ def can_decode(segments: Sequence[Segment], num_steps: int) -> bool:
     )
 
 
-def draws_plainly(state: SequenceState, position: int, role: ModelRole) -> bool:
-    """Whether the token at ``position`` is drawn from the logits as they are."""
+def is_adjusted(state: SequenceState, position: int) -> bool:
+    """Whether logits change before the token at ``position`` is drawn from them."""
     admission, params = state.admission, state.admission.params
     ends = (*admission.eos_token_ids, *params.stop_token_ids)
     is_barred = bool(ends) and position - admission.num_prompt_tokens < params.min_tokens
-    is_changed = params.has_penalties or bool(params.logit_bias) or is_barred
-    by_rejection = role is ModelRole.DRAFT and state.verifies_by_rejection
-    return not is_changed and not by_rejection
+    return params.has_penalties or bool(params.logit_bias) or is_barred
+
+
+def by_rejection(state: SequenceState, role: ModelRole) -> bool:
+    """Whether tokens are drafts that are verified by rejection, from the whole distribution."""
+    return role is ModelRole.DRAFT and state.verifies_by_rejection
 
 
 def draw_of(state: SequenceState) -> Draw:
@@ -61,12 +72,17 @@ def draw_of(state: SequenceState) -> Draw:
     return Draw.TRUNCATED if truncates else Draw.NOISE
 
 
-def _is_plain_segment(segment: Segment, role: ModelRole, state: SequenceState) -> bool:
+def _is_plain_segment(
+    segment: Segment, role: ModelRole, state: SequenceState, fits: Callable[[int], bool]
+) -> bool:
     if segment.num_drafts or segment.outputs not in (_SAMPLE, _NOTHING):
         return False
     if any(map(is_reference, segment.token_ids[:-1])) or is_earlier_pass(segment.token_ids[-1]):
         return False
     if not segment.outputs.sample:
         return True
-    is_told = state.admission.params.logprobs is not None
-    return not is_told and draws_plainly(state, segment.stop, role)
+    if state.admission.params.logprobs is not None or by_rejection(state, role):
+        return False
+    if is_adjusted(state, segment.stop):
+        return role is ModelRole.TARGET and fits(segment.slot)
+    return True

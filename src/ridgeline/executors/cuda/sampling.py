@@ -9,6 +9,7 @@ from ridgeline.core.philox import Stream
 from ridgeline.decoding.noise import gumbel, philox_rounds
 from ridgeline.executors.cuda.kernels import Draw
 from ridgeline.executors.cuda.slots import Settings
+from ridgeline.kernels.triton import IN_PROMPT, AdjustmentTables
 
 NONE_POSSIBLE = -1
 _NEVER = float("-inf")
@@ -37,6 +38,40 @@ def draw(
     tokens = torch.where(greedy, logits.argmax(dim=-1), drawn)
     possible = (best[:, 0] > _NEVER) & (greedy | (best[:, 0] < float("inf")))
     return torch.where(possible, tokens, NONE_POSSIBLE)
+
+
+def adjusted(
+    logits_NV: torch.Tensor,
+    tables: AdjustmentTables,
+    slots_N: torch.Tensor,
+    tokens_N: torch.Tensor,
+    stops_N: torch.Tensor,
+) -> torch.Tensor:
+    """See `ridgeline.executors.cuda.kernels.Kernels.adjust`; in float64, as the reference."""
+    vocab = tables.history.shape[1]
+    counted = tables.counted.index_select(0, slots_N)
+    is_next = counted == stops_N - 1
+    tables.history.view(-1).index_add_(0, slots_N * vocab + tokens_N, is_next.int())
+    tables.counted.index_copy_(0, slots_N, torch.where(is_next, stops_N, counted))
+
+    ids, values, until = (
+        table.index_select(0, slots_N)
+        for table in (tables.edit_ids, tables.edit_values, tables.edit_until)
+    )
+    numbers = torch.arange(ids.shape[1], device=ids.device)
+    is_edit = numbers < tables.num_edits.index_select(0, slots_N)[:, None]
+    ids = torch.where(is_edit, ids, 0).long()
+    is_barred = is_edit & (stops_N[:, None] < until)
+    x = logits_NV.double().scatter_add(1, ids, torch.where(is_edit, values, 0.0))
+    most = torch.where(is_barred, _NEVER, float("inf")).double()
+    x = x.scatter_reduce(1, ids, most, "amin")
+
+    repetition, frequency, presence = tables.penalties.index_select(1, slots_N)[..., None].unbind()
+    seen = torch.where(counted[:, None] >= 0, tables.history.index_select(0, slots_N), 0)
+    count = seen % IN_PROMPT
+    x = torch.where(seen > 0, torch.where(x > 0, x / repetition, x * repetition), x)
+    x = x - frequency.float() * count - presence.float() * (count > 0)
+    return x if logits_NV.dtype == torch.float64 else x.float()
 
 
 def _truncated(scaled: torch.Tensor, settings: Settings) -> torch.Tensor:

@@ -13,10 +13,17 @@ from ridgeline.core.spec import NormScope
 from ridgeline.decoding import ancestors
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows, Span
 from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Experts, Gain
-from ridgeline.executors.cuda.sampling import draw
+from ridgeline.executors.cuda.sampling import adjusted, draw
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import reference
-from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix, StepRows, move_slots
+from ridgeline.kernels.triton import (
+    AdjustmentTables,
+    Format,
+    KVTensors,
+    PackedMatrix,
+    StepRows,
+    move_slots,
+)
 from ridgeline.kernels.triton.kv_cache import QUANTIZED
 
 
@@ -159,6 +166,16 @@ class TorchKernels:
             out = out + moe.down_bias
         summed = (reference.wide(out) * shares_TE[..., None]).sum(dim=1)
         return summed.to(x_TD.dtype)
+
+    def adjust(
+        self,
+        logits_NV: torch.Tensor,
+        tables: AdjustmentTables,
+        slots_N: torch.Tensor,
+        tokens_N: torch.Tensor,
+        stops_N: torch.Tensor,
+    ) -> torch.Tensor:
+        return adjusted(logits_NV, tables, slots_N, tokens_N, stops_N)
 
     def sample(
         self,

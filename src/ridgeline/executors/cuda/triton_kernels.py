@@ -9,7 +9,13 @@ from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Ex
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import triton as kernels
 from ridgeline.kernels.gpu import has_fp8
-from ridgeline.kernels.triton import Format, KVTensors, PackedMatrix, StepRows
+from ridgeline.kernels.triton import (
+    AdjustmentTables,
+    Format,
+    KVTensors,
+    PackedMatrix,
+    StepRows,
+)
 
 _MAX_SAMPLED = 256  # rows at once
 
@@ -247,6 +253,19 @@ class TritonKernels:
         out_TD = torch.empty_like(x_TD)
         kernels.combine(results.view(tokens, top_k, -1), out_TD)
         return out_TD
+
+    def adjust(
+        self,
+        logits_NV: torch.Tensor,
+        tables: AdjustmentTables,
+        slots_N: torch.Tensor,
+        tokens_N: torch.Tensor,
+        stops_N: torch.Tensor,
+    ) -> torch.Tensor:
+        out_NV = torch.empty_like(logits_NV, dtype=torch.float32)
+        kernels.count_tokens(tables, slots_N, tokens_N, stops_N)
+        kernels.adjust_logits(logits_NV, out_NV, tables, slots_N, stops_N)
+        return out_NV
 
     def sample(
         self,

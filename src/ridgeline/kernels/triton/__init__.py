@@ -15,7 +15,7 @@ if _reason is not None:
 from ridgeline.kernels.triton.activation import activate  # noqa: E402
 from ridgeline.kernels.triton.adjustment import (  # noqa: E402
     IN_PROMPT,
-    Penalties,
+    AdjustmentTables,
     adjust_logits,
     count_tokens,
 )
@@ -84,6 +84,7 @@ __all__ = [
     "MOST_NORMED",
     "NUM_AXES",
     "SMALL_BATCH",
+    "AdjustmentTables",
     "AttentionBatch",
     "ExpertOrder",
     "FoldedNorm",
@@ -95,7 +96,6 @@ __all__ = [
     "LinearKey",
     "LinearUse",
     "PackedMatrix",
-    "Penalties",
     "SampleWorkspace",
     "SamplingRows",
     "StepRows",

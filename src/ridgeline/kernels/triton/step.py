@@ -45,6 +45,16 @@ class StepRows(NamedTuple):
             kv_slots_GT=longs(num_groups, num_tokens),
         )
 
+    def picked(self, at_N: torch.Tensor) -> "StepRows":
+        """Some of the tokens; ``at_N`` is int64."""
+        return StepRows(
+            token_ids_T=self.token_ids_T.index_select(0, at_N),
+            positions_T=self.positions_T.index_select(0, at_N),
+            slots_T=self.slots_T.index_select(0, at_N),
+            stops_T=self.stops_T.index_select(0, at_N),
+            kv_slots_GT=self.kv_slots_GT.index_select(1, at_N),
+        )
+
 
 def begin_step(
     sources_T: torch.Tensor,
