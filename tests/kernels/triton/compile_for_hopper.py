@@ -139,7 +139,7 @@ def rows_and_heads():
     global case
     case = "4 rows of 4096"
     x, scales = zeros(4, 4096), zeros(4, dtype=torch.float32)
-    kernels.normalise(x, zeros(4, 4096), RMS, weight=x[0], branch_TD=zeros(4, 4096))
+    kernels.normalise(x, zeros(4, 4096), RMS, weight=x[0])
     kernels.quantize_rows(x, zeros(4, 4096, dtype=FP8), scales)
     for kind in spec.Activation:
         kernels.activate(x, zeros(4, 4096), kind, gate_TF=x)

@@ -15,9 +15,9 @@ from ridgeline.decoding import ancestors, depths
 from ridgeline.executors.cuda.inputs import Short, Span
 from ridgeline.executors.outputs import num_logit_rows
 from ridgeline.executors.state import SequenceState
+from ridgeline.kernels.triton import MAX_TREE_DRAFTS
 
 MAX_SHORT = 16  # tokens
-_MAX_DRAFTS = 64
 
 Ints = npt.NDArray[np.int64]
 
@@ -163,7 +163,7 @@ def _positions(segment: Segment) -> Sequence[int]:
 def _tree(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int32], Ints]:
     """Drafts of each segment with a tree, and which of them each token sees, as bits."""
     counts = np.array([len(span.parents) for span in spans], dtype=np.int32)
-    assert counts.max() <= _MAX_DRAFTS, "a tree has at most 64 drafts"
+    assert counts.max() <= MAX_TREE_DRAFTS, "a tree has more drafts than a mask has bits"
     bits = np.zeros(spans[-1].last, dtype=np.uint64)
     for span in spans:
         first = span.last - len(span.parents)

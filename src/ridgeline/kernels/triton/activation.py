@@ -6,7 +6,6 @@ import triton.language as tl
 
 from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels.triton.launch import next_power_of_2
-from ridgeline.kernels.triton.quantized_rows import largest_code, scale_of, to_codes
 
 CLAMPED = 4
 KINDS: dict[Activation, int] = {
@@ -30,27 +29,21 @@ def activate(
     activation: Activation | ClampedSwiGLU,
     *,
     gate_TF: torch.Tensor | None = None,
-    scales_T: torch.Tensor | None = None,
 ) -> None:
-    """out = act(gate) · up, or act(up) where there is no gate.
-
-    ``out`` has the inputs' type, or is int8 or float8_e4m3fn with a scale for each row in
-    ``scales_T`` (float32).
+    """out = act(gate) · up, or act(up) where there is no gate, in the inputs' type.
 
     Raises:
-        ValueError: a quantized output lacks scales, or a clamped activation its gate.
+        ValueError: a clamped activation lacks its gate.
     """
     if gate_TF is None and isinstance(activation, ClampedSwiGLU):
         raise ValueError("the clamped activation has a gate")
     num_rows, width = up_TF.shape
-    code = largest_code(out_TF, scales_T)
     kind, alpha, limit = kind_of(activation)
-    block = next_power_of_2(width) if code else min(1024, next_power_of_2(width))
+    block = min(1024, next_power_of_2(width))
     _activate[(num_rows, -(-width // block))](
         up_TF,
         up_TF if gate_TF is None else gate_TF,
         out_TF,
-        out_TF if scales_T is None else scales_T,
         up_TF.stride(0),
         0 if gate_TF is None else gate_TF.stride(0),
         out_TF.stride(0),
@@ -59,9 +52,8 @@ def activate(
         limit,
         KIND=kind,
         GATED=gate_TF is not None,
-        LARGEST_CODE=code,
         BLOCK=block,
-        num_warps=min(16, max(1, block // 512)),
+        num_warps=max(1, block // 512),
     )
 
 
@@ -97,7 +89,6 @@ def _activate(
     up,
     gate,
     out,
-    scales,
     up_stride,
     gate_stride,
     out_stride,
@@ -106,7 +97,6 @@ def _activate(
     limit,
     KIND: tl.constexpr,
     GATED: tl.constexpr,
-    LARGEST_CODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -118,8 +108,4 @@ def _activate(
         values = gated(gates.to(tl.float32), values, alpha, limit, KIND)
     else:
         values = activated(values, KIND)
-    if LARGEST_CODE > 0:
-        scale = scale_of(tl.max(tl.where(inside, tl.abs(values), 0.0), 0), LARGEST_CODE)
-        tl.store(scales + row, scale)
-        values = to_codes(values / scale, LARGEST_CODE, out.dtype.element_ty)
     tl.store(out + row * out_stride + columns, values.to(out.dtype.element_ty), mask=inside)

@@ -58,23 +58,18 @@ def grouped_linear(
     )
 
 
-def combine(
-    pairs_TkD: torch.Tensor, out_TD: torch.Tensor, *, add_TD: torch.Tensor | None = None
-) -> None:
-    """out = Σ over a token's pairs, in order and in float32, plus ``add_TD`` (shared experts)."""
+def combine(pairs_TkD: torch.Tensor, out_TD: torch.Tensor) -> None:
+    """out = Σ over a token's pairs, in order and in float32."""
     num_tokens, top_k, width = pairs_TkD.shape
     block = min(1024, next_power_of_2(width))
     _combine[(num_tokens, -(-width // block))](
         pairs_TkD,
         out_TD,
-        out_TD if add_TD is None else add_TD,
         pairs_TkD.stride(0),
         pairs_TkD.stride(1),
         out_TD.stride(0),
-        0 if add_TD is None else add_TD.stride(0),
         width,
         TOP_K=top_k,
-        HAS_ADDED=add_TD is not None,
         BLOCK=block,
         num_warps=4,
     )
@@ -84,14 +79,11 @@ def combine(
 def _combine(
     pairs,
     out,
-    added,
     token_stride,
     pair_stride,
     out_stride,
-    added_stride,
     width,
     TOP_K: tl.constexpr,
-    HAS_ADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -100,8 +92,5 @@ def _combine(
     total = tl.zeros((BLOCK,), tl.float32)
     for pair in tl.static_range(TOP_K):
         at = pairs + token * token_stride + pair * pair_stride + columns
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_ADDED:
-        at = added + token * added_stride + columns
         total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * out_stride + columns, total.to(out.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, with the residual before them and the quantization after them."""
+"""RMSNorm and LayerNorm, and rows as codes of eight bits."""
 
 import torch
 import triton
@@ -16,39 +16,23 @@ def normalise(
     *,
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    branch_TD: torch.Tensor | None = None,
-    branch_scale: float = 1.0,
-    scales_T: torch.Tensor | None = None,
 ) -> None:
-    """out = norm(x) · weight + bias over rows; first, in place, x += branch · branch_scale.
-
-    ``out`` has x's type, or is int8 or float8_e4m3fn with one scale for each row in ``scales_T``
-    (float32). It may be x where there is no branch.
-
-    Raises:
-        ValueError: a quantized output lacks scales.
-    """
+    """out = norm(x) · weight + bias over rows. ``out`` has x's type, and may be x."""
     num_rows, width = x_TD.shape
     block = next_power_of_2(width)
     _normalise[(num_rows,)](
         x_TD,
-        x_TD if branch_TD is None else branch_TD,
         out_TD,
-        out_TD if scales_T is None else scales_T,
         x_TD if weight is None else weight,
         x_TD if bias is None else bias,
         x_TD.stride(0),
-        x_TD.stride(0) if branch_TD is None else branch_TD.stride(0),
         out_TD.stride(0),
         width,
         spec.eps,
-        branch_scale,
-        HAS_BRANCH=branch_TD is not None,
         HAS_WEIGHT=weight is not None,
         HAS_BIAS=bias is not None,
         CENTRED=spec.kind is NormKind.LAYER,
         OFFSET=1.0 if spec.unit_offset else 0.0,
-        LARGEST_CODE=largest_code(out_TD, scales_T),
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
     )
@@ -69,7 +53,7 @@ def quantize_rows(x_TD: torch.Tensor, out_TD: torch.Tensor, scales_T: torch.Tens
         x_TD.stride(0),
         out_TD.stride(0),
         width,
-        LARGEST_CODE=largest_code(out_TD, scales_T),
+        LARGEST_CODE=largest_code(out_TD),
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
     )
@@ -78,34 +62,23 @@ def quantize_rows(x_TD: torch.Tensor, out_TD: torch.Tensor, scales_T: torch.Tens
 @triton.jit
 def _normalise(
     x,
-    branch,
     out,
-    scales,
     weight,
     bias,
     x_stride,
-    branch_stride,
     out_stride,
     width,
     eps,
-    branch_scale,
-    HAS_BRANCH: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     CENTRED: tl.constexpr,
     OFFSET: tl.constexpr,
-    LARGEST_CODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    stored = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
-    if HAS_BRANCH:
-        added = tl.load(branch + row * branch_stride + columns, mask=inside, other=0.0)
-        stored = (stored.to(tl.float32) + added.to(tl.float32) * branch_scale).to(stored.dtype)
-        tl.store(x + row * x_stride + columns, stored, mask=inside)
-    values = stored.to(tl.float32)
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         values = tl.where(inside, values - tl.sum(values, 0) / width, 0.0)
     values *= 1 / tl.sqrt(tl.sum(values * values, 0) / width + eps)
@@ -113,7 +86,7 @@ def _normalise(
         values *= tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32) + OFFSET
     if HAS_BIAS:
         values += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    _store_row(out + row * out_stride, scales + row, values, columns, inside, LARGEST_CODE)
+    tl.store(out + row * out_stride + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -131,14 +104,7 @@ def _quantize(
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    _store_row(out + row * out_stride, scales + row, values, columns, inside, LARGEST_CODE)
-
-
-@triton.jit
-def _store_row(out, scale_at, values, columns, inside, LARGEST_CODE: tl.constexpr):
-    """One row as floats, or as codes and a scale."""
-    if LARGEST_CODE > 0:
-        scale = scale_of(tl.max(tl.where(inside, tl.abs(values), 0.0), 0), LARGEST_CODE)
-        tl.store(scale_at, scale)
-        values = to_codes(values / scale, LARGEST_CODE, out.dtype.element_ty)
-    tl.store(out + columns, values.to(out.dtype.element_ty), mask=inside)
+    scale = scale_of(tl.max(tl.where(inside, tl.abs(values), 0.0), 0), LARGEST_CODE)
+    tl.store(scales + row, scale)
+    codes = to_codes(values / scale, LARGEST_CODE, out.dtype.element_ty)
+    tl.store(out + row * out_stride + columns, codes, mask=inside)

@@ -22,13 +22,12 @@ def to_codes(values, LARGEST_CODE: tl.constexpr, DTYPE: tl.constexpr):
     return values.to(DTYPE)
 
 
-def largest_code(out: torch.Tensor, scales: torch.Tensor | None) -> float:
-    """The largest code of ``out``, or 0 where it is not quantized.
+def largest_code(out: torch.Tensor) -> float:
+    """The largest code of ``out``.
 
     Raises:
-        ValueError: it is quantized and there are no scales, or the other way round.
+        ValueError: it is not int8 or float8_e4m3fn.
     """
-    code = QUANTIZED.get(out.dtype, 0.0)
-    if bool(code) != (scales is not None):
-        raise ValueError(f"{out.dtype} output {'needs' if code else 'has no'} scales")
-    return code
+    if out.dtype not in QUANTIZED:
+        raise ValueError(f"{out.dtype} is not int8 or float8_e4m3fn")
+    return QUANTIZED[out.dtype]

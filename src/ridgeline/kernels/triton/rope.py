@@ -20,8 +20,8 @@ def rope_and_write(
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     rows_T: torch.Tensor | None = None,
-    kv: KVTensors | None,
-    slots_T: torch.Tensor | None = None,
+    kv: KVTensors,
+    slots_T: torch.Tensor,
     interleaved: bool = False,
     query_start: int = 0,
     key_start: int = 0,
@@ -33,15 +33,14 @@ def rope_and_write(
 
     k itself stays as it was. ``cos`` and ``sin`` are float32 ``[P, rotary_dim / 2]``, ``rows_T``
     says which of their rows each token has; elements from ``query_start`` and ``key_start`` on are
-    rotated. ``slots_T`` int64 are flat slots ``block · B + offset``, negative for tokens that are
-    not stored; without ``kv`` nothing is. ``query_norm`` and ``key_norm`` are ``[d]``, or a row for
-    each head.
+    rotated. ``slots_T`` int64 are flat slots ``block · B + offset``. ``query_norm`` and
+    ``key_norm`` are ``[d]``, or a row for each head.
 
     Raises:
         ValueError: arguments that belong together are not all there.
     """
-    if (cos is None) != (rows_T is None) or (kv is None) != (slots_T is None):
-        raise ValueError("cos comes with rows_T, and kv with slots_T")
+    if (cos is None) != (rows_T is None):
+        raise ValueError("cos comes with rows_T")
     if (query_norm is None) != (norm_spec is None) or (query_norm is None) != (key_norm is None):
         raise ValueError("norms of q and of k come together, with their spec")
     num_tokens, num_heads, q_width = q_THd.shape
@@ -50,11 +49,9 @@ def rope_and_write(
     block_d = next_power_of_2(max(q_width, k_width, v_width))
     heads_each = max(1, min(_TILE_ELEMENTS // block_d, next_power_of_2(num_heads)))
     query_programs = -(-num_heads // heads_each)
-    key_programs = 0 if kv is None else -(-kv_heads // heads_each)
+    key_programs = -(-kv_heads // heads_each)
     value = k_TKd if v_TKd is None else v_TKd
-    k_cache, v_cache = (q_THd, q_THd) if kv is None else (kv.k, kv.v)
-    scales = kv.k_scales if kv is not None else None
-    v_scales = kv.v_scales if kv is not None else None
+    scales, v_scales = kv.k_scales, kv.v_scales
     _rope[(num_tokens, query_programs + key_programs)](
         q_THd,
         k_TKd,
@@ -64,16 +61,16 @@ def rope_and_write(
         q_THd if rows_T is None else rows_T,
         q_THd if query_norm is None else query_norm,
         q_THd if key_norm is None else key_norm,
-        k_cache,
-        v_cache,
+        kv.k,
+        kv.v,
         q_THd if scales is None else scales,
         q_THd if v_scales is None else v_scales,
-        q_THd if slots_T is None else slots_T,
+        slots_T,
         *q_THd.stride()[:2],
         *k_TKd.stride()[:2],
         *value.stride()[:2],
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
+        *kv.k.stride()[:3],
+        *kv.v.stride()[:3],
         *((0, 0) if scales is None else scales.stride()[:2]),
         0 if query_norm is None or query_norm.ndim == 1 else query_norm.stride(0),
         0 if key_norm is None or key_norm.ndim == 1 else key_norm.stride(0),
@@ -89,11 +86,11 @@ def rope_and_write(
         K_START=key_start,
         HALF=0 if cos is None else cos.shape[-1],
         INTERLEAVED=interleaved,
-        PAGE=1 if kv is None else kv.block_tokens,
+        PAGE=kv.block_tokens,
         NORM=norm_spec is not None,
         CENTRED=norm_spec is not None and norm_spec.kind is NormKind.LAYER,
         OFFSET=1.0 if norm_spec is not None and norm_spec.unit_offset else 0.0,
-        LARGEST_CODE=QUANTIZED.get(k_cache.dtype, 0.0),
+        LARGEST_CODE=QUANTIZED.get(kv.k.dtype, 0.0),
         BLOCK_D=block_d,
         num_warps=4,
     )
@@ -159,47 +156,46 @@ def _rope(
         heads = part * HEADS_EACH + tl.arange(0, HEADS_EACH)
         here = (heads[:, None] < HEADS) & (d[None, :] < Q_WIDTH)
         rows = q + token * q_token_stride + heads[:, None] * q_head_stride
-        values = _turned(
+        queries = _turned(
             rows, here, d, query_norm + heads[:, None] * query_norm_stride, eps,
             cos + table_row * HALF, sin + table_row * HALF,
             Q_WIDTH, Q_START, HALF, INTERLEAVED, NORM, CENTRED, OFFSET,
         )  # fmt: skip
         tl.debug_barrier()  # all threads have read their pairs before any is overwritten
-        tl.store(rows + d[None, :], values.to(q.dtype.element_ty), mask=here)
+        tl.store(rows + d[None, :], queries.to(q.dtype.element_ty), mask=here)
     else:
         slot = tl.load(slots + token)
-        if slot >= 0:
-            heads = (part - QUERY_PROGRAMS) * HEADS_EACH + tl.arange(0, HEADS_EACH)
-            block = slot // PAGE
-            offset = slot % PAGE
-            here = (heads[:, None] < KV_HEADS) & (d[None, :] < K_WIDTH)
-            values = _turned(
-                k + token * k_token_stride + heads[:, None] * k_head_stride, here, d,
-                key_norm + heads[:, None] * key_norm_stride, eps,
-                cos + table_row * HALF, sin + table_row * HALF,
-                K_WIDTH, K_START, HALF, INTERLEAVED, NORM, CENTRED, OFFSET,
-            )  # fmt: skip
+        heads = (part - QUERY_PROGRAMS) * HEADS_EACH + tl.arange(0, HEADS_EACH)
+        block = slot // PAGE
+        offset = slot % PAGE
+        here = (heads[:, None] < KV_HEADS) & (d[None, :] < K_WIDTH)
+        keys = _turned(
+            k + token * k_token_stride + heads[:, None] * k_head_stride, here, d,
+            key_norm + heads[:, None] * key_norm_stride, eps,
+            cos + table_row * HALF, sin + table_row * HALF,
+            K_WIDTH, K_START, HALF, INTERLEAVED, NORM, CENTRED, OFFSET,
+        )  # fmt: skip
+        _store_heads(
+            k_cache + block * k_cache_block_stride + offset * k_cache_token_stride,
+            k_cache_head_stride,
+            k_scales + block * scale_block_stride + offset,
+            scale_head_stride,
+            keys.to(k.dtype.element_ty), heads, d, here, KV_HEADS, LARGEST_CODE,
+        )  # fmt: skip
+        if V_WIDTH > 0:
+            here = (heads[:, None] < KV_HEADS) & (d[None, :] < V_WIDTH)
+            values = tl.load(
+                v + token * v_token_stride + heads[:, None] * v_head_stride + d[None, :],
+                mask=here,
+                other=0.0,
+            )
             _store_heads(
-                k_cache + block * k_cache_block_stride + offset * k_cache_token_stride,
-                k_cache_head_stride,
-                k_scales + block * scale_block_stride + offset,
+                v_cache + block * v_cache_block_stride + offset * v_cache_token_stride,
+                v_cache_head_stride,
+                v_scales + block * scale_block_stride + offset,
                 scale_head_stride,
-                values.to(k.dtype.element_ty), heads, d, here, KV_HEADS, LARGEST_CODE,
+                values, heads, d, here, KV_HEADS, LARGEST_CODE,
             )  # fmt: skip
-            if V_WIDTH > 0:
-                here = (heads[:, None] < KV_HEADS) & (d[None, :] < V_WIDTH)
-                values = tl.load(
-                    v + token * v_token_stride + heads[:, None] * v_head_stride + d[None, :],
-                    mask=here,
-                    other=0.0,
-                )
-                _store_heads(
-                    v_cache + block * v_cache_block_stride + offset * v_cache_token_stride,
-                    v_cache_head_stride,
-                    v_scales + block * scale_block_stride + offset,
-                    scale_head_stride,
-                    values, heads, d, here, KV_HEADS, LARGEST_CODE,
-                )  # fmt: skip
 
 
 @triton.jit
