@@ -162,14 +162,6 @@ def test_norm_gate_and_residual_in_one_kernel(name, splits):
     assert_near(residual, expected, torch.float32)
 
 
-@pytest.mark.parametrize("kind", [Activation.GELU, Activation.RELU], ids=str)
-def test_an_ungated_activation(kind):
-    x, weight = random(2, 64), random(40, 64, seed=1)
-    found = run(x, pack_matrix(weight), 40, activation=kind, is_gated=False)
-    expected = reference.activate(x.double() @ weight.double().T, kind)
-    assert_near(found, expected, torch.float32)
-
-
 def test_the_clamped_gate():
     x, weight = random(2, 64), random(40, 64, seed=1)
     kind = ClampedSwiGLU(alpha=1.702, limit=3.0)

@@ -60,19 +60,18 @@ def linear(
     residual_scale: float = 1.0,
     norm: FoldedNorm | None = None,
     activation: Activation | ClampedSwiGLU | None = None,
-    is_gated: bool = True,
     config: LinearConfig | None = None,
 ) -> None:
     """out = residual + residual_scale · act(norm(x) · Wᵀ + bias), all in one kernel.
 
-    With a gated activation W has the gate's rows and then the other branch's, and ``out`` half as
-    many columns. ``out`` may be ``residual_TO``. Without ``config`` a guess is taken.
+    An activation is a gated one: W has the gate's rows and then the other branch's, and ``out``
+    half as many columns. ``out`` may be ``residual_TO``. Without ``config`` a guess is taken.
 
     Raises:
         ValueError: shapes or types do not fit.
     """
     rows, columns = matrix.shape
-    gated_pair = activation is not None and is_gated
+    gated_pair = activation is not None
     _check(x_TI, matrix, out_TO, rows // 2 if gated_pair else rows, norm)
     num_tokens = len(x_TI)
     chosen = config or guess(matrix, num_tokens, out_TO.shape[1], x_TI)

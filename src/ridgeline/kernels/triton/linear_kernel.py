@@ -8,7 +8,7 @@ SPLITS programs, of which the one that ends last adds up what the others stored,
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.triton.activation import activated, gated
+from ridgeline.kernels.triton.activation import gated
 from ridgeline.kernels.triton.weight_tiles import INT4, expand_codes, load_codes
 
 
@@ -206,8 +206,6 @@ def linear_kernel(
             FORMAT, GROUP, HAS_BIAS,
         )  # fmt: skip
         acc = gated(acc, acc_up, alpha, limit, ACTIVATION)
-    elif ACTIVATION >= 0:
-        acc = activated(acc, ACTIVATION)
     inside = rows_valid[:, None] & tokens_valid[None, :]
     if WEIGHTED:
         acc *= tl.load(pair_weights + tokens, mask=tokens_valid, other=0.0)[None, :]
