@@ -72,7 +72,7 @@ def test_no_token_id_is_lost_in_a_stream(http, events):
         (choice,) = chunk["choices"]
         found[choice["index"]] += choice["token_ids"]
         texts += bool(choice["delta"].get("content"))
-    assert texts < len(chunks)
+    assert texts < sum(map(len, found.values()))  # chunks are joined where the reader is slow
     assert found == {choice["index"]: choice["token_ids"] for choice in whole["choices"]}
     assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
     assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
