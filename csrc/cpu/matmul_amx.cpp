@@ -166,18 +166,17 @@ RL_INLINE inline void for_tiles(const Body& body) {
 // N tiles of bfloats times a panel of one or two tiles of tokens: activations are in registers 4 and 5,
 // weights in 6 and 7, and sums in the first: with two tiles of tokens those of the second from 2 on.
 template <int kHalves, int N>
-void multiply_bfloats(const rl_matrix& matrix, const uint8_t* tiles, NextTiles& next,
-                      const Panels& panels, int64_t panel, float* out) {
+void multiply_bfloats(const rl_matrix& matrix, const uint8_t* tiles, const Panels& panels,
+                      int64_t panel, float* out) {
   constexpr int kSecond = 4 / kHalves;
   const int M = panels.panel_tokens(panel), half = first_half(M);
   const int64_t bytes_of_tile = tile_bytes(matrix), num_pairs = ceil_div(matrix.columns, 2);
   const int64_t whole = num_pairs / kAmxPairs, left = num_pairs % kAmxPairs;
   const auto* x = reinterpret_cast<const uint8_t*>(panels.panel_floats(panel));
-  const auto zero = [](auto number) RL_INLINE {
+  for_tiles<N>([](auto number) RL_INLINE {
     tile_zero<decltype(number)::value>();
     if constexpr (kHalves == 2) tile_zero<kSecond + decltype(number)::value>();
-  };
-  for_tiles<N>(zero);
+  });
 
   auto add_block = [&](const uint8_t* weights, int64_t stride) RL_INLINE {
     tile_load<4>(x, kAmxBytes);
@@ -191,13 +190,12 @@ void multiply_bfloats(const rl_matrix& matrix, const uint8_t* tiles, NextTiles& 
     });
   };
 
-  const bool is_only_panel = panels.num_panels() == 1;
+  const bool is_only_panel = panels.num_panels() == 1;  // others find the tiles in a near cache
   for (int64_t b = 0; b < whole; ++b) {
     const uint8_t* weights = tiles + b * kWeightTile;
     for (int n = 0; is_only_panel && n < N; ++n)
       for (int i = 0; i < kWeightTile; i += 64)
         fetch_ahead(weights + n * bytes_of_tile + 2 * kWeightTile + i);
-    if (!is_only_panel) next.fetch();
     add_block(weights, bytes_of_tile);
   }
   if (left) {
@@ -221,14 +219,14 @@ void multiply_panel_of_bfloats(const rl_matrix& matrix, const uint8_t* tiles, co
                                int count, const Panels& panels, int64_t panel, float* out) {
   constexpr int N = 4 / kHalves;
   const int M = panels.panel_tokens(panel);
-  const int64_t bytes = tile_bytes(matrix), blocks = matrix.columns / (kAmxBytes / 2);
+  const int64_t bytes = tile_bytes(matrix);
   const TileShapes::Shape of_first{first_half(M), 64}, of_second{M - first_half(M), 64};
   const TileShapes::Shape of_rest = kHalves == 2 ? of_second : of_first, of_weights{kAmxPairs, 64};
-  const TileShapes shapes({of_first, of_first, of_rest, of_rest, of_first, of_rest, of_weights, of_weights});
-  NextTiles next(matrix, tiles, count, panels, panel, std::max<int64_t>(count / N * blocks, 1));
+  const TileShapes shapes(
+      {of_first, of_first, of_rest, of_rest, of_first, of_rest, of_weights, of_weights});
   auto multiply = [&](auto together, int n) {
-    multiply_bfloats<kHalves, decltype(together)::value>(matrix, tiles + n * bytes, next, panels,
-                                                         panel, out + n * M * kTileRows);
+    multiply_bfloats<kHalves, decltype(together)::value>(matrix, tiles + n * bytes, panels, panel,
+                                                         out + n * M * kTileRows);
   };
   int n = 0;
   for (; n + N <= count; n += N) multiply(std::integral_constant<int, N>(), n);
