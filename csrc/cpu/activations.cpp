@@ -81,8 +81,8 @@ struct Slot {
 
 // Quantizes one activation group of kSteps steps, of which the columns from `valid` on are zero.
 template <int kSteps>
-inline void quantize_group(const float* x, int group, int unit, int valid, int M, int block,
-                           Slot& to) {
+inline void quantize_group(const rl_matrix& matrix, const float* x, int group, int unit, int valid,
+                           int M, int block, Slot& to) {
   float scale = scale_of(x, std::min(group, valid), 127);
   float inverse = scale > 0 ? 1.0f / scale : 0.0f;
   for (int step = 0, i = 0; step < kSteps; ++step) {
@@ -104,7 +104,7 @@ inline void quantize_group(const float* x, int group, int unit, int valid, int M
         }
       }
       int32_t sum_of_unit = sum(total);
-      *to.minus_sums = minus_sum(sum_of_unit);
+      *to.minus_sums = minus_sum(matrix, sum_of_unit);
       to.minus_sums += M;
       sum_of_step += sum_of_unit;
     }
@@ -129,9 +129,9 @@ void quantize_row(const rl_matrix& matrix, const float* x, int32_t first, int32_
   to.minus_sums = panels.minus_sums + token * panels.num_units + first / unit * M + m;
   for (int32_t k = first; k < last; k += group) {
     if (step < group)
-      quantize_group<2>(x + k, group, unit, matrix.columns - k, M, block, to);
+      quantize_group<2>(matrix, x + k, group, unit, matrix.columns - k, M, block, to);
     else
-      quantize_group<1>(x + k, group, unit, matrix.columns - k, M, block, to);
+      quantize_group<1>(matrix, x + k, group, unit, matrix.columns - k, M, block, to);
   }
 }
 
@@ -172,7 +172,7 @@ bool same_panels(const rl_matrix& a, const rl_matrix& b) {
   if (a.columns != b.columns || is_quantized(a.format) != is_quantized(b.format)) return false;
   if (!is_quantized(a.format)) return a.format == b.format;
   return step_columns(a) == step_columns(b) && unit_columns(a) == unit_columns(b) &&
-         activation_group(a) == activation_group(b);
+         activation_group(a) == activation_group(b) && minus_unit(a) == minus_unit(b);
 }
 
 void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Panels& panels) {

@@ -33,12 +33,15 @@ constexpr int kMostPanelTokens = kPanelTokens;
 #endif
 
 // How many panels so many tokens are cut into. With vectors of 16 floats up to 8 share one reading of
-// quantized weights; of more, so many that two vectors of rows share their broadcasts.
+// quantized weights; of more, so many that two vectors of rows share their broadcasts, and with factors
+// only of so many that these are worth an expansion (matmul_tile.h).
+constexpr int32_t kTokensUnexpanded = 48;
 inline int32_t num_panels_of(const rl_matrix& m, int32_t num_tokens) {
   if (takes_amx(m, num_tokens))
     return static_cast<int32_t>(ceil_div(num_tokens, kMostPanelTokens));
   constexpr int32_t kTokensOfTwoVectors = 6;
-  bool in_twos = W == 16 && is_quantized(m.format) && num_tokens > kPanelTokens;
+  bool in_twos = W == 16 && is_quantized(m.format) &&
+                 num_tokens > (m.has_factors ? kTokensUnexpanded : kPanelTokens);
   return static_cast<int32_t>(ceil_div(num_tokens, in_twos ? kTokensOfTwoVectors : kPanelTokens));
 }
 
@@ -55,13 +58,18 @@ inline int unit_columns(const rl_matrix& m) {
   return (kSumsOfSteps && !m.has_factors) || step < kBlockColumns ? step : kBlockColumns;
 }
 
-// What integer sums start from: minus the sum of some bytes, where sums are of 16 bits as two halves.
-inline int32_t minus_sum(int32_t sum) {
+// What `minus_sum` is a multiple of: with factors, sums start so often that it is worth their middle code.
+inline int32_t minus_unit(const rl_matrix& m) { return m.has_factors ? kMiddleWithFactors : 1; }
+
+// What integer sums start from, but for their middle code: minus the sum of some bytes, times
+// `minus_unit`. Where sums are of 16 bits it is two halves.
+inline int32_t minus_sum(const rl_matrix& m, int32_t sum) {
 #if defined(RL_SUMS_OF_16_BITS)
   int32_t low = -sum / 2, high = -sum - low;
+  low *= minus_unit(m), high *= minus_unit(m);
   return static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (low & 0xffff));
 #else
-  return -sum;
+  return -sum * minus_unit(m);
 #endif
 }
 

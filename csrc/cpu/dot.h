@@ -15,8 +15,8 @@ namespace rl {
 // Sums start from the middle code times `minus_sum` (activations.h), so that codes need no offset.
 // `bits` moves bytes right (left if negative) within 16-bit lanes and masks them, `both` joins the bits
 // of two lines, and `less` takes a number off each byte. `factor_lanes` are the factors of W rows as
-// `add_products` takes them, which adds sums that fit 16 bits times factors. `factor_line` has a row's
-// factor in each of its bytes, and `products` are bytes times those, less 8 times them, plus `offset`.
+// `add_products` takes them, which adds sums that fit 16 bits times factors. `products_less` are codes
+// with some bits flipped, times factors, which fill lanes of 16 bits, less a number for each byte.
 #if defined(__AVX512VNNI__)
 
 template <int F>
@@ -74,17 +74,10 @@ inline vi factor_lanes(const int8_t* p) {
 inline void add_products(vi& totals, vi sums, vi factors) {
   asm("vpdpwssd %2, %1, %0" : "+v"(totals) : "v"(sums), "v"(factors));
 }
-inline __m512i factor_line(const int8_t* p) {
-  __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return _mm512_shuffle_epi8(wide, _mm512_broadcast_i32x4(_mm_setr_epi8(
-                                       0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12)));
-}
-inline __m512i products(__m512i codes, __m512i factors, int offset) {
-  __m512i even = _mm512_mullo_epi16(codes, factors);
-  __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(codes, 8), factors);
-  __m512i both = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_slli_epi16(odd, 8));
-  __m512i eight = _mm512_and_si512(_mm512_slli_epi16(factors, 3), _mm512_set1_epi8(-8));
-  return _mm512_sub_epi8(both, less(eight, offset));
+inline __m512i line_of(vi lanes) { return (__m512i)lanes; }
+inline __m512i products_less(__m512i codes, __m512i flips, __m512i factors, __m512i less) {
+  __m512i products = _mm512_mullo_epi16(_mm512_xor_si512(codes, flips), factors);
+  return _mm512_sub_epi8(products, less);
 }
 
 #elif defined(__AVX2__)
@@ -123,17 +116,10 @@ inline void add_products(vi& totals, vi sums, vi factors) {
   asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(totals) : "x"(sums), "x"(factors));
 #endif
 }
-inline __m256i factor_line(const int8_t* p) {
-  __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_shuffle_epi8(wide, _mm256_broadcastsi128_si256(_mm_setr_epi8(
-                                       0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12)));
-}
-inline __m256i products(__m256i codes, __m256i factors, int offset) {
-  __m256i even = _mm256_mullo_epi16(codes, factors);
-  __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(codes, 8), factors);
-  __m256i both = _mm256_blendv_epi8(even, _mm256_slli_epi16(odd, 8), _mm256_set1_epi16(-256));
-  __m256i eight = _mm256_and_si256(_mm256_slli_epi16(factors, 3), _mm256_set1_epi8(-8));
-  return _mm256_sub_epi8(both, less(eight, offset));
+inline __m256i line_of(vi lanes) { return (__m256i)lanes; }
+inline __m256i products_less(__m256i codes, __m256i flips, __m256i factors, __m256i less) {
+  __m256i products = _mm256_mullo_epi16(_mm256_xor_si256(codes, flips), factors);
+  return _mm256_sub_epi8(products, less);
 }
 
 template <int F>
@@ -259,14 +245,14 @@ inline vi factor_lanes(const int8_t* p) {
   return out;
 }
 inline void add_products(vi& totals, vi sums, vi factors) { totals += sums * factors; }
-inline Bytes factor_line(const int8_t* p) {
+inline Bytes line_of(vi lanes) {
   Bytes out;
-  for (int i = 0; i < 4 * W; ++i) out.b[i] = static_cast<uint8_t>(p[i / 4]);
+  std::memcpy(out.b, &lanes, sizeof out.b);
   return out;
 }
-inline Bytes products(Bytes codes, const Bytes& factors, int offset) {
+inline Bytes products_less(Bytes codes, const Bytes& flips, const Bytes& factors, const Bytes& less) {
   for (int i = 0; i < 4 * W; ++i)
-    codes.b[i] = static_cast<uint8_t>((codes.b[i] - 8) * factors.b[i] + offset);
+    codes.b[i] = static_cast<uint8_t>((codes.b[i] ^ flips.b[i]) * factors.b[i & ~1] - less.b[i]);
   return codes;
 }
 inline Bytes both(Bytes a, Bytes b) {
@@ -285,6 +271,26 @@ constexpr bool kInPairs = false;
 #endif
 
 using Line = decltype(line(nullptr));
+
+// Codes of 4 bits less 8, times the factors of W rows, plus an offset. With a factor f >= 0 that is
+// f * code - 8f, otherwise -f * (15 - code) + 7f: one product of 16 bits makes two bytes, as no product
+// is beyond 240.
+class FactorLine {
+ public:
+  FactorLine(const int8_t* factors, int offset) {
+    vi factor;
+    for (int row = 0; row < W; ++row) factor[row] = factors[row];
+    vi negative = factor >> 31, size = (factor ^ negative) - negative;
+    vi less = 8 * size + (factor & negative) - offset;
+    flips_ = line_of(negative & 0x0f0f0f0f);
+    sizes_ = line_of(size | size << 16);
+    less_ = line_of((less & 0xff) * 0x01010101);
+  }
+  Line times(const Line& codes) const { return products_less(codes, flips_, sizes_, less_); }
+
+ private:
+  Line flips_, sizes_, less_;
+};
 
 // Bytes of W rows as codes.
 template <int F>

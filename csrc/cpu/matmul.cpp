@@ -14,6 +14,7 @@ constexpr int kTilesAtOnce = 4;            // whose results are kept before they
 
 constexpr int64_t kBlockBytes = 1 << 20;  // of panels that stay in a near cache while all tiles pass
 constexpr int64_t kExpandedBytes = 128 * 1024;  // of codes that stay in a near cache meanwhile
+constexpr int kFewestExpanded = 2;  // tiles, which kernels take together
 
 // Consecutive tiles that are multiplied with one panel after another.
 class Chunk {
@@ -59,7 +60,7 @@ struct ChunkSize {
 ChunkSize chunk_size(const rl_matrix& matrix, const Panels& panels) {
   int64_t bytes = expanded_bytes(matrix, panels);
   if (!bytes) return {kTilesAtOnce, 0};
-  int64_t tiles = std::clamp<int64_t>(kExpandedBytes / bytes, 1, kTilesAtOnce);
+  int64_t tiles = std::clamp<int64_t>(kExpandedBytes / bytes, kFewestExpanded, kTilesAtOnce);
   return {static_cast<int>(tiles), tiles * bytes};
 }
 

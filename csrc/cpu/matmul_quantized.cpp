@@ -26,22 +26,38 @@ constexpr int tiles_of(int row_vectors) {
 constexpr int kExpandedBlock = kBlockColumns * kTileRows;
 // Panels for which codes are not worth an expansion: wide vectors have units to spare for joining
 // bits, but none for factors.
-constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1, kPanelsWithFactors = W == 16 ? 4 : 6;
+constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1;
+constexpr int32_t kPanelsWithFactors = W == 16 ? kTokensUnexpanded / kPanelTokens : 6;
 
 template <int F, bool FromBytes>
 constexpr int block_bytes() {
   return FromBytes ? kExpandedBlock : block_lines(F) * 64;
 }
 
+// Sums of one unit, or of several units of a matrix with factors whose products were expanded.
 template <int F, int M, int R>
 RL_INLINE inline void start_sums(const int32_t* minus_sums, int units, Sums<F> (&sums)[R][M]) {
   RL_UNROLL
   for (int m = 0; m < M; ++m) {
     int32_t minus = minus_sums[m];
-    for (int unit = 1; unit < units; ++unit) minus += minus_sums[unit * M + m];
+    if (units > 1) {
+      for (int unit = 1; unit < units; ++unit) minus += minus_sums[unit * M + m];
+      minus /= kMiddleWithFactors;
+    }
     Sums<F> start(splat_i(minus));
     RL_UNROLL
     for (int r = 0; r < R; ++r) sums[r][m] = start;
+  }
+}
+
+// Sums of a block that factors multiply.
+template <int M, int R>
+RL_INLINE inline void start_sums_of_block(const int32_t* minus_sums, Sums<RL_Q4> (&sums)[R][M]) {
+  RL_UNROLL
+  for (int m = 0; m < M; ++m) {
+    vi start = splat_i(minus_sums[m]);
+    RL_UNROLL
+    for (int r = 0; r < R; ++r) std::memcpy(&sums[r][m].v, &start, sizeof start);
   }
 }
 
@@ -173,7 +189,10 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
       vi totals[R][M];
       Sums<F> sums[R][M];
       auto start = [&]() RL_INLINE {
-        start_sums(minus_sums, units, sums);
+        if constexpr (K == Kind::kFactors)
+          start_sums_of_block(minus_sums, sums);
+        else
+          start_sums(minus_sums, units, sums);
         minus_sums += next_units;
       };
       auto add_whole_block = [&]() RL_INLINE {
@@ -332,13 +351,13 @@ void expand_products(const uint8_t* block, int64_t count, const int8_t* factors,
   for (int64_t b = 0; b < count; ++b, block += block_lines(RL_Q4) * 64, codes += kExpandedBlock) {
     fetch_block<RL_Q4>(block);
     for (int row = 0; row < kTileRows; row += W) {
-      Line factor = factor_line(factors + b * kTileRows + row);
+      const FactorLine factor(factors + b * kTileRows + row, offset);
       RL_UNROLL
       for (int t = 0; t < 4; ++t) {
         Line first, second;
         read_quads<RL_Q4>(block, row, t, first, second);
-        store_line(codes + 64 * t + 4 * row, products(first, factor, offset));
-        store_line(codes + 64 * (t + 4) + 4 * row, products(second, factor, offset));
+        store_line(codes + 64 * t + 4 * row, factor.times(first));
+        store_line(codes + 64 * (t + 4) + 4 * row, factor.times(second));
       }
     }
   }

@@ -35,6 +35,7 @@ constexpr int kTileRows = 16;
 constexpr int kBlockColumns = 32;
 constexpr int kQuads = 8;  // of a block
 constexpr int kLeastFactor = -15, kLargestFactor = 16;
+constexpr int kMiddleWithFactors = 8;  // the middle code of 4 bits, which alone have factors
 
 inline bool is_quantized(int format) { return format >= RL_Q4; }
 

@@ -12,7 +12,7 @@ from ridgeline.kernels.cpu.structs import FUNCTIONS, RAISING
 
 ABI_VERSION = 6  # RL_ABI_VERSION of the header that this package was written for
 
-# Instruction-set levels in the numbering of csrc/cpu/detect.cpp, the best last.
+# Instruction-set levels in the numbering of csrc/cpu/detect.cpp, the newest last.
 LEVELS = ("generic", "avx2", "avxvnni", "avx512", "avx512bf16", "avx512amx")
 LEVEL_VARIABLE = "RIDGELINE_CPU_LEVEL"  # for debugging: forces a level
 
@@ -22,7 +22,7 @@ class NativeLibraryError(MachineError):
 
 
 def available_levels() -> tuple[str, ...]:
-    """The levels that are built and that this machine runs, the best last."""
+    """The levels that are built and that this machine runs, the newest last."""
     detect = ctypes.CDLL(str(_path("detect"))).ridgeline_runs_level
     return tuple(
         level for number, level in enumerate(LEVELS) if detect(number) and _find(level) is not None
@@ -35,18 +35,21 @@ def native_kernels_run() -> bool:
 
 
 def chosen_level() -> str:
-    """The level that is used here: the best, unless the variable forces another.
+    """The level that is used here: the fastest, unless the variable forces another.
 
     Raises:
         NativeLibraryError: the machine does not run the forced one.
     """
     forced = os.environ.get(LEVEL_VARIABLE)
-    return _runnable(forced) if forced else available_levels()[-1]
+    if forced:
+        return _runnable(forced)
+    prefers = ctypes.CDLL(str(_path("detect"))).ridgeline_prefers_level
+    return [level for level in available_levels() if prefers(LEVELS.index(level))][-1]
 
 
 @cache
 def load_library(level: str | None = None) -> ctypes.CDLL:
-    """The kernels for ``level``, or for the best level that this machine runs.
+    """The kernels for ``level``, or for the fastest level that this machine runs.
 
     Raises:
         NativeLibraryError: they are not built, or the machine does not run that level.
