@@ -32,17 +32,14 @@ constexpr int kMostPanelTokens = 2 * kAmxRows;
 constexpr int kMostPanelTokens = kPanelTokens;
 #endif
 
-// How many panels so many tokens are cut into. With vectors of 16 floats up to 8 share one reading of
-// quantized weights; of more, so many that two vectors of rows share their broadcasts, and with factors
-// only of so many that these are worth an expansion (matmul_tile.h).
-constexpr int32_t kTokensUnexpanded = 48;
+// How many panels so many tokens are cut into: of 6 where the sums of every block become floats, for which
+// two vectors of rows times 6 tokens leave registers, and main memory is not what is waited for.
 inline int32_t num_panels_of(const rl_matrix& m, int32_t num_tokens) {
   if (takes_amx(m, num_tokens))
     return static_cast<int32_t>(ceil_div(num_tokens, kMostPanelTokens));
-  constexpr int32_t kTokensOfTwoVectors = 6;
-  bool in_twos = W == 16 && is_quantized(m.format) &&
-                 num_tokens > (m.has_factors ? kTokensUnexpanded : kPanelTokens);
-  return static_cast<int32_t>(ceil_div(num_tokens, in_twos ? kTokensOfTwoVectors : kPanelTokens));
+  bool in_sixes = W == 16 && is_quantized(m.format) && step_columns(m) <= kBlockColumns &&
+                  num_tokens > 64;
+  return static_cast<int32_t>(ceil_div(num_tokens, in_sixes ? 6 : kPanelTokens));
 }
 
 // Whether the integer sums of a step of columns (matrix.h) fit their lanes; otherwise those of a block.

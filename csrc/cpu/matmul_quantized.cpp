@@ -14,7 +14,7 @@ namespace {
 // read as fast from memory, which is what fewer tokens wait for.
 template <int F, bool FromBytes, int M>
 constexpr int row_vectors() {
-  if (W == 16) return M == 5 || M == 6 ? 2 : 1;
+  if (W == 16) return M >= 5 ? 2 : 1;
   return W == 8 && (F == RL_Q4 || FromBytes || M <= 2) ? 2 : 1;
 }
 
@@ -24,10 +24,9 @@ constexpr int tiles_of(int row_vectors) {
 }
 
 constexpr int kExpandedBlock = kBlockColumns * kTileRows;
-// Panels for which codes are not worth an expansion: wide vectors have units to spare for joining
-// bits, but none for factors.
-constexpr int32_t kPanelsUnexpanded = W == 16 ? 12 : 1;
-constexpr int32_t kPanelsWithFactors = W == 16 ? kTokensUnexpanded / kPanelTokens : 6;
+// Panels for which codes are not worth an expansion: of those that are joined, and with factors, for which
+// wide vectors have no units to spare.
+constexpr int32_t kPanelsJoined = W == 16 ? 3 : 1, kPanelsWithFactors = W == 16 ? 3 : 6;
 
 template <int F, bool FromBytes>
 constexpr int block_bytes() {
@@ -108,18 +107,27 @@ RL_INLINE inline void add_block(const uint8_t* block, int64_t next_tile, bool fi
 }
 
 // Fetches the bytes of N tiles in their order, so far ahead of the blocks that the scales, which lie
-// before them, are there in time, too. Behind these tiles it goes on with the next N.
+// before them, are there in time, too. Behind these tiles it goes on with the next N. One of several
+// panels fetches its share of the tiles that are `count` tiles behind instead, which the same thread
+// multiplies next: the memory has the time of all panels for them.
 template <int N, int M>
 class Prefetch {
  public:
-  Prefetch(const rl_matrix& matrix, const uint8_t* tile)
+  Prefetch(const rl_matrix& matrix, const uint8_t* tile, int count, const Panels& panels,
+           int64_t panel)
       : tile_bytes_(tile_bytes(matrix)),
         bytes_per_block_(tile_bytes_ / num_blocks(matrix)),
         ahead_(scale_bytes(matrix) + kAhead),
-        at_(tile + ahead_) {}
+        at_(tile + ahead_) {
+    const int64_t num_panels = panels.num_panels();
+    if (num_panels == 1) return;
+    share_ = ceil_div(bytes_per_block_, num_panels);
+    at_ = tile + count * tile_bytes_ + panel * (tile_bytes_ / num_panels);
+  }
 
-  template <int kBlockBytes>
+  template <bool kFromBytes, int kBlockBytes>
   RL_INLINE void next_block() {
+    if (kFromBytes || share_) return next_share();
     RL_UNROLL
     for (int n = 0; n < N; ++n)
       RL_UNROLL
@@ -133,10 +141,18 @@ class Prefetch {
   }
 
  private:
+  RL_INLINE void next_share() {
+    for (int64_t i = 0; i < share_; i += 64)
+      RL_UNROLL
+      for (int n = 0; n < N; ++n) fetch_ahead(at_ + n * tile_bytes_ + i);
+    at_ += share_;
+  }
+
   // The more tokens, the less the memory is asked for, and the later a line that is a little late.
   static constexpr int64_t kAhead = M <= 2 ? 4096 : 8192;
   int64_t tile_bytes_, bytes_per_block_;
-  int64_t ahead_;  // of the start of the tile
+  int64_t ahead_;      // of the start of the tile
+  int64_t share_ = 0;  // of a block's bytes
   const uint8_t* at_;
 };
 
@@ -157,7 +173,7 @@ Kind kind_of(const rl_matrix& matrix, bool from_bytes) {
 }
 
 template <int F, bool FromBytes, int M, int R, Kind K>
-void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* blocks,
+void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* blocks, int count,
                     const Panels& panels, int64_t panel, float* out) {
   constexpr int N = tiles_of(R);
   constexpr int kBytes = block_bytes<F, FromBytes>();
@@ -183,7 +199,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     const int8_t* factors = factors_of(matrix, tile) + row;
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = panels.panel_sums(panel);
-    Prefetch<N, M> prefetch(matrix, tile);
+    Prefetch<N, M> prefetch(matrix, tile, count, panels, panel);
     int steps_left = 0;
     for (int s = 0; s < num_steps; ++s) {
       vi totals[R][M];
@@ -196,7 +212,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
         minus_sums += next_units;
       };
       auto add_whole_block = [&]() RL_INLINE {
-        if (!FromBytes) prefetch.template next_block<kBytes>();
+        prefetch.template next_block<FromBytes, kBytes>();
         add_block<F, FromBytes, M, R>(block, next_tile, true, true, row, quads, sums);
         block += kBytes;
         quads += kBlockColumns * M;
@@ -211,7 +227,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
       start();
       if constexpr (K == Kind::kHalves) {
         bool second = s & 1;
-        if (!FromBytes && !second) prefetch.template next_block<kBytes>();
+        if (!second) prefetch.template next_block<FromBytes, kBytes>();
         add_block<F, FromBytes, M, R>(block, next_tile, !second, second, row, quads, sums);
         block += second ? kBytes : 0;
         quads += second ? kBlockColumns * M : 0;
@@ -287,7 +303,8 @@ void multiply_with_factors(const rl_matrix& matrix, const uint8_t* tiles, int co
   for (int n = 0; n < count; ++n) {
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
     multiply_tiles<RL_Q4, false, M, R, Kind::kFactors>(matrix, tile, tile + scale_bytes(matrix),
-                                                       panels, panel, out + n * M * kTileRows);
+                                                       count, panels, panel,
+                                                       out + n * M * kTileRows);
   }
 }
 
@@ -316,7 +333,7 @@ void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* code
         FromBytes ? codes + n * expanded_bytes(matrix, panels) : tile + scale_bytes(matrix);
     auto* multiply_some = together ? kernel(std::integral_constant<int, R>())
                                    : kernel(std::integral_constant<int, R / N>());
-    multiply_some(matrix, tile, blocks, panels, panel, out + n * M * kTileRows);
+    multiply_some(matrix, tile, blocks, count, panels, panel, out + n * M * kTileRows);
     n += together ? N : 1;
   }
 }
@@ -404,7 +421,7 @@ int64_t expanded_bytes(const rl_matrix& matrix, const Panels& panels) {
   const int count = panels.num_panels();
   bool joined = matrix.format == RL_Q5 || matrix.format == RL_Q6;
   bool multiplied = matrix.has_factors && kSumsOfSteps;  // sums of 16 bits take nibbles
-  bool expands = panels.block_bytes || (joined && count > kPanelsUnexpanded) ||
+  bool expands = panels.block_bytes || (joined && count > kPanelsJoined) ||
                  (multiplied && count > kPanelsWithFactors);
   return expands && is_quantized(matrix.format) ? num_blocks(matrix) * kExpandedBlock : 0;
 }

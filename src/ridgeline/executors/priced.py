@@ -89,7 +89,6 @@ def native_kernels() -> NativeKernels:
         in_16_bits=level == "avx2",
         in_pairs=level == "avx512bf16",
         has_amx=level == "avx512amx",
-        codes_of_several=6 if has_wide_vectors else None,
         line=4.0 if has_wide_vectors else 1.0,
     )
 

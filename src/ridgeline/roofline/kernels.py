@@ -22,7 +22,6 @@ class ProductKernel:
         unpack: to load and unpack a weight, once for each panel.
         product: for each token.
         panel_tokens: tokens that share an unpacking; ``None``: all.
-        of_several: the most tokens of a panel where they do not all fit one, if that is less.
         tile_tokens: what is computed is a multiple of so many.
     """
 
@@ -30,7 +29,6 @@ class ProductKernel:
     unpack: float = 1.0
     product: float = 1.0
     panel_tokens: int | None = None
-    of_several: int | None = None
     tile_tokens: int = 1
 
     def computed(self, tokens: float) -> float:
@@ -42,7 +40,7 @@ class ProductKernel:
         """Panels that ``tokens`` (a mean where it is not whole) are cut into."""
         if self.panel_tokens is None or tokens <= self.panel_tokens:
             return 1.0
-        return float(ceil(tokens / (self.of_several or self.panel_tokens)))
+        return float(ceil(tokens / self.panel_tokens))
 
 
 class Kernels(Protocol):
@@ -70,8 +68,7 @@ class NativeKernels:
     Instructions are counted from the inner loops, for the 32 columns of a block.
 
     Attributes:
-        panel_tokens: 4 with vectors of 8 floats, else 8.
-        codes_of_several: tokens of a panel of codes where there are more, if less than that.
+        panel_tokens: 4 with vectors of 8 floats, else 8 (6 of long prompts in some formats).
         attention_rows: of a tile of the attention kernels.
         in_16_bits: products of codes are summed in 16 bits first (no VNNI).
         in_pairs: an instruction multiplies two bfloats (AVX-512 BF16).
@@ -85,7 +82,6 @@ class NativeKernels:
     attention_rows: int
     in_16_bits: bool
     in_pairs: bool = False
-    codes_of_several: int | None = None
     has_amx: bool = False
     line: float = 1.0
 
@@ -117,7 +113,6 @@ class NativeKernels:
             unpack=(bits * self.line + split) / 32,
             product=(sums + _has_factors(form) + 4 * 32 / _step_columns(form)) / 32,
             panel_tokens=self.panel_tokens,
-            of_several=self.codes_of_several,
         )
 
     def _codes_by_amx(self, form: NumberFormat) -> ProductKernel:
