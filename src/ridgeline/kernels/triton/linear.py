@@ -141,7 +141,7 @@ def small_batch(matrix: PackedMatrix, dtype: torch.dtype) -> int:
 def _block_tokens(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> int:
     """Tokens of a program; more of them share what is expanded."""
     most = LARGE_BLOCK if small_batch(matrix, x.dtype) > SMALL_BATCH else SMALL_BATCH
-    return min(most, max(16, next_power_of_2(num_tokens)))
+    return min(most, max(8, next_power_of_2(num_tokens)))
 
 
 def launch(
