@@ -19,6 +19,7 @@ from ridgeline.kernels.triton import (
     fp8_matrix,
     grouped_linear,
     pack_matrix,
+    packing,
     quantize_matrix,
     route,
     sort_by_expert,
@@ -86,8 +87,7 @@ def stacks(dtype, experts, width, hidden):
             return packed.codes.float()
         codes = packed.codes
         if packed.unit:
-            halves = codes.unflatten(-1, (-1, packed.unit // 2))
-            codes = torch.stack((halves & 15, halves >> 4), dim=-2).flatten(-3).float() - 8
+            codes = packing.unpack_nibbles(codes, packed.unit).float() - 8
         scales = packed.scales.float().mT
         return codes.float() * scales.repeat_interleave(packed.shape[-1] // scales.shape[-1], -1)
 

@@ -1,5 +1,6 @@
 """Products with plain and packed matrices against float64."""
 
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -40,7 +41,7 @@ def asymmetric(rows, columns, bits, group):
     generator = torch.Generator().manual_seed(bits + group)
     blocks = (rows, columns // group)
     return QuantizedTensor(
-        format=number_format("int4-g128"),
+        format=replace(number_format("int4-g128"), group_size=group),
         codes=torch.randint(0, 1 << bits, (rows, columns), generator=generator, dtype=torch.uint8),
         scales=torch.rand(blocks, generator=generator).half() * 0.02 + 0.01,
         zeros=torch.randint(0, 1 << bits, blocks, generator=generator, dtype=torch.uint8),
@@ -50,6 +51,7 @@ def asymmetric(rows, columns, bits, group):
 def matrices(rows, dtype):
     weight = random(rows, COLUMNS, seed=3).cpu()
     zeros4 = asymmetric(rows, COLUMNS, 4, 128)
+    zeros_by_row = asymmetric(rows, COLUMNS, 4, COLUMNS)
     found = {
         "plain": (pack_matrix(weight.to(dtype)), weight.to(dtype)),
         "int8": (quantize_matrix(weight, 8), None),
@@ -58,6 +60,7 @@ def matrices(rows, dtype):
         "int4-g32": (quantize_matrix(weight, 4, 32), None),
         "int4-g128": (quantize_matrix(weight, 4, 128), None),
         "int4-zeros": (pack_matrix(zeros4), zeros4.dequantize(torch.float64)),
+        "int4-zeros-by-row": (pack_matrix(zeros_by_row), zeros_by_row.dequantize(torch.float64)),
         "fp8": (fp8_matrix(weight), None),
     }
     return {name: (packed.to(DEVICE), exact) for name, (packed, exact) in found.items()}
@@ -70,8 +73,7 @@ def exact_values(packed, exact):
     columns = packed.shape[1]
     codes = packed.codes.cpu()
     if packed.format is Format.INT4:
-        halves = codes.unflatten(-1, (-1, packed.unit // 2))
-        codes = torch.stack((halves & 15, halves >> 4), dim=2).flatten(1).double() - 8
+        codes = packing.unpack_nibbles(codes, packed.unit).double() - 8
     scales = packed.scales.cpu().double().mT
     return codes.double() * scales.repeat_interleave(columns // scales.shape[1], dim=1)
 
@@ -140,6 +142,41 @@ def test_int4_of_any_width_that_is_whole_groups(columns, group, unit):
     assert_near(found, x.double().cpu() @ exact.T, torch.float32)
     dequantize(packed, out)
     assert_near(out, exact, torch.float32)
+
+
+@pytest.mark.parametrize("group", [None, 32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_every_int4_code_is_exact_at_every_place(dtype, group):
+    """As bits of a float of its own size, multiplied up; of 8 tokens, and where scales multiply
+    the weights."""
+    codes = (torch.arange(16)[:, None] + torch.arange(128)).to(torch.uint8) % 16
+    scales = torch.ones(16, 128 // (group or 128)).half()
+    weight = QuantizedTensor(
+        format=replace(number_format("int4-g128"), group_size=group or 128),
+        codes=codes.view(torch.int8) - 8,
+        scales=scales,
+    )
+    x = torch.eye(128, dtype=dtype, device=DEVICE)
+    packed = pack_matrix(weight)
+    assert packed.unit == 128
+    for each in (8, 128):
+        found = torch.cat([run(part, packed.to(DEVICE), 16) for part in x.split(each)])
+        assert torch.equal(found.cpu().T.double(), codes.double() - 8)
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+def test_the_order_of_int4_codes(unit):
+    """Pair i of word B t + b of a unit is columns 8 (B i + b) + 2 t and the next."""
+    codes = torch.randint(0, 16, (3, 2 * unit), dtype=torch.uint8)
+    words = packing.pack_nibbles(codes, unit)
+    assert torch.equal(packing.unpack_nibbles(words, unit), codes)
+    each = unit // 32
+    for word in range(unit // 8):
+        for pair in range(4):
+            column = unit + 8 * (each * pair + word % each) + 2 * (word // each)
+            bits = words[:, unit // 8 + word] >> 4 * pair
+            assert torch.equal(bits & 15, codes[:, column].int())
+            assert torch.equal(bits >> 16 & 15, codes[:, column + 1].int())
 
 
 @pytest.mark.parametrize("name", ["plain", "int4-g32", "int8"])

@@ -25,6 +25,7 @@ from ridgeline.kernels.triton import (
     move_slots,
 )
 from ridgeline.kernels.triton.kv_cache import QUANTIZED
+from ridgeline.kernels.triton.packing import unpack_nibbles
 
 
 class TorchKernels:
@@ -212,8 +213,7 @@ def unpacked(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
     work = torch.float64 if dtype == torch.float64 else torch.float32
     codes, columns = matrix.codes, matrix.shape[-1]
     if matrix.format is Format.INT4:
-        halves = codes.view(*codes.shape[:-1], -1, 1, matrix.unit // 2)
-        codes = torch.cat([halves & 15, halves >> 4], dim=-2).flatten(-3)
+        codes = unpack_nibbles(codes, matrix.unit)
     values = codes.to(work).view(*codes.shape[:-1], -1, matrix.group or columns)
     if matrix.zeros is not None:
         values = values - matrix.zeros.mT[..., None].to(work)

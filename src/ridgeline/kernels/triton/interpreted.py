@@ -3,7 +3,7 @@
 * Conversions to float8 lose the carry where a mantissa rounds up to the next power of two, those to
   bfloat16 cut: PyTorch's are used instead.
 * bfloat16 numbers are held as integers of their bits, which `tl.dot`, arithmetic and conversions
-  from integers take for the numbers.
+  from integers take for the numbers. `tl.fma` rounds its product.
 * Loop bounds that are tensors go through a conversion that NumPy has refused since 2.4.
 * The language is patched again at each call of a function within a kernel, which takes longer than
   what the function does.
@@ -66,6 +66,7 @@ def correct_interpreter() -> None:
         return interpreter.TensorHandle(bits, tl.bfloat16)
 
     builder.cast_impl, builder.binary_op = cast_through_float32, binary_in_float32
+    builder.create_fma = _fma
     builder.get_bf16 = bfloat16_constant
 
 
@@ -113,6 +114,18 @@ def _wide(operand: Any) -> npt.NDArray[Any]:
     if operand.dtype.scalar not in _TORCH:
         return operand.data  # type: ignore[no-any-return]
     return _convert(operand.data, operand.dtype.scalar, tl.float32).view(np.float32)
+
+
+def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
+    """x · y + z, rounded once but for what float32 rounds before bfloat16."""
+    kind = z.dtype.scalar
+    if kind != tl.bfloat16:
+        found = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(found.astype(z.data.dtype), kind)
+    wide = (_wide(operand).astype(np.float64) for operand in (x, y, z))
+    first, second, third = wide
+    found = (first * second + third).astype(np.float32)
+    return interpreter.TensorHandle(_convert(found, tl.float32, kind), kind)
 
 
 def _dot(_self: Any, a: Any, b: Any, d: Any, *_precision: Any) -> Any:

@@ -122,26 +122,28 @@ def _dequantize(
     STEP: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
-    HALVES: tl.constexpr = 2 if FORMAT == INT4 else 1
-    WIDTH: tl.constexpr = STEP // HALVES
+    PER_CODE: tl.constexpr = 8 if FORMAT == INT4 else 1
+    SEVERAL: tl.constexpr = (FORMAT == INT4) and ((GROUP > 0) and (GROUP < STEP))
+    PARTS: tl.constexpr = STEP // GROUP if SEVERAL else 1
+    WIDTH: tl.constexpr = STEP // PARTS
     rows = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     valid = rows < num_outputs
     column = tl.program_id(1) * STEP
     inner = tl.arange(0, WIDTH)
     tile = load_codes(
-        codes + rows.to(tl.int64) * code_stride, valid, column // HALVES + inner,
-        num_columns // HALVES, FORMAT, False,
+        codes + rows.to(tl.int64) * code_stride, valid,
+        column // PER_CODE + tl.arange(0, STEP // PER_CODE), num_columns // PER_CODE, FORMAT, False,
     )  # fmt: skip
     zeros_O = rows
-    for half in tl.static_range(HALVES):
+    for part in tl.static_range(PARTS):
         group = rows
         if GROUP > 0:
-            group = (column + half * WIDTH) // GROUP * scale_stride + rows
+            group = (column + part * WIDTH) // GROUP * scale_stride + rows
         if HAS_ZEROS:
             zeros_O = tl.load(zeros + group, mask=valid, other=0)
         scale = tl.load(scales + group, mask=valid, other=0.0).to(tl.float32)
-        at = column + half * WIDTH + inner
-        values = expand_codes(tile, zeros_O, half, FORMAT, HAS_ZEROS, tl.float32)
+        at = column + part * WIDTH + inner
+        values = expand_codes(tile, zeros_O, part, PARTS, FORMAT, HAS_ZEROS, tl.float32)
         target = out + rows.to(tl.int64)[:, None] * out_stride + at[None, :]
         inside = valid[:, None] & (at < num_columns)[None, :]
         tl.store(target, (values * scale[:, None]).to(out.dtype.element_ty), mask=inside)

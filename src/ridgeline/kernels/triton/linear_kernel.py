@@ -9,7 +9,14 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.triton.activation import gated
-from ridgeline.kernels.triton.weight_tiles import INT4, expand_codes, load_codes
+from ridgeline.kernels.triton.weight_tiles import (
+    INT4,
+    expand_codes,
+    group_of,
+    load_codes,
+    load_groups,
+    shrunk,
+)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])  # or every size of a batch would be compiled
@@ -92,53 +99,77 @@ def linear_kernel(
         bias += expert * bias_expert_stride
     x_rows = x_rows.to(tl.int64) * x_stride
 
-    HALVES: tl.constexpr = 2 if FORMAT == INT4 else 1
-    WIDTH: tl.constexpr = STEP // HALVES
+    PER_CODE: tl.constexpr = 8 if FORMAT == INT4 else 1  # weights; int4 comes in words
+    STRIDE_OF: tl.constexpr = STEP // PER_CODE if FORMAT == INT4 else 1
+    SEVERAL: tl.constexpr = (FORMAT == INT4) and ((GROUP > 0) and (GROUP < STEP))
+    PARTS: tl.constexpr = STEP // GROUP if SEVERAL else 1
+    WIDTH: tl.constexpr = STEP // PARTS
+    GROUPS: tl.constexpr = BLOCK_K // GROUP if (GROUP > 0) and (BLOCK_K > GROUP) else 1
     x_type = x.dtype.element_ty
+    SHRUNK: tl.constexpr = shrunk(FORMAT, x_type)
     inner = tl.arange(0, WIDTH)
-    code_rows = codes + rows.to(tl.int64) * code_stride
+    inner_codes = tl.arange(0, STEP // PER_CODE)
+    # What is a whole number of steps is multiplied by one, for the compiler to see it.
+    code_rows = codes + rows.to(tl.int64) * (code_stride // STRIDE_OF * STRIDE_OF)
     up_rows = code_rows + up_offset
     acc = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
     acc_up = acc
     squares_KT = tl.zeros((WIDTH if NORM else 1, BLOCK_T), tl.float32)
+    row_zeros = rows
+    row_up_zeros = rows
+    if HAS_ZEROS and (GROUP == 0):
+        row_zeros = tl.load(zeros + rows, mask=rows_valid, other=0)
+        if GATED:
+            row_up_zeros = tl.load(zeros + num_outputs + rows, mask=rows_valid, other=0)
     first = split * columns_each
     last = tl.minimum(first + columns_each, num_columns)
     for begin in tl.range(first, last, BLOCK_K):
+        if GROUP > 0:
+            first_group, num_groups = begin // GROUP, num_columns // GROUP
+            all_scales = load_groups(
+                scales + rows, rows_valid, first_group, num_groups, scale_stride, GROUPS
+            )
+            if GATED:
+                all_up_scales = load_groups(
+                    scales + num_outputs + rows, rows_valid, first_group, num_groups,
+                    scale_stride, GROUPS,
+                )  # fmt: skip
+            if HAS_ZEROS:
+                all_zeros = load_groups(
+                    zeros + rows, rows_valid, first_group, num_groups, scale_stride, GROUPS
+                )
+                if GATED:
+                    all_up_zeros = load_groups(
+                        zeros + num_outputs + rows, rows_valid, first_group, num_groups,
+                        scale_stride, GROUPS,
+                    )  # fmt: skip
         for offset in tl.static_range(0, BLOCK_K, STEP):
             column = begin + offset
-            codes_at = column // HALVES + inner
+            codes_at = column // STEP * (STEP // PER_CODE) + inner_codes
             codes_OK = load_codes(
-                code_rows, rows_valid, codes_at, num_columns // HALVES, FORMAT, EVEN
+                code_rows, rows_valid, codes_at, num_columns // PER_CODE, FORMAT, EVEN
             )
             if GATED:
                 up_OK = load_codes(
-                    up_rows, rows_valid, codes_at, num_columns // HALVES, FORMAT, EVEN
+                    up_rows, rows_valid, codes_at, num_columns // PER_CODE, FORMAT, EVEN
                 )
-            group = rows
-            group_valid = rows_valid & (column < num_columns)
-            zeros_O = rows
-            up_zeros_O = rows
+            zeros_O = row_zeros
+            up_zeros_O = row_up_zeros
             part = acc
             part_up = acc_up
-            for half in tl.static_range(HALVES):
-                if (half == 0) or (GROUP < STEP):  # the first of its group's columns
-                    if GROUP > 0:
-                        group = (column + half * WIDTH) // GROUP * scale_stride + rows
-                        scale = tl.load(scales + group, mask=group_valid, other=0.0)
-                        if GATED:
-                            scale_up = tl.load(
-                                scales + group + num_outputs, mask=group_valid, other=0.0
-                            )
-                        if not SCALE_WEIGHTS:
-                            part = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
-                            part_up = part
+            for index in tl.static_range(PARTS):
+                if (GROUP > 0) and ((index == 0) or (GROUP < STEP)):  # the first of its group
+                    scale = group_of(all_scales, (offset + index * WIDTH) // GROUP)
+                    if GATED:
+                        scale_up = group_of(all_up_scales, (offset + index * WIDTH) // GROUP)
                     if HAS_ZEROS:
-                        zeros_O = tl.load(zeros + group, mask=group_valid, other=0)
+                        zeros_O = group_of(all_zeros, (offset + index * WIDTH) // GROUP)
                         if GATED:
-                            up_zeros_O = tl.load(
-                                zeros + group + num_outputs, mask=group_valid, other=0
-                            )
-                at = column + half * WIDTH + inner
+                            up_zeros_O = group_of(all_up_zeros, (offset + index * WIDTH) // GROUP)
+                    if not SCALE_WEIGHTS:
+                        part = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
+                        part_up = part
+                at = column + index * WIDTH + inner
                 x_valid = tokens_valid[None, :]
                 if not EVEN:
                     x_valid = x_valid & (at < num_columns)[:, None]
@@ -146,18 +177,24 @@ def linear_kernel(
                 if NORM:
                     wide = x_KT.to(tl.float32)
                     squares_KT += wide * wide
-                    gain = tl.load(gains + at, mask=at < num_columns, other=0.0).to(tl.float32)
-                    x_KT = (wide * (gain + GAIN_OFFSET)[:, None]).to(x_type)
-                values = expand_codes(codes_OK, zeros_O, half, FORMAT, HAS_ZEROS, x_type)
+                    gain = tl.load(gains + at, mask=at < num_columns, other=0.0)
+                    if (GAIN_OFFSET == 0) and (gain.dtype == x_type):
+                        x_KT *= gain[:, None]  # rounded once, as below
+                    else:
+                        gain = gain.to(tl.float32) + GAIN_OFFSET
+                        x_KT = (wide * gain[:, None]).to(x_type)
+                values = expand_codes(codes_OK, zeros_O, index, PARTS, FORMAT, HAS_ZEROS, x_type)
                 if SCALE_WEIGHTS:
-                    values *= scale.to(x_type)[:, None]
+                    values *= (scale.to(x_type) * SHRUNK)[:, None]
                 part = tl.dot(values, x_KT, part, input_precision="ieee")
                 if GATED:
-                    values = expand_codes(up_OK, up_zeros_O, half, FORMAT, HAS_ZEROS, x_type)
+                    values = expand_codes(
+                        up_OK, up_zeros_O, index, PARTS, FORMAT, HAS_ZEROS, x_type
+                    )
                     if SCALE_WEIGHTS:
-                        values *= scale_up.to(x_type)[:, None]
+                        values *= (scale_up.to(x_type) * SHRUNK)[:, None]
                     part_up = tl.dot(values, x_KT, part_up, input_precision="ieee")
-                is_last = (half == HALVES - 1) or (GROUP < STEP)  # of its group's columns
+                is_last = (index == PARTS - 1) or (GROUP < STEP)  # of its group's columns
                 if (GROUP > 0) and (not SCALE_WEIGHTS) and is_last:
                     acc += part * scale.to(tl.float32)[:, None]
                     if GATED:
@@ -165,6 +202,9 @@ def linear_kernel(
             if (GROUP == 0) or SCALE_WEIGHTS:
                 acc = part
                 acc_up = part_up
+    if not SCALE_WEIGHTS:
+        acc *= SHRUNK
+        acc_up *= SHRUNK
     squares = tl.sum(squares_KT, 0)
 
     if SPLITS > 1:

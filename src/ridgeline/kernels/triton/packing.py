@@ -10,13 +10,14 @@ format     codes                       value
 plain      ``[O, I]`` float            itself
 int8       ``[O, I]`` int8             code · scale
 uint8      ``[O, I]`` uint8            (code − zero) · scale
-int4       ``[O, I / 2]`` uint8        (code − zero) · scale, zero 8 where there are none
+int4       ``[O, I / 8]`` int32        (code − zero) · scale, zero 8 where there are none
 fp8        ``[O, I]`` float8_e4m3fn    code · scale
 =========  ==========================  ============================================
 
-A byte of int4 holds columns j and j + U/2 of a unit of U columns, in its low and its high half: a
-tile of bytes is then two tiles of columns, and nothing moves between threads. A unit is part of a
-group, or two of them, one in each half.
+A word of int4 holds four pairs of columns, pair i at bits 4 i and 16 + 4 i: both 16-bit floats of a
+pair are made at once. A unit is 4 B words and 32 B columns, B up to 4. Pair i of its word B t + b
+is columns 8 (B i + b) + 2 t and the next. So a quarter of a unit is columns that lie together, and
+thread t of four loads at once what it multiplies, of a tensor core's operand.
 """
 
 from collections.abc import Callable
@@ -31,10 +32,7 @@ from ridgeline.quant import QuantizedTensor
 
 _GROUPS = (128, 64, 32)
 _SCALE_SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)  # of the scale that reaches the largest magnitude
-# Columns of int4 that are packed together, at the most: 64 are what all threads of a program load
-# at once.
-_UNITS = (128, 64, 32)
-_SHORT_UNIT = 64
+_UNITS = (128, 64, 32)  # columns of int4 that are packed together
 _SLICE = 1 << 24  # weights that are quantized at a time
 
 
@@ -115,7 +113,7 @@ def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> PackedMatrix | None:
         return None
     codes, unit = weight.codes.contiguous(), 0
     if kind is Format.INT4:
-        unit = _unit(columns, group)
+        unit = _unit(columns)
         if not unit:
             return None
         if codes.dtype == torch.int8:
@@ -144,7 +142,7 @@ def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -
     columns = weight.shape[-1]
     if bits not in (4, 8) or columns % (group or (_UNITS[-1] if bits == 4 else 1)):
         raise ValueError(f"{list(weight.shape)} cannot be quantized to {bits} bits by {group}")
-    unit = _unit(columns, group or 0) if bits == 4 else 0
+    unit = _unit(columns) if bits == 4 else 0
 
     def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         codes, scales = _quantized(rows, bits, group or columns)
@@ -182,16 +180,26 @@ def fp8_matrix(weight: torch.Tensor) -> PackedMatrix:
 
 
 def pack_nibbles(codes: torch.Tensor, unit: int) -> torch.Tensor:
-    """uint8 codes below 16 ``[..., I]`` as bytes ``[..., I / 2]``, ``unit`` columns at a time."""
-    halves = codes.unflatten(-1, (-1, 2, unit // 2))
-    packed: torch.Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
-    return packed.flatten(-2)
+    """uint8 codes below 16 ``[..., I]`` as words ``[..., I / 8]``, ``unit`` columns at a time."""
+    # Byte q of half h of a word has pairs 2 q and 2 q + 1.
+    pairs = codes.unflatten(-1, (-1, 2, 2, unit // 32, 4, 2))  # [..., q, low or high, b, t, h]
+    packed = pairs[..., 0, :, :, :] | pairs[..., 1, :, :, :] << 4
+    ordered = packed.movedim(-4, -1).transpose(-4, -3)  # [..., t, b, h, q]
+    words: torch.Tensor = ordered.flatten(-5).view(torch.int32)
+    return words
 
 
-def _unit(columns: int, group: int) -> int:
+def unpack_nibbles(words: torch.Tensor, unit: int) -> torch.Tensor:
+    """What `pack_nibbles` has packed."""
+    ordered = words.view(torch.uint8).unflatten(-1, (-1, 4, unit // 32, 2, 2))
+    packed = ordered.transpose(-4, -3).movedim(-1, -4)
+    codes: torch.Tensor = torch.stack((packed & 15, packed >> 4), dim=-4).flatten(-6)
+    return codes
+
+
+def _unit(columns: int) -> int:
     """Columns of int4 that are packed together; 0 if there are no whole units."""
-    most = max(group, _SHORT_UNIT) if group else _UNITS[0]
-    return next((unit for unit in _UNITS if unit <= most and columns % unit == 0), 0)
+    return next((unit for unit in _UNITS if columns % unit == 0), 0)
 
 
 def _by_rows(

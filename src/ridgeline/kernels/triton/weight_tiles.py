@@ -28,28 +28,47 @@ def load_codes(
 
 
 @triton.jit
+def load_groups(rows_O, rows_valid_O, first, num_groups, stride, COUNT: tl.constexpr):
+    """Scales or zero points ``[O, COUNT]`` of groups from the first on; zero beyond the last."""
+    groups = first + tl.arange(0, COUNT)
+    inside = rows_valid_O[:, None] & (groups < num_groups)[None, :]
+    return tl.load(rows_O[:, None] + groups[None, :] * stride, mask=inside, other=0)
+
+
+@triton.jit
+def group_of(groups_OG, INDEX: tl.constexpr):
+    """One of the groups, of which a thread has all."""
+    ROWS: tl.constexpr = groups_OG.shape[0]
+    COUNT: tl.constexpr = groups_OG.shape[1]
+    if COUNT == 1:
+        group_O = tl.reshape(groups_OG, (ROWS,))
+    else:
+        even, odd = tl.split(tl.reshape(groups_OG, (ROWS, COUNT // 2, 2)))
+        if INDEX % 2 == 0:
+            group_O = group_of(even, INDEX // 2)
+        else:
+            group_O = group_of(odd, INDEX // 2)
+    return group_O
+
+
+@triton.jit
 def expand_codes(
     codes,
     zeros_O,
-    HALF: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
     FORMAT: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """What codes stand for, without their scale, in DTYPE; of int4 the low or the high half."""
+    """What codes stand for, without their scale, in DTYPE; of a unit of int4 one of PARTS.
+
+    Those of int4 are to be multiplied by `shrunk`.
+    """
     if FORMAT == INT4:
-        if HALF == 1:
-            values = _small_integers(codes >> 4, DTYPE)
-        else:
-            values = _small_integers(codes & 15, DTYPE)
+        values = _unit_columns(codes, PART, PARTS, 0 if HAS_ZEROS else 8, DTYPE)
         if HAS_ZEROS:
-            values -= _small_integers(zeros_O, DTYPE)[:, None]
-        elif DTYPE == tl.float16:
-            values -= 1032.0
-        elif DTYPE == tl.bfloat16:
-            values -= 136.0
-        else:
-            values -= 8.0
+            values -= (zeros_O.to(DTYPE) * (1.0 / shrunk(FORMAT, DTYPE)))[:, None]
     else:
         values = _numbers(codes, FORMAT, DTYPE)
         if HAS_ZEROS:
@@ -57,17 +76,84 @@ def expand_codes(
     return values.to(DTYPE)
 
 
+@triton.constexpr_function
+def shrunk(FORMAT, DTYPE):
+    """What `expand_codes` divides by: sums are multiplied by it, or scales are."""
+    if FORMAT != INT4:
+        return 1.0
+    return {"bf16": 64.0, "fp16": 512.0}.get(str(DTYPE), 1.0)
+
+
 @triton.jit
-def _small_integers(codes, DTYPE: tl.constexpr):
-    """0 to 15 plus 1024 in float16, plus 128 in bfloat16: codes become the mantissa's low bits, and
-    what is added cancels in the difference to a zero point. Conversions are the slower way."""
-    if DTYPE == tl.float16:
-        result = (codes.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True)
-    elif DTYPE == tl.bfloat16:
-        result = (codes.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True)
+def _unit_columns(
+    words_OW,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    MIDDLE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Columns ``[O, 8 · W / PARTS]`` of the words of a unit, less the middle or the zero point.
+
+    In the order of `packing.pack_nibbles` no column moves between threads.
+    """
+    ROWS: tl.constexpr = words_OW.shape[0]
+    EACH: tl.constexpr = words_OW.shape[1] // 4  # words of a thread
+    COUNT: tl.constexpr = 4 // PARTS
+    FIRST: tl.constexpr = PART * COUNT
+    if COUNT == 1:
+        pairs = _pairs(words_OW, FIRST, MIDDLE, DTYPE)
+        pairs = tl.permute(tl.reshape(pairs, (ROWS, 4, EACH, 2)), (0, 2, 1, 3))
+    elif COUNT == 2:
+        pairs = tl.join(
+            _pairs(words_OW, FIRST, MIDDLE, DTYPE),
+            _pairs(words_OW, FIRST + 1, MIDDLE, DTYPE),
+        )
+        pairs = tl.permute(tl.reshape(pairs, (ROWS, 4, EACH, 2, 2)), (0, 4, 2, 1, 3))
     else:
-        result = codes.to(DTYPE)
-    return result
+        low = tl.join(
+            _pairs(words_OW, 0, MIDDLE, DTYPE),
+            _pairs(words_OW, 1, MIDDLE, DTYPE),
+        )
+        high = tl.join(
+            _pairs(words_OW, 2, MIDDLE, DTYPE),
+            _pairs(words_OW, 3, MIDDLE, DTYPE),
+        )
+        pairs = tl.reshape(tl.join(low, high), (ROWS, 4, EACH, 2, 2, 2))
+        pairs = tl.permute(pairs, (0, 5, 4, 2, 1, 3))
+    return tl.reshape(pairs, (ROWS, 8 * EACH * COUNT))
+
+
+@triton.jit
+def _pairs(words, INDEX: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: tl.constexpr):
+    """Pairs INDEX of words as floats ``[..., 2]``.
+
+    The bits of an integer below 256 are those of as many of the least 16-bit float. So a pair takes
+    one logical operation, for two of them a shift, and one multiplication with addition, of both
+    its numbers and exact, that makes numbers of normal size. Conversions are the slower way.
+    """
+    if INDEX >= 2:
+        words = words >> 8
+    if INDEX % 2 == 1:
+        pairs = words & 0x00F000F0
+    else:
+        pairs = words & 0x000F000F
+    low = pairs.to(tl.int16)
+    high = (pairs >> 16).to(tl.int16)
+    SHRUNK: tl.constexpr = shrunk(INT4, DTYPE)
+    if SHRUNK == 1:
+        low, high = low.to(DTYPE), high.to(DTYPE)
+    else:
+        low, high = low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True)
+    FACTOR: tl.constexpr = _one(DTYPE) / (SHRUNK * 16 ** (INDEX % 2))
+    factor = tl.full((1, 1), FACTOR, DTYPE)
+    middle = tl.full((1, 1), -MIDDLE / SHRUNK, DTYPE)
+    return tl.join(tl.fma(low, factor, middle), tl.fma(high, factor, middle))
+
+
+@triton.constexpr_function
+def _one(DTYPE):
+    """How many of the least floats are 1; of float32 1, as it is converted to."""
+    return {"bf16": 2.0**133, "fp16": 2.0**24}.get(str(DTYPE), 1.0)
 
 
 @triton.jit
