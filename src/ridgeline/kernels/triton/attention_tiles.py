@@ -7,6 +7,8 @@ are (query token, head) pairs of one KV head, so that K and V are read once for 
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.triton.weight_tiles import numbers
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -76,14 +78,14 @@ def attend_slots(
         k_DN = _load(
             k_rows[None, :] + d[:, None], d[:, None] < D, valid[None, :], D, BLOCK_D, MASKED
         )
-        k_DN = k_DN.to(q_MD.dtype)
+        k_DN = numbers(k_DN, q_MD.dtype)
         scores = tl.dot(q_MD, k_DN, input_precision="ieee")
         if R > 0:
             r = tl.arange(0, BLOCK_R)
             k_RN = _load(
                 k_rows[None, :] + D + r[:, None], r[:, None] < R, valid[None, :], R, BLOCK_R, MASKED
             )
-            scores = tl.dot(q_MR, k_RN.to(q_MR.dtype), scores, input_precision="ieee")
+            scores = tl.dot(q_MR, numbers(k_RN, q_MR.dtype), scores, input_precision="ieee")
         if QUANTIZED:
             scale_offsets = blocks * scale_block_stride + offsets
             k_scales_N = tl.load(k_scales + scale_offsets, mask=valid, other=0.0)
@@ -122,7 +124,8 @@ def attend_slots(
             v_rows = v + blocks * v_block_stride + offsets * v_token_stride
             v_NV = _load(
                 v_rows[:, None] + dv[None, :], dv[None, :] < V, valid[:, None], V, BLOCK_V, MASKED
-            ).to(q_MD.dtype)
+            )
+            v_NV = numbers(v_NV, q_MD.dtype)
         if QUANTIZED:
             if LATENT:
                 weights *= k_scales_N[None, :]

@@ -3,9 +3,7 @@
 import triton
 import triton.language as tl
 
-INT8 = tl.constexpr(1)
 INT4 = tl.constexpr(3)
-FP8 = tl.constexpr(4)
 
 
 @triton.jit
@@ -70,7 +68,7 @@ def expand_codes(
         if HAS_ZEROS:
             values -= (zeros_O.to(DTYPE) * (1.0 / shrunk(FORMAT, DTYPE)))[:, None]
     else:
-        values = _numbers(codes, FORMAT, DTYPE)
+        values = numbers(codes, DTYPE)
         if HAS_ZEROS:
             values -= zeros_O.to(DTYPE)[:, None]
     return values.to(DTYPE)
@@ -157,15 +155,15 @@ def _one(DTYPE):
 
 
 @triton.jit
-def _numbers(codes, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
+def numbers(codes, DTYPE: tl.constexpr):
     """Codes of eight bits, or values, in DTYPE. These two conversions, made directly, run at a
     fraction of the rate of other instructions, so that they, and not memory, would be waited for.
     """
-    if (FORMAT == INT8) and (DTYPE == tl.float16):
+    if (codes.dtype == tl.int8) and (DTYPE == tl.float16):
         offset = (codes.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16)
         result = (offset | 0x6400).to(tl.float16, bitcast=True) - 1152.0
-    elif (FORMAT == FP8) and (DTYPE == tl.bfloat16):
+    elif (codes.dtype == tl.float8e4nv) and (DTYPE == tl.bfloat16):
         result = codes.to(tl.float16).to(tl.float32)
     else:
-        result = codes.to(DTYPE)
-    return result
+        result = codes
+    return result.to(DTYPE)
