@@ -146,6 +146,7 @@ class Case:
 
     def decode(self, tree=None, sinks=None, **options):
         out, workspace = self.out(), Workspace(DEVICE, num_floats=1 << 20)
+        self.stored = workspace.floats.fill_(float("nan"))
         attend_decode(
             self.q,
             self.kv,
@@ -158,6 +159,11 @@ class Case:
         )
         assert not workspace.counters.any()
         return out
+
+    def parts_stored(self, block_floats):
+        """How many parts of sequences the last decode has stored, of ``block_floats`` each."""
+        whole = len(self.stored) // block_floats * block_floats
+        return int((~self.stored[:whole].view(-1, block_floats)[:, 0].isnan()).sum())
 
     def prefill(self, tree=None, sinks=None, **options):
         out = self.out()
@@ -201,6 +207,27 @@ def test_as_many_splits_as_on_a_gpu(monkeypatch, options):
     """More than a sequence has, for more rows than are merged at once."""
     monkeypatch.setattr(attention, "num_multiprocessors", lambda _: 132)
     check(Case(DRAFTED, dtype=torch.float16, heads=6, kv_heads=1, width=72), "decode", **options)
+
+
+def test_long_sequences_of_a_large_batch_are_split_by_themselves(monkeypatch):
+    """All slots divided by the programs that a device has at once; more sequences than are looked
+    at together."""
+    monkeypatch.setattr(attention, "num_multiprocessors", lambda _: 4)
+    lengths = [1 + index % 3 for index in range(131)]
+    lengths[129], lengths[7] = 600, 300
+    case = Case([(1, length) for length in lengths], dtype=torch.float32, heads=2, kv_heads=1)
+    check(case, "decode")
+    # 1,156 slots by 12 programs are 97 each; a part has 128 at the least.
+    assert case.parts_stored(block_floats=16 * (16 + 2)) == 3 + 5
+
+
+@pytest.mark.parametrize("window", [None, 200])
+def test_as_many_splits_of_a_sequence_as_are_merged(monkeypatch, window):
+    monkeypatch.setattr(attention, "_SPLIT_TOKENS", 32)
+    monkeypatch.setattr(attention, "num_multiprocessors", lambda _: 132)
+    case = Case([(1, 32 * 70), (2, 9)], dtype=torch.float32, heads=1, kv_heads=1)
+    check(case, "decode", window=window)
+    assert case.parts_stored(block_floats=16 * (16 + 2)) == (35 if window is None else 7)
 
 
 @pytest.mark.parametrize(("dtype", "options"), OPTIONS, ids=str)

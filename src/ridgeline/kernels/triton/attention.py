@@ -14,8 +14,9 @@ from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors
 from ridgeline.kernels.triton.workspace import Workspace
 
 MAX_TREE_DRAFTS = 64
-_MOST_SPLITS = 64
-_PROGRAMS_EACH = 4  # that decode wants on each multiprocessor
+_PROGRAMS_EACH = 3  # of decode, that are on a multiprocessor at once
+_CODE_PROGRAMS_EACH = 2  # the same with KV in codes, which takes more registers
+_MERGED_FLOATS = 2048  # of one split at once
 _SPLIT_TOKENS = 128
 _TILE_BYTES = 160 << 10  # of shared memory for tiles of K and V on their way
 
@@ -66,8 +67,8 @@ def attend_decode(
 ) -> None:
     """Attention of a few rows of each sequence, at most ``max_query_tokens``, one or with drafts.
 
-    Slots are split over programs so that the whole device reads; the last one merges. How they are
-    split depends on the shapes of the batch and on each sequence's length alone.
+    Slots of all sequences are divided over programs so that the whole device reads; the last one
+    of a sequence merges. How they are divided depends on the shapes of the batch and on lengths.
 
     Raises:
         ValueError: shapes or dtypes do not fit.
@@ -79,29 +80,34 @@ def attend_decode(
     block_q = min(most_tokens, block_m // heads_each)
     work = shape.kv_heads * -(-shape.group // heads_each) * -(-max_query_tokens // block_q)
     num_sequences = len(batch.kv_lengths_S)
-    programs = num_multiprocessors(q_THd.device) * (1 if shape.wide else _PROGRAMS_EACH)
-    splits = workspace.most_splits(
-        min(_MOST_SPLITS, next_power_of_2(-(-programs // (num_sequences * work)))),
-        reductions=num_sequences * work,
-        floats_each=block_m * (next_power_of_2(shape.v_width) + 2),
-    )
+    each = 1 if shape.wide else (_CODE_PROGRAMS_EACH if shape.kv_bytes == 1 else _PROGRAMS_EACH)
+    programs = num_multiprocessors(q_THd.device) * each
+    block_v = max(16, next_power_of_2(shape.v_width))
+    # What is stored is parts of split sequences alone, each of which is longer than an even part.
+    room = len(workspace.floats) // (2 * work * block_m * (block_v + 2))
+    num_parts = min(-(-programs // work), room)
+    is_split = num_parts > 1 and num_sequences * work <= len(workspace.counters)
+    merged_rows = min(next_power_of_2(heads_each * block_q), max(1, _MERGED_FLOATS // block_v))
     precise = q_THd.dtype == torch.float32
     block_n = 32 if shape.kv_bytes == 4 else (128 if shape.kv_bytes == 1 else 64)
     block_n = 32 if shape.wide else block_n
     _launch(
-        (num_sequences, work, splits),
+        (num_sequences + (num_parts if is_split else 0), work),
         (q_THd, kv, out_THv, batch, shape),
         scale=scale,
         window=window,
         softcap=softcap,
         sinks_H=sinks_H,
         workspace=workspace,
+        num_parts=num_parts,
+        most_queries=max_query_tokens,
         HEADS_EACH=heads_each,
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        SPLITS=splits,
+        SPLIT=is_split,
         SPLIT_TOKENS=max(_SPLIT_TOKENS, block_n),
+        MERGED_ROWS=merged_rows,
         RAGGED=False,
         num_warps=8 if precise or (shape.wide and block_m > 32) else 4,
         num_stages=_stages(shape, block_m, block_n),
@@ -133,7 +139,7 @@ def attend_prefill(
     block_q = block_m // heads_each
     blocks = batch.num_query_tokens // block_q + len(batch.kv_lengths_S)
     _launch(
-        (blocks, shape.kv_heads * -(-shape.group // heads_each), 1),
+        (blocks, shape.kv_heads * -(-shape.group // heads_each)),
         (q_THd, kv, out_THv, batch, shape),
         scale=scale,
         window=window,
@@ -144,8 +150,9 @@ def attend_prefill(
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        SPLITS=1,
+        SPLIT=False,
         SPLIT_TOKENS=block_n,
+        MERGED_ROWS=1,
         RAGGED=True,
         num_warps=8,
         num_stages=_stages(shape, block_m, block_n),
@@ -212,7 +219,7 @@ def _stages(shape: _Shape, block_m: int, block_n: int) -> int:
 
 
 def _launch(
-    grid: tuple[int, int, int],
+    grid: tuple[int, int],
     tensors: tuple[torch.Tensor, KVTensors, torch.Tensor, AttentionBatch, _Shape],
     *,
     scale: float,
@@ -220,6 +227,8 @@ def _launch(
     softcap: float | None,
     sinks_H: torch.Tensor | None,
     workspace: Workspace | None,
+    num_parts: int = 1,
+    most_queries: int = 1,
     **meta: int | bool,
 ) -> None:
     q, kv, out, batch, shape = tensors
@@ -244,6 +253,8 @@ def _launch(
         unused if workspace is None else workspace.floats,
         unused if workspace is None else workspace.counters,
         len(batch.kv_lengths_S),
+        num_parts,
+        most_queries,
         q.stride(0),
         q.stride(1),
         out.stride(0),
