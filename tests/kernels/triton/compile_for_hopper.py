@@ -223,6 +223,8 @@ def attentions():
         for kv_dtype in (BF16, INT8, FP8):
             attend(form, kv_dtype)
         attend(form, kv_heads=1, width=576, latent=512)
+        attend(form, INT8, dtype=FP32)
+        attend(form, FP32, dtype=FP32, kv_heads=1, width=576, latent=512)
         for dtype in (FP32, FP16):
             attend(form, dtype, dtype=dtype)
         for width in (64, 256):
@@ -288,7 +290,7 @@ def batches():
     """Batches that one kernel each has to serve, whatever their size and where they begin."""
     global case
     weight = kernels.pack_matrix(zeros(1024, 4096))
-    for tokens in (1, 2, 7, 16):
+    for tokens in (1, 2, 7, 8):
         multiply(weight, tokens)
     for form in (kernels.attend_decode, kernels.attend_prefill):
         for first, blocks, tokens in ((0, 64, 4), (1, 61, 3), (2, 1, 4)):

@@ -10,7 +10,7 @@ import torch
 
 from ridgeline.kernels.triton.attention_kernel import attention_kernel
 from ridgeline.kernels.triton.kv_cache import QUANTIZED, KVTensors
-from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors
+from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors, shared_bytes
 from ridgeline.kernels.triton.workspace import Workspace
 
 MAX_TREE_DRAFTS = 64
@@ -18,7 +18,8 @@ _PROGRAMS_EACH = 3  # of decode, that are on a multiprocessor at once
 _CODE_PROGRAMS_EACH = 2  # the same with KV in codes, which takes more registers
 _MERGED_FLOATS = 2048  # of one split at once
 _SPLIT_TOKENS = 128
-_TILE_BYTES = 160 << 10  # of shared memory for tiles of K and V on their way
+_LARGE_BYTES = 128 << 10  # of shared memory: with less, programs have fewer rows of wide heads
+_OTHER_BYTES = 67 << 10  # of shared memory that is not for tiles of K and V on their way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,12 @@ def attend_decode(
     """
     shape = _Shape.of(q_THd, kv, out_THv, batch)
     most_tokens = next_power_of_2(max_query_tokens)  # few kernels for all lengths of drafts
-    block_m = min(max(16, next_power_of_2(most_tokens * shape.group)), 64)
+    precise = q_THd.dtype == torch.float32
+    most_bytes = shared_bytes(q_THd.device)
+    most_rows = 64
+    if shape.wide:  # registers, or shared memory, do not suffice for as many
+        most_rows = 16 if precise else (32 if most_bytes < _LARGE_BYTES else 64)
+    block_m = min(max(16, next_power_of_2(most_tokens * shape.group)), most_rows)
     heads_each = min(shape.group, block_m)
     block_q = min(most_tokens, block_m // heads_each)
     work = shape.kv_heads * -(-shape.group // heads_each) * -(-max_query_tokens // block_q)
@@ -88,9 +94,11 @@ def attend_decode(
     num_parts = min(-(-programs // work), room)
     is_split = num_parts > 1 and num_sequences * work <= len(workspace.counters)
     merged_rows = min(next_power_of_2(heads_each * block_q), max(1, _MERGED_FLOATS // block_v))
-    precise = q_THd.dtype == torch.float32
-    block_n = 32 if shape.kv_bytes == 4 else (128 if shape.kv_bytes == 1 else 64)
-    block_n = 32 if shape.wide else block_n
+    block_n = 128 if shape.kv_bytes == 1 else 64
+    if precise:  # tiles of codes are there as floats as well
+        block_n = 16 if shape.wide or shape.kv_bytes == 1 else 32
+    elif shape.wide:
+        block_n = 32
     _launch(
         (num_sequences + (num_parts if is_split else 0), work),
         (q_THd, kv, out_THv, batch, shape),
@@ -110,7 +118,7 @@ def attend_decode(
         MERGED_ROWS=merged_rows,
         RAGGED=False,
         num_warps=8 if precise or (shape.wide and block_m > 32) else 4,
-        num_stages=_stages(shape, block_m, block_n),
+        num_stages=_stages(shape, block_m, block_n, most_bytes),
     )
 
 
@@ -132,7 +140,12 @@ def attend_prefill(
     """
     shape = _Shape.of(q_THd, kv, out_THv, batch)
     precise = q_THd.dtype == torch.float32
-    block_m = 32 if precise else (64 if shape.wide else 128)
+    most_bytes = shared_bytes(q_THd.device)
+    block_m = 64 if shape.wide else 128
+    if most_bytes < _LARGE_BYTES and shape.d_width > 128:
+        block_m //= 2
+    if precise:
+        block_m = 16 if shape.wide or shape.kv_bytes == 1 else 32
     block_n = 32 if shape.d_width > 128 else (64 if shape.d_width > 64 else 128)
     block_n = 16 if precise else (32 if shape.wide else block_n)
     heads_each = min(shape.group, block_m)
@@ -155,7 +168,7 @@ def attend_prefill(
         MERGED_ROWS=1,
         RAGGED=True,
         num_warps=8,
-        num_stages=_stages(shape, block_m, block_n),
+        num_stages=_stages(shape, block_m, block_n, most_bytes),
     )
 
 
@@ -205,7 +218,7 @@ class _Shape:
         )
 
 
-def _stages(shape: _Shape, block_m: int, block_n: int) -> int:
+def _stages(shape: _Shape, block_m: int, block_n: int, most_bytes: int) -> int:
     """Stages of the compiler's pipeline at which two tiles of K and V are on their way, where
     shared memory has room for them and for the one that is multiplied; else one.
 
@@ -214,8 +227,8 @@ def _stages(shape: _Shape, block_m: int, block_n: int) -> int:
     """
     widths = shape.d_width + shape.rope_width + (0 if shape.is_latent else shape.v_width)
     in_use = 2 if block_m >= 64 else 1  # products of whole warp groups are waited for a turn later
-    tiles = _TILE_BYTES // (widths * block_n * shape.kv_bytes) - in_use
-    return 2 * max(1, min(2, tiles)) + 1
+    tiles = (most_bytes - _OTHER_BYTES) // (widths * block_n * shape.kv_bytes)
+    return 2 * max(1, min(2, tiles - in_use)) + 1
 
 
 def _launch(

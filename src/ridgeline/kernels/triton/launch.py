@@ -6,6 +6,7 @@ from functools import cache
 import torch
 
 _INTERPRETED_MULTIPROCESSORS = 4  # few, so that tests split reductions in few parts
+_HOPPER_SHARED_BYTES = 227 << 10
 
 
 def is_interpreted() -> bool:
@@ -25,6 +26,16 @@ def num_multiprocessors(device: torch.device) -> int:
         if device.type == "cuda"
         else (_INTERPRETED_MULTIPROCESSORS)
     )
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a block of a CUDA device may have; Hopper's where there is none."""
+    return _shared_bytes(device.index or 0) if device.type == "cuda" else _HOPPER_SHARED_BYTES
+
+
+@cache
+def _shared_bytes(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)
 
 
 @cache
