@@ -239,9 +239,9 @@ def attention_kernel(
         if num_splits > 1:
             reduction = sequence * tl.num_programs(1) + work
             FLOATS: tl.constexpr = BLOCK_M * (BLOCK_V + 2)
-            parts = partials + (stored * tl.num_programs(1) + work).to(tl.int64) * FLOATS
+            parts = partials + (stored * tl.num_programs(1) + work) * FLOATS
             part_stride = tl.num_programs(1) * FLOATS
-            part = parts + split.to(tl.int64) * part_stride
+            part = parts + split * part_stride
             tl.store(part + rows[:, None] * BLOCK_V + dv[None, :], acc, mask=real[:, None])
             tl.store(part + BLOCK_M * BLOCK_V + rows, top, mask=real)
             tl.store(part + BLOCK_M * (BLOCK_V + 1) + rows, total, mask=real)
