@@ -35,7 +35,9 @@ def shared_bytes(device: torch.device) -> int:
 
 @cache
 def _shared_bytes(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)
+    properties = torch.cuda.get_device_properties(index)
+    # PyTorch's stubs do not list it.
+    return int(getattr(properties, "shared_memory_per_block_optin", _HOPPER_SHARED_BYTES))
 
 
 @cache
