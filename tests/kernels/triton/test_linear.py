@@ -251,8 +251,35 @@ def test_what_the_library_cannot_multiply_in_float8_is_known():
         fp8_matrix(random(47, 64)),
         fp8_matrix(random(48, 72)),
         pack_matrix(random(8, 16)),
+        replace(fits, scales=fits.scales.bfloat16()),
     ):
         assert not multiplies_scaled(matrix, torch.bfloat16)
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("blocks", [1, 48])  # of rows that share a scale
+def test_float8_of_checkpoints_is_multiplied_with_scales_of_any_type(scale_dtype, blocks):
+    x, own = random(32, 64), fp8_matrix(random(48, 64, seed=1))
+    scales = (torch.rand(48 // blocks, 1, device=DEVICE) * 0.02 + 0.01).to(scale_dtype)
+    stored = QuantizedTensor(
+        format=replace(number_format("fp8"), group_rows=blocks),
+        codes=own.codes,
+        scales=scales,
+    )
+    packed = pack_matrix(stored).to(DEVICE)
+    assert packed.scales.dtype == torch.float32
+    assert multiplies_scaled(packed, torch.bfloat16)
+    codes = torch.empty(32, 64, dtype=torch.float8_e4m3fn, device=DEVICE)
+    x_scales = torch.empty(32, device=DEVICE)
+    quantize_rows(x, codes, x_scales)
+    out = torch.empty(32, 48, dtype=torch.bfloat16, device=DEVICE)
+    scaled_matmul(codes, x_scales, packed, out)
+    weight = own.codes.double() * scales.double().repeat_interleave(blocks, 0)
+    exact = (codes.double() * x_scales.double()[:, None]) @ weight.T
+    assert_near(out, exact, torch.bfloat16)
+    with pytest.raises(ValueError, match="float32"):
+        unconverted = replace(packed, scales=packed.scales.half())
+        scaled_matmul(codes, x_scales, unconverted, out)
 
 
 def test_what_does_not_fit_is_refused():

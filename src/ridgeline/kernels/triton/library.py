@@ -52,11 +52,11 @@ def scaled_matmul(
     x has a scale for each token and W for each row; ``out`` is bfloat16.
 
     Raises:
-        ValueError: an operand is not float8_e4m3fn by rows.
+        ValueError: an operand is not float8_e4m3fn with float32 scales by rows.
     """
     scales = matrix.scales
-    if matrix.format is not Format.FP8 or matrix.group or scales is None:
-        raise ValueError("scaled_matmul takes float8_e4m3fn, with one scale for each row")
+    if scales is None or not _is_scaled_by_rows(matrix):
+        raise ValueError("scaled_matmul takes float8_e4m3fn, with a float32 scale for each row")
     if x_TI.dtype != torch.float8_e4m3fn:
         raise ValueError(f"scaled_matmul takes float8_e4m3fn, not {x_TI.dtype}")
     torch._scaled_mm(
@@ -76,8 +76,14 @@ def multiplies_scaled(matrix: PackedMatrix, dtype: torch.dtype) -> bool:
     cuBLASLt wants whole groups of 16 rows and columns, and scales by rows a bfloat16 output.
     """
     rows, columns = matrix.shape[-2:]
-    is_scaled_by_rows = matrix.format is Format.FP8 and matrix.group == 0
-    return is_scaled_by_rows and dtype == torch.bfloat16 and rows % 16 == columns % 16 == 0
+    fits = rows % 16 == columns % 16 == 0
+    return _is_scaled_by_rows(matrix) and dtype == torch.bfloat16 and fits
+
+
+def _is_scaled_by_rows(matrix: PackedMatrix) -> bool:
+    """Whether a matrix is what cuBLASLt takes: float8_e4m3fn with float32 scales of whole rows."""
+    is_fp8 = matrix.format is Format.FP8 and matrix.group == 0
+    return is_fp8 and matrix.scales is not None and matrix.scales.dtype == torch.float32
 
 
 def dequantize(matrix: PackedMatrix, out_OI: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ plain      ``[O, I]`` float            itself
 int8       ``[O, I]`` int8             code · scale
 uint8      ``[O, I]`` uint8            (code − zero) · scale
 int4       ``[O, I / 8]`` int32        (code − zero) · scale, zero 8 where there are none
-fp8        ``[O, I]`` float8_e4m3fn    code · scale
+fp8        ``[O, I]`` float8_e4m3fn    code · scale, float32
 =========  ==========================  ============================================
 
 A word of int4 holds four pairs of columns, pair i at bits 4 i and 16 + 4 i: both 16-bit floats of a
@@ -111,6 +111,8 @@ def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> PackedMatrix | None:
     kind = _kind_of(weight)
     if kind is None:
         return None
+    if kind is Format.FP8 and scales is not None:
+        scales = scales.float()  # as libraries multiply by them
     codes, unit = weight.codes.contiguous(), 0
     if kind is Format.INT4:
         unit = _unit(columns)
