@@ -12,6 +12,7 @@ from tests.kernels.triton.device import DEVICE  # noqa: F401  (skips the file wi
 
 SHARED_BYTES = 227 << 10  # that a block may have
 STACK_BYTES = 64  # a few registers, at 128 tokens
+SHORT_STACK_BYTES = 512  # the same on tensor cores that take both operands from registers
 KERNELS = {
     "attention_kernel", "linear_kernel", "count_digits_kernel", "draw_kernel", "redraw_kernel",
     "_count", "_adjust", "_normalise", "_quantize", "_activate", "_rope",
@@ -19,12 +20,12 @@ KERNELS = {
 }  # fmt: skip
 
 
-def compiled(folder, *parts):
-    """What `compile_for_hopper` prints."""
-    script = Path(__file__).with_name("compile_for_hopper.py")
+def compiled(folder, *arguments):
+    """What `compile_kernels` prints."""
+    script = Path(__file__).with_name("compile_kernels.py")
     environment = os.environ | {"TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"}
     output = subprocess.run(
-        [sys.executable, str(script), *parts],
+        [sys.executable, str(script), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -45,9 +46,23 @@ def test_kernels_compile_for_hopper(tmp_path):
     found = compiled(tmp_path)
     assert {entry["kernel"] for entry in found} == KERNELS
     for entry in found:
+        assert not entry["trap"], entry
         assert entry["stack_bytes"] <= STACK_BYTES, entry
         assert entry["shared_bytes"] <= SHARED_BYTES, entry
         multiplies = entry["kernel"] in ("attention_kernel", "linear_kernel")
         is_precise = "torch.float32" in entry["case"]  # which tensor cores are not
         assert bool(entry["tensor_core"]) == (multiplies and not is_precise), entry
         assert not multiplies or entry["asynchronous_loads"], entry
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "shared_bytes"), [(80, 166912), (89, 101376), (120, 101376)])
+def test_the_largest_products_fit_where_shared_memory_is_short(arch, shared_bytes, tmp_path):
+    found = compiled(
+        tmp_path, "largest-products", "--arch", str(arch), "--shared-bytes", str(shared_bytes)
+    )
+    assert {entry["kernel"] for entry in found} >= {"linear_kernel"}
+    for entry in found:
+        assert not entry["trap"], entry
+        assert entry["shared_bytes"] <= shared_bytes, entry
+        assert entry["stack_bytes"] <= SHORT_STACK_BYTES, entry

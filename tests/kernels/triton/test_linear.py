@@ -7,6 +7,8 @@ import pytest
 import torch
 from tests.kernels.triton.device import DEVICE, assert_near, random
 from torch.nn import functional
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITFunction
 
 from ridgeline.core.formats import number_format
 from ridgeline.core.spec import Activation, ClampedSwiGLU, NormKind, NormSpec
@@ -19,6 +21,7 @@ from ridgeline.kernels.triton import (
     Workspace,
     dequantize,
     fp8_matrix,
+    kernel_problem,
     linear,
     matmul,
     multiplies_scaled,
@@ -28,6 +31,7 @@ from ridgeline.kernels.triton import (
     quantize_rows,
     scaled_matmul,
 )
+from ridgeline.kernels.triton.launch import DeviceLimits
 from ridgeline.quant import QuantizedTensor
 
 # The package has a function of that name.
@@ -277,9 +281,72 @@ def test_float8_of_checkpoints_is_multiplied_with_scales_of_any_type(scale_dtype
     weight = own.codes.double() * scales.double().repeat_interleave(blocks, 0)
     exact = (codes.double() * x_scales.double()[:, None]) @ weight.T
     assert_near(out, exact, torch.bfloat16)
+    unconverted = replace(packed, scales=packed.scales.half())
     with pytest.raises(ValueError, match="float32"):
-        unconverted = replace(packed, scales=packed.scales.half())
         scaled_matmul(codes, x_scales, unconverted, out)
+
+
+WITHIN = {  # what a device has: the most that a program may take of it
+    "A100": DeviceLimits(capability=(8, 0), shared_bytes=166_912),
+    "L40S": DeviceLimits(capability=(8, 9), shared_bytes=101_376),
+    "RTX 5090": DeviceLimits(capability=(12, 0), shared_bytes=101_376),
+    "H100": DeviceLimits(capability=(9, 0), shared_bytes=232_448),
+}
+
+
+@pytest.mark.parametrize("device", WITHIN)
+def test_tiles_fit_into_the_devices_shared_memory(device, monkeypatch):
+    limits, hopper = WITHIN[device], WITHIN["H100"]
+    weight = random(256, 1024).cpu()
+    for matrix in (
+        pack_matrix(weight.bfloat16()), quantize_matrix(weight, 8), quantize_matrix(weight, 8, 128),
+        quantize_matrix(weight, 4, 32), quantize_matrix(weight, 4, 128), fp8_matrix(weight),
+    ):  # fmt: skip
+        for tokens in (1, 17, 64, 128):
+            for outputs in (256, 128):
+                x = torch.empty(tokens, 1024, dtype=torch.bfloat16)
+                monkeypatch.setattr(linear_module, "device_limits", lambda _: hopper)
+                usual = linear_module.guess(matrix, tokens, outputs, x)
+                monkeypatch.setattr(linear_module, "device_limits", lambda _: limits)
+                found = linear_module.guess(matrix, tokens, outputs, x)
+                tile = found.block_o * matrix.codes[0].nbytes * found.block_k // 1024
+                tiles = tile * (256 // outputs) + tokens * found.block_k * 2
+                assert (found.num_stages - 1) * tiles <= limits.shared_bytes
+                assert replace(found, num_stages=1, block_k=1) == replace(
+                    usual, num_stages=1, block_k=1
+                )
+                if device == "H100" or (tokens == 1 and outputs == 256 and device == "A100"):
+                    assert found == usual
+                assert found.num_stages >= 3 or (matrix.group == 128 and tokens == 128)
+    plain = pack_matrix(weight.bfloat16())
+    x = torch.empty(64, 1024, dtype=torch.bfloat16)
+    monkeypatch.setattr(
+        linear_module, "device_limits", lambda _: replace(limits, shared_bytes=1000)
+    )
+    assert linear_module.guess(plain, 64, 256, x).num_stages == 2, "and the compiler says no"
+
+
+def test_a_kernel_that_does_not_fit_is_told_in_one_sentence():
+    class Launched(JITFunction):
+        def __init__(self):
+            self.__name__ = "linear_kernel"
+
+        def run(self, error):
+            raise error
+
+    def told(error):
+        try:
+            Launched().run(error)
+        except Exception as caught:
+            return kernel_problem(caught, "a GPU")
+
+    assert told(OutOfResources(196_608, 101_376, "shared memory")) == (
+        "The kernel linear_kernel needs 196608 bytes of shared memory, and a GPU has 101376."
+    )
+    assert told(PTXASError("first\nlast")) == (
+        "The kernel linear_kernel cannot be compiled for a GPU: last"
+    )
+    assert told(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
 
 
 def test_what_does_not_fit_is_refused():

@@ -34,14 +34,14 @@ from ridgeline.executors.cuda.plain import can_decode, draw_of, is_plain
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.cuda.tuning import Tuning
 from ridgeline.executors.cuda.tuning_cache import Tuned
-from ridgeline.executors.cuda.warming import tune, warm_up
+from ridgeline.executors.cuda.warming import fitting, tune, warm_up
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import SegmentContext, num_logit_rows, segment_result
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
-from ridgeline.kernels.triton import LinearKey
+from ridgeline.kernels.triton import LinearKey, kernel_problem
 
 Result = TypeVar("Result")
 
@@ -146,7 +146,8 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
         with self.device.scope(), torch.inference_mode():
             super().allocate_kv(num_blocks, role)
-            self._choose_attention(role)
+            with fitting(self.device):
+                self._choose_attention(role)
         waits = self._warms_up or self._tuning is not None
         if waits and all(cache.num_blocks for cache in self.pools.values()):
             self.in_turn(self._warm_up)
@@ -161,10 +162,11 @@ class CUDAExecutor(PoolExecutor[KVCache]):
 
     def _warm_up(self) -> None:
         self._on_device()
-        if self._tuning is not None:
-            tune(self.device, self._models.values(), self._tuning)
-        if self._warms_up:
-            warm_up(self.device, self._models.values(), self._staging.send)
+        with fitting(self.device):
+            if self._tuning is not None:
+                tune(self.device, self._models.values(), self._tuning)
+            if self._warms_up:
+                warm_up(self.device, self._models.values(), self._staging.send)
 
     def submit(self, plan: StepPlan) -> Handle:
         handle = self.new_handle(plan)
@@ -222,7 +224,10 @@ class CUDAExecutor(PoolExecutor[KVCache]):
                 "free); lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs."
             ) from error
         except Exception as error:
-            raise EngineError(f"A step failed: {type(error).__name__}: {error}") from error
+            problem = kernel_problem(error, self.device.name)
+            raise EngineError(
+                f"A step failed: {problem or f'{type(error).__name__}: {error}'}"
+            ) from error
 
     def _issue(self, handle: Handle) -> LaunchedStep:
         began = perf_counter()

@@ -1,14 +1,32 @@
 """What is done once models and KV pools are there, and before a request waits for it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.core.errors import MachineError, OutOfMemoryError
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.model import DeviceModel
 from ridgeline.executors.cuda.tuning import Tuning
+from ridgeline.kernels.triton import kernel_problem
+
+
+@contextmanager
+def fitting(device: Device) -> Iterator[None]:
+    """Where kernels are launched first.
+
+    Raises:
+        MachineError: the device cannot have one of them; says which and why.
+    """
+    try:
+        yield
+    except Exception as error:
+        problem = kernel_problem(error, device.name)
+        if problem is None:
+            raise
+        raise MachineError(problem) from error
 
 
 def tune(device: Device, models: Collection[DeviceModel], tuning: Tuning) -> None:

@@ -56,6 +56,7 @@ from ridgeline.kernels.triton.packing import (  # noqa: E402
     pack_matrix,
     quantize_matrix,
 )
+from ridgeline.kernels.triton.problems import cannot_be_compiled, kernel_problem  # noqa: E402
 from ridgeline.kernels.triton.rope import rope_and_write  # noqa: E402
 from ridgeline.kernels.triton.routing import ExpertOrder, route, sort_by_expert  # noqa: E402
 from ridgeline.kernels.triton.sampling import (  # noqa: E402
@@ -107,12 +108,14 @@ __all__ = [
     "attend_prefill",
     "batch_class",
     "begin_step",
+    "cannot_be_compiled",
     "combine",
     "count_tokens",
     "dequantize",
     "end_step",
     "fp8_matrix",
     "grouped_linear",
+    "kernel_problem",
     "kernels_digest",
     "layer_bytes",
     "layer_tensors",

@@ -10,7 +10,7 @@ import torch
 
 from ridgeline.kernels.triton.attention_kernel import attention_kernel
 from ridgeline.kernels.triton.kv_cache import QUANTIZED, KVTensors
-from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors, shared_bytes
+from ridgeline.kernels.triton.launch import device_limits, next_power_of_2, num_multiprocessors
 from ridgeline.kernels.triton.workspace import Workspace
 
 MAX_TREE_DRAFTS = 64
@@ -77,7 +77,7 @@ def attend_decode(
     shape = _Shape.of(q_THd, kv, out_THv, batch)
     most_tokens = next_power_of_2(max_query_tokens)  # few kernels for all lengths of drafts
     precise = q_THd.dtype == torch.float32
-    most_bytes = shared_bytes(q_THd.device)
+    most_bytes = device_limits(q_THd.device).shared_bytes
     most_rows = 64
     if shape.wide:  # registers, or shared memory, do not suffice for as many
         most_rows = 16 if precise else (32 if most_bytes < _LARGE_BYTES else 64)
@@ -140,7 +140,7 @@ def attend_prefill(
     """
     shape = _Shape.of(q_THd, kv, out_THv, batch)
     precise = q_THd.dtype == torch.float32
-    most_bytes = shared_bytes(q_THd.device)
+    most_bytes = device_limits(q_THd.device).shared_bytes
     block_m = 64 if shape.wide else 128
     if most_bytes < _LARGE_BYTES and shape.d_width > 128:
         block_m //= 2

@@ -41,12 +41,13 @@ def grouped_linear(
         raise ValueError(f"x {list(x.shape)} does not fit experts {list(matrix.shape)}")
     if out_PO.shape != (order.num_pairs, num_outputs):
         raise ValueError(f"out {list(out_PO.shape)} is not [{order.num_pairs}, {num_outputs}]")
-    chosen = config or guess(matrix, order.block_pairs, num_outputs, x)
+    block_t = order.block_pairs
+    chosen = config or guess(matrix, block_t, num_outputs, x, block_t=block_t)
     launch(
         (-(-num_outputs // chosen.block_o), order.most_blocks, 1),
         (x, matrix, out_PO),
         chosen,
-        block_t=order.block_pairs,
+        block_t=block_t,
         num_tokens=order.num_pairs,
         columns_each=columns,
         bias=bias_EO,

@@ -1,12 +1,28 @@
 """What launches need to know of the device."""
 
 import os
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 _INTERPRETED_MULTIPROCESSORS = 4  # few, so that tests split reductions in few parts
-_HOPPER_SHARED_BYTES = 227 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLimits:
+    """What a device is to the compiler, and the shared memory that a program may have."""
+
+    capability: tuple[int, int]
+    shared_bytes: int
+
+    @property
+    def multiplies_from_shared(self) -> bool:
+        """Whether tensor cores read operands where asynchronous loads have left them."""
+        return self.capability[0] in (9, 10)
+
+
+_HOPPER = DeviceLimits(capability=(9, 0), shared_bytes=227 << 10)
 
 
 def is_interpreted() -> bool:
@@ -28,16 +44,19 @@ def num_multiprocessors(device: torch.device) -> int:
     )
 
 
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a block of a CUDA device may have; Hopper's where there is none."""
-    return _shared_bytes(device.index or 0) if device.type == "cuda" else _HOPPER_SHARED_BYTES
+def device_limits(device: torch.device) -> DeviceLimits:
+    """Of a CUDA device; Hopper's where kernels are interpreted."""
+    return _limits(device.index or 0) if device.type == "cuda" else _HOPPER
 
 
 @cache
-def _shared_bytes(index: int) -> int:
+def _limits(index: int) -> DeviceLimits:
     properties = torch.cuda.get_device_properties(index)
-    # PyTorch's stubs do not list it.
-    return int(getattr(properties, "shared_memory_per_block_optin", _HOPPER_SHARED_BYTES))
+    return DeviceLimits(
+        capability=(properties.major, properties.minor),
+        # PyTorch's stubs do not list it.
+        shared_bytes=int(getattr(properties, "shared_memory_per_block_optin", _HOPPER.shared_bytes)),
+    )
 
 
 @cache

@@ -6,13 +6,14 @@ vendor's libraries, which are the best known for large ones.
 Shapes: T tokens, I inputs, O outputs (of a gated pair of matrices, 2 O rows), F = O.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
 from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels.triton.activation import kind_of
-from ridgeline.kernels.triton.launch import next_power_of_2, num_multiprocessors
+from ridgeline.kernels.triton.launch import device_limits, next_power_of_2, num_multiprocessors
 from ridgeline.kernels.triton.linear_kernel import linear_kernel
 from ridgeline.kernels.triton.packing import Format, PackedMatrix
 from ridgeline.kernels.triton.workspace import Workspace
@@ -100,19 +101,30 @@ def linear(
     )
 
 
-def guess(matrix: PackedMatrix, num_tokens: int, num_outputs: int, x: torch.Tensor) -> LinearConfig:
+def guess(
+    matrix: PackedMatrix,
+    num_tokens: int,
+    num_outputs: int,
+    x: torch.Tensor,
+    *,
+    block_t: int | None = None,
+) -> LinearConfig:
     """What suits most shapes: tiles of 64 outputs, and splits until every multiprocessor is busy.
 
     Of a gated pair a tile has the rows of both branches. Blocks of more tokens are bound by
-    arithmetic, and their tiles are those of a matrix product.
+    arithmetic, and their tiles are those of a matrix product. ``block_t`` are the tokens of a
+    program, where `linear` does not choose them.
     """
     columns = matrix.shape[-1]
     precise = x.dtype == torch.float32
+    block_t = block_t or _block_tokens(matrix, num_tokens, x)
+    branches = matrix.shape[-2] // num_outputs
     if num_tokens > SMALL_BATCH and not precise:
         tiles = -(-num_outputs // 128) * -(-num_tokens // LARGE_BLOCK)
         splits = max(1, min(num_multiprocessors(x.device) // tiles, MOST_SPLITS))
         block_k = max(64, matrix.unit or matrix.group)
-        return LinearConfig(128, block_k, 1 << (splits.bit_length() - 1), 8, 3)
+        config = LinearConfig(128, block_k, 1 << (splits.bit_length() - 1), 8, 3)
+        return _fitted(config, matrix, branches, block_t, x)
     block_k = 64 if precise else (128 if matrix.format is Format.PLAIN else 256)
     block_k = min(block_k, next_power_of_2(columns))
     unit = matrix.unit or matrix.group
@@ -122,13 +134,57 @@ def guess(matrix: PackedMatrix, num_tokens: int, num_outputs: int, x: torch.Tens
     wanted = num_multiprocessors(x.device) * _PROGRAMS_EACH // tiles
     most = max(1, columns // (4 * block_k))
     splits = max(1, min(wanted, most, MOST_SPLITS))
-    return LinearConfig(
+    config = LinearConfig(
         block_o=64,
         block_k=block_k,
         splits=1 << (splits.bit_length() - 1),
         num_warps=4,
         num_stages=2 if precise else 4,
     )
+    return _fitted(config, matrix, branches, block_t, x)
+
+
+def _fitted(
+    config: LinearConfig, matrix: PackedMatrix, branches: int, block_t: int, x: torch.Tensor
+) -> LinearConfig:
+    """The configuration, or what is nearest to it among those whose tiles fit into the device's
+    shared memory; where none does, the one with the least."""
+    found = config
+    for found in _smaller(config, max(64, matrix.unit or matrix.group)):
+        if (
+            _shared_bytes(found, matrix, branches, block_t, x)
+            <= device_limits(x.device).shared_bytes
+        ):
+            break
+    return found
+
+
+def _smaller(config: LinearConfig, least_k: int) -> Iterator[LinearConfig]:
+    """Configurations that need less and less: fewer steps on their way, then fewer columns a step;
+    one step on its way is the last resort."""
+    columns = [config.block_k]
+    while columns[-1] // 2 >= least_k:
+        columns.append(columns[-1] // 2)
+    for block_k in columns:
+        for num_stages in range(config.num_stages, 2, -1):
+            yield replace(config, block_k=block_k, num_stages=num_stages)
+    for block_k in columns:
+        yield replace(config, block_k=block_k, num_stages=2)
+
+
+def _shared_bytes(
+    config: LinearConfig, matrix: PackedMatrix, branches: int, block_t: int, x: torch.Tensor
+) -> int:
+    """What the compiler lays out for steps on their way: tiles of weights and of inputs, and gains
+    where a norm may be folded. Operands that tensor cores read in place are kept a step longer."""
+    row_bytes = matrix.codes.shape[-1] * matrix.codes.element_size()
+    weights = branches * config.block_o * row_bytes * config.block_k // matrix.shape[-1]
+    inputs = block_t * config.block_k * x.element_size()
+    gains = config.block_k * x.element_size() if block_t <= MOST_NORMED else 0
+    kept = config.num_stages - 1
+    kept_longer = kept + device_limits(x.device).multiplies_from_shared
+    kept_weights = kept_longer if matrix.format is Format.PLAIN else kept
+    return kept_weights * weights + kept_longer * inputs + kept * gains
 
 
 def small_batch(matrix: PackedMatrix, dtype: torch.dtype) -> int:

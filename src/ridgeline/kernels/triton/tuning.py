@@ -30,6 +30,7 @@ from ridgeline.kernels.triton.workspace import Workspace
 _TILES = ((32, 4), (64, 4), (64, 8), (128, 4), (128, 8))  # outputs, warps
 _STAGES = (3, 4, 5)
 _MOST_COLUMNS = 256  # more of them do not fit into registers or shared memory
+_COMPARED = 2  # calls at least, where there are as many
 _COLD_BYTES = 256 << 20  # of matrices, more than any cache holds
 NUM_AXES = 4
 
@@ -129,7 +130,7 @@ class LinearUse:
 
 @dataclass(frozen=True, slots=True)
 class LinearRunner:
-    """Runs calls once each, with any configuration; ``out_TO`` is the last one's result."""
+    """Runs calls once each, with any configuration, into one tensor."""
 
     workspace: Workspace
     calls: Sequence[LinearCall]
@@ -139,17 +140,27 @@ class LinearRunner:
 
     def run(self, config: LinearConfig) -> None:
         for call in self.calls:
-            linear(
-                self.x_TI,
-                call.matrix,
-                self.out_TO,
-                workspace=self.workspace,
-                bias_O=call.bias_O,
-                residual_TO=self.residual_TO if call.has_residual else None,
-                norm=call.norm,
-                activation=call.activation,
-                config=config,
-            )
+            self._call(call, config)
+
+    def results(self, config: LinearConfig) -> Iterator[torch.Tensor]:
+        """The products of some of the calls, one after the other in the same tensor."""
+        for call in self.calls[:: max(1, len(self.calls) // _COMPARED)]:
+            self.out_TO.zero_()
+            self._call(call, config)
+            yield self.out_TO
+
+    def _call(self, call: LinearCall, config: LinearConfig) -> None:
+        linear(
+            self.x_TI,
+            call.matrix,
+            self.out_TO,
+            workspace=self.workspace,
+            bias_O=call.bias_O,
+            residual_TO=self.residual_TO if call.has_residual else None,
+            norm=call.norm,
+            activation=call.activation,
+            config=config,
+        )
 
 
 class LinearConfigs:

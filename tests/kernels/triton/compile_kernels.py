@@ -1,16 +1,17 @@
-"""Compile the kernels for compute capability 9.0, at the shapes of an 8B model, without a GPU.
+"""Compile the kernels for a compute capability, at the shapes of an 8B model, without a GPU.
 
 Launches go through the package's own functions on CPU tensors, and end where the kernel has been
 compiled. Prints one JSON line for each: its name, what it takes of a multiprocessor, how much of
-the stack (for registers that did not suffice), and how many tensor-core instructions it has.
-Arguments choose among `PARTS`.
+the stack (for registers that did not suffice), how many tensor-core instructions it has, and
+whether the compiler has given up on a part of it (a trap in its place). Arguments choose among
+`PARTS`; without any all are compiled but those that are part of others.
 """
 
+import argparse
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from importlib import import_module
@@ -27,20 +28,25 @@ from ridgeline.core import spec
 from ridgeline.core.formats import number_format
 from ridgeline.kernels import triton as kernels
 from ridgeline.kernels.triton import attention, sampling
+from ridgeline.kernels.triton.launch import DeviceLimits
 from ridgeline.quant import QuantizedTensor
 
 linear = import_module("ridgeline.kernels.triton.linear")  # the package has a function so named
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+MULTIPLIES = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
 RMS = spec.NormSpec(kind=spec.NormKind.RMS, eps=1e-5)
 
 
-class Hopper:
+class Target:
     """What Triton asks of a driver before it compiles."""
 
+    def __init__(self, arch):
+        self.arch = arch
+
     def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self):
         return 0
@@ -74,8 +80,9 @@ def compile_only(run):
             "stack_bytes": used["STACK"],
             "shared_bytes": kernel.metadata.shared,
             "warps": kernel.metadata.num_warps,
-            "tensor_core": ptx.count("wgmma.mma_async") + ptx.count("mma.sync"),
+            "tensor_core": sum(map(ptx.count, MULTIPLIES)),
             "asynchronous_loads": ptx.count("cp.async.c"),
+            "trap": "trap;" in ptx,
         }
         print(json.dumps(entry), flush=True)
         return kernel
@@ -274,6 +281,23 @@ def products():
     multiply(kernels.pack_matrix(zeros(1024, 4096, dtype=FP32)), dtype=FP32)
 
 
+def largest_products():
+    """Those whose tiles take the most of shared memory, and what they are where it is short."""
+    norm = kernels.FoldedNorm(weight_I=zeros(4096), eps=1e-5)
+    for matrix in matrices(1024, 4096):
+        if matrix.format is kernels.Format.FP8 and TARGET.arch < 89:
+            continue
+        unsplit = replace(linear.guess(matrix, 1, 512, zeros(1, 4096)), splits=1)
+        multiply(matrix, norm=norm, activation=spec.Activation.SILU, config=unsplit)
+        multiply(matrix, kernels.MOST_NORMED, norm=norm, activation=spec.Activation.SILU)
+        multiply(matrix, 64, activation=spec.Activation.SILU)
+        if matrix.format is not kernels.Format.PLAIN:
+            multiply(matrix, 128, activation=spec.Activation.SILU)
+    experts(4096, kernels.pack_matrix(zeros(64, 256, 128)))
+    precise = kernels.pack_matrix(zeros(1024, 4096, dtype=FP32))
+    multiply(precise, 64, dtype=FP32, activation=spec.Activation.SILU)
+
+
 def mixtures():
     weight = torch.ones(64, 256, 128)
     for matrix in (
@@ -300,18 +324,30 @@ def batches():
 PARTS = {
     "batches": batches,
     "attention": attentions, "products": products, "experts": mixtures, "rows": rows_and_heads,
-    "sampling": draw, "adjustment": adjust, "step": step,
+    "sampling": draw, "adjustment": adjust, "step": step, "largest-products": largest_products,
 }  # fmt: skip
+CONTAINED = ("largest-products",)
+TARGET = Target(90)
 
 
-def main(names):
-    triton.runtime.driver.set_active(Hopper())
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--arch", type=int, default=90, help="compute capability, times ten")
+    parser.add_argument("--shared-bytes", type=int, default=227 << 10, help="of a program")
+    arguments = parser.parse_args()
+    TARGET.arch = arguments.arch
+    triton.runtime.driver.set_active(TARGET)
     JITFunction.run = compile_only(JITFunction.run)
     for module in (attention, linear, sampling):
         module.num_multiprocessors = lambda _device: 132
-    for name in names or PARTS:
+    limits = DeviceLimits(
+        capability=divmod(arguments.arch, 10), shared_bytes=arguments.shared_bytes
+    )
+    linear.device_limits = lambda _device: limits
+    for name in arguments.parts or (name for name in PARTS if name not in CONTAINED):
         PARTS[name]()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
