@@ -11,13 +11,14 @@ import torch
 from tests.executors.host_cuda import host_executor
 from tests.kernels.triton.device import DEVICE  # before the first import of a kernel
 from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import create_executor
 from ridgeline.executors.cuda import gpu_tuning, triton_kernels, tuning_cache, warming
 from ridgeline.executors.cuda.host_device import HostDevice
-from ridgeline.executors.cuda.tuning import Tuning, representatives
+from ridgeline.executors.cuda.tuning import Tuning, _agree, representatives
 from ridgeline.executors.cuda.tuning_cache import Tuned, TuningCache
 from ridgeline.kernels.triton import LinearConfig, LinearConfigs, LinearKey
 
@@ -35,6 +36,7 @@ class Use:
     is what ran last, and with what."""
 
     last = None
+    error = OutOfResources(300_000, 232_448, "shared memory")
 
     def __init__(self, num_bytes=1000, best=BEST, fails=(), wrong=(), calls=1):
         self.num_bytes, self.best, self.fails, self.wrong = num_bytes, best, fails, wrong
@@ -52,10 +54,17 @@ class Use:
             use.ran.append(config)
             Use.last = use, config
             if config in use.fails:
-                raise RuntimeError("out of shared memory")
-            out.fill_(1.5 if config in use.wrong else 1.0)
+                raise use.error
+            out.fill_(1.0)
+            if config in use.wrong:
+                out[-1, -1] = 1.5
 
-        return SimpleNamespace(run=run, out_TO=out, calls=self.calls)
+        def results(config):
+            for _ in use.calls[:2]:
+                run(config)
+                yield out
+
+        return SimpleNamespace(run=run, results=results, calls=self.calls)
 
     def seconds(self, config):
         names = LinearConfig.__dataclass_fields__
@@ -124,6 +133,41 @@ def test_what_fails_or_computes_something_else_is_not_used(tmp_path, caplog):
     assert found[KEY].config.block_o != 128 or found[KEY].config.num_warps != 8
     assert "is not that of others" in caplog.text
     assert found[KEY].is_complete
+
+
+@pytest.mark.parametrize(
+    "error", [PTXASError("registers"), RuntimeError("PassManager::run failed")], ids=repr
+)
+def test_whatever_the_compiler_refuses_is_not_used(tmp_path, error):
+    use = Use(fails=[replace(GUESS, block_o=32)])
+    use.error = error
+    found, _ = tuned(tmp_path, {KEY: use})
+    assert found[KEY].config == BEST
+
+
+def test_an_error_of_the_device_ends_the_search(tmp_path):
+    use = Use(fails=[replace(GUESS, block_o=32)])
+    use.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        tuned(tmp_path, {KEY: use})
+
+
+def test_a_guess_that_does_not_fit_leaves_its_product_out(tmp_path, caplog):
+    other = KEY._replace(rows=2)
+    found, configs = tuned(tmp_path, {KEY: Use(fails=[GUESS]), other: Use(10)})
+    assert set(found) == set(configs._found) == {other}
+    assert f"Products of {KEY.name} are not timed: out of resource" in caplog.text
+
+
+def test_one_wrong_tile_of_a_large_product_is_seen():
+    expected = torch.randn(2, 128_256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert _agree(expected * 1.004, expected)
+    found = expected.clone()
+    found[1, 64:96] = found[1, 96:128]
+    assert (found - expected).norm() < 0.03 * expected.norm()
+    assert not _agree(found, expected)
+    found[1, 64:96] = float("nan")
+    assert not _agree(found, expected)
 
 
 def test_a_product_that_there_is_no_memory_to_time_is_left_out(tmp_path, caplog):
@@ -235,6 +279,16 @@ def test_other_devices_and_other_kernels_have_files_of_their_own(tmp_path, monke
     assert cache.read("host") == {KEY: entry()}
 
 
+def test_processes_that_tune_at_once_keep_what_the_others_have_found(tmp_path):
+    cache, other = TuningCache(folder=tmp_path), KEY._replace(rows=2)
+    less, slower = replace(entry(), axes=1), replace(entry(), seconds=2e-5)
+    cache.write("host", {KEY: entry()})
+    cache.write("host", {other: less})
+    assert cache.read("host") == {KEY: entry(), other: less}
+    cache.write("host", {KEY: slower, other: entry()})
+    assert cache.read("host") == {KEY: entry(), other: entry()}
+
+
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog):
     file = tmp_path / "file"
     file.write_text("")
@@ -279,7 +333,7 @@ def test_a_models_products_are_those_of_its_steps_and_steps_take_what_was_found(
     executor._on_device()
     own = executor._models[ModelRole.TARGET]
     with torch.inference_mode():
-        own.tune(Tuning(cache=TuningCache(folder=tmp_path), timer=timer))
+        own.tune(Tuning(cache=TuningCache(folder=tmp_path), most_s=1e9, timer=timer))
     keys = {(key.rows, key.columns, key.gated, key.normed) for key in own.tuned}
     # q, k and v; their projection; gate and up; down; the head
     assert keys == {

@@ -32,47 +32,63 @@ class Tuned:
     def is_complete(self) -> bool:
         return self.axes >= NUM_AXES
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Orders entries of one key by how good they are."""
+        return self.axes, -self.seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningCache:
     """A folder of such files. The name and the header of a file cover the device, Triton's version
     and the sources of the kernels: what was timed with others is not read.
 
-    A file appears by renaming; of processes that tune at once the last one's stays.
+    A file appears by renaming. What other processes have written meanwhile is kept: of two entries
+    the one whose search has come further, or else the faster.
     """
 
     folder: Path
 
     def read(self, device: str) -> dict[LinearKey, Tuned]:
         """What is known; a file that is damaged or another's is told and taken for none."""
-        header = _header(device)
-        path = self._path(header)
+        path = self._path(_header(device))
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(data, dict) or data.get("header") != header:
-                raise ValueError("its header is another's")
-            return dict(map(_entry, data["tuned"]))
-        except FileNotFoundError:
-            return {}
+            return self._entries(device)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             _log.warning("The tuned products of %s are timed again: %s.", path, error)
             return {}
 
     def write(self, device: str, tuned: Mapping[LinearKey, Tuned]) -> None:
-        """Replace the file; what cannot be written is told."""
+        """Add to the file, or replace one that is damaged; what cannot be written is told."""
         header = _header(device)
+        try:
+            others = self._entries(device)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            others = {}
+        kept = dict(tuned)
+        for key, other in others.items():
+            kept[key] = max(kept.get(key, other), other, key=lambda each: each.rank)
         try:
             write_json(
                 self._path(header),
                 {
                     "header": header,
-                    "tuned": [
-                        {"key": key._asdict(), **asdict(tuned[key])} for key in sorted(tuned)
-                    ],
+                    "tuned": [{"key": key._asdict(), **asdict(kept[key])} for key in sorted(kept)],
                 },
             )
         except DiskError as error:
             _log.warning("%s The next start times products again.", error)
+
+    def _entries(self, device: str) -> dict[LinearKey, Tuned]:
+        """What the file has; nothing where there is none. Raises what is wrong with it."""
+        header = _header(device)
+        try:
+            data = json.loads(self._path(header).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        if not isinstance(data, dict) or data.get("header") != header:
+            raise ValueError("its header is another's")
+        return dict(map(_entry, data["tuned"]))
 
     def _path(self, header: Mapping[str, str]) -> Path:
         digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
