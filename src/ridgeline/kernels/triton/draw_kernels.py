@@ -49,7 +49,6 @@ def draw_kernel(
     logits_stride,
     mask_stride,
     part_tokens,
-    PARTS: tl.constexpr,
     MASKED: tl.constexpr,
     TRUNCATE: tl.constexpr,
     NUM_DIGITS: tl.constexpr,
@@ -61,6 +60,7 @@ def draw_kernel(
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
+    num_parts = tl.num_programs(1)
     setting = tl.load(slots + row)
     temperature = tl.load(temperatures + setting)
     logits += row.to(tl.int64) * logits_stride
@@ -81,20 +81,24 @@ def draw_kernel(
     # Not arithmetic on the best, which is −∞ where a part has nothing finite.
     token = tl.where(is_nan > 0, -1, token)
     best = tl.where(is_nan > 0, float("inf"), best)
-    is_last = True
-    if PARTS > 1:
-        at = row * _MOST + part
-        tl.store(scores + at, best)
-        tl.store(found + at, token)
-        tl.store(tops + at, top)
-        tl.debug_barrier()  # the stores come before the count
-        is_last = tl.atomic_add(counters + row, 1, sem="acq_rel") == PARTS - 1
-    if is_last:
-        if PARTS > 1:
-            tl.store(counters + row, 0)
-            token = _best_part(scores + row * _MOST, found + row * _MOST, PARTS)
-            parts = tl.arange(0, PARTS)
-            top = tl.max(tl.load(tops + row * _MOST + parts, cache_modifier=".cg"), 0)
+    at = row * _MOST + part
+    tl.store(scores + at, best)
+    tl.store(found + at, token)
+    tl.store(tops + at, top)
+    tl.debug_barrier()  # the stores come before the count
+    if tl.atomic_add(counters + row, 1, sem="acq_rel") == num_parts - 1:
+        tl.store(counters + row, 0)
+        token = _best_part(scores + row * _MOST, found + row * _MOST, num_parts)
+        parts = tl.arange(0, _MOST)
+        top = tl.max(
+            tl.load(
+                tops + row * _MOST + parts,
+                mask=parts < num_parts,
+                other=float("-inf"),
+                cache_modifier=".cg",
+            ),
+            0,
+        )
         token = tl.where(token == NONE, -1, token)
         is_kept = True
         if TRUNCATE:
@@ -142,7 +146,6 @@ def redraw_kernel(
     logits_stride,
     mask_stride,
     part_tokens,
-    PARTS: tl.constexpr,
     MASKED: tl.constexpr,
     FIRST: tl.constexpr,
     ALONE: tl.constexpr,
@@ -186,22 +189,24 @@ def redraw_kernel(
                 position, sample_index, least, pivot, pivot_x, largest, share,
                 MASKED, True, True, FIRST, BLOCK,
             )  # fmt: skip
-            is_last = True
-            if PARTS > 1:
-                at = row * _MOST + part
-                tl.store(scores + at, best)
-                tl.store(found + at, token)
-                tl.store(befores + at, before)
-                tl.store(totals + at, total)
-                tl.debug_barrier()  # the stores come before the count
-                is_last = tl.atomic_add(counters + row, 1, sem="acq_rel") == PARTS - 1
-            if is_last:
-                if PARTS > 1:
-                    tl.store(counters + row, 0)
-                    token = _best_part(scores + row * _MOST, found + row * _MOST, PARTS)
-                    parts = row * _MOST + tl.arange(0, PARTS)
-                    before = tl.sum(tl.load(befores + parts, cache_modifier=".cg"), 0)
-                    total = tl.sum(tl.load(totals + parts, cache_modifier=".cg"), 0)
+            at = row * _MOST + part
+            tl.store(scores + at, best)
+            tl.store(found + at, token)
+            tl.store(befores + at, before)
+            tl.store(totals + at, total)
+            tl.debug_barrier()  # the stores come before the count
+            num_parts = tl.num_programs(1)
+            if tl.atomic_add(counters + row, 1, sem="acq_rel") == num_parts - 1:
+                tl.store(counters + row, 0)
+                token = _best_part(scores + row * _MOST, found + row * _MOST, num_parts)
+                inside = tl.arange(0, _MOST) < num_parts
+                parts = row * _MOST + tl.arange(0, _MOST)
+                before = tl.sum(
+                    tl.load(befores + parts, mask=inside, other=0.0, cache_modifier=".cg"), 0
+                )
+                total = tl.sum(
+                    tl.load(totals + parts, mask=inside, other=0.0, cache_modifier=".cg"), 0
+                )
                 share_of_mass = total * top_p
                 if FIRST:
                     tl.store(wanted + row, share_of_mass)
@@ -299,11 +304,12 @@ def _best_of(
 
 
 @triton.jit
-def _best_part(scores, found, PARTS: tl.constexpr):
+def _best_part(scores, found, num_parts):
     """The best token of all parts of a row, the first of equals."""
-    parts = tl.arange(0, PARTS)
-    bests = tl.load(scores + parts, cache_modifier=".cg")
-    tokens = tl.load(found + parts, cache_modifier=".cg")
+    parts = tl.arange(0, _MOST)
+    inside = parts < num_parts
+    bests = tl.load(scores + parts, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    tokens = tl.load(found + parts, mask=inside, other=NONE, cache_modifier=".cg")
     return tl.min(tl.where(bests == tl.max(bests, 0), tokens, NONE), 0)
 
 
