@@ -364,7 +364,7 @@ def test_the_host_in_the_place_of_a_gpu_times_nothing(tmp_path):
 def test_products_are_tuned_before_steps_are_recorded(monkeypatch):
     order = []
     for name in ("tune", "warm_up"):
-        noting = partial(lambda name, *_: order.append(name), name)
+        noting = partial(lambda name, *_, **__: order.append(name), name)
         monkeypatch.setattr(f"ridgeline.executors.cuda.executor.{name}", noting)
     for settings in ({"tuning": object()}, {"warm_up": True}, {"tuning": 1, "warm_up": True}, {}):
         make = partial(host_executor, **settings)

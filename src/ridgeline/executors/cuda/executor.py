@@ -45,6 +45,8 @@ from ridgeline.kernels.triton import LinearKey, kernel_problem
 
 Result = TypeVar("Result")
 
+_MOST_TOKENS = 512  # of a step, until `kv_budget_bytes` is told
+
 
 class CUDAExecutor(PoolExecutor[KVCache]):
     """See `ridgeline.core.protocols.Executor` for the contract.
@@ -92,6 +94,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         self.device, self._kernels = device, kernels
         self._num_slots, self._memory_share = num_slots, memory_share
         self._warms_up, self._tuning = warm_up, tuning
+        self._most_tokens = _MOST_TOKENS
         self._staging = Staging(device)
         self._models: dict[ModelRole, DeviceModel] = {}
         attention = attention or AttentionBackends()
@@ -135,6 +138,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
 
     def kv_budget_bytes(self, max_num_batched_tokens: int) -> int:
         """What the device has for KV beside weights, and the activations of such steps."""
+        self._most_tokens = max_num_batched_tokens
         return kv_budget_bytes(
             self.device.memory(),
             [(model.spec, model.ops, model.dtype) for model in self._models.values()],
@@ -166,7 +170,13 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             if self._tuning is not None:
                 tune(self.device, self._models.values(), self._tuning)
             if self._warms_up:
-                warm_up(self.device, self._models.values(), self._staging.send)
+                warm_up(
+                    self.device,
+                    self._models.values(),
+                    self._staging.send,
+                    kernels=self._kernels,
+                    most_tokens=self._most_tokens,
+                )
 
     def submit(self, plan: StepPlan) -> Handle:
         handle = self.new_handle(plan)

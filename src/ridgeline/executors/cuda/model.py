@@ -3,15 +3,17 @@
 Shapes: T tokens, S segments, D hidden size, N rows of logits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ridgeline.core import ops
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors.cuda.attention import Attention, AttentionBackends
 from ridgeline.executors.cuda.attention_trial import Trial
-from ridgeline.executors.cuda.batch import HostBatch, void_batch
+from ridgeline.executors.cuda.batch import MAX_SHORT, HostBatch, void_batch
 from ridgeline.executors.cuda.decode import DecodeSteps, Variant
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Tree
@@ -27,11 +29,13 @@ from ridgeline.executors.cuda.tuning import Tuning, representatives
 from ridgeline.executors.cuda.tuning_cache import Tuned
 from ridgeline.executors.cuda.weights import load_weights
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.triton import LinearKey, StepRows
+from ridgeline.kernels import reference
+from ridgeline.kernels.triton import LinearKey, StepRows, first_of_classes
 from ridgeline.weights import Adapter, LoRAWeights
 
 # How decode steps are run: op by op, compiled by PyTorch and recorded, or recorded.
 EXECUTIONS = ("eager", "compile", "graphs")
+_MOST_LOGITS = 1 << 25  # that are there at once beside those that memory was left for
 _WARM_UP_PROMPTS = (100, 300)  # tokens: weights expanded within a product, and by a library
 
 
@@ -121,8 +125,81 @@ class DeviceModel:
     def _variant(self, num_rows: int) -> Variant:
         return self.steps.variant(num_rows, 1, how=Draw.BEST)
 
+    def asks(self, send: Callable[[Any], torch.Tensor], most_tokens: int) -> Callable[[], None]:
+        """A call that asks for every kernel that steps of up to ``most_tokens`` tokens may need,
+        once; what it computes is not to be used.
+
+        Tokens and places come from here, outside of the call, as they are looked up by PyTorch's
+        ops, which run.
+        """
+        most = min(most_tokens, self.spec.max_position)
+        passes = [
+            self._inputs(void_batch(num_tokens, self._slots.padding), send)
+            for num_tokens in first_of_classes(range(1, most + 1), self._step_class)
+        ]
+        short = [
+            self._short_input(passes[0][0], num_segments, longest)
+            for num_segments in range(1, self._slots.num_slots + 1)
+            for longest in range(1, MAX_SHORT + 1)
+        ]
+        programs = dict.fromkeys((self._program, self._adapted))
+
+        def ask() -> None:
+            for program in programs:
+                for at, rows in passes:
+                    hidden_TD = program.hidden(at)
+                    if len(hidden_TD) * self.spec.vocab_size <= _MOST_LOGITS:
+                        self._ask_for_draws(self.logits(hidden_TD)[:1], rows)
+            for at in short:
+                self._program.attend_alone(at)
+
+        return ask
+
+    def _ask_for_draws(self, logits_NV: torch.Tensor, rows: StepRows) -> None:
+        """Tokens of one row, drawn in every way, as steps that run op by op may ask for them."""
+        first = rows.picked(torch.zeros_like(rows.slots_T[:1]))
+        tables, settings = self._adjustments.tables, self._slots.settings
+        if self.role is ModelRole.TARGET:
+            self._kernels.adjust(logits_NV, tables, first.slots_T, first.token_ids_T, first.stops_T)
+        wide_NV = reference.wide(logits_NV)
+        words = (self.spec.vocab_size + 31) // 32
+        masks_NW = torch.zeros(1, words, dtype=torch.int32, device=wide_NV.device)
+        for how in (Draw.NOISE, Draw.TRUNCATED):
+            for each in (logits_NV, wide_NV):
+                self._kernels.sample(each, settings, first.slots_T, first.stops_T, how=how)
+        self._kernels.sample(wide_NV, settings, first.slots_T, first.stops_T, masks_NW=masks_NW)
+
+    def _step_class(self, num_tokens: int) -> Hashable:
+        """What the kernels of a step with so many tokens are compiled for."""
+        assert isinstance(self._kernels, TritonKernels)
+        kernels, matrices = self._kernels, self.weights.matrices.values()
+        shapes = {(m.format, m.group, m.unit, m.shape): m for m in matrices if len(m.shape) == 2}
+        return (
+            kernels.product_class(num_tokens, shapes.values(), self.dtype),
+            *(
+                kernels.experts_class(num_tokens, op.routing.top_k, op.down.shape[0])
+                for op in self.ops
+                if isinstance(op, ops.MoE)
+            ),
+        )
+
+    def _short_input(self, like: PassInput, num_segments: int, longest: int) -> PassInput:
+        """A pass of segments of few tokens, one of them with ``longest``, for attention alone."""
+        num_tokens = num_segments + longest - 1
+        zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self._device.torch_device)
+        starts = self._query_starts
+        return replace(
+            like,
+            token_ids_T=zeros,
+            query_starts_S1=starts[: num_segments + 1],
+            stops_S=starts[:num_segments],
+            tables=BlockTables(like.tables.of_slots, zeros[:num_segments]),
+            short=Short(num_segments, num_tokens, longest),
+            spans=None,
+        )
+
     def warm_up(self, send: Callable[[Any], torch.Tensor]) -> None:
-        """Have the kernels compiled and the decode steps recorded that every load needs."""
+        """Run what libraries prepare themselves for, and record the decode steps."""
         for num_tokens in _WARM_UP_PROMPTS:
             if num_tokens <= self.spec.max_position:
                 self.hidden(void_batch(num_tokens, self._slots.padding), send)
@@ -140,6 +217,14 @@ class DeviceModel:
         self, batch: HostBatch, send: Callable[[Any], torch.Tensor]
     ) -> tuple[torch.Tensor, StepRows]:
         """Final hidden states ``[T, D]`` of a pass, op by op, and what its tokens were."""
+        at, rows = self._inputs(batch, send)
+        adapted = any(span.adapter for span in batch.spans)
+        return (self._adapted if adapted else self._program).hidden(at), rows
+
+    def _inputs(
+        self, batch: HostBatch, send: Callable[[Any], torch.Tensor]
+    ) -> tuple[PassInput, StepRows]:
+        """What a pass reads, and what its tokens are."""
         sources_T, kv_positions_T, slots_T, segment_slots = (
             send(each)
             for each in (batch.sources, batch.kv_positions, batch.slots, batch.segment_slots)
@@ -171,8 +256,7 @@ class DeviceModel:
             tree=tree,
             spans=batch.spans,
         )
-        adapted = any(span.adapter for span in batch.spans)
-        return (self._adapted if adapted else self._program).hidden(at), rows
+        return at, rows
 
     def _begin(
         self, sources_T: torch.Tensor, positions_T: torch.Tensor, slots_T: torch.Tensor

@@ -5,7 +5,7 @@ it, a residual into the product that makes its branch, norms of heads, rotation 
 the KV cache into one call; matrices with the same input are stacked. A layer of Llama is six calls.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -50,6 +50,9 @@ class Program:
         *body, head = model.ops
         assert isinstance(head, ops.Head)
         self._head = head
+        self._dtype = model.dtype
+        # Attention of each kind: heads, their width, a layer, and how.
+        self._attends: dict[Hashable, tuple[int, int, int, AttendSpec]] = {}
         self._calls: tuple[Call, ...] = tuple(self._lowered(body))
 
     def close(self) -> None:
@@ -75,6 +78,19 @@ class Program:
         if head.scale != 1.0:
             out = reference.wide(out) * head.scale
         return out if head.softcap is None else reference.softcap(reference.wide(out), head.softcap)
+
+    def attend_alone(self, at: PassInput) -> None:
+        """Attention of each kind by the kernels, of queries that are zero."""
+        for num_heads, width, layer, spec in self._attends.values():
+            shape = len(at.token_ids_T), num_heads, width
+            q_THd = torch.zeros(shape, dtype=self._dtype, device=at.token_ids_T.device)
+            self._kernels.attend(q_THd, self._cache.layer(layer), at, spec)
+
+    def _note(self, num_heads: int, width: int, layer: int, spec: AttendSpec) -> None:
+        """Keep one attention of each kind."""
+        has_sinks = spec.sinks_H is not None
+        kind = num_heads, width, spec.group, spec.window, spec.softcap, has_sinks
+        self._attends.setdefault(kind, (num_heads, width, layer, spec))
 
     def _lowered(self, body: Sequence[ops.Op]) -> list[Call]:
         calls, index = [], 0
@@ -252,6 +268,7 @@ class Program:
                     sinks_H=tensor(op.sinks),
                 )
                 attended = self._attention.op(op, spec)
+                self._note(op.num_heads, op.head_dim, op.layer, spec)
 
                 def attend(b: Buffers, at: PassInput) -> None:
                     b["h"] = attended(b["q"], self._cache.layer(op.layer), at).flatten(1)
@@ -318,6 +335,7 @@ class Program:
     def _latent_attend(self, op: ops.LatentAttend) -> Call:
         """In the space of latents (DeepSeek-V2, §2.1.2): one KV head serves all heads."""
         spec = AttendSpec(group=op.group, scale=op.scale)
+        self._note(op.num_heads, op.latent_dim + op.rope_dim, op.layer, spec)
         expand = self._tensor(op.expand)
         assert expand is not None
         heads_HER = expand.view(op.num_heads, -1, op.latent_dim)

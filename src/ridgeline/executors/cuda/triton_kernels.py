@@ -1,6 +1,7 @@
 """The ops by `ridgeline.kernels.triton`, and by cuBLAS where the batch is large."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import product
 
 import torch
 
@@ -42,6 +43,28 @@ class TritonKernels:
         if elements * dtype.itemsize > len(self._scratch):
             size = elements * dtype.itemsize
             self._scratch = torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def product_class(
+        self, num_tokens: int, matrices: Iterable[PackedMatrix], dtype: torch.dtype
+    ) -> Hashable:
+        """What the kernels of products with so many tokens are compiled for."""
+        x = torch.empty(num_tokens, 0, dtype=dtype, device=self._device)
+        plans: list[Hashable] = [num_tokens <= kernels.MOST_NORMED]
+        for matrix in matrices:
+            if num_tokens > self._small_batch(matrix, dtype):
+                plans.append(None)
+                continue
+            for gated, normed in product((False, True), repeat=2):
+                width = matrix.shape[-2] // (2 if gated else 1)
+                config = self.linear_configs.found(x, matrix, gated=gated, normed=normed)
+                plans.append(kernels.plan_of(x, matrix, width, self._workspace, config))
+        return tuple(plans)
+
+    @staticmethod
+    def experts_class(num_tokens: int, top_k: int, num_experts: int) -> Hashable:
+        """What the kernels of a mixture of experts are compiled for."""
+        pairs = num_tokens * top_k
+        return kernels.pairs_of_a_block(pairs, num_experts), kernels.pairs_of_a_pass(pairs)
 
     def begin_step(
         self,

@@ -19,6 +19,7 @@ from ridgeline.kernels.triton.adjustment import (  # noqa: E402
     adjust_logits,
     count_tokens,
 )
+from ridgeline.kernels.triton.ahead import compile_ahead, first_of_classes  # noqa: E402
 from ridgeline.kernels.triton.attention import (  # noqa: E402
     MAX_TREE_DRAFTS,
     AttentionBatch,
@@ -46,6 +47,7 @@ from ridgeline.kernels.triton.linear import (  # noqa: E402
     FoldedNorm,
     LinearConfig,
     linear,
+    plan_of,
     small_batch,
 )
 from ridgeline.kernels.triton.norm import normalise, quantize_rows  # noqa: E402
@@ -58,7 +60,13 @@ from ridgeline.kernels.triton.packing import (  # noqa: E402
 )
 from ridgeline.kernels.triton.problems import cannot_be_compiled, kernel_problem  # noqa: E402
 from ridgeline.kernels.triton.rope import rope_and_write  # noqa: E402
-from ridgeline.kernels.triton.routing import ExpertOrder, route, sort_by_expert  # noqa: E402
+from ridgeline.kernels.triton.routing import (  # noqa: E402
+    ExpertOrder,
+    pairs_of_a_block,
+    pairs_of_a_pass,
+    route,
+    sort_by_expert,
+)
 from ridgeline.kernels.triton.sampling import (  # noqa: E402
     SampleWorkspace,
     SamplingRows,
@@ -110,9 +118,11 @@ __all__ = [
     "begin_step",
     "cannot_be_compiled",
     "combine",
+    "compile_ahead",
     "count_tokens",
     "dequantize",
     "end_step",
+    "first_of_classes",
     "fp8_matrix",
     "grouped_linear",
     "kernel_problem",
@@ -126,6 +136,9 @@ __all__ = [
     "neighbours",
     "normalise",
     "pack_matrix",
+    "pairs_of_a_block",
+    "pairs_of_a_pass",
+    "plan_of",
     "quantize_matrix",
     "quantize_rows",
     "rope_and_write",

@@ -54,8 +54,7 @@ def _limits(index: int) -> DeviceLimits:
     properties = torch.cuda.get_device_properties(index)
     return DeviceLimits(
         capability=(properties.major, properties.minor),
-        # PyTorch's stubs do not list it.
-        shared_bytes=int(getattr(properties, "shared_memory_per_block_optin", _HOPPER.shared_bytes)),
+        shared_bytes=properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
     )
 
 

@@ -8,6 +8,7 @@ Shapes: T tokens, I inputs, O outputs (of a gated pair of matrices, 2 O rows), F
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -71,26 +72,19 @@ def linear(
     Raises:
         ValueError: shapes or types do not fit.
     """
-    rows, columns = matrix.shape
+    rows = matrix.shape[0]
     gated_pair = activation is not None
     _check(x_TI, matrix, out_TO, rows // 2 if gated_pair else rows, norm)
     num_tokens = len(x_TI)
-    chosen = config or guess(matrix, num_tokens, out_TO.shape[1], x_TI)
-    block_t = _block_tokens(matrix, num_tokens, x_TI)
-    blocks = (-(-out_TO.shape[1] // chosen.block_o), -(-num_tokens // block_t))
-    floats_each = 2 * chosen.block_o * block_t + block_t
-    splits = workspace.most_splits(
-        chosen.splits, reductions=blocks[0] * blocks[1], floats_each=floats_each
-    )
-    each = -(-columns // (splits * chosen.block_k)) * chosen.block_k
-    splits = min(splits, -(-columns // each))
+    plan = plan_of(x_TI, matrix, out_TO.shape[1], workspace, config)
+    blocks = (-(-out_TO.shape[1] // plan.config.block_o), -(-num_tokens // plan.block_t))
     launch(
-        (*blocks, splits),
+        (*blocks, plan.splits),
         (x_TI, matrix, out_TO),
-        chosen,
-        block_t=block_t,
+        plan.config,
+        block_t=plan.block_t,
         num_tokens=num_tokens,
-        columns_each=each,
+        columns_each=plan.columns_each,
         bias=bias_O,
         activation=activation,
         gated_pair=gated_pair,
@@ -99,6 +93,33 @@ def linear(
         norm=norm,
         workspace=workspace,
     )
+
+
+class LinearPlan(NamedTuple):
+    """What a product's kernel is compiled for, beside what is folded into it."""
+
+    config: LinearConfig
+    block_t: int
+    splits: int
+    columns_each: int
+
+
+def plan_of(
+    x_TI: torch.Tensor,
+    matrix: PackedMatrix,
+    num_outputs: int,
+    workspace: Workspace,
+    config: LinearConfig | None,
+) -> LinearPlan:
+    """How `linear` runs a product; of x the number of rows, the type and the device count."""
+    num_tokens, columns = len(x_TI), matrix.shape[-1]
+    chosen = config or guess(matrix, num_tokens, num_outputs, x_TI)
+    block_t = _block_tokens(matrix, num_tokens, x_TI)
+    reductions = -(-num_outputs // chosen.block_o) * -(-num_tokens // block_t)
+    floats_each = 2 * chosen.block_o * block_t + block_t
+    splits = workspace.most_splits(chosen.splits, reductions=reductions, floats_each=floats_each)
+    each = -(-columns // (splits * chosen.block_k)) * chosen.block_k
+    return LinearPlan(chosen, block_t, min(splits, -(-columns // each)), each)
 
 
 def guess(

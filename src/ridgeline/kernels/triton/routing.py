@@ -11,6 +11,8 @@ import triton.language as tl
 from ridgeline.core.spec import GroupScore, RoutingSpec, Scoring
 from ridgeline.kernels.triton.launch import next_power_of_2
 
+_BLOCK_PAIRS = 128
+
 
 class ExpertOrder:
     """Pairs in the order of their experts, each expert's padded to whole blocks.
@@ -25,10 +27,14 @@ class ExpertOrder:
     """
 
     def __init__(
-        self, num_pairs: int, num_experts: int, device: torch.device | str, block_pairs: int = 128
+        self,
+        num_pairs: int,
+        num_experts: int,
+        device: torch.device | str,
+        block_pairs: int = _BLOCK_PAIRS,
     ) -> None:
         self.num_pairs, self.num_experts = num_pairs, num_experts
-        self.block_pairs = min(block_pairs, max(16, next_power_of_2(num_pairs // num_experts)))
+        self.block_pairs = pairs_of_a_block(num_pairs, num_experts, block_pairs)
         # Each expert with pairs fills at most one block in part.
         self.most_blocks = min(num_pairs, num_experts) + num_pairs // self.block_pairs
 
@@ -39,6 +45,16 @@ class ExpertOrder:
         self.block_experts = empty(self.most_blocks)
         self.num_blocks = empty(1)
         self.counts_E = empty(num_experts)
+
+
+def pairs_of_a_block(num_pairs: int, num_experts: int, most: int = _BLOCK_PAIRS) -> int:
+    """About what an expert has, and no more than ``most``."""
+    return min(most, max(16, next_power_of_2(num_pairs // num_experts)))
+
+
+def pairs_of_a_pass(num_pairs: int) -> int:
+    """How many pairs a program looks at in each turn as it sorts them."""
+    return min(1024, max(16, next_power_of_2(num_pairs)))
 
 
 def route(
@@ -84,7 +100,7 @@ def sort_by_expert(experts_Tk: torch.Tensor, order: ExpertOrder) -> None:
     """
     if experts_Tk.numel() != order.num_pairs:
         raise ValueError(f"{experts_Tk.numel()} pairs in an order of {order.num_pairs}")
-    block = min(1024, max(16, next_power_of_2(order.num_pairs)))
+    block = pairs_of_a_pass(order.num_pairs)
     _count_pairs[(order.num_experts,)](
         experts_Tk, order.counts_E, order.num_pairs, BLOCK=block, num_warps=4
     )

@@ -187,6 +187,12 @@ class LinearConfigs:
             use.calls.append(call)
         return self._found.get(key)
 
+    def found(
+        self, x_TI: torch.Tensor, matrix: PackedMatrix, *, gated: bool, normed: bool
+    ) -> LinearConfig | None:
+        """The one for such a product, as `get` has it."""
+        return self._found.get(LinearKey.of(x_TI, matrix, gated=gated, normed=normed))
+
     @contextmanager
     def watched(self) -> Iterator[dict[LinearKey, LinearUse]]:
         """The uses of what is called meanwhile."""
