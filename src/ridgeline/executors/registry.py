@@ -65,6 +65,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
     from ridgeline.executors.cuda import (
         CUDAExecutor,
         check_fp8,
+        check_int4,
         gpu_attention,
         gpu_tuning,
         open_gpu,
@@ -75,6 +76,8 @@ def _cuda(models: Models, options: _Options) -> Executor:
         raise InvalidRequestError("The cuda executor has no float64; use the reference executor.")
     if _wants_fp8(models, options):
         check_fp8()
+    if any(model.quantization and model.quantization.bits == 4 for model in models.values()):
+        check_int4()
     device, kernels = open_gpu()
     return CUDAExecutor(
         models,

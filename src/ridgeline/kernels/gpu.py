@@ -2,6 +2,8 @@
 
 from importlib.util import find_spec
 
+_INT4_ON_BLACKWELL = (3, 9)  # the first Triton that compiles its products of 64 tokens and more
+
 
 def missing_for_triton() -> str | None:
     """One sentence on why the Triton kernels cannot be imported; ``None`` if they can."""
@@ -15,6 +17,25 @@ def has_fp8() -> bool:
     import torch
 
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+
+
+def missing_for_int4() -> str | None:
+    """One sentence on why weights of four bits cannot be multiplied on the GPU; ``None`` if they
+    can. Triton 3.6 to 3.8 put a trap in the place of such products of compute capability 10."""
+    import torch
+    import triton
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if major not in (10, 11) or version >= _INT4_ON_BLACKWELL:
+        return None
+    return (
+        f"int4 weights on {torch.cuda.get_device_name()} (compute capability {major}.{minor}) need "
+        f"triton {'.'.join(map(str, _INT4_ON_BLACKWELL))}, and {triton.__version__} is installed; "
+        "upgrade it, or use int8 or fp8."
+    )
 
 
 def missing_for_gpu() -> str | None:

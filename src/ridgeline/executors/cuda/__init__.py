@@ -6,6 +6,7 @@ See docs/gpu.md.
 from ridgeline.executors.cuda.executor import CUDAExecutor
 from ridgeline.executors.cuda.opening import (
     check_fp8,
+    check_int4,
     gpu_attention,
     gpu_kernels,
     gpu_tuning,
@@ -15,6 +16,7 @@ from ridgeline.executors.cuda.opening import (
 __all__ = [
     "CUDAExecutor",
     "check_fp8",
+    "check_int4",
     "gpu_attention",
     "gpu_kernels",
     "gpu_tuning",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, MachineError
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.cuda_device import CUDADevice
 from ridgeline.executors.cuda.device import Device
@@ -13,7 +13,7 @@ from ridgeline.executors.cuda.triton_kernels import TritonKernels
 from ridgeline.executors.cuda.tuning import Tuning
 from ridgeline.executors.cuda.tuning_cache import TuningCache
 from ridgeline.kernels.flash_attention import installed_flash_attention
-from ridgeline.kernels.gpu import has_fp8
+from ridgeline.kernels.gpu import has_fp8, missing_for_int4
 from ridgeline.roofline.storage import cache_folder
 
 
@@ -29,6 +29,17 @@ def check_fp8() -> None:
             f"fp8 needs a GPU of compute capability 8.9, and {torch.cuda.get_device_name()} has "
             f"{major}.{minor}; use int8."
         )
+
+
+def check_int4() -> None:
+    """Refuse weights of four bits where they cannot be compiled.
+
+    Raises:
+        MachineError: the installed Triton is too old for the GPU.
+    """
+    reason = missing_for_int4()
+    if reason is not None:
+        raise MachineError(reason)
 
 
 def open_gpu() -> tuple[Device, Kernels]:

@@ -5,11 +5,12 @@ from itertools import product
 
 import torch
 
+from ridgeline.core.errors import MachineError
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows
 from ridgeline.executors.cuda.kernels import AnyActivation, AttendSpec, Draw, Experts, Gain
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import triton as kernels
-from ridgeline.kernels.gpu import has_fp8
+from ridgeline.kernels.gpu import has_fp8, missing_for_int4
 from ridgeline.kernels.triton import (
     AdjustmentTables,
     Format,
@@ -36,7 +37,16 @@ class TritonKernels:
         self._multiplies_fp8 = device.type == "cuda" and has_fp8()
 
     def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
-        """Room to expand the largest of them, for products of large batches."""
+        """Room to expand the largest of them, for products of large batches.
+
+        Raises:
+            MachineError: there are some that cannot be compiled for the device.
+        """
+        matrices = tuple(matrices)
+        if self._device.type == "cuda" and any(m.format is Format.INT4 for m in matrices):
+            reason = missing_for_int4()
+            if reason is not None:
+                raise MachineError(reason)
         elements = max(
             (m.shape[-1] * m.shape[-2] for m in matrices if m.format is not Format.PLAIN), default=0
         )

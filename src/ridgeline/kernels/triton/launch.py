@@ -19,7 +19,7 @@ class DeviceLimits:
     @property
     def multiplies_from_shared(self) -> bool:
         """Whether tensor cores read operands where asynchronous loads have left them."""
-        return self.capability[0] in (9, 10)
+        return self.capability[0] in (9, 10, 11)
 
 
 _HOPPER = DeviceLimits(capability=(9, 0), shared_bytes=227 << 10)
