@@ -238,7 +238,7 @@ class Replays(HostDevice):
 
         return Graph()
 
-    def record(self):
+    def record(self, *, timed=False):
         device, now_s = self, self.now_s
 
         class Event:

@@ -5,6 +5,7 @@ Its device is the CPU, as strict about graphs and waiting as a GPU.
 
 import gc
 import threading
+import time
 import weakref
 from functools import partial
 from types import SimpleNamespace
@@ -133,7 +134,7 @@ class Gate(HostDevice):
         self.open = threading.Event()
         self.open.set()
 
-    def record(self):
+    def record(self, *, timed=False):
         event = HostEvent()
         if not self.open.is_set():
             event.wait = self.open.wait
@@ -151,14 +152,33 @@ def test_the_next_step_is_issued_while_one_runs():
     before = device.num_replays
     first = driver.submit(driver.segment(1, len(PROMPT) + 1, expected[1:2]))
     segments = (driver.segment(1, len(PROMPT) + 2, [step_in_flight(0)]),)
-    second = driver.submit(passes=[Pass(segments=segments, num_steps=3)])
+    second = driver.submit(passes=[Pass(segments=segments, num_steps=2)])
     driver.executor.in_turn(lambda: None)  # both have been issued
-    assert device.num_replays == before + 4
+    assert device.num_replays == before + 3
     assert not first.done()
     assert not second.done()
     device.open.set()
     tokens = [*first.result().passes[0][0].token_ids, *second.result().passes[0][0].token_ids]
-    assert tokens == expected[2:6]
+    assert tokens == expected[2:5]
+    driver.executor.close()
+
+
+def test_an_abort_leaves_out_replays_that_have_not_been_issued():
+    device = Gate()
+    driver = driver_on(device)
+    token = driver.start(0, PROMPT).token_ids
+    device.open.clear()
+    before = device.num_replays
+    segments = (driver.segment(0, len(PROMPT), token),)
+    handle = driver.submit(passes=[Pass(segments=segments, num_steps=40)])
+    while device.num_replays < before + 2:
+        time.sleep(0.001)
+    handle.abort()
+    device.open.set()
+    result = handle.result()
+    assert result.aborted
+    assert len(result.passes[0][0].token_ids) == device.num_replays - before == 2
+    assert result.timings.prepare_s >= 0.0
     driver.executor.close()
 
 

@@ -29,7 +29,7 @@ class Queue:
         with Deferred(self):
             yield
 
-    def record(self):
+    def record(self, *, timed=False):
         event = Event(self)
         self.add(event.passes)
         return event

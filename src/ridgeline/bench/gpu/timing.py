@@ -30,10 +30,10 @@ def measure(device: Device, calls: Sequence[Callable[[], object]], settings: Set
         graph = device.capture(body)
 
         def run(times: int) -> float:
-            started = device.record()
+            started = device.record(timed=True)
             for _ in range(times):
                 graph.replay()
-            finished = device.record()
+            finished = device.record(timed=True)
             finished.wait()
             return finished.seconds_since(started)
 

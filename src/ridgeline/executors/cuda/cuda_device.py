@@ -9,8 +9,6 @@ import torch
 
 from ridgeline.executors.cuda.device import DeviceMemory, Event, Graph, Stream
 
-_WARM_UP_RUNS = 2
-
 
 class CUDAStream:
     """See `ridgeline.executors.cuda.device.Stream`."""
@@ -21,8 +19,8 @@ class CUDAStream:
     def scope(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
 
-    def record(self) -> "CUDAEvent":
-        event = CUDAEvent()
+    def record(self, *, timed: bool = False) -> "CUDAEvent":
+        event = CUDAEvent(timed)
         event.event.record(self._stream)
         return event
 
@@ -64,9 +62,7 @@ class CUDADevice(CUDAStream):
 
     def capture(self, body: Callable[[], None], pool: Any = None) -> Graph:
         with self.scope():
-            # Kernels are compiled, and libraries take their workspaces, outside of the capture.
-            for _ in range(_WARM_UP_RUNS):
-                body()
+            body()  # kernels are compiled, and libraries take their workspaces, outside of it
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Another thread may be waiting for an event of an earlier step meanwhile.
@@ -95,8 +91,8 @@ def _no_collection() -> Iterator[None]:
 class CUDAEvent:
     """See `ridgeline.executors.cuda.device.Event`."""
 
-    def __init__(self) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def __init__(self, timed: bool) -> None:
+        self.event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         self.event.synchronize()

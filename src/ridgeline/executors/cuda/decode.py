@@ -4,15 +4,17 @@ A step's inputs lie in tensors that stay where they are. At its end it makes the
 of its own tokens, so that a graph that is replayed n times decodes n tokens of each sequence.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ridgeline.executors.cuda.device import Device, Graph
+from ridgeline.executors.cuda.device import Device, Event, Graph
 from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.kernels.triton import StepRows
@@ -20,6 +22,7 @@ from ridgeline.kernels.triton import StepRows
 MAX_STEPS = 64  # of a replay
 _BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _STEP_BEYOND = 64
+_AHEAD = 2  # steps of a replay that are issued and may not have begun
 _CONTEXT_STEP = 128  # tokens, where a recorded step depends on the longest context
 
 
@@ -57,7 +60,8 @@ class _Step:
 
 
 class DecodeSteps:
-    """The steps of one model, recorded when they are first needed.
+    """The steps of one model: recorded by `warm_up`, and those that it left out when they are first
+    needed.
 
     Args:
         tables_GRM: block tables of the model, by KV group and slot; the last slot is padding's.
@@ -86,6 +90,7 @@ class DecodeSteps:
         self._num_slots = num_rows - 1
         self._pool = device.graph_pool() if record else None  # one step runs at a time
         self._steps: dict[Variant, _Step] = {}
+        self.waited_s = 0.0  # for the device, in the last `run`
 
     def close(self) -> None:
         """Let go of what was recorded, and of the body, which refers to the model."""
@@ -132,7 +137,10 @@ class DecodeSteps:
         num_steps: int,
         is_aborted: Callable[[], bool],
     ) -> int:
-        """Issue up to ``num_steps`` steps; returns how many. Padding is void and writes nothing."""
+        """Issue up to ``num_steps`` steps; returns how many. Padding is void and writes nothing.
+
+        Few are issued ahead of the device, so that those after an abort are left out.
+        """
         step = self._step(variant)
         count, rows = len(sources), variant.rows
         packed = np.zeros(3 * rows + 1, dtype=np.int64)
@@ -142,12 +150,22 @@ class DecodeSteps:
         packed[2 * rows : 2 * rows + count] = slots
         self._staging.send(packed, step.inputs)
         done = 0
-        while done < num_steps and not (done and is_aborted()):
+        issued: deque[Event] = deque()
+        self.waited_s = 0.0
+        while done < num_steps:
+            if len(issued) == _AHEAD:
+                began = perf_counter()
+                issued.popleft().wait()
+                self.waited_s += perf_counter() - began
+            if done and is_aborted():
+                break
             if step.graph is None:
                 self._issue(variant, step.inputs)
             else:
                 step.graph.replay()
             done += 1
+            if done < num_steps:
+                issued.append(self._device.record())
         return done
 
     def _step(self, variant: Variant) -> _Step:
@@ -162,14 +180,6 @@ class DecodeSteps:
             return _Step(inputs, None)
         # Recording runs the step, on padding alone; what steps before have drawn stays.
         kept = self._log.values.clone()
-
-        def issue() -> None:
-            inputs.zero_()
-            inputs[: variant.rows].fill_(self._log.never)
-            self._issue(variant, inputs)
-
-        issue()
-        inputs.zero_()
         inputs[: variant.rows].fill_(self._log.never)
         graph = self._device.capture(lambda: self._issue(variant, inputs), self._pool)
         self._log.values.copy_(kept)

@@ -27,7 +27,8 @@ class Event(Protocol):
         """Block until the device has come to it."""
 
     def seconds_since(self, earlier: "Event") -> float:
-        """Seconds that the device took from ``earlier`` to here; both have been waited for."""
+        """Seconds that the device took from ``earlier`` to here; both are timed, and have been
+        waited for."""
 
 
 class Graph(Protocol):
@@ -43,8 +44,9 @@ class Stream(Protocol):
     def scope(self) -> AbstractContextManager[object]:
         """Within it the calling thread's PyTorch ops are issued to the stream."""
 
-    def record(self) -> Event:
-        """An event after all that has been issued so far."""
+    def record(self, *, timed: bool = False) -> Event:
+        """An event after all that has been issued so far; only those that are ``timed`` say how
+        long something took."""
 
     def wait_for(self, event: Event) -> None:
         """Have the device begin what is issued from now on once it has come to an event of another
@@ -80,8 +82,8 @@ class Device(Stream, Protocol):
         """Memory for graphs of which one runs at a time; it is theirs alone, and goes with them."""
 
     def capture(self, body: Callable[[], None], pool: object = None) -> Graph:
-        """Record what ``body`` issues, with memory from ``pool`` or of its own. It is run a few
-        times, and so must do no harm.
+        """Record what ``body`` issues, with memory from ``pool`` or of its own. It is run once
+        as well, and so must do no harm.
 
         Raises whatever ``body`` raises, and an error if it waits for the device.
         """

@@ -252,12 +252,14 @@ class CUDAExecutor(PoolExecutor[KVCache]):
                 return token
             return before.source(referenced_output(token), self._on_device().log.never)
 
-        started = self.device.record()
+        started = self.device.record(timed=True)
+        waited_s = 0.0
         if self._decodes(a_pass):
             rows: list[int | None] = [*range(len(segments))]
             num_rows, num_steps = self._issue_decode(
                 segments, a_pass.role, source, a_pass.num_steps, handle
             )
+            waited_s = self._models[a_pass.role].steps.waited_s
         else:
             num_steps = 1
             batch = build_batch(segments, self.states, source, with_lengths=self._asks(a_pass.role))
@@ -280,8 +282,8 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             arrived=arrived,
             drawn=self._drawn,
             started=started,
-            finished=self.device.record(),
-            prepare_s=perf_counter() - began,
+            finished=self.device.record(timed=True),
+            prepare_s=perf_counter() - began - waited_s,
         )
 
     def _issue_decode(

@@ -46,7 +46,7 @@ class HostStream:
     def scope(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def record(self) -> "HostEvent":
+    def record(self, *, timed: bool = False) -> "HostEvent":
         return HostEvent()
 
     def wait_for(self, event: Event) -> None:

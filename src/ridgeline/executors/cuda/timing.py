@@ -29,10 +29,10 @@ def seconds_on(device: Device, call: Callable[[], object], *, recorded: bool) ->
     run = device.capture(several).replay if recorded else several
 
     def window(times: int) -> float:
-        started = device.record()
+        started = device.record(timed=True)
         for _ in range(times):
             run()
-        finished = device.record()
+        finished = device.record(timed=True)
         finished.wait()
         return finished.seconds_since(started)
 
