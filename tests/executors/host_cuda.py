@@ -5,8 +5,8 @@ from functools import partial
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime.interpreter import InterpretedFunction
 
-from ridgeline.executors.cuda import CUDAExecutor
 from ridgeline.executors.cuda.attention import AttentionBackends
+from ridgeline.executors.cuda.executor import CUDAExecutor
 from ridgeline.executors.cuda.host_device import Call, HostDevice, HostGraph, Recorder
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 

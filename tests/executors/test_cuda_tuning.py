@@ -16,8 +16,9 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import create_executor
-from ridgeline.executors.cuda import gpu_tuning, triton_kernels, tuning_cache, warming
+from ridgeline.executors.cuda import triton_kernels, tuning_cache, warming
 from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.opening import gpu_tuning
 from ridgeline.executors.cuda.tuning import Tuning, _agree, representatives
 from ridgeline.executors.cuda.tuning_cache import Tuned, TuningCache
 from ridgeline.kernels.triton import LinearConfig, LinearConfigs, LinearKey

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ridgeline.bench.gpu.checks import _CASES, check_all
-from ridgeline.executors.cuda import gpu_kernels, open_gpu
 from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.opening import gpu_kernels, open_gpu
 from ridgeline.executors.cuda.torch_kernels import TorchKernels, unpacked
 from ridgeline.kernels.triton import SMALL_BATCH, fp8_matrix
 

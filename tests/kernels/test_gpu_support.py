@@ -52,7 +52,7 @@ def test_four_bits_are_refused_where_triton_puts_a_trap_in_their_place(
     assert (reason is None) == compiles
     assert compiles or "need triton 3.9" in reason
     if not compiles:
-        from ridgeline.executors.cuda import check_int4
+        from ridgeline.executors.cuda.opening import check_int4
 
         with pytest.raises(MachineError, match=f"{version} is installed"):
             check_int4()

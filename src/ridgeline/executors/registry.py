@@ -62,8 +62,8 @@ def _cuda(models: Models, options: _Options) -> Executor:
     reason = missing_for_gpu()
     if reason is not None:
         raise MachineError(f"The cuda executor cannot run here: {reason}")
-    from ridgeline.executors.cuda import (
-        CUDAExecutor,
+    from ridgeline.executors.cuda.executor import CUDAExecutor
+    from ridgeline.executors.cuda.opening import (
         check_fp8,
         check_int4,
         gpu_attention,

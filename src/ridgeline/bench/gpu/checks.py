@@ -27,8 +27,8 @@ from ridgeline.core.plan import (
 from ridgeline.core.protocols import Executor
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.executors.cuda import CUDAExecutor
 from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.executor import CUDAExecutor
 from ridgeline.executors.cuda.formats import Role, device_head_format, weight_roles
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.torch_kernels import unpacked

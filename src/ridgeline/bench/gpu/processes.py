@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from ridgeline.bench.gpu.progress import NO_TIME, Bench, Message, Progress
 from ridgeline.bench.gpu.settings import Settings
-from ridgeline.executors.cuda import gpu_attention, gpu_kernels, gpu_tuning, open_gpu
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.opening import gpu_attention, gpu_kernels, gpu_tuning, open_gpu
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 from ridgeline.executors.cuda.tuning import Tuning
 

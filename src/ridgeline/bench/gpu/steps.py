@@ -26,9 +26,9 @@ from ridgeline.core.plan import (
 )
 from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.executors.cuda import CUDAExecutor
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.executor import CUDAExecutor
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.tuning import Tuning
 from ridgeline.executors.model import ExecutorModel
