@@ -89,6 +89,8 @@ void best_factors(const float* x, int count, float multiplier, vf* scale, vi* fa
     best[b] = best_scale(x + start * kTileRows, std::min(count - start, kBlockColumns), 8);
     largest = select((vi)(abs(best[b]) > abs(largest)) | (vi)(best[b] != best[b]), best[b], largest);
   }
+  // A power of two that brings values to about 1, so that no square of theirs overflows.
+  const vf unit = float_of((254 << 23) - (bits_of(largest) & 0x7f800000));
   vf least_error = splat(INFINITY);
   *scale = largest;
   for (int c = 0; c < kCandidates; ++c) {
@@ -108,6 +110,7 @@ void best_factors(const float* x, int count, float multiplier, vf* scale, vi* fa
       for (int k = b * kBlockColumns; k < count && k < (b + 1) * kBlockColumns; ++k) {
         vf value = load(x + k * kTileRows);
         vf left = value - step * max(min(rounded(value * inverse), splat(7.0f)), splat(-8.0f));
+        left *= unit;
         error = fma(left, left, error);
       }
     }

@@ -7,6 +7,7 @@ import torch
 from tests.tiny import CONFIG, EXPERTS, tiny_model
 
 from ridgeline.core.formats import on_load_format
+from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import ExecutorModel, create_executor
 from ridgeline.executors.priced import held_formats, priced_model
@@ -37,6 +38,26 @@ def test_cpu_weights(config, dtype, quantization):
         name: form.name for name, form in held.items()
     }
     assert bool(held) == (quantization is not None)
+    made.close()
+
+
+NARROW = LARGE | {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
+
+
+def test_int4_has_no_factors_where_its_columns_would_be_padded_to_more():
+    form = on_load_format("int4")
+    model = replace(tiny_model(CONFIG | NARROW, dtype=torch.float32), quantization=form)
+    made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
+    priced = priced_model(model, "cpu")
+    assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
+    held = held_formats(made, ModelRole.TARGET)
+    by_columns = {
+        weight.shape[-1]: held[weight.name].name
+        for op in model.ops
+        for weight in op_weights(op)
+        if weight.name in held and held[weight.name].bits == 4
+    }
+    assert by_columns == {576: "int4-g32", 512: "int4"}
     made.close()
 
 

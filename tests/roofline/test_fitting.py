@@ -360,13 +360,14 @@ def test_only_weights_in_fp8_are_multiplied_in_it():
 
 def test_a_calibration_of_another_machine_is_known():
     made = calibrate(samples(), CEILINGS, executor="test", dense_attention=False)
-    assert measured_elsewhere(made) is None
-    here = {"cpu": cpu_name(), "cores": usable_cores()}
+    assert measured_elsewhere(made, "avx2") is None
+    here = {"cpu": cpu_name(), "cores": usable_cores(), "kernels": "avx2"}
 
     def measured_on(**conditions):
         ceilings = replace(CEILINGS, conditions=here | conditions)
-        return measured_elsewhere(msgspec.structs.replace(made, ceilings=ceilings))
+        return measured_elsewhere(msgspec.structs.replace(made, ceilings=ceilings), "avx2")
 
     assert measured_on() is None
     assert "is of Abacus with" in measured_on(cpu="Abacus")
     assert f"with {usable_cores() + 1} cores" in measured_on(cores=usable_cores() + 1)
+    assert "avx512amx kernels" in measured_on(kernels="avx512amx")

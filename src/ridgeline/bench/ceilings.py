@@ -17,6 +17,7 @@ from ridgeline.bench.caches import CacheSizes, cache_sizes
 from ridgeline.bench.conditions import Conditions, Watch
 from ridgeline.bench.native_loops import NativeLoops
 from ridgeline.core.host import cpu_name, usable_cores
+from ridgeline.kernels.cpu import native_level
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 
 # The last-level cache may be shared with neighbours whose size the system does not tell.
@@ -124,7 +125,10 @@ class CeilingMeter:
             threads=self.threads,
             reads={key: _median(rounds) for key, rounds in self._reads.items()},
             operations={name: _median(rounds) for name, rounds in self._operations.items()},
-            conditions=self._watch.conditions(threads=self.threads),
+            conditions={
+                **self._watch.conditions(threads=self.threads),
+                "kernels": native_level(),
+            },
         )
 
 

@@ -17,6 +17,7 @@ from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.engine.loading import load_model, packed_cache
 from ridgeline.executors import create_executor
 from ridgeline.executors.priced import held_formats, priced_model
+from ridgeline.kernels.cpu import native_level
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import batches_of
 from ridgeline.roofline.calibration import calibration_path, load, measured_elsewhere
@@ -167,6 +168,6 @@ def bits_per_weight(model: PricedModel) -> float:
 def _predictor(model: PricedModel, executor: str) -> StepPredictor | None:
     """By the calibration of this machine; ``None`` if it has none."""
     calibration = load(calibration_path(executor))
-    if calibration is None or measured_elsewhere(calibration):
+    if calibration is None or measured_elsewhere(calibration, native_level()):
         return None
     return StepPredictor({ModelRole.TARGET: model}, calibration)

@@ -84,10 +84,10 @@ def collect() -> dict[str, Any]:
 
 def _cpu_level() -> str | None:
     """The instruction-set level of the CPU kernels, or why there is none."""
-    from ridgeline.kernels.cpu.library import NativeLibraryError, chosen_level, native_kernels_run
+    from ridgeline.kernels.cpu import NativeLibraryError, native_level
 
     try:
-        return chosen_level() if native_kernels_run() else None
+        return native_level()
     except NativeLibraryError as error:
         return str(error)
 
@@ -95,6 +95,7 @@ def _cpu_level() -> str | None:
 def _step_price() -> str:
     """What the scheduler predicts the seconds of steps with."""
     from ridgeline.executors import default_executor
+    from ridgeline.kernels.cpu import native_level
     from ridgeline.roofline.calibration import (
         calibration_path,
         describe,
@@ -104,7 +105,7 @@ def _step_price() -> str:
 
     try:
         found = load(calibration_path(default_executor()))
-        return (measured_elsewhere(found) if found else None) or describe(found)
+        return (measured_elsewhere(found, native_level()) if found else None) or describe(found)
     except CorruptFileError as error:
         return str(error)
 

@@ -13,6 +13,7 @@ from ridgeline.cli.options import Parser
 from ridgeline.core.config import DEFAULT_KV_SHARE, KV_CACHE_DTYPES
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, full_name, number_format
+from ridgeline.kernels.cpu import native_level
 from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import (
@@ -229,7 +230,7 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
     check_executor(executor)
     path = calibration_path(executor)
     found = None if anew else load(path)
-    if found is not None and (elsewhere := measured_elsewhere(found)):
+    if found is not None and (elsewhere := measured_elsewhere(found, native_level())):
         print(elsewhere, file=sys.stderr)
         found = None
     if found is None:

@@ -10,6 +10,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.priced import held_formats, priced_model
+from ridgeline.kernels.cpu import native_level
 from ridgeline.roofline import history
 from ridgeline.roofline.calibration import (
     calibration_path,
@@ -43,7 +44,7 @@ def make_observer(
     except CorruptFileError as error:
         _log.warning("%s", error)
         calibration = None
-    if calibration is not None and (elsewhere := measured_elsewhere(calibration)):
+    if calibration is not None and (elsewhere := measured_elsewhere(calibration, native_level())):
         _log.warning("%s", elsewhere)
         calibration = None
     _log.info("Steps are priced by a model that is %s.", describe(calibration))

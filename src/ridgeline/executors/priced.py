@@ -125,10 +125,10 @@ def _cpu_formats(
 ) -> dict[str, NumberFormat]:
     from ridgeline.executors.cpu.roles import held_format
 
-    layers = held_format(quantized)
     formats = dict(model.weight_formats)  # those of the checkpoint stay as they are
     for op in reversed(model.ops):  # the head first: an embedding that is tied to it is as it is
         for weight in op_weights(op):
+            layers = held_format(quantized, weight.shape[-1])
             formats.setdefault(weight.name, _cpu_format(op, weight, own, quantized, layers))
     return formats
 

@@ -26,7 +26,7 @@ def machine_notes(machine: Machine) -> Iterator[str]:
     if machine.kind is DeviceKind.CPU:
         yield (
             f"{machine.name} is a CPU, of which the efficiencies of tuned GPU engines are assumed. "
-            "Our cpu executor has no AMX kernels; --hardware this measures the machine at hand."
+            "--hardware this measures the machine at hand."
         )
     else:
         yield (

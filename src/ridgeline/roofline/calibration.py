@@ -18,7 +18,7 @@ from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.fitting import Sample, fit, held_out_errors, of_new_format
 from ridgeline.roofline.storage import cache_folder, write_json
 
-SCHEMA = 3  # one more whenever `features` names or counts something else
+SCHEMA = 4  # one more whenever `features` names or counts something else
 COVERAGE = 0.8
 
 
@@ -163,17 +163,23 @@ def describe(calibration: Calibration | None) -> str:
     )
 
 
-def measured_elsewhere(found: Calibration) -> str | None:
-    """A sentence if a calibration is of another processor, or of another number of its cores."""
+def measured_elsewhere(found: Calibration, kernels: str | None) -> str | None:
+    """A sentence if a calibration is of another processor, of another number of its cores, or of
+    other ``kernels``: processors of one name may differ in what their host lets them do."""
     conditions = found.ceilings.conditions
-    there = conditions.get("cpu"), conditions.get("cores")
-    here = cpu_name(), usable_cores()
+    there = conditions.get("cpu"), conditions.get("cores"), conditions.get("kernels")
+    here = cpu_name(), usable_cores(), kernels
     if all(each in (None, own) for each, own in zip(there, here, strict=True)):
         return None
     return (
-        f"The calibration of the {found.executor} executor is of {there[0]} with {there[1]} cores, "
-        f"and this is {here[0]} with {here[1]}; `ridgeline roofline --calibrate` measures it."
+        f"The calibration of the {found.executor} executor is of {_machine(there)}, and this is "
+        f"{_machine(here)}; `ridgeline roofline --calibrate` measures it."
     )
+
+
+def _machine(facts: tuple[object, object, object]) -> str:
+    cpu, cores, kernels = facts
+    return f"{cpu} with {cores} cores" + (f" and {kernels} kernels" if kernels else "")
 
 
 def calibration_path(executor: str, folder: Path | None = None) -> Path:

@@ -146,8 +146,10 @@ def test_what_is_not_a_number_stays_so_in_its_own_row(level, form, odd):
 @each_level
 def test_weights_of_any_size_keep_their_precision(level):
     threads = pool(level, 2)
-    for size in (1e-30, 1e-9, 1.0, 1e9, 1e30):
-        weight = weights(16, 64) * size
-        form = MatrixFormat(format=Format.Q8, group=32)
-        unpacked = pack(threads, weight, form).unpack(threads, np.arange(16, dtype=np.int32))
-        assert np.abs(unpacked - weight.numpy()).max() <= 0.0045 * float(weight.abs().max())
+    bytes_of_32 = MatrixFormat(format=Format.Q8, group=32)
+    with_factors = MatrixFormat(format=Format.Q4, group=128, has_factors=True)
+    for size in (1e-30, 1e-9, 1.0, 1e9, 1e20, 1e30):
+        weight = weights(16, 128) * size
+        for form, bound in ((bytes_of_32, 0.0045), (with_factors, 0.08)):
+            unpacked = pack(threads, weight, form).unpack(threads, np.arange(16, dtype=np.int32))
+            assert np.abs(unpacked - weight.numpy()).max() <= bound * float(weight.abs().max())

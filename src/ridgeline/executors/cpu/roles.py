@@ -50,22 +50,41 @@ def weight_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role]:
     return roles
 
 
-def packed_format(role: str, quantization: NumberFormat | None) -> MatrixFormat | None:
+def packed_format(
+    role: str, quantization: NumberFormat | None, columns: int
+) -> MatrixFormat | None:
     """What a matrix that is not quantized yet is packed to; ``None`` for its own type."""
     if quantization is None or role == PLAIN:
         return None
     of_role = {HEAD: head_format, TABLE: table_format}
     number = of_role.get(role, lambda layers: layers)(quantization)
-    if number == _INT4:
+    if number == _INT4 and _takes_factors(columns):
         return MatrixFormat(format=Format.Q4, group=_FACTORED_GROUP, has_factors=True)
     return MatrixFormat(format=_CODES[number.bits], group=number.group_size)
 
 
-def held_format(quantization: NumberFormat) -> NumberFormat:
-    """What layers quantized to a format are held in: int4 has a factor of a byte where it has a
-    scale of its own elsewhere, and a scale for several of them."""
+def held_format(quantization: NumberFormat, columns: int) -> NumberFormat:
+    """What matrices of the layers are held in: int4 has a factor of a byte where it has a scale of
+    its own elsewhere, and a scale for several of them, unless that makes narrow ones larger."""
     if quantization != _INT4:
         return quantization
+    if not _takes_factors(columns):
+        return replace(quantization, name="int4-g32")
+    return _with_factors(quantization)
+
+
+def _takes_factors(columns: int) -> bool:
+    """Whether a matrix is no larger with factors, for which columns are padded to whole groups."""
+    return _row_bits(_with_factors(_INT4), columns) <= _row_bits(_INT4, columns)
+
+
+def _row_bits(form: NumberFormat, columns: int) -> float:
+    group = form.group_size or columns
+    padded = -(-columns // group) * group
+    return padded * form.bits_per_element(padded)
+
+
+def _with_factors(quantization: NumberFormat) -> NumberFormat:
     factor_bits = 8 * _FACTORED_GROUP / FACTOR_COLUMNS
     return replace(
         quantization, group_size=_FACTORED_GROUP, scale_bits=quantization.scale_bits + factor_bits
@@ -87,7 +106,7 @@ def packed_bytes(
                 struct = matrix_struct(*matrix, plain_format(dtype))
                 size += role.num_heads * matrix_bytes(pool, struct)
         else:
-            form = packed_format(role, quantization) or plain_format(dtype)
+            form = packed_format(role, quantization, shape[-1]) or plain_format(dtype)
             struct = matrix_struct(shape[-2], shape[-1], form)
             size += prod(shape[:-2]) * matrix_bytes(pool, struct)
     return size

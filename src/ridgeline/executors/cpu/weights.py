@@ -198,7 +198,7 @@ class _Packing:
         if codes is not None:
             return pack_matrix_codes(self._pool, codes, self._allocate)
         if isinstance(weight, torch.Tensor):
-            form = packed_format(role, self._model.quantization)
+            form = packed_format(role, self._model.quantization, weight.shape[-1])
             return pack(self._pool, weight, form, self._allocate)
         self._expanded[name] = weight.format.name
         return _pack_expanded(self._pool, weight, self._model.dtype, self._allocate)

@@ -7,6 +7,7 @@ from ridgeline.kernels.cpu.library import (
     chosen_level,
     load_library,
     native_kernels_run,
+    native_level,
 )
 from ridgeline.kernels.cpu.matrix import (
     TILE_ROWS,
@@ -46,6 +47,7 @@ __all__ = [
     "matrix_bytes",
     "matrix_struct",
     "native_kernels_run",
+    "native_level",
     "pack",
     "pack_codes",
     "plain_format",

@@ -47,6 +47,15 @@ def chosen_level() -> str:
     return [level for level in available_levels() if prefers(LEVELS.index(level))][-1]
 
 
+def native_level() -> str | None:
+    """The level that is used here; ``None`` where the kernels are not built.
+
+    Raises:
+        NativeLibraryError: see `chosen_level`.
+    """
+    return chosen_level() if native_kernels_run() else None
+
+
 @cache
 def load_library(level: str | None = None) -> ctypes.CDLL:
     """The kernels for ``level``, or for the fastest level that this machine runs.

@@ -144,7 +144,10 @@ def guess(
         tiles = -(-num_outputs // 128) * -(-num_tokens // LARGE_BLOCK)
         splits = max(1, min(num_multiprocessors(x.device) // tiles, MOST_SPLITS))
         block_k = max(64, matrix.unit or matrix.group)
-        config = LinearConfig(128, block_k, 1 << (splits.bit_length() - 1), 8, 3)
+        # Sums of a gated pair do not leave registers for operands that are held there as well.
+        from_shared = device_limits(x.device).multiplies_from_shared
+        block_o = 128 if branches == 1 or from_shared else 64
+        config = LinearConfig(block_o, block_k, 1 << (splits.bit_length() - 1), 8, 3)
         return _fitted(config, matrix, branches, block_t, x)
     block_k = 64 if precise else (128 if matrix.format is Format.PLAIN else 256)
     block_k = min(block_k, next_power_of_2(columns))
@@ -196,16 +199,21 @@ def _smaller(config: LinearConfig, least_k: int) -> Iterator[LinearConfig]:
 def _shared_bytes(
     config: LinearConfig, matrix: PackedMatrix, branches: int, block_t: int, x: torch.Tensor
 ) -> int:
-    """What the compiler lays out for steps on their way: tiles of weights and of inputs, and gains
-    where a norm may be folded. Operands that tensor cores read in place are kept a step longer."""
+    """What the compiler lays out for steps on their way: tiles of weights, of scales and of inputs,
+    and gains where a norm may be folded. Operands that tensor cores read in place are kept a step
+    longer."""
     row_bytes = matrix.codes.shape[-1] * matrix.codes.element_size()
     weights = branches * config.block_o * row_bytes * config.block_k // matrix.shape[-1]
+    scales = 0
+    if matrix.scales is not None and matrix.group:
+        groups = config.block_k // matrix.group
+        scales = branches * config.block_o * groups * matrix.scales.element_size()
     inputs = block_t * config.block_k * x.element_size()
     gains = config.block_k * x.element_size() if block_t <= MOST_NORMED else 0
     kept = config.num_stages - 1
     kept_longer = kept + device_limits(x.device).multiplies_from_shared
     kept_weights = kept_longer if matrix.format is Format.PLAIN else kept
-    return kept_weights * weights + kept_longer * inputs + kept * gains
+    return kept_weights * weights + kept_longer * inputs + kept * (gains + scales)
 
 
 def small_batch(matrix: PackedMatrix, dtype: torch.dtype) -> int:
