@@ -6,6 +6,7 @@ that have little beside torch, triton, numpy and pytest.
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -83,6 +84,19 @@ def model_folder(tmp_path_factory):
         {sources[name].name: value.contiguous() for name, value in model.weights.items()},
         folder / "model.safetensors",
     )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def damaged_folder(model_folder, tmp_path_factory):
+    """The same model, with a weight that is not a number."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("damaged") / "model"
+    shutil.copytree(model_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 

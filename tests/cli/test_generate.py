@@ -50,6 +50,14 @@ def test_text_follows_the_prompt_and_timing_goes_to_stderr(model_folder, capsys)
     assert "tok/s" in err
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_model_that_gives_no_token_is_an_error(damaged_folder, capsys, options):
+    code, out, err = generate(capsys, damaged_folder, *options)
+    assert code == 1
+    assert "error: No token was possible: the logits are not finite" in err
+    assert not options or json.loads(out)["finish_reason"] == "error"
+
+
 def test_several_samples(model_folder, capsys):
     options = ("--n", 3, "--seed", 5, "--max-tokens", 4, "--json", "--logprobs", 1)
     result = json.loads(generate(capsys, model_folder, *options)[1])

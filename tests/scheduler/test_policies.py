@@ -463,7 +463,8 @@ def test_settings_are_checked():
     ):
         with pytest.raises(InvalidRequestError):
             EngineConfig(**wrong)
-    assert EngineConfig(tenant_weights={"a": "2"}).tenant_weights == {"a": 2.0}
+    fair = EngineConfig(scheduling_policy="fair", tenant_weights={"a": "2"})
+    assert fair.tenant_weights == {"a": 2.0}
 
 
 def test_the_linear_price_is_the_sum_of_its_parts():

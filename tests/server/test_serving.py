@@ -1,8 +1,11 @@
-"""The end of a server whose engine is given up."""
+"""Servers that cannot do their work: an engine that is given up, a model that is damaged."""
 
 import asyncio
+import logging
 
+import httpx
 import pytest
+from tests.server.running import running
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError
@@ -32,3 +35,24 @@ def test_a_server_ends_with_an_error_when_its_engine_is_given_up(model_folder, t
                 await asyncio.wait_for(run(server, listener, announce), 30)
 
     asyncio.run(main())
+
+
+def test_a_damaged_model_is_not_ready_and_its_errors_are_said_and_logged(
+    damaged_folder, tmp_path, caplog
+):
+    with (
+        caplog.at_level(logging.ERROR),
+        running(damaged_folder, data_dir=tmp_path) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        ready = http.get("/ready")
+        assert ready.status_code == 503
+        assert "not finite" in ready.json()["reason"]
+        answers = [
+            http.post("/v1/completions", json={"prompt": "the cat"}),
+            http.post("/v1/embeddings", json={"input": "the cat"}),
+        ]
+    for answer in answers:
+        assert answer.status_code == 500
+        assert "not finite" in answer.json()["error"]["message"]
+    assert sum("not finite" in record.getMessage() for record in caplog.records) == 3

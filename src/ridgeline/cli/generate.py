@@ -18,7 +18,8 @@ from ridgeline.cli.options import (
     sampling_params,
     token_ids,
 )
-from ridgeline.core.request import CompletionOutput, RequestOutput
+from ridgeline.core.errors import NoTokenError
+from ridgeline.core.request import CompletionOutput, FinishReason, RequestOutput
 from ridgeline.roofline.live import RooflineReport
 
 
@@ -65,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         _print_timing(output)
         error_console.print(roofline_line(report), style="dim", markup=False)
+    if any(sample.finish_reason == FinishReason.ERROR for sample in output.outputs):
+        raise NoTokenError
     return 0
 
 

@@ -80,6 +80,18 @@ class NamedModel:
     notes: tuple[str, ...] = ()
 
 
+def check_model(arguments: argparse.Namespace) -> None:
+    """Raise what `read_model` would of a model or format that does not exist, before a machine is
+    measured for minutes.
+
+    Raises:
+        RidgelineError: there is no such model, shape, file or format.
+    """
+    describe(_config(arguments)[1])
+    if arguments.quantization not in (None, "none"):
+        number_format(arguments.quantization)
+
+
 def read_model(arguments: argparse.Namespace, calibration: Calibration) -> NamedModel:
     """The model of the command line, as the calibrated executor runs it; weights are not read.
 
@@ -234,7 +246,11 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
         print(elsewhere, file=sys.stderr)
         found = None
     if found is None:
-        print(f"Calibrating the {executor} executor here: some minutes.", file=sys.stderr)
+        print(
+            f"Calibrating the {executor} executor here, once: 5 to 15 minutes. "
+            "`ridgeline bench` measures ceilings and single steps at once.",
+            file=sys.stderr,
+        )
         with loading_bar(enabled=sys.stderr.isatty()) as progress:
             found = calibrate_here(executor, progress=progress)
         save(found, path)

@@ -17,6 +17,7 @@ from ridgeline.cli.hardware import (
     add_machine_options,
     add_model_options,
     check_machine_options,
+    check_model,
     read_model,
     this_calibration,
     this_engine_memory,
@@ -80,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     slo = _slo(arguments.slo)
     if arguments.place:
         return _place(arguments, slo)
+    check_model(arguments)
     machine = _any_machine(arguments) if arguments.cheapest else _machine(arguments)
     model = read_model(arguments, machine.calibration)
     question = _question(arguments, model, machine, slo)

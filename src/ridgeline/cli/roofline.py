@@ -14,6 +14,7 @@ from ridgeline.cli.hardware import (
     add_machine_options,
     add_model_options,
     check_machine_options,
+    check_model,
     read_model,
     this_calibration,
     this_engine_memory,
@@ -80,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_this = arguments.hardware.lower() == THIS
     other = None if is_this else catalogue.device(arguments.hardware)
     named = None if arguments.datasheet is None else catalogue.device(arguments.datasheet)
+    check_model(arguments)
     calibration = this_calibration(arguments) if other is None else typical(other.ceilings())
     model = read_model(arguments, calibration)
     layout = _layout(arguments.tensor_parallel, model.priced, calibration, is_this=is_this)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import float_format, full_name, on_load_format
@@ -166,6 +166,15 @@ class EngineConfig:
                 f"draft_quantization is of the draft model that speculation "
                 f"{', '.join(DRAFT_MODEL_SPECULATION)} uses, and speculation is {self.speculation}."
             )
+        defaults = {each.name: each.default for each in fields(self)} | {"tenant_weights": {}}
+        for name, where, is_used in (
+            ("num_speculative_tokens", "speculation", self.speculation != "off"),
+            ("kv_disk_tier_bytes", "kv_disk_tier_path", self.kv_disk_tier_path is not None),
+            ("tenant_weights", "scheduling_policy fair", self.scheduling_policy == "fair"),
+            ("batch_window_s", "batching dynamic", self.batching == "dynamic"),
+        ):
+            if getattr(self, name) != defaults[name] and not is_used:
+                raise InvalidRequestError(f"{name} has no effect without {where}.")
         off = {"decode_replay_s": 0, "tpot_slo_s": None, "kv_ttl_s": None}
         for name in ("gpu_memory_utilization", "batch_window_s", *off):
             value = getattr(self, name)

@@ -107,5 +107,25 @@ class EngineError(RidgelineError):
     """Something broke inside the engine."""
 
 
+class NotFiniteError(EngineError):
+    """What a model computed is infinite or not a number."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The result is not finite, as of damaged weights or of sums that the data type does "
+            "not hold."
+        )
+
+
+class NoTokenError(EngineError):
+    """A step left no token to take: an output ends with `FinishReason.ERROR`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No token was possible: the logits are not finite, as of damaged weights or of sums "
+            "that the data type does not hold, or every token is barred."
+        )
+
+
 class EngineUnavailableError(EngineError):
     """The engine takes no requests now: it starts, restarts, drains, stalls or has stopped."""

@@ -40,6 +40,7 @@ class Server:
         self.tracing = Tracing(config.otlp_endpoint)
         self.created = int(time.time())
         self.is_warm = False
+        self.first_request = "The first request is running."  # or what became of it
         self.is_draining = False
         self._jobs: Jobs | None = None
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")

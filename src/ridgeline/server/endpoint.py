@@ -149,6 +149,8 @@ class Endpoint:
         call.outcome = f"error {api_error.status}"
         if not isinstance(error, ApiError | RidgelineError):
             _log.error("A request failed inside.", exc_info=error)
+        elif api_error.status == 500:
+            _log.error("Request %s failed: %s", call.request_id, error)
         body = api_error.body(self._operation.family, call.request_id)
         with contextlib.suppress(OSError):
             if not sender.started:

@@ -10,6 +10,8 @@ from ridgeline.core.errors import (
     EngineError,
     EngineUnavailableError,
     MachineError,
+    NotFiniteError,
+    NoTokenError,
     OverloadedError,
     RequestError,
 )
@@ -117,6 +119,8 @@ def to_api_error(error: Exception, prompt_field: str) -> ApiError:
             return ApiError(503, str(error), code="overloaded", retry_after_s=seconds)
         case MachineError():
             return ApiError(503, "The server lacks resources.", retry_after_s=_RETRY_AFTER_S)
+        case NoTokenError() | NotFiniteError():
+            return ApiError(500, str(error))
         case EngineError():
             return ApiError(500, "The engine failed while it worked on the request.")
     return ApiError(500, "The server failed while it worked on the request.")

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from ridgeline.core.errors import EngineError, InvalidRequestError, OverloadedError
+from ridgeline.core.errors import InvalidRequestError, NoTokenError, OverloadedError
 from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.server.context import Call, new_id
@@ -52,7 +52,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
 
     Raises:
         ApiError: the grammar of the output was refused.
-        EngineError: an output ended in an error of the engine's.
+        NoTokenError: an output ended in an error.
     """
     call, server = job.call, job.call.server
     with call.admission:
@@ -68,7 +68,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
                 call.charge_output(len(chunk.token_ids))
                 meter.take(choice, chunk)
                 if chunk.finish_reason is FinishReason.ERROR:
-                    raise EngineError("No token was possible.")
+                    raise NoTokenError
                 if chunk.finish_reason is FinishReason.SHED:
                     raise OverloadedError(
                         "The queue is full of more urgent requests.", retry_after_s=1.0

@@ -14,8 +14,8 @@ from pathlib import Path
 import uvicorn
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import EngineError, MachineError
-from ridgeline.core.request import GenerateRequest
+from ridgeline.core.errors import EngineError, MachineError, NoTokenError
+from ridgeline.core.request import FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.loading import Progress
@@ -188,17 +188,26 @@ async def _become_ready(server: Server, announce: Announce) -> None:
 
 
 async def warm_up(server: Server, announce: Announce) -> None:
-    """Run one request, so that the first caller does not pay for caches and lazy imports."""
+    """Run one request, so that the first caller does not pay for caches and lazy imports.
+
+    A model that gives it no token leaves the server not ready.
+    """
     ids = (server.engine.spec.vocab_size // 2,)
     params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     request = GenerateRequest(request_id="warm-up", prompt=ids, params=params)
     try:
-        async for _ in server.engine.generate(request):
-            pass
+        async for chunk in server.engine.generate(request):
+            if chunk.finish_reason is FinishReason.ERROR:
+                raise NoTokenError
         if server.engine.chat_template is not None:
             await server.in_thread(
                 lambda: server.chat_template.render([{"role": "user", "content": "Hello"}])
             )
+    except NoTokenError as error:
+        server.first_request = str(error)
+        _log.error("The first request failed: %s", error)
+        announce("Not ready: the first request failed.")
+        return
     except Exception as error:  # the server says through /ready what is wrong
         _log.warning("The first request failed: %s", error)
     server.is_warm = True

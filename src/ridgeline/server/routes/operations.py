@@ -28,7 +28,7 @@ async def ready(call: Call) -> Reply:
     if server.is_draining:
         status, reason = "draining", "The server is shutting down."
     elif state.is_ready and not server.is_warm:
-        status, reason = "warming up", "The first request is running."
+        status, reason = "warming up", server.first_request
     is_ready = status == EngineStatus.READY
     body = {"status": status, "reason": reason}
     if is_ready:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.errors import NotFiniteError
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call, Server, new_id
 from ridgeline.server.conversation import Conversation
@@ -74,6 +75,8 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
     cost = cost_of(call)
     server.metrics.meter(call).close(None if cost is None else cost.total)
     vectors = [_shortened(each.vector, size) for each in found]
+    if not all(np.isfinite(vector).all() for vector in vectors):
+        raise NotFiniteError
     as_base64 = request.encoding_format == "base64"
     return Reply(
         body=EmbeddingResponse(
