@@ -2,6 +2,7 @@ import gc
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -312,6 +313,14 @@ def test_number_of_params_must_fit(llm):
 def test_bad_settings_are_refused(model_folder, settings, error, message):
     with pytest.raises(error, match=message):
         LLM(str(model_folder), **settings)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
+    memory = SimpleNamespace(available=500_000_000, total=1_000_000_000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    settings = {"load_format": "dummy", "dtype": "bfloat16", "executor": "cpu"}
+    with pytest.raises(OutOfMemoryError, match=r"take \d\.\d GB packed, and 0.5 GB .* int4"):
+        LLM("qwen2.5-0.5b", **settings)
 
 
 def test_a_small_pool_clips_the_context(model_folder):

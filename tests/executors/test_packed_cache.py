@@ -169,7 +169,7 @@ def test_what_the_cache_cannot_hold_is_said_once(
     room = wanted.num_bytes - 1
     cache = PackedCache(folder=tmp_path / "tiny", max_bytes=room, min_bytes=0)
     if expected is not None:
-        monkeypatch.setattr(packed_cache, "_expected_bytes", lambda *_: expected)
+        monkeypatch.setattr(packed_cache, "expected_bytes", lambda *_: expected)
     assert_same(pack(cache, model), wanted)
     (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert f"{wanted.num_bytes / 1e9:.2f} GB" in told

@@ -13,8 +13,7 @@ from pathlib import Path
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.executors.cpu.packed_file import read_packed, write_packed
-from ridgeline.executors.cpu.roles import packed_bytes
-from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
+from ridgeline.executors.cpu.weights import PackedWeights, expected_bytes, pack_weights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import ABI_VERSION, Pool
 from ridgeline.weights import CheckpointWeights, DummyWeights
@@ -59,7 +58,7 @@ class PackedCache:
                 digest = source.digest
             case _:
                 return pack_weights(pool, model)
-        expected = _expected_bytes(pool, model)
+        expected = expected_bytes(pool, model)
         if expected > self.max_bytes:  # said before the checkpoint is read for its digest
             self._warn_too_large(f"about {expected / 1e9:.2f}")
             return pack_weights(pool, model)
@@ -125,18 +124,6 @@ class PackedCache:
             with suppress(OSError):  # who has it mapped keeps it
                 file.unlink()
                 total -= size
-
-
-def _expected_bytes(pool: Pool, model: ExecutorModel) -> int:
-    """About what the packed weights take, without reading any.
-
-    Of quantized ones whose codes are kept, what they take in the file.
-    """
-    source = model.weights
-    plain = packed_bytes(pool, model.ops, model.dtype, model.quantization)
-    if model.quantization is not None or not isinstance(source, CheckpointWeights):
-        return plain
-    return min(plain, source.num_bytes()) if source.may_be_quantized else plain
 
 
 def _key(content: str, quantization: NumberFormat | None, level: str) -> str:

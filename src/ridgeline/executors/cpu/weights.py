@@ -8,10 +8,11 @@ from math import prod
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 
 from ridgeline.core import ops
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.executors.cpu.codes import (
     MatrixCodes,
@@ -19,7 +20,7 @@ from ridgeline.executors.cpu.codes import (
     pack_matrix_codes,
     row_ranges,
 )
-from ridgeline.executors.cpu.roles import FACTOR_COLUMNS, packed_format, weight_roles
+from ridgeline.executors.cpu.roles import FACTOR_COLUMNS, packed_bytes, packed_format, weight_roles
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import (
     Allocate,
@@ -34,7 +35,7 @@ from ridgeline.kernels.cpu import (
     put_rows,
 )
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
-from ridgeline.weights import Weight, expanded, weight_parts, weight_shapes
+from ridgeline.weights import CheckpointWeights, Weight, expanded, weight_parts, weight_shapes
 
 Vector = npt.NDArray[np.float32]
 
@@ -81,6 +82,27 @@ class PackedWeights:
         return 8 * sum(m.num_bytes for m in used) / sum(prod(m.shape) for m in used)
 
 
+def expected_bytes(pool: Pool, model: ExecutorModel) -> int:
+    """About what the packed weights take, without reading any.
+
+    Of quantized ones whose codes are kept, what they take in the file.
+    """
+    source = model.weights
+    plain = packed_bytes(pool, model.ops, model.dtype, model.quantization)
+    if model.quantization is not None or not isinstance(source, CheckpointWeights):
+        return plain
+    return min(plain, source.num_bytes()) if source.may_be_quantized else plain
+
+
+def _check_memory(pool: Pool, model: ExecutorModel) -> None:
+    needed, free = expected_bytes(pool, model), psutil.virtual_memory().available
+    if needed > free:
+        raise OutOfMemoryError(
+            f"The weights take {needed / 1e9:.1f} GB packed, and {free / 1e9:.1f} GB of memory are "
+            "free. quantization int8 halves 16-bit weights, and int4 takes little over a quarter."
+        )
+
+
 def pack_weights(
     pool: Pool, model: ExecutorModel, *, cuts: Collection[ops.Op] = ()
 ) -> PackedWeights:
@@ -98,9 +120,11 @@ def pack_weights(
     Raises:
         InvalidRequestError: the model is float64, which these kernels do not have; or it is to be
             quantized and is already.
+        OutOfMemoryError: the packed weights would not fit the memory that is free.
     """
     if model.dtype == torch.float64:
         raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
+    _check_memory(pool, model)
     packing = _Packing(pool, model, cuts)
     for name, index, weight in weight_parts(model.weights):
         packing.add(name, index, weight)
