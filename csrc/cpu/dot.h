@@ -284,7 +284,7 @@ class FactorLine {
     vi less = 8 * size + (factor & negative) - offset;
     flips_ = line_of(negative & 0x0f0f0f0f);
     sizes_ = line_of(size | size << 16);
-    less_ = line_of((less & 0xff) * 0x01010101);
+    less_ = line_of((vi)((vu)(less & 0xff) * 0x01010101u));
   }
   Line times(const Line& codes) const { return products_less(codes, flips_, sizes_, less_); }
 

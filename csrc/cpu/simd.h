@@ -27,6 +27,7 @@ constexpr int W = 4;
 
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef int32_t V4i __attribute__((vector_size(16)));
 typedef float vf_in_memory __attribute__((vector_size(4 * W), aligned(4), may_alias));
 

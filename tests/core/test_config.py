@@ -61,7 +61,8 @@ def test_overrides_return_a_new_object():
 
 def test_numbers_may_come_as_text():
     names = ("batch_window_s", "decode_replay_s", "tpot_slo_s", "kv_ttl_s")
-    config = EngineConfig(**dict.fromkeys(names, "0.25"), gpu_memory_utilization="0.25")
+    texts = dict.fromkeys((*names, "gpu_memory_utilization"), "0.25")
+    config = EngineConfig(**texts, batching="dynamic")
     assert [getattr(config, name) for name in (*names, "gpu_memory_utilization")] == [0.25] * 5
 
 
@@ -80,6 +81,10 @@ def test_numbers_may_come_as_text():
         ({"draft_quantization": "int4"}, "draft_quantization is of the draft model"),
         ({"draft_quantization": "int5", "speculation": "draft"}, "cannot be quantized to 'int5'"),
         ({"draft_quantization": None}, "draft_quantization must be text"),
+        ({"num_speculative_tokens": 7}, "no effect without speculation"),
+        ({"kv_disk_tier_bytes": 5}, "no effect without kv_disk_tier_path"),
+        ({"tenant_weights": {"a": 2}}, "no effect without scheduling_policy fair"),
+        ({"batch_window_s": 0.5}, "no effect without batching dynamic"),
     ],
 )
 def test_what_would_mean_something_else_or_nothing_is_refused(settings, message):

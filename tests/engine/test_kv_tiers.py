@@ -21,7 +21,7 @@ from ridgeline.engine.messages import Stop
 from ridgeline.engine.process_host import Patience
 from ridgeline.engine.worker import Worker
 from ridgeline.executors.cpu import executor as cpu_executor
-from ridgeline.kernels.cpu import available_levels
+from ridgeline.kernels.cpu import available_levels, chosen_level
 from ridgeline.kernels.cpu import pool as cpu_pool
 from ridgeline.kernels.cpu.library import LEVEL_VARIABLE
 from ridgeline.kvcache.tiers import DiskTier, transfer_thread, transfers
@@ -78,10 +78,10 @@ def other_level(monkeypatch):
     """Lets what is opened after its call run on other kernels."""
 
     def choose():
-        levels = available_levels()
-        if len(levels) < 2:
+        others = [level for level in available_levels() if level != chosen_level()]
+        if not others:
             pytest.skip("This machine runs one level.")
-        monkeypatch.setenv(LEVEL_VARIABLE, levels[-2])
+        monkeypatch.setenv(LEVEL_VARIABLE, others[-1])
         monkeypatch.setattr(cpu_pool, "_shared", {})
 
     return choose
