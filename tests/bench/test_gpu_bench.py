@@ -207,9 +207,24 @@ def test_no_part_begins_in_a_process_whose_time_is_over():
 @pytest.mark.skipif(missing_for_gpu() is None, reason="there is a GPU")
 def test_without_a_gpu_it_says_so(capsys):
     assert main([]) == 1
-    assert "No GPU can be measured here" in capsys.readouterr().err
+    assert "Nothing can be measured here" in capsys.readouterr().err
     assert main(["--check"]) == 0
     assert "skipped: " in capsys.readouterr().out
+
+
+def test_without_torch_it_says_so():
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "ridgeline.bench.gpu"],  # without site-packages
+        env={"PYTHONPATH": str(SOURCES)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "Nothing can be measured here: The GPU kernels need the package torch"
+    )
+    assert done.stderr.count("\n") == 1
 
 
 class Clock:

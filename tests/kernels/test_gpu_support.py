@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from ridgeline.core.errors import MachineError, MissingDependencyError
 from ridgeline.kernels import gpu
 
 
-def test_without_triton_the_kernels_say_what_is_missing(monkeypatch):
+@pytest.mark.parametrize("package", ["torch", "numpy", "triton"])
+def test_without_a_package_the_kernels_say_what_is_missing(package, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("ridgeline.kernels.triton")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(gpu, "find_spec", lambda _name: None)
-    with pytest.raises(MissingDependencyError, match="the package triton") as caught:
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None if name == package else find_spec(name))
+    with pytest.raises(MissingDependencyError, match=f"the package {package}") as caught:
         importlib.import_module("ridgeline.kernels.triton")
     assert str(caught.value) == gpu.missing_for_triton() == gpu.missing_for_gpu()
 

@@ -7,8 +7,10 @@ _INT4_ON_BLACKWELL = (3, 9)  # the first Triton that compiles its products of 64
 
 def missing_for_triton() -> str | None:
     """One sentence on why the Triton kernels cannot be imported; ``None`` if they can."""
-    if find_spec("triton") is None:
-        return "The GPU kernels need the package triton (Linux only), which is not installed."
+    for package in ("torch", "numpy", "triton"):
+        if find_spec(package) is None:
+            where = " (Linux only)" if package == "triton" else ""
+            return f"The GPU kernels need the package {package}{where}, which is not installed."
     return None
 
 
@@ -40,11 +42,11 @@ def missing_for_int4() -> str | None:
 
 def missing_for_gpu() -> str | None:
     """One sentence on why nothing can run on a GPU here; ``None`` if it can."""
-    import torch
-
     reason = missing_for_triton()
     if reason is not None:
         return reason
+    import torch
+
     if torch.version.cuda is None:
         return (
             f"PyTorch {torch.__version__} is built without CUDA; "

@@ -6,13 +6,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ridgeline.bench.gpu.run import check, run
-from ridgeline.bench.gpu.settings import FULL, MINIATURE
-from ridgeline.kernels.gpu import missing_for_gpu
+from ridgeline.kernels.gpu import missing_for_gpu, missing_for_triton
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 1 where there is no GPU, or something failed."""
+    missing = missing_for_triton()
+    if missing is not None:
+        return _nothing(missing)
+    from ridgeline.bench.gpu.run import check, run  # which need what is not missing
+    from ridgeline.bench.gpu.settings import FULL, MINIATURE
+
     parser = argparse.ArgumentParser(prog="python -m ridgeline.bench.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, help="no other case is begun after these")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder")
@@ -35,14 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.shapes:
         shapes = {name: FULL.shapes[name] for name in options.shapes}
         settings = replace(settings, shapes=shapes)
-    if not options.host:
-        reason = missing_for_gpu()
-        if reason is not None:
-            if options.check:
-                print(f"skipped: {reason}")
-                return 0
-            print(f"No GPU can be measured here: {reason}", file=sys.stderr)
-            return 1
+    reason = None if options.host else missing_for_gpu()
+    if reason is not None:
+        if options.check:
+            print(f"skipped: {reason}")
+            return 0
+        return _nothing(reason)
     if options.check:
         return check(settings, on_host=options.host)
     began = time.monotonic()
@@ -54,6 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.text())
     print(f"\nwritten to {path}")
     return 1 if report.failed else 0
+
+
+def _nothing(reason: str) -> int:
+    print(f"Nothing can be measured here: {reason}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
