@@ -342,11 +342,15 @@ def test_points_are_no_larger_than_the_pool():
     assert _fitting(points, num_blocks=0, block_tokens=4, table_blocks=64, num_slots=8) == ()
 
 
-def test_other_executors_refuse_the_setting():
+def test_other_executors_refuse_the_settings():
     models = {ModelRole.TARGET: tiny_model()}
     for name in ("reference", "cpu"):
         with pytest.raises(InvalidRequestError, match=f"attention_backend triton .* is {name}"):
             create_executor(name, models, block_tokens=16, attention_backend="triton")
+        with pytest.raises(
+            InvalidRequestError, match=r"gpu_memory_utilization 0\.5 is of the cuda"
+        ):
+            create_executor(name, models, block_tokens=16, gpu_memory_utilization=0.5)
     with pytest.raises(InvalidRequestError, match="attention_backend must be one of auto, triton"):
         EngineConfig(attention_backend="flashinfer")
 

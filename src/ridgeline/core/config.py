@@ -11,6 +11,7 @@ from ridgeline.core.sampling_params import MAX_SEED, MAX_TOKENS, check_int
 from ridgeline.core.spec import ModelSpec, kv_groups
 
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
 SCHEDULING_POLICIES = ("fcfs", "priority", "edf", "fair")
@@ -20,6 +21,7 @@ DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a 
 VERIFICATION = ("exact", "rejection")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 MAX_SPECULATIVE_TOKENS = 64
+MAX_BYTES = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ class EngineConfig:
     block_tokens: int = 16
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
     attention_backend: str = "auto"
     seed: int = 0
     load_format: str = "auto"
@@ -129,13 +131,13 @@ class EngineConfig:
     tuning_cache_path: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):
-            check_int(name, getattr(self, name), 1, MAX_TOKENS)
-        check_int("max_model_len", self.max_model_len, 1, MAX_TOKENS, optional=True)
-        check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**62, optional=True)
-        check_int("seed", self.seed, 0, MAX_SEED)
-        check_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
-        check_int("max_num_waiting", self.max_num_waiting, 1, MAX_TOKENS, optional=True)
+        self._check_kinds()
+        self._check_counts()
+        self._normalise_numbers()
+        self._normalise_formats()
+        self._check_combinations()
+
+    def _check_kinds(self) -> None:
         for name, choices in (
             ("load_format", LOAD_FORMATS),
             ("scheduling_policy", SCHEDULING_POLICIES),
@@ -154,27 +156,20 @@ class EngineConfig:
             for name in names:
                 if not isinstance(getattr(self, name), kind):
                     raise InvalidRequestError(f"{name} must {must}.")
-        if self.verification != "exact" and self.speculation == "off":
-            raise InvalidRequestError("verification is of guesses: set speculation as well.")
-        if self.draft_model is not None and self.speculation not in DRAFT_MODEL_SPECULATION:
-            raise InvalidRequestError(
-                f"draft_model is used by speculation {', '.join(DRAFT_MODEL_SPECULATION)}, and "
-                f"speculation is {self.speculation}."
-            )
-        if self.draft_quantization != "auto" and self.speculation not in DRAFT_MODEL_SPECULATION:
-            raise InvalidRequestError(
-                f"draft_quantization is of the draft model that speculation "
-                f"{', '.join(DRAFT_MODEL_SPECULATION)} uses, and speculation is {self.speculation}."
-            )
-        defaults = {each.name: each.default for each in fields(self)} | {"tenant_weights": {}}
-        for name, where, is_used in (
-            ("num_speculative_tokens", "speculation", self.speculation != "off"),
-            ("kv_disk_tier_bytes", "kv_disk_tier_path", self.kv_disk_tier_path is not None),
-            ("tenant_weights", "scheduling_policy fair", self.scheduling_policy == "fair"),
-            ("batch_window_s", "batching dynamic", self.batching == "dynamic"),
-        ):
-            if getattr(self, name) != defaults[name] and not is_used:
-                raise InvalidRequestError(f"{name} has no effect without {where}.")
+
+    def _check_counts(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):
+            check_int(name, getattr(self, name), 1, MAX_TOKENS)
+        for name in ("max_model_len", "max_num_waiting"):
+            check_int(name, getattr(self, name), 1, MAX_TOKENS, optional=True)
+        check_int("seed", self.seed, 0, MAX_SEED)
+        check_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
+        check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MAX_BYTES, optional=True)
+        check_int("kv_ram_tier_bytes", self.kv_ram_tier_bytes, 0, MAX_BYTES)
+        for name in ("kv_disk_tier_bytes", "packed_cache_bytes"):
+            check_int(name, getattr(self, name), 1, MAX_BYTES)
+
+    def _normalise_numbers(self) -> None:
         off = {"decode_replay_s": 0, "tpot_slo_s": None, "kv_ttl_s": None}
         for name in ("gpu_memory_utilization", "batch_window_s", *off):
             value = getattr(self, name)
@@ -182,29 +177,45 @@ class EngineConfig:
                 object.__setattr__(self, name, _check_positive(name, value))
         if self.gpu_memory_utilization > 1:
             raise InvalidRequestError("gpu_memory_utilization must be at most 1.")
-        check_int("kv_ram_tier_bytes", self.kv_ram_tier_bytes, 0, 2**62)
-        check_int("kv_disk_tier_bytes", self.kv_disk_tier_bytes, 1, 2**62)
-        check_int("packed_cache_bytes", self.packed_cache_bytes, 1, 2**62)
-        has_tiers = self.kv_ram_tier_bytes > 0 or self.kv_disk_tier_path is not None
-        if has_tiers and not self.enable_prefix_caching:
-            raise InvalidRequestError("KV tiers hold cached prefixes: enable_prefix_caching.")
         weights = {
             name: _check_positive(f"tenant_weights of {name!r}", weight)
             for name, weight in self.tenant_weights.items()
         }
         object.__setattr__(self, "tenant_weights", weights)
+
+    def _normalise_formats(self) -> None:
         if self.dtype != "auto":
             float_format(self.dtype)
         object.__setattr__(self, "kv_cache_dtype", full_name(self.kv_cache_dtype))
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise InvalidRequestError(
+                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}."
+            )
         if self.quantization == "none":
             object.__setattr__(self, "quantization", None)
         on_load_format(self.quantization)
         if self.draft_quantization not in ("auto", "none"):
             on_load_format(self.draft_quantization)
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise InvalidRequestError(
-                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}."
-            )
+
+    def _check_combinations(self) -> None:
+        """Nothing that would have no effect is accepted, but what belongs to an executor: which one
+        runs is not known yet."""
+        has_draft_model = self.speculation in DRAFT_MODEL_SPECULATION
+        with_draft_model = f"speculation {', '.join(DRAFT_MODEL_SPECULATION)}"
+        defaults = {each.name: each.default for each in fields(self)} | {"tenant_weights": {}}
+        for name, where, is_used in (
+            ("verification", "speculation", self.speculation != "off"),
+            ("num_speculative_tokens", "speculation", self.speculation != "off"),
+            ("draft_model", with_draft_model, has_draft_model),
+            ("draft_quantization", with_draft_model, has_draft_model),
+            ("kv_disk_tier_bytes", "kv_disk_tier_path", self.kv_disk_tier_path is not None),
+            ("kv_ram_tier_bytes", "enable_prefix_caching", self.enable_prefix_caching),
+            ("kv_disk_tier_path", "enable_prefix_caching", self.enable_prefix_caching),
+            ("tenant_weights", "scheduling_policy fair", self.scheduling_policy == "fair"),
+            ("batch_window_s", "batching dynamic", self.batching == "dynamic"),
+        ):
+            if getattr(self, name) != defaults[name] and not is_used:
+                raise InvalidRequestError(f"{name} has no effect without {where}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

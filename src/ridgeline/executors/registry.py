@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ridgeline.core.config import DEFAULT_GPU_MEMORY_UTILIZATION
 from ridgeline.core.errors import InvalidRequestError, MachineError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
@@ -121,7 +122,7 @@ def create_executor(
     kv_cache_dtype: str = "auto",
     packed_cache: "PackedCache | None" = None,
     max_num_seqs: int = 64,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION,
     attention_backend: str = "auto",
     tuning_cache_path: str = "off",
 ) -> Executor:
@@ -143,14 +144,15 @@ def create_executor(
         raise InvalidRequestError(
             f"Unknown executor {name!r}; choose auto or one of {', '.join(_FACTORIES)}."
         )
-    if name != "cuda" and attention_backend != "auto":
-        raise InvalidRequestError(
-            f"attention_backend {attention_backend} is of the cuda executor, and this is {name}."
-        )
-    if name != "cuda" and tuning_cache_path not in ("auto", "off"):
-        raise InvalidRequestError(
-            f"tuning_cache_path is of the cuda executor, and this is {name}; leave it out."
-        )
+    for setting, value, unset in (
+        ("attention_backend", attention_backend, ("auto",)),
+        ("gpu_memory_utilization", gpu_memory_utilization, (DEFAULT_GPU_MEMORY_UTILIZATION,)),
+        ("tuning_cache_path", tuning_cache_path, ("auto", "off")),
+    ):
+        if name != "cuda" and value not in unset:
+            raise InvalidRequestError(
+                f"{setting} {value} is of the cuda executor, and this is {name}; leave it out."
+            )
     options = _Options(
         block_tokens=block_tokens,
         kv_cache_dtype=kv_cache_dtype,
