@@ -85,7 +85,10 @@ def test_a_command_runs_with_it(model_folder, tmp_path, capsys):
         ("dtype: null", "is not possible"),
         ("dtype: [a, b]", "is not possible"),
         ("- 1", "not a list of names"),
-        ("a: [", "not YAML"),
+        ("a: [", "line 1, column 5: "),
+        ("seed: 1\nseed: 2", "line 2, column 1: 'seed' is there more than once"),
+        ("adapters: {a: x, a: y}", "'a' is there more than once"),
+        ("seed: \x01", "not YAML"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, capsys, text, words):
@@ -95,6 +98,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, text, words):
     error = capsys.readouterr().err
     assert words in error
     assert str(path) in error
+    assert error.count("\n") == 1
 
 
 def test_a_file_that_is_not_there(capsys):

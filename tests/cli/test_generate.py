@@ -303,3 +303,12 @@ def test_a_full_disk_is_one_sentence(model_folder):
     assert process.returncode == 1
     assert b"Traceback" not in process.stderr
     assert b"cannot be written" in process.stderr
+
+
+def test_an_unknown_option_is_told_by_its_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "--promt=x"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "--promt=x; did you mean --prompt?" in error
+    assert "ridgeline generate --help" in error

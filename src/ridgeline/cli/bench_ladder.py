@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.display import loading_bar
+from ridgeline.cli.display import measuring_bar
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import DiskError, InvalidRequestError
 
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     executors = () if arguments.measure_only else ("reference", "cpu")
     calibrations = {name: calibration_of(name, anew=arguments.calibrate) for name in executors}
     watch = Watch()
-    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+    with measuring_bar() as progress:
         steps = {
             name: climb(
                 name,

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import yaml
 
 from ridgeline.core.errors import InvalidRequestError
 
@@ -68,13 +68,32 @@ def _is_setting(action: argparse.Action) -> bool:
     )
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which others take the last."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """What each mapping begins with: before keys of others are merged into it."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"{key.value!r} is there more than once"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                seen.add(key.value)
+        super().flatten_mapping(node)
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = msgspec.yaml.decode(path.read_bytes())
+        found = _Loader(path.read_bytes()).get_single_data()
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}.") from error
-    except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"{path} is not YAML: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InvalidRequestError(f"{path}{where}: {error.problem}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidRequestError(f"{path} is not YAML.") from error
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):

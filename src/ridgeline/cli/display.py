@@ -1,5 +1,6 @@
 """What commands show on a terminal beside their answer; all of it goes to standard error."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -7,8 +8,10 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TextColumn,
+    TimeElapsedColumn,
     TransferSpeedColumn,
 )
 
@@ -16,6 +19,8 @@ from ridgeline.core.request import RequestTimings
 from ridgeline.roofline.live import RooflineReport
 
 ProgressCallback = Callable[[int, int, str], None]
+
+_LINE_EVERY_S = 15.0
 
 error_console = Console(stderr=True, highlight=False)
 
@@ -34,6 +39,35 @@ def loading_bar(*, enabled: bool) -> Iterator[ProgressCallback | None]:
             bar.update(task, completed=done, total=total or None, description=label[:32])
 
         yield update
+
+
+@contextmanager
+def measuring_bar(*, every_s: float = _LINE_EVERY_S) -> Iterator[ProgressCallback]:
+    """A progress bar for minutes of measurements; where standard error is no terminal, a line of
+    how far they are every ``every_s`` seconds."""
+    if not error_console.is_terminal:
+        yield _lines(every_s)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=error_console, transient=True) as bar:
+        task = bar.add_task("measuring")
+
+        def update(done: int, total: int, label: str) -> None:
+            bar.update(task, completed=done, total=total or None, description=label[:48])
+
+        yield update
+
+
+def _lines(every_s: float) -> ProgressCallback:
+    last_s = time.monotonic()
+
+    def tell(done: int, total: int, label: str) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= every_s:
+            last_s = time.monotonic()
+            error_console.print(f"{done} of {total}: {label}", markup=False, soft_wrap=True)
+
+    return tell
 
 
 def timing_line(timings: RequestTimings, *, prompt_tokens: int, output_tokens: int) -> str:

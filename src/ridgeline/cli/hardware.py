@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from ridgeline.cli.display import loading_bar
+from ridgeline.cli.display import measuring_bar
 from ridgeline.cli.options import Parser
 from ridgeline.core.config import DEFAULT_KV_SHARE, KV_CACHE_DTYPES
 from ridgeline.core.errors import InvalidRequestError
@@ -251,7 +251,7 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
             "`ridgeline bench` measures ceilings and single steps at once.",
             file=sys.stderr,
         )
-        with loading_bar(enabled=sys.stderr.isatty()) as progress:
+        with measuring_bar() as progress:
             found = calibrate_here(executor, progress=progress)
         save(found, path)
     return found

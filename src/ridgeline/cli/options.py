@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from ridgeline.cli.config_file import add_config_option
@@ -36,6 +37,17 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs, allow_abbrev=False)
         self.hidden: list[tuple[argparse.Action, str]] = []
+
+    def parse_known_args(  # type: ignore[override]  # whose overloads differ in the namespace
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Unknown options are this command's mistake, where argparse makes them its parent's."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = get_close_matches(unknown[0], list(self._option_string_actions), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
