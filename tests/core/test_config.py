@@ -57,6 +57,8 @@ def test_overrides_return_a_new_object():
     assert config.seed == 0
     with pytest.raises(InvalidRequestError, match="sede"):
         with_overrides(config, sede=4)
+    with pytest.raises(InvalidRequestError, match="did you mean max_num_seqs"):
+        with_overrides(config, max_num_seq=4)
 
 
 def test_numbers_may_come_as_text():

@@ -474,3 +474,20 @@ def test_arrays_of_token_ids_are_prompts(llm):
     for prompts in (array, [array], array[None], list(array), (1, 2, 3)):
         assert tokens(llm.generate(prompts, GREEDY)[0]) == expected
     np.testing.assert_array_equal(llm.logits(array), llm.logits([1, 2, 3]))
+
+
+def test_text_is_generated_without_the_chat_template_that_does_not_compile(
+    model_folder, tmp_path, caplog
+):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"chat_template": "{% if %}"}
+    path.write_text(json.dumps(settings))
+    with LLM(str(folder)) as llm:
+        assert "The chat template does not compile" in caplog.text
+        assert llm.generate([[5, 6]], SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+        with pytest.raises(ChatTemplateError, match="no chat template"):
+            llm.chat([{"role": "user", "content": "a"}])
+    with pytest.raises(ChatTemplateError, match="does not compile"):
+        LLM(str(folder), chat_template="{% if %}")

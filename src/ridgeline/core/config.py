@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
 from ridgeline.core.formats import float_format, full_name, on_load_format
@@ -341,7 +342,9 @@ def with_overrides(config: EngineConfig, **changes: object) -> EngineConfig:
     """
     unknown = sorted(set(changes) - set(EngineConfig.__dataclass_fields__))
     if unknown:
-        raise InvalidRequestError(f"Unknown setting {', '.join(unknown)}.")
+        near = get_close_matches(unknown[0], EngineConfig.__dataclass_fields__, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise InvalidRequestError(f"Unknown setting {', '.join(unknown)}{hint}")
     return replace(config, **changes)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import CorruptFileError, InvalidRequestError, ModelNotFoundError
+from ridgeline.core.errors import (
+    ChatTemplateError,
+    CorruptFileError,
+    InvalidRequestError,
+    ModelNotFoundError,
+)
 from ridgeline.core.formats import float_format, on_load_format
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import ExecutorModel
@@ -258,7 +263,11 @@ def _load_chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> Ch
     if tokenizer is None:
         return None
     if config.chat_template is None:
-        return ChatTemplate.from_tokenizer(tokenizer)
+        try:
+            return ChatTemplate.from_tokenizer(tokenizer)
+        except ChatTemplateError as error:  # which generating text does without
+            _log.warning("%s (without it the model completes text; chats need one)", error)
+            return None
     source = config.chat_template
     if "{" not in source:  # a path, not a template
         try:
