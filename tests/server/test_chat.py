@@ -195,6 +195,12 @@ def test_histories_of_openais_package_are_read(http):
     [
         ("/v1/chat/completions", {"messages": []}, "messages"),
         ("/v1/chat/completions", {"messages": [{"content": "a"}]}, "messages[0].role"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0]"),
+        (
+            "/v1/chat/completions",
+            {"messages": [*HI, {"role": "tool", "tool_call_id": "a", "content": None}]},
+            "messages[1]",
+        ),
         ("/v1/chat/completions", {"messages": HI, "top_logprobs": 3}, "top_logprobs"),
         ("/v1/chat/completions", {"messages": HI, "max_tokens": 0}, "max_tokens"),
         ("/v1/chat/completions", {"messages": HI, "tool_choice": "required"}, "tool_choice"),
