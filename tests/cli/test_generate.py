@@ -11,7 +11,9 @@ from ridgeline.cli.main import build_parser, main
 from ridgeline.cli.options import num_bytes
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.executors import executor_names
 from ridgeline.kernels.cpu.library import chosen_level
+from ridgeline.kernels.gpu import missing_for_gpu
 
 
 def run(capsys, *arguments):
@@ -194,6 +196,16 @@ def test_bad_models_are_one_sentence(model_folder, tmp_path, capsys, kind, code)
     assert len(lines[0]) < 800
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--n", 2)])
+def test_an_output_that_the_context_ends_is_said(model_folder, capsys, options):
+    options = ("--max-model-len", 32, "--ignore-eos", *options)
+    said = "The context of 32 tokens is full"
+    assert said in generate(capsys, model_folder, *options)[2]
+    limited = generate(capsys, model_folder, *options, "--max-tokens", 31)[2]
+    assert f"{said}: the output ends there, before --max-tokens 31." in limited
+    assert said not in generate(capsys, model_folder, *options, "--max-tokens", 30)[2]
+
+
 def test_prompt_longer_than_the_context(model_folder, capsys):
     code, _, err = run(capsys, "generate", model_folder, "--prompt", "x " * 500)
     assert code == 2
@@ -248,7 +260,9 @@ def test_collect_env(capsys, monkeypatch):
     facts = json.loads(out)
     assert code == 0
     assert facts["packages"]["torch"].startswith("2.")
-    assert "reference" in facts["executors"]
+    assert set(facts["executors"]) == set(executor_names())
+    assert facts["executors"]["reference"] == facts["executors"]["cpu"] == "runs"
+    assert facts["executors"]["cuda"] == (missing_for_gpu() or "runs")
     assert facts["cpu_level"] == chosen_level()
     assert facts["cpu_level"] in facts["cpu_levels"]
     assert facts["cpu_ops_by_reference"] == []
@@ -259,7 +273,9 @@ def test_collect_env(capsys, monkeypatch):
     monkeypatch.setenv("RIDGELINE_CPU_LEVEL", "none")
     code, out, _ = run(capsys, "collect-env", "--json")
     assert code == 0
-    assert "'none' cannot run here" in json.loads(out)["cpu_level"]
+    facts = json.loads(out)
+    assert "'none' cannot run here" in facts["cpu_level"]
+    assert facts["executors"]["cpu"] == facts["cpu_level"]
 
 
 def test_token_ids_as_prompt(model_folder, capsys):

@@ -345,8 +345,10 @@ def test_points_are_no_larger_than_the_pool():
 def test_other_executors_refuse_the_setting():
     models = {ModelRole.TARGET: tiny_model()}
     for name in ("reference", "cpu"):
-        with pytest.raises(InvalidRequestError, match=f"attention_backend triton .* is {name}"):
-            create_executor(name, models, block_tokens=16, attention_backend="triton")
+        for setting in ({"attention_backend": "triton"}, {"gpu_memory_utilization": 0.9}):
+            (key,) = setting
+            with pytest.raises(InvalidRequestError, match=f"{key} is of .* is {name}"):
+                create_executor(name, models, block_tokens=16, **setting)
     with pytest.raises(InvalidRequestError, match="attention_backend must be one of auto, triton"):
         EngineConfig(attention_backend="flashinfer")
 

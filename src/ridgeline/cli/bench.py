@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ridgeline.bench.executor_bench import bench_executor  # torch takes a second
 
     cases = make_cases(arguments.prompt, arguments.batch, arguments.context)
-    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+    with loading_bar() as progress:
         report = bench_executor(config, cases, rounds=arguments.rounds, progress=progress)
     result = report.to_json()
     if arguments.json:

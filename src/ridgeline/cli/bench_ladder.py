@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     executors = () if arguments.measure_only else ("reference", "cpu")
     calibrations = {name: calibration_of(name, anew=arguments.calibrate) for name in executors}
     watch = Watch()
-    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+    with loading_bar() as progress:
         steps = {
             name: climb(
                 name,

@@ -1,5 +1,7 @@
 """What commands show on a terminal beside their answer; all of it goes to standard error."""
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,19 +14,22 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from ridgeline.core.request import RequestTimings
+from ridgeline.core.request import FinishReason, RequestOutput, RequestTimings
 from ridgeline.roofline.live import RooflineReport
 
 ProgressCallback = Callable[[int, int, str], None]
 
 error_console = Console(stderr=True, highlight=False)
 
+_LINE_PERIOD_S = 10.0
+
 
 @contextmanager
-def loading_bar(*, enabled: bool) -> Iterator[ProgressCallback | None]:
-    """A progress bar for loading and downloading, gone when it is done; ``None`` if disabled."""
-    if not enabled:
-        yield None
+def loading_bar() -> Iterator[ProgressCallback]:
+    """Progress of loading, downloading or measuring: on a terminal a bar, gone when it is done;
+    in a log or a pipe a line every ten seconds."""
+    if not sys.stderr.isatty():
+        yield _lines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, TransferSpeedColumn(), console=error_console, transient=True) as bar:
@@ -36,6 +41,19 @@ def loading_bar(*, enabled: bool) -> Iterator[ProgressCallback | None]:
         yield update
 
 
+def _lines() -> ProgressCallback:
+    due_s = time.monotonic() + _LINE_PERIOD_S
+
+    def update(done: int, total: int, label: str) -> None:
+        nonlocal due_s
+        if time.monotonic() < due_s:
+            return
+        due_s = time.monotonic() + _LINE_PERIOD_S
+        print(f"{label} ({done / total:.0%})" if total else label, file=sys.stderr, flush=True)
+
+    return update
+
+
 def timing_line(timings: RequestTimings, *, prompt_tokens: int, output_tokens: int) -> str:
     """One line: tokens, time to the first one, time per token after it, and tokens per second."""
     parts = [f"{prompt_tokens} + {output_tokens} tokens"]
@@ -45,6 +63,21 @@ def timing_line(timings: RequestTimings, *, prompt_tokens: int, output_tokens: i
         parts.append(f"TPOT {timings.tpot_s * 1e3:.2f} ms")
         parts.append(f"{1 / timings.tpot_s:.1f} tok/s")
     return " · ".join(parts)
+
+
+def full_context_line(output: RequestOutput, max_tokens: int | None) -> str | None:
+    """That an output ended because the context is full, if one did."""
+    lengths = [
+        len(sample.token_ids)
+        for sample in output.outputs
+        if sample.finish_reason is FinishReason.LENGTH
+    ]
+    cut = [length for length in lengths if max_tokens is None or length < max_tokens]
+    if not cut:
+        return None
+    context = len(output.prompt_token_ids) + max(cut)
+    limit = "" if max_tokens is None else f", before --max-tokens {max_tokens}"
+    return f"The context of {context:,} tokens is full: the output ends there{limit}."
 
 
 def roofline_line(report: RooflineReport) -> str:

@@ -2,12 +2,17 @@
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ridgeline.cli.display import error_console, loading_bar, roofline_line, timing_line
+from ridgeline.cli.display import (
+    error_console,
+    full_context_line,
+    loading_bar,
+    roofline_line,
+    timing_line,
+)
 from ridgeline.cli.logprobs import print_logprobs
 from ridgeline.cli.options import (
     Parser,
@@ -46,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = prompt if isinstance(prompt, str) else ""
     from ridgeline.engine import LLM  # torch takes a second: not for --help
 
-    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+    with loading_bar() as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
         params = sampling_params(arguments, **llm.sampling_defaults)
@@ -66,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         _print_timing(output)
         error_console.print(roofline_line(report), style="dim", markup=False)
+    if (warning := full_context_line(output, params.max_tokens)) is not None:
+        error_console.print(warning, style="yellow", soft_wrap=True)
     if any(sample.finish_reason == FinishReason.ERROR for sample in output.outputs):
         raise NoTokenError
     return 0

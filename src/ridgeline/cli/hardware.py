@@ -251,7 +251,7 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
             "`ridgeline bench` measures ceilings and single steps at once.",
             file=sys.stderr,
         )
-        with loading_bar(enabled=sys.stderr.isatty()) as progress:
+        with loading_bar() as progress:
             found = calibrate_here(executor, progress=progress)
         save(found, path)
     return found

@@ -41,7 +41,8 @@ class EngineConfig:
         block_tokens: tokens in one KV block.
         enable_prefix_caching: reuse the KV of prefixes that were computed before.
         kv_cache_memory_bytes: size of the KV pool.
-        gpu_memory_utilization: share of a GPU's memory that weights, KV and steps may take.
+        gpu_memory_utilization: share of a GPU's memory that weights, KV and steps may take; 0.9
+            without it.
         attention_backend: what attends on a GPU: triton (our kernels), flash-attn (FlashAttention,
             for all of a model or not at all), or auto: the faster one where it is installed,
             chosen at start for each kind of layer.
@@ -99,7 +100,7 @@ class EngineConfig:
     block_tokens: int = 16
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float | None = None
     attention_backend: str = "auto"
     seed: int = 0
     load_format: str = "auto"
@@ -175,12 +176,15 @@ class EngineConfig:
         ):
             if getattr(self, name) != defaults[name] and not is_used:
                 raise InvalidRequestError(f"{name} has no effect without {where}.")
-        off = {"decode_replay_s": 0, "tpot_slo_s": None, "kv_ttl_s": None}
-        for name in ("gpu_memory_utilization", "batch_window_s", *off):
+        off = {
+            "decode_replay_s": 0, "tpot_slo_s": None, "kv_ttl_s": None,
+            "gpu_memory_utilization": None,
+        }  # fmt: skip
+        for name in ("batch_window_s", *off):
             value = getattr(self, name)
             if name not in off or value != off[name]:
                 object.__setattr__(self, name, _check_positive(name, value))
-        if self.gpu_memory_utilization > 1:
+        if (self.gpu_memory_utilization or 0) > 1:
             raise InvalidRequestError("gpu_memory_utilization must be at most 1.")
         check_int("kv_ram_tier_bytes", self.kv_ram_tier_bytes, 0, 2**62)
         check_int("kv_disk_tier_bytes", self.kv_disk_tier_bytes, 1, 2**62)

@@ -28,6 +28,8 @@ class _Options:
     tuning_cache_path: str
 
 
+DEFAULT_GPU_MEMORY_SHARE = 0.9
+
 Models = Mapping[ModelRole, ExecutorModel]
 Factory = Callable[[Models, _Options], Executor]
 
@@ -101,6 +103,20 @@ def executor_names() -> tuple[str, ...]:
     return tuple(_FACTORIES)
 
 
+def missing_for(name: str) -> str | None:
+    """One sentence on why an executor cannot run on this machine; ``None`` if it can."""
+    if name == "cuda":
+        return missing_for_gpu()
+    if name == "cpu":
+        from ridgeline.kernels.cpu.library import NativeLibraryError, chosen_level, load_library
+
+        try:
+            load_library(chosen_level())
+        except NativeLibraryError as error:
+            return str(error)
+    return None
+
+
 def default_executor(*, block_tokens: int = 16, dtype: torch.dtype = torch.float32) -> str:
     """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
     from ridgeline.executors.cpu import KV_SUB_BLOCK
@@ -121,7 +137,7 @@ def create_executor(
     kv_cache_dtype: str = "auto",
     packed_cache: "PackedCache | None" = None,
     max_num_seqs: int = 64,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float | None = None,
     attention_backend: str = "auto",
     tuning_cache_path: str = "off",
 ) -> Executor:
@@ -129,8 +145,8 @@ def create_executor(
 
     ``kv_cache_dtype`` is auto, or a format that the executor can store KV in; ``packed_cache`` is
     where cpu keeps packed weights; cuda makes room for ``max_num_seqs`` sequences within
-    ``gpu_memory_utilization`` of the memory, attends by ``attention_backend``, and keeps the tiles
-    that it times where ``tuning_cache_path`` says.
+    ``gpu_memory_utilization`` of the memory (without it 0.9), attends by ``attention_backend``, and
+    keeps the tiles that it times where ``tuning_cache_path`` says.
 
     Raises:
         InvalidRequestError: there is none of that name, or it lacks an option.
@@ -143,20 +159,21 @@ def create_executor(
         raise InvalidRequestError(
             f"Unknown executor {name!r}; choose auto or one of {', '.join(_FACTORIES)}."
         )
-    if name != "cuda" and attention_backend != "auto":
-        raise InvalidRequestError(
-            f"attention_backend {attention_backend} is of the cuda executor, and this is {name}."
-        )
-    if name != "cuda" and tuning_cache_path not in ("auto", "off"):
-        raise InvalidRequestError(
-            f"tuning_cache_path is of the cuda executor, and this is {name}; leave it out."
-        )
+    for setting, is_given in (
+        ("gpu_memory_utilization", gpu_memory_utilization is not None),
+        ("attention_backend", attention_backend != "auto"),
+        ("tuning_cache_path", tuning_cache_path not in ("auto", "off")),
+    ):
+        if is_given and name != "cuda":
+            raise InvalidRequestError(
+                f"{setting} is of the cuda executor, and this is {name}; leave it out."
+            )
     options = _Options(
         block_tokens=block_tokens,
         kv_cache_dtype=kv_cache_dtype,
         packed_cache=packed_cache,
         max_num_seqs=max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=gpu_memory_utilization or DEFAULT_GPU_MEMORY_SHARE,
         attention_backend=attention_backend,
         tuning_cache_path=tuning_cache_path,
     )
