@@ -79,13 +79,20 @@ def test_a_command_runs_with_it(model_folder, tmp_path, capsys):
         ("max_model_length: 5", "did you mean 'max_model_len'"),
         ("prompt: hello", "no setting 'prompt'"),
         ("port: 80", "no setting 'port'"),  # of serve, and this is generate
-        ("max_model_len: many", "max_model_len: 'many' is not possible"),
+        ("max_model_len: many", "max_model_len: 'many' is not possible: expected a whole number."),
         ("max_model_len: true", "is not possible"),
         ("offline: 1", "offline: 1 is not possible"),
         ("dtype: null", "is not possible"),
         ("dtype: [a, b]", "is not possible"),
+        ("model: {a: b}", "is not possible: expected one value"),
         ("- 1", "not a list of names"),
-        ("a: [", "not YAML"),
+        ("seed: 1\na: [1\nb: 2", ", line 3, is not YAML: expected ',' or ']', but got ':'."),
+        ("a: \0", "not YAML"),
+        ("a: 2024-14-41", "not YAML: month must be in 1..12."),
+        ("[" * 5000, "not YAML"),
+        ("logit_bias: {1: 2024-01-01}", "is not possible"),
+        ("max_num_seqs: 1\nmax-num-seqs: 2", ", line 2: 'max-num-seqs' is there twice."),
+        ("adapters: {a: x, a: y}", ", line 1: 'a' is there twice."),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, capsys, text, words):
@@ -95,6 +102,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, text, words):
     error = capsys.readouterr().err
     assert words in error
     assert str(path) in error
+    assert error.count("\n") == 1
 
 
 def test_a_file_that_is_not_there(capsys):

@@ -129,7 +129,12 @@ BAD_COMMAND_LINES = [
     (["--max-model-len", "100000"], "max_model_len"),
     (["--dtype", "int7"], "int7"),
     (["--executor", "abacus"], "abacus"),
-    (["--no-such-option"], "--no-such-option"),
+    (["--no-such-option"], "there is no option --no-such-option (see ridgeline generate --help)"),
+    (["--temprature=1"], "no option --temprature; did you mean --temperature? (see ridgeline gen"),
+    (["one-more"], "unexpected argument one-more"),
+    (["--seed", "abc"], "--seed: expected a whole number"),
+    (["--temperature", "hot"], "--temperature: expected a number"),
+    (["--stop-token-ids", "x"], "--stop-token-ids: expected a whole number"),
     (["--prompt-file", "/no/such/file"], "--prompt-file"),
     (["--prompt-ids", "1"], "--prompt-ids"),
 ]
@@ -210,6 +215,12 @@ def test_prompt_longer_than_the_context(model_folder, capsys):
     code, _, err = run(capsys, "generate", model_folder, "--prompt", "x " * 500)
     assert code == 2
     assert "the context holds 256" in err
+
+
+def test_a_prompt_that_is_not_utf_8(model_folder, capsys):
+    code, out, err = run(capsys, "generate", model_folder, "--prompt", "a\udcff")
+    assert (code, out) == (2, "")
+    assert "stands for a byte that was not UTF-8" in err
 
 
 def test_a_chat_template_that_raises(model_folder, capsys):

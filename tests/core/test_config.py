@@ -55,7 +55,7 @@ def test_overrides_return_a_new_object():
     config = EngineConfig()
     assert with_overrides(config, seed=4).seed == 4
     assert config.seed == 0
-    with pytest.raises(InvalidRequestError, match="sede"):
+    with pytest.raises(InvalidRequestError, match="no setting 'sede'; did you mean 'seed'"):
         with_overrides(config, sede=4)
 
 

@@ -9,6 +9,7 @@ from ridgeline.core.formats import float_format, full_name, on_load_format
 from ridgeline.core.plan import MAX_IN_FLIGHT
 from ridgeline.core.sampling_params import MAX_SEED, MAX_TOKENS, check_int
 from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.core.spelling import suggestion
 
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
 LOAD_FORMATS = ("auto", "dummy")
@@ -332,9 +333,10 @@ def with_overrides(config: EngineConfig, **changes: object) -> EngineConfig:
     Raises:
         InvalidRequestError: there is no such field.
     """
-    unknown = sorted(set(changes) - set(EngineConfig.__dataclass_fields__))
-    if unknown:
-        raise InvalidRequestError(f"Unknown setting {', '.join(unknown)}.")
+    known = EngineConfig.__dataclass_fields__
+    for name in changes:
+        if name not in known:
+            raise InvalidRequestError(f"There is no setting {name!r}{suggestion(name, known)}")
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
