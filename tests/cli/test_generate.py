@@ -211,6 +211,19 @@ def test_an_output_that_the_context_ends_is_said(model_folder, capsys, options):
     assert said not in generate(capsys, model_folder, *options, "--max-tokens", 30)[2]
 
 
+def test_without_a_tokenizer_there_are_only_ids(model_folder, tmp_path, capsys):
+    shutil.copytree(model_folder, folder := tmp_path / "model")
+    damage(folder, "no tokenizer")
+    code, _, err = generate(capsys, folder)
+    assert code == 2
+    assert f"{folder} has no tokenizer; give the prompt as token ids: --prompt-ids 1,2,3." in err
+    options = ("generate", folder, "--prompt-ids", "1,2", "--max-tokens", 3, "--temperature", 0)
+    code, one, _ = run(capsys, *options)
+    assert code == 0
+    assert len([int(token) for token in one.split(",")]) == 3
+    assert run(capsys, *options, "--n", 2)[:2] == (0, f"[0] {one}[1] {one}")
+
+
 def test_prompt_longer_than_the_context(model_folder, capsys):
     code, _, err = run(capsys, "generate", model_folder, "--prompt", "x " * 500)
     assert code == 2
@@ -221,6 +234,18 @@ def test_a_prompt_that_is_not_utf_8(model_folder, capsys):
     code, out, err = run(capsys, "generate", model_folder, "--prompt", "a\udcff")
     assert (code, out) == (2, "")
     assert "stands for a byte that was not UTF-8" in err
+
+
+def test_a_broken_chat_template_is_in_the_way_of_chats_only(model_folder, tmp_path, capsys):
+    shutil.copytree(model_folder, folder := tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    code, _, err = generate(capsys, folder, "--max-tokens", 2)
+    assert (code, "template" in err) == (0, False)
+    asked_for = ("generate", model_folder, "--prompt", "a", "--chat-template", "{% if %}")
+    for command in (("chat", folder), asked_for):
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: The chat template does not compile: ")
 
 
 def test_a_chat_template_that_raises(model_folder, capsys):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import (
@@ -466,6 +467,18 @@ def test_a_model_without_a_tokenizer_stops_where_its_configuration_says(model_fo
             (output,) = llm.generate([1, 2, 3], GREEDY)
             assert output.outputs[0].finish_reason is FinishReason.STOP
             assert tokens(output) == tokens(whole)[: tokens(whole).index(end) + 1]
+
+
+def test_a_tokenizer_with_tokens_that_the_model_lacks_is_warned_of(model_folder, tmp_path, caplog):
+    shutil.copytree(model_folder, folder := tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<extra {number}>" for number in range(50)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with LLM(str(folder), max_model_len=32) as llm:
+        has = f"The tokenizer has {tokenizer.get_vocab_size()} tokens and the model 300: "
+        assert has in caplog.text
+        with pytest.raises(InvalidRequestError, match="is not in the vocabulary of 300"):
+            llm.generate("the <extra 49>")
 
 
 def test_arrays_of_token_ids_are_prompts(llm):

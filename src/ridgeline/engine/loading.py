@@ -107,6 +107,7 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
             progress=progress,
         )
         definition, tokenizer = _described(folder, config)
+        _check_vocabulary(tokenizer, definition.spec.vocab_size)
     return ModelDescription(
         name=config.model or "embedded",
         folder=folder,
@@ -200,6 +201,16 @@ def _described(path: Path, config: EngineConfig) -> tuple[ModelDefinition, Token
     return definition, tokenizer
 
 
+def _check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Warn of tokens that the model does not have: a text with one of them is refused."""
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        _log.warning(
+            "The tokenizer has %d tokens and the model %d: text with one of the others is refused.",
+            tokenizer.vocab_size,
+            vocab_size,
+        )
+
+
 def _sampling_defaults(folder: Path | None) -> dict[str, Any]:
     """What ``generation_config.json`` says of sampling, if there is one.
 
@@ -265,4 +276,6 @@ def _load_chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> Ch
             source = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f"The chat template {source} cannot be read.") from error
-    return ChatTemplate(source, special_tokens=tokenizer.special_tokens)
+    template = ChatTemplate(source, special_tokens=tokenizer.special_tokens)
+    template.compile()  # one that was asked for must be usable; the model's own is for chats alone
+    return template

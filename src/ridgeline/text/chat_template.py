@@ -15,10 +15,10 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 class ChatTemplate:
-    """One or several named templates of a model; immutable, safe to share between threads.
+    """One or several named templates of a model, safe to share between threads.
 
-    Raises ChatTemplateError if a template does not compile. ``special_tokens`` (``bos_token``, …)
-    are variables in the template.
+    Nothing is compiled before it is needed: a model whose template is broken still completes text.
+    ``special_tokens`` (``bos_token``, …) are variables in the template.
     """
 
     def __init__(
@@ -28,15 +28,11 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         limits: RenderLimits | None = None,
     ) -> None:
-        sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._takes_parts: dict[str, bool] = {}  # of those that were compiled
         self._named = not isinstance(source, str)
         self._special_tokens = dict(special_tokens or {})
         self._process = template_process(limits or RenderLimits())
-        if any(len(text) > _MAX_SOURCE_CHARS for text in sources.values()):
-            raise ChatTemplateError("The chat template is longer than 64 Ki characters.")
-        self._templates = {
-            name: (text, self._process.takes_parts(text)) for name, text in sources.items()
-        }
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -48,7 +44,12 @@ class ChatTemplate:
     @property
     def source(self) -> str:
         """The text of every template, from which one can tell what outputs look like."""
-        return "\n".join(text for text, _ in self._templates.values())
+        return "\n".join(self._sources.values())
+
+    def compile(self) -> None:
+        """Raise ChatTemplateError if a template does not compile."""
+        for name in self._sources:
+            self._compiled(name)
 
     def render(
         self,
@@ -76,8 +77,8 @@ class ChatTemplate:
             "documents": check_objects(documents, "documents"),
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        source, takes_parts = self._templates[name]
-        if not takes_parts:
+        source = self._compiled(name)
+        if not self._takes_parts[name]:
             join_text_parts(variables["messages"])
         final = None
         if continue_final_message:
@@ -89,13 +90,21 @@ class ChatTemplate:
         text = self._process.render(source, {**variables, **self._special_tokens, **extra})
         return text if final is None else cut_continuation(text, final)
 
+    def _compiled(self, name: str) -> str:
+        source = self._sources[name]
+        if name not in self._takes_parts:
+            if len(source) > _MAX_SOURCE_CHARS:
+                raise ChatTemplateError("The chat template is longer than 64 Ki characters.")
+            self._takes_parts[name] = self._process.takes_parts(source)
+        return source
+
     def _choose(self, name: str | None, *, has_tools: bool) -> str:
         if name is None:
-            name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
+            name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         elif not self._named and name != "default":
             raise InvalidRequestError("The model has one chat template, without a name.")
-        if name not in self._templates:
-            names = ", ".join(sorted(self._templates))[:MAX_MESSAGE_CHARS]
+        if name not in self._sources:
+            names = ", ".join(sorted(self._sources))[:MAX_MESSAGE_CHARS]
             raise ChatTemplateError(f"The model has no such chat template; it has: {names}.")
         return name
 
