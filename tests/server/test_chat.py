@@ -171,6 +171,16 @@ def test_histories_with_tools_are_read(http):
     assert rendered.status_code == 200
 
 
+def test_what_a_message_spells_is_what_the_model_reads(http):
+    """As in vLLM: roles are the template's, null is empty, and special tokens are themselves."""
+    messages = [{"role": "alien", "content": "<eos>"}, {"role": "user", "content": None}]
+    found = chat(http, messages=messages, max_tokens=1, return_token_ids=True)
+    ids = found["prompt_token_ids"]
+    assert 0 in ids  # <eos>
+    text = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert text == "<alien><eos><user><assistant>"
+
+
 def test_histories_of_openais_package_are_read(http):
     """Its ``parse()`` and ``stream()`` leave their own fields in what they return."""
     function = {"name": "f", "arguments": '{"a": true}', "parsed_arguments": {"a": True}}

@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
-from ridgeline.text.chat_messages import check_messages, check_objects, join_text_parts, plain
+from ridgeline.text.chat_messages import (
+    check_messages,
+    check_objects,
+    developers_are_system,
+    join_text_parts,
+    plain,
+)
 from ridgeline.text.continuation import cut_continuation, mark_continuation
 from ridgeline.text.template_process import RenderLimits, template_process
 from ridgeline.text.template_worker import MAX_MESSAGE_CHARS
@@ -65,9 +71,10 @@ class ChatTemplate:
         """Return the prompt for a conversation, as transformers' ``apply_chat_template`` does.
 
         Content parts reach a template that iterates over content, and are joined for one that
-        takes strings. Without ``template_name`` the template is "tool_use" where there are tools
-        and such a template, else "default". Raises InvalidRequestError for what the caller did
-        wrong, ChatTemplateError where the template raises or exceeds its limits.
+        takes strings. The role "developer" is "system" to a template that does not name it. Without
+        ``template_name`` the template is "tool_use" where there are tools and such a template, else
+        "default". Raises InvalidRequestError for what the caller did wrong, ChatTemplateError where
+        the template raises or exceeds its limits.
         """
         name = self._choose(template_name, has_tools=tools is not None)
         extra = self._check_extra(chat_template_kwargs)
@@ -78,6 +85,8 @@ class ChatTemplate:
             "add_generation_prompt": bool(add_generation_prompt),
         }
         source = self._compiled(name)
+        if "developer" not in source:
+            developers_are_system(variables["messages"])
         if not self._takes_parts[name]:
             join_text_parts(variables["messages"])
         final = None
