@@ -18,6 +18,7 @@ from ridgeline.core.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OutOfMemoryError,
+    SettingsError,
 )
 from ridgeline.core.request import FinishReason
 
@@ -293,22 +294,22 @@ def test_number_of_params_must_fit(llm):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"max_model_len": 257}, InvalidRequestError, "256 positions"),
-        ({"max_model_len": 0}, InvalidRequestError, "max_model_len"),
-        ({"max_num_seqs": "a"}, InvalidRequestError, "max_num_seqs"),
-        ({"block_tokens": 16.5}, InvalidRequestError, "block_tokens"),
-        ({"seed": -1}, InvalidRequestError, "seed"),
-        ({"dtype": "float8"}, InvalidRequestError, "float8"),
-        ({"executor": "abacus"}, InvalidRequestError, "abacus"),
-        ({"load_format": "pickle"}, InvalidRequestError, "load_format"),
-        ({"max_modle_len": 5}, InvalidRequestError, "max_modle_len"),
-        ({"num_speculative_tokens": 8}, InvalidRequestError, "no effect without speculation"),
-        ({"kv_disk_tier_bytes": 10**9}, InvalidRequestError, "no effect without kv_disk_tier_path"),
-        ({"tenant_weights": {"a": 2}}, InvalidRequestError, "no effect without scheduling_policy"),
-        ({"batch_window_s": 1.0}, InvalidRequestError, "no effect without batching dynamic"),
+        ({"max_model_len": 257}, SettingsError, "256 positions"),
+        ({"max_model_len": 0}, SettingsError, "max_model_len"),
+        ({"max_num_seqs": "a"}, SettingsError, "max_num_seqs"),
+        ({"block_tokens": 16.5}, SettingsError, "block_tokens"),
+        ({"seed": -1}, SettingsError, "seed"),
+        ({"dtype": "float8"}, SettingsError, "float8"),
+        ({"executor": "abacus"}, SettingsError, "abacus"),
+        ({"load_format": "pickle"}, SettingsError, "load_format"),
+        ({"max_modle_len": 5}, SettingsError, "max_modle_len"),
+        ({"num_speculative_tokens": 8}, SettingsError, "no effect without speculation"),
+        ({"kv_disk_tier_bytes": 10**9}, SettingsError, "no effect without kv_disk_tier_path"),
+        ({"tenant_weights": {"a": 2}}, SettingsError, "no effect without scheduling_policy"),
+        ({"batch_window_s": 1.0}, SettingsError, "no effect without batching dynamic"),
         ({"max_model_len": 200, "kv_cache_memory_bytes": 1000}, OutOfMemoryError, "1,000"),
         ({"chat_template": "{% for %}"}, ChatTemplateError, None),
-        ({"chat_template": "/no/such/file"}, InvalidRequestError, "cannot be read"),
+        ({"chat_template": "/no/such/file"}, SettingsError, "cannot be read"),
     ],
 )
 def test_bad_settings_are_refused(model_folder, settings, error, message):

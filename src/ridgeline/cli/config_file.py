@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.spelling import suggestion
 
 
@@ -58,7 +58,7 @@ def apply_config_file(arguments: argparse.Namespace) -> None:
     """Put the file's settings where the command line gave none.
 
     Raises:
-        InvalidRequestError: the file cannot be read, or has an unknown key or an impossible value.
+        SettingsError: the file cannot be read, or has an unknown key or an impossible value.
     """
     if not hasattr(arguments, "config_file"):
         return
@@ -67,15 +67,11 @@ def apply_config_file(arguments: argparse.Namespace) -> None:
     for key, value in _read(path).items():
         name = key.replace("-", "_")
         if name not in settings:
-            raise InvalidRequestError(
-                f"{path}: there is no setting {key!r}{suggestion(name, settings)}"
-            )
+            raise SettingsError(f"{path}: there is no setting {key!r}{suggestion(name, settings)}")
         try:
             parsed = _parsed(settings[name], value)
         except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
-            raise InvalidRequestError(
-                f"{path}: {key}: {value!r} is not possible: {error}."
-            ) from error
+            raise SettingsError(f"{path}: {key}: {value!r} is not possible: {error}.") from error
         if getattr(arguments, name, None) is None:
             setattr(arguments, name, parsed)
 
@@ -94,18 +90,18 @@ def _read(path: Path) -> Mapping[str, Any]:
         root = loader.get_single_node()
         found = None if root is None else loader.construct_document(root)
     except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}.") from error
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from error
     except yaml.MarkedYAMLError as error:
         line = (error.problem_mark or error.context_mark).line + 1
-        raise InvalidRequestError(f"{path}, line {line}, is not YAML: {error.problem}.") from error
+        raise SettingsError(f"{path}, line {line}, is not YAML: {error.problem}.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())
-        raise InvalidRequestError(f"{path} is not YAML: {problem}.") from error
+        raise SettingsError(f"{path} is not YAML: {problem}.") from error
     if found is None:
         return {}
     _check_keys(root, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise InvalidRequestError(f"{path} is not a list of names and values.")
+        raise SettingsError(f"{path} is not a list of names and values.")
     return found
 
 
@@ -120,7 +116,7 @@ def _check_keys(root: yaml.Node, path: Path) -> None:
             name = str(key.value).replace("-", "_") if mapping is root else str(key.value)
             if name in seen:
                 line = key.start_mark.line + 1
-                raise InvalidRequestError(f"{path}, line {line}: {key.value!r} is there twice.")
+                raise SettingsError(f"{path}, line {line}: {key.value!r} is there twice.")
             seen.add(name)
 
 

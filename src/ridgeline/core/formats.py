@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +91,11 @@ def float_format(name: str) -> NumberFormat:
     """The floating-point format called ``name``; ``torch.`` prefixes and short names are accepted.
 
     Raises:
-        InvalidRequestError: there is no such format.
+        SettingsError: there is no such format.
     """
     fmt = _BY_NAME.get(full_name(name))
     if fmt is None:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"Unknown number format {name!r}; choose one of {', '.join(sorted(_BY_NAME))}."
         )
     return fmt
@@ -105,16 +105,16 @@ def number_format(name: str) -> NumberFormat:
     """The format called ``name``, floating-point or quantized.
 
     Raises:
-        InvalidRequestError: there is no such format.
+        SettingsError: there is no such format.
     """
     quantized = {fmt.name: fmt for fmt in _QUANTIZED}
     if name in quantized:
         return quantized[name]
     try:
         return float_format(name)
-    except InvalidRequestError:
+    except SettingsError:
         known = sorted([*_BY_NAME, *quantized])
-        raise InvalidRequestError(
+        raise SettingsError(
             f"Unknown number format {name!r}; choose one of {', '.join(known)}."
         ) from None
 
@@ -143,12 +143,12 @@ def on_load_format(name: str | None) -> NumberFormat | None:
     ``None`` leaves them as they are.
 
     Raises:
-        InvalidRequestError: there is no such format.
+        SettingsError: there is no such format.
     """
     if name is None:
         return None
     if name not in ON_LOAD:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"Weights cannot be quantized to {name!r} on load; choose one of {', '.join(ON_LOAD)}."
         )
     return number_format(name)

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import CorruptFileError, InvalidRequestError, ModelNotFoundError
+from ridgeline.core.errors import (
+    CorruptFileError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    SettingsError,
+)
 from ridgeline.core.formats import float_format, on_load_format
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import ExecutorModel
@@ -275,7 +280,7 @@ def _load_chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> Ch
         try:
             source = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"The chat template {source} cannot be read.") from error
+            raise SettingsError(f"The chat template {source} cannot be read.") from error
     template = ChatTemplate(source, special_tokens=tokenizer.special_tokens)
     template.compile()  # one that was asked for must be usable; the model's own is for chats alone
     return template

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ridgeline.core.errors import InvalidRequestError, MachineError
+from ridgeline.core.errors import MachineError, SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.executors.model import ExecutorModel
@@ -41,9 +41,9 @@ def _wants_fp8(models: Models, options: _Options) -> bool:
 
 def _reference(models: Models, options: _Options) -> Executor:
     if any(model.quantization is not None for model in models.values()):
-        raise InvalidRequestError("The reference executor does not quantize weights; use cpu.")
+        raise SettingsError("The reference executor does not quantize weights; use cpu.")
     if options.kv_cache_dtype != "auto":
-        raise InvalidRequestError("The reference executor stores KV as it computes; use cpu.")
+        raise SettingsError("The reference executor stores KV as it computes; use cpu.")
     return ReferenceExecutor(models, options.block_tokens)
 
 
@@ -51,7 +51,7 @@ def _cpu(models: Models, options: _Options) -> Executor:
     from ridgeline.executors.cpu import CPUExecutor
 
     if _wants_fp8(models, options):
-        raise InvalidRequestError("The cpu executor has no fp8; use int8.")
+        raise SettingsError("The cpu executor has no fp8; use int8.")
     return CPUExecutor(
         models,
         options.block_tokens,
@@ -75,7 +75,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
 
     target = models[ModelRole.TARGET]
     if target.dtype == torch.float64:
-        raise InvalidRequestError("The cuda executor has no float64; use the reference executor.")
+        raise SettingsError("The cuda executor has no float64; use the reference executor.")
     if _wants_fp8(models, options):
         check_fp8()
     if any(model.quantization and model.quantization.bits == 4 for model in models.values()):
@@ -149,14 +149,14 @@ def create_executor(
     keeps the tiles that it times where ``tuning_cache_path`` says.
 
     Raises:
-        InvalidRequestError: there is none of that name, or it lacks an option.
+        SettingsError: there is none of that name, or it lacks an option.
         MachineError: it cannot run on this machine.
     """
     if name == "auto":
         name = default_executor(block_tokens=block_tokens, dtype=models[ModelRole.TARGET].dtype)
     factory = _FACTORIES.get(name)
     if factory is None:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"Unknown executor {name!r}; choose auto or one of {', '.join(_FACTORIES)}."
         )
     for setting, is_given in (
@@ -165,7 +165,7 @@ def create_executor(
         ("tuning_cache_path", tuning_cache_path not in ("auto", "off")),
     ):
         if is_given and name != "cuda":
-            raise InvalidRequestError(
+            raise SettingsError(
                 f"{setting} is of the cuda executor, and this is {name}; leave it out."
             )
     options = _Options(

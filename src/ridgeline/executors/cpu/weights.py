@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ridgeline.core import ops
-from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.executors.cpu.codes import (
     MatrixCodes,
@@ -118,12 +118,12 @@ def pack_weights(
     vectors keep their precision, since they are small and errors in them are not averaged out.
 
     Raises:
-        InvalidRequestError: the model is float64, which these kernels do not have; or it is to be
+        SettingsError: the model is float64, which these kernels do not have; or it is to be
             quantized and is already.
         OutOfMemoryError: the packed weights would not fit the memory that is free.
     """
     if model.dtype == torch.float64:
-        raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
+        raise SettingsError("The cpu executor has no float64; use the reference executor.")
     _check_memory(pool, model)
     packing = _Packing(pool, model, cuts)
     for name, index, weight in weight_parts(model.weights):
