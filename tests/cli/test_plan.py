@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from ridgeline.cli import plan
-from ridgeline.cli.hardware import read_model
 from ridgeline.cli.main import main
+from ridgeline.cli.priced_model import read_model
 from ridgeline.planning import catalogue_machine, load
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.memory import weights_bytes

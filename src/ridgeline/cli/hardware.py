@@ -1,21 +1,16 @@
-"""Options of the commands that predict: which model, in which formats, on which machine."""
+"""The machine of a command that predicts: this one, calibrated, or one of the catalogue."""
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
-from ridgeline.core.config import DEFAULT_KV_SHARE, KV_CACHE_DTYPES
+from ridgeline.core.config import DEFAULT_KV_SHARE
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, full_name, number_format
 from ridgeline.kernels.cpu import native_level
-from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
-from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import (
     Calibration,
     calibration_path,
@@ -23,28 +18,8 @@ from ridgeline.roofline.calibration import (
     measured_elsewhere,
     save,
 )
-from ridgeline.roofline.kernels import GROUPED
 
 THIS = "this"
-
-
-def add_model_options(parser: Parser) -> None:
-    """MODEL, --shape, --config, and the formats of numbers."""
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "model", nargs="?", metavar="MODEL", help="folder, hub name or shape; default: embedded"
-    )
-    which.add_argument("--shape", metavar="NAME", help=f"one of {', '.join(sorted(PRESETS))}")
-    which.add_argument("--config", type=Path, metavar="FILE", help="any config.json; no weights")
-    parser.add_argument(
-        "--dtype", metavar="NAME", help="float32, bfloat16, …; default auto: its own"
-    )
-    parser.add_argument(
-        "--quantization", metavar="NAME", help="format of the layers' weights: int8, int4, fp8, …"
-    )
-    parser.add_argument(
-        "--kv-cache-dtype", metavar="NAME", help="format of the KV cache; default auto"
-    )
 
 
 def add_machine_options(parser: Parser, *, default: str | None) -> None:
@@ -69,154 +44,6 @@ def check_machine_options(arguments: argparse.Namespace) -> None:
     ):
         if is_given:
             raise InvalidRequestError(f"{option} is for --hardware this.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedModel:
-    """A model to price, what to call it, and sentences about how it is priced."""
-
-    name: str
-    priced: PricedModel
-    notes: tuple[str, ...] = ()
-
-
-def check_model(arguments: argparse.Namespace) -> None:
-    """Raise what `read_model` would of a model or format that does not exist, before a machine is
-    measured for minutes.
-
-    Raises:
-        RidgelineError: there is no such model, shape, file or format.
-    """
-    describe(_config(arguments)[1])
-    if arguments.quantization not in (None, "none"):
-        number_format(arguments.quantization)
-
-
-def read_model(arguments: argparse.Namespace, calibration: Calibration) -> NamedModel:
-    """The model of the command line, as the calibrated executor runs it; weights are not read.
-
-    A machine of the catalogue is taken to run it as a tuned engine does that has kernels for its
-    formats, whichever they are. Our cuda executor has none for some and expands them to the model's
-    type: so does its own calibration's model, and elsewhere a note says it. ``--quantization`` is
-    that of the unquantized checkpoint.
-
-    Raises:
-        RidgelineError: there is no such model, shape, file or format.
-    """
-    from ridgeline.executors.priced import priced_as_cpu, priced_as_cuda  # torch takes a second
-    from ridgeline.quant import declared_formats
-
-    name, config = _config(arguments)
-    definition = describe(config)
-    wanted = arguments.quantization
-    quantization = None if wanted in (None, "none") else number_format(wanted)
-    kv = _kv_format(arguments.kv_cache_dtype)
-    _check_executor(calibration.executor, quantization, kv)
-    declared = declared_formats(definition) if quantization is None else {}
-    expanded = _expanded_on_cuda(definition.quantization, declared)
-    if calibration.executor == "cuda":
-        declared = {name: form for name, form in declared.items() if name not in expanded}
-    priced = PricedModel(
-        spec=definition.spec,
-        ops=lower(definition.spec),
-        activations=float_format(_chosen(arguments.dtype) or definition.dtype),
-        weights=quantization,
-        weight_formats=declared,
-        kv=kv,
-        compute=_compute(quantization, *declared.values()),
-        dense_attention=calibration.dense_attention,
-    )
-    if calibration.executor == "cpu":
-        codes = {weight: form for weight, form in declared.items() if not form.is_float}
-        priced = priced_as_cpu(replace(priced, weight_formats=codes))
-    elif calibration.executor != "reference":
-        priced = priced_as_cuda(priced)
-        if not calibration.measured:
-            priced = replace(priced, kernels=GROUPED)
-    notes = () if calibration.measured else _format_notes(priced, quantization, expanded)
-    return NamedModel(name=name, priced=priced, notes=tuple(notes))
-
-
-def _expanded_on_cuda(
-    config: Mapping[str, object] | None, declared: Mapping[str, NumberFormat]
-) -> Mapping[str, str]:
-    """Weights of a checkpoint that the cuda executor has no kernel for, and what to call their
-    format: codes into a table (NF4, FP4, MXFP4), and columns out of the order of their groups."""
-    found = {
-        weight: form.name.upper()
-        for weight, form in declared.items()
-        if form.is_float and form.bits <= 4
-    }
-    if (config or {}).get("desc_act") is True:
-        grouped = (weight for weight, form in declared.items() if form.group_size is not None)
-        found |= dict.fromkeys(grouped, "act-order GPTQ")
-    return found
-
-
-def _format_notes(
-    model: PricedModel, quantization: NumberFormat | None, expanded: Mapping[str, str]
-) -> Iterator[str]:
-    """That ours does otherwise than the tuned engine which a catalogue machine is taken to run."""
-    names = ", ".join(sorted(set(expanded.values())))
-    if names:
-        yield (
-            f"Priced as an engine with kernels for {names} runs it. Our cuda executor has none: it "
-            f"expands these weights to {model.activations.name}."
-        )
-    if quantization is not None and quantization.is_quantized and quantization.name not in ON_LOAD:
-        yield (
-            f"Priced as an engine with kernels for {quantization.name} runs it. No executor of "
-            "ours quantizes to that on load."
-        )
-
-
-def _chosen(name: str | None) -> str | None:
-    return None if name == "auto" else name
-
-
-def _kv_format(name: str | None) -> NumberFormat | None:
-    if name is None:
-        return None
-    if (name := full_name(name)) not in KV_CACHE_DTYPES:
-        raise InvalidRequestError(f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}.")
-    return None if name == "auto" else number_format(name)
-
-
-def _check_executor(
-    executor: str, quantization: NumberFormat | None, kv: NumberFormat | None
-) -> None:
-    """Refuse what an executor of this machine refuses to run."""
-    names = {form.name for form in (quantization, kv) if form is not None}
-    if executor == "cpu" and "fp8" in names:
-        raise InvalidRequestError("The cpu executor has no fp8; use int8.")
-    if executor == "reference" and names:
-        raise InvalidRequestError("The reference executor quantizes neither weights nor KV.")
-
-
-def _compute(*weights: NumberFormat | None) -> NumberFormat | None:
-    """FP8 weights are multiplied by FP8 activations; others are unpacked to the activations'."""
-    return next((form for form in weights if form is not None and form.name == "fp8"), None)
-
-
-def _config(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
-    if arguments.config is not None:
-        try:
-            data = arguments.config.read_bytes()
-        except OSError as error:
-            raise InvalidRequestError(f"{arguments.config} cannot be read.") from error
-        return str(arguments.config), parse_config(data, name=str(arguments.config))
-    shape = arguments.shape or arguments.model
-    if shape in PRESETS:
-        return str(shape), dict(PRESETS[str(shape)])
-    if arguments.shape is not None:
-        known = ", ".join(sorted(PRESETS))
-        raise InvalidRequestError(f"Unknown shape {shape!r}; choose one of {known}.")
-    from ridgeline.weights import locate_model  # torch takes a second: not for --help
-
-    folder = locate_model(arguments.model, need_weights=False)
-    if not folder.is_dir():
-        raise InvalidRequestError("Plans for GGUF files need --shape or --config.")
-    return arguments.model or "embedded", dict(read_config(folder))
 
 
 def this_calibration(arguments: argparse.Namespace) -> Calibration:

@@ -13,16 +13,13 @@ from rich.table import Table
 from ridgeline.cli.display import error_console
 from ridgeline.cli.hardware import (
     THIS,
-    NamedModel,
     add_machine_options,
-    add_model_options,
     check_machine_options,
-    check_model,
-    read_model,
     this_calibration,
     this_engine_memory,
 )
 from ridgeline.cli.options import Parser
+from ridgeline.cli.priced_model import NamedModel, add_model_options, check_model, read_model
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.models import PRESETS
 from ridgeline.roofline.catalogue import load_catalogue

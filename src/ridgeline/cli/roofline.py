@@ -12,14 +12,12 @@ from rich.table import Table
 from ridgeline.cli.hardware import (
     THIS,
     add_machine_options,
-    add_model_options,
     check_machine_options,
-    check_model,
-    read_model,
     this_calibration,
     this_engine_memory,
 )
 from ridgeline.cli.options import Parser, numbers
+from ridgeline.cli.priced_model import add_model_options, check_model, read_model
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.core.formats import NumberFormat
