@@ -3,6 +3,8 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from os import PathLike, fspath
+from types import UnionType
 
 from ridgeline.core.checks import check_int
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
@@ -24,9 +26,36 @@ ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 MAX_SPECULATIVE_TOKENS = 64
 
 _MAX_BYTES = 2**62
-_KINDS: Sequence[tuple[type, str, Sequence[str]]] = (
+_PATHS = (  # that may be os.PathLike
+    "model", "draft_model", "chat_template", "kv_disk_tier_path", "packed_cache_path",
+    "tuning_cache_path",
+)  # fmt: skip
+_KINDS: Sequence[tuple[type | UnionType, str, Sequence[str]]] = (
     (bool, "be true or false", ("enable_prefix_caching", "offline", "strict")),
-    (str, "be text", ("dtype", "kv_cache_dtype", "draft_quantization")),
+    (
+        str,
+        "be text",
+        (
+            "executor",
+            "dtype",
+            "kv_cache_dtype",
+            "draft_quantization",
+            "packed_cache_path",
+            "tuning_cache_path",
+        ),
+    ),
+    (
+        str | None,
+        "be text",
+        (
+            "model",
+            "quantization",
+            "revision",
+            "chat_template",
+            "draft_model",
+            "kv_disk_tier_path",
+        ),
+    ),
     (Mapping, "map names to values", ("adapters", "tenant_weights")),
 )
 _BOUNDS = {  # of whole numbers
@@ -168,9 +197,11 @@ class EngineConfig:
     tuning_cache_path: str = "auto"
 
     def __post_init__(self) -> None:
+        for name in _PATHS:
+            if isinstance(path := getattr(self, name), PathLike):
+                object.__setattr__(self, name, fspath(path))
         _check_values(self)
-        normal = _normal_values(self)
-        for name, value in normal.items():
+        for name, value in _normal_values(self).items():
             object.__setattr__(self, name, value)
         _check_choices(self)
         _check_effects(self)
