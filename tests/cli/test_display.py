@@ -1,4 +1,19 @@
+import io
+
+import pytest
+from rich.console import Console
+
 from ridgeline.cli import display
+
+
+@pytest.mark.parametrize(("of_bytes", "shown"), [(True, "30/60 bytes"), (False, "50%")])
+def test_on_a_terminal_it_is_a_bar(monkeypatch, of_bytes, shown):
+    screen = io.StringIO()
+    monkeypatch.setattr(display, "error_console", Console(file=screen, force_terminal=True))
+    monkeypatch.setattr(display.sys.stderr, "isatty", lambda: True)
+    with display.loading_bar(of_bytes=of_bytes) as progress:
+        progress(30, 60, "reading")
+    assert shown in screen.getvalue()
 
 
 def test_without_a_terminal_progress_is_lines_now_and_then(monkeypatch, capsys):

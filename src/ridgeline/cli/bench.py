@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ridgeline.bench.executor_bench import bench_executor  # torch takes a second
 
     cases = make_cases(arguments.prompt, arguments.batch, arguments.context)
-    with loading_bar() as progress:
+    with loading_bar(of_bytes=False) as progress:
         report = bench_executor(config, cases, rounds=arguments.rounds, progress=progress)
     result = report.to_json()
     if arguments.json:

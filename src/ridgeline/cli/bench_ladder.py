@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     executors = () if arguments.measure_only else ("reference", "cpu")
     calibrations = {name: calibration_of(name, anew=arguments.calibrate) for name in executors}
     watch = Watch()
-    with loading_bar() as progress:
+    with loading_bar(of_bytes=False) as progress:
         steps = {
             name: climb(
                 name,

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
         llm.render_chat([{"role": "user", "content": "Hello"}])  # a model without template: say so
-        error_console.print(f"{llm.name}. {HELP}", style="dim")
+        error_console.print(f"{llm.name}. {HELP}", style="dim", soft_wrap=True)
         params = sampling_params(arguments, **llm.sampling_defaults)
         conversation = Conversation(llm, params, arguments.system)
         for line in _turns():

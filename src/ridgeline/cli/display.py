@@ -10,6 +10,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TaskProgressColumn,
     TextColumn,
     TransferSpeedColumn,
 )
@@ -25,14 +26,15 @@ _LINE_PERIOD_S = 10.0
 
 
 @contextmanager
-def loading_bar() -> Iterator[ProgressCallback]:
-    """Progress of loading, downloading or measuring: on a terminal a bar, gone when it is done;
-    in a log or a pipe a line every ten seconds."""
+def loading_bar(*, of_bytes: bool = True) -> Iterator[ProgressCallback]:
+    """Progress of loading and downloading, or of measuring, which is not ``of_bytes``: on a
+    terminal a bar, gone when it is done; in a log or a pipe a line every ten seconds."""
     if not sys.stderr.isatty():
         yield _lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), console=error_console, transient=True) as bar:
+    amounts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (TaskProgressColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *amounts)
+    with Progress(*columns, console=error_console, transient=True) as bar:
         task = bar.add_task("loading")
 
         def update(done: int, total: int, label: str) -> None:

@@ -78,7 +78,7 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
             "`ridgeline bench` measures ceilings and single steps at once.",
             file=sys.stderr,
         )
-        with loading_bar() as progress:
+        with loading_bar(of_bytes=False) as progress:
             found = calibrate_here(executor, progress=progress)
         save(found, path)
     return found
