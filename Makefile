@@ -24,10 +24,11 @@ test-clients: $(VENV)/.installed-dev
 test-emulated: $(VENV)/.installed-dev
 	$(BIN)/python tests/emulated/run.py $(EMULATED)
 
-# The CPU kernels with the address and undefined-behaviour sanitizers, through their C API. Takes a
-# few minutes, most of them for the compiler.
+# The CPU kernels with the address and undefined-behaviour sanitizers, through their C API, and with
+# AMX in plain C++. Takes some minutes, most of them for the compiler.
 test-sanitized:
-	cmake -S . -B build/sanitized -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="$(SANITIZERS)"
+	cmake -S . -B build/sanitized -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="$(SANITIZERS)" \
+	  -DRL_EMULATED_AMX=ON
 	cmake --build build/sanitized
 	$(CXX) -std=c++17 $(SANITIZERS) -o build/sanitized/levels csrc/tests/*.cpp -ldl -pthread
 	build/sanitized/levels build/sanitized/csrc/cpu

@@ -135,6 +135,14 @@ void quantize_row(const rl_matrix& matrix, const float* x, int32_t first, int32_
   }
 }
 
+// Of as few blocks as there can be, of up to so many bytes each.
+int32_t panels_each(int64_t bytes, int32_t num_panels) {
+  constexpr int64_t kBlockBytes = 1 << 20;
+  int64_t most = kBlockBytes * num_panels / std::max<int64_t>(bytes, 1);
+  int64_t blocks = ceil_div(std::max(num_panels, 1), std::max<int64_t>(most, 1));
+  return static_cast<int32_t>(ceil_div(std::max(num_panels, 1), blocks));
+}
+
 }  // namespace
 
 int64_t panel_bytes(const rl_matrix& m, int32_t num_tokens) {
@@ -150,6 +158,7 @@ Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
   panels.num_tokens = num_tokens;
   panels.num_bytes = panel_bytes(m, num_tokens);
   panels.count = num_panels_of(m, num_tokens);
+  panels.panels_each = panels_each(panels.num_bytes, panels.count);
   panels.padded_columns = padded_columns(m, num_tokens);
   panels.block_bytes = takes_amx(m, num_tokens) ? block_bytes(m) : 0;
   panels.num_steps = num_steps(m);

@@ -79,7 +79,8 @@ struct Rows {
 };
 
 // Panel p holds M tokens from `first_token(p)` on: panels are of equal length, or the first of them
-// are one longer than the others. For float matrices it is float [columns][M], or, where bfloats are
+// are one longer than the others. They come in blocks of `panels_each`, as equal as can be, which stay
+// in a near cache while all tiles pass. For float matrices it is float [columns][M], or, where bfloats are
 // multiplied in pairs, bfloat [columns / 2][M][2], a pair taking the place of a float. For quantized
 // ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step of
 // columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M]; for each
@@ -90,6 +91,7 @@ struct Rows {
 struct Panels {
   int32_t num_tokens;
   int32_t count;  // of panels
+  int32_t panels_each;
   int32_t padded_columns;
   int32_t num_steps;
   int32_t num_units;
@@ -102,6 +104,11 @@ struct Panels {
   int64_t num_bytes;  // of all of these
 
   int32_t num_panels() const { return count; }
+  int64_t num_blocks() const { return ceil_div(count, panels_each); }
+  int64_t first_of_block(int64_t block) const { return block * panels_each; }
+  int64_t last_of_block(int64_t block) const {  // the one after it
+    return std::min<int64_t>((block + 1) * panels_each, count);
+  }
   int64_t first_token(int64_t panel) const {
     return panel * (num_tokens / count) + std::min<int64_t>(panel, num_tokens % count);
   }

@@ -11,7 +11,13 @@ namespace rl {
 constexpr int kAmxRows = 16;
 constexpr int kAmxBytes = 64;
 
-#if defined(__AMX_TILE__)
+}  // namespace rl
+
+#if defined(RL_EMULATED_AMX)
+#include "../tests/emulated_amx.h"
+#elif defined(__AMX_TILE__)
+
+namespace rl {
 
 // The shapes of a thread's registers, while an object of this class lives. All of them are zero when
 // it is made.
@@ -68,6 +74,6 @@ inline void tile_dot_bfloats() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(X), "i"(Weights));
 }
 
-#endif
-
 }  // namespace rl
+
+#endif

@@ -282,11 +282,30 @@ void multiply_int32(int64_t rounds) {
 template <int R>
 constexpr std::integral_constant<int, R> kTile{};
 
+// A tile of random bytes, or of random bfloats between 1 and 2 of either sign: with zeros the clock is
+// higher than any product's.
+struct RandomTile {
+  alignas(64) uint16_t pairs[rl::kAmxRows * rl::kAmxBytes / 2];
+
+  RandomTile(bool of_bytes, uint32_t seed) {
+    for (uint16_t& pair : pairs) {
+      seed = seed * 1664525 + 1013904223;
+      auto bits = static_cast<uint16_t>(seed >> 16);
+      pair = of_bytes ? bits : static_cast<uint16_t>((bits & 0x807f) | 0x3f80);
+    }
+  }
+};
+
 // Four tiles of sums, of whole tiles that stay in their registers.
 template <bool kBytes>
 void multiply_tiles(int64_t rounds) {
   constexpr rl::TileShapes::Shape kWhole{rl::kAmxRows, rl::kAmxBytes};
   const rl::TileShapes shapes({kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole});
+  const RandomTile x0(kBytes, 1), x1(kBytes, 2), weights0(kBytes, 3), weights1(kBytes, 4);
+  rl::tile_load<4>(x0.pairs, rl::kAmxBytes);
+  rl::tile_load<5>(x1.pairs, rl::kAmxBytes);
+  rl::tile_load<6>(weights0.pairs, rl::kAmxBytes);
+  rl::tile_load<7>(weights1.pairs, rl::kAmxBytes);
   auto add = [](auto sums, auto x, auto weights) {
     if constexpr (kBytes)
       rl::tile_dot_bytes<sums, x, weights, true>();

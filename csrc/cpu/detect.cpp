@@ -8,15 +8,24 @@
 
 namespace {
 
+#if defined(RL_EMULATED_AMX)
+
+bool has_amx() { return true; }
+
+#elif defined(__x86_64__) && defined(__linux__)
+
 // Linux gives a process the registers of AMX only if it asks for them (ARCH_REQ_XCOMP_PERM, of the
 // feature XTILEDATA); threads and forks of it have them, too.
-bool may_use_amx() {
-#if defined(__x86_64__) && defined(__linux__)
-  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-#else
-  return false;
-#endif
+bool has_amx() {
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+         __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
+
+#elif defined(__x86_64__)
+
+bool has_amx() { return false; }
+
+#endif
 
 }  // namespace
 
@@ -39,9 +48,7 @@ extern "C" RL_API int ridgeline_runs_level(int level) {
     case 4:
       return avx512 && __builtin_cpu_supports("avx512bf16");
     case 5:
-      return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("amx-tile") &&
-             __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") &&
-             may_use_amx();
+      return avx512 && __builtin_cpu_supports("avx512bf16") && has_amx();
   }
 #endif
   return level == 0;

@@ -12,7 +12,6 @@ constexpr int64_t kItemBytes = 48 * 1024;  // of weights that one thread takes a
 constexpr int kItemsPerThread = 8;         // at least, where there are tiles enough
 constexpr int kTilesAtOnce = 4;            // whose results are kept before they are stored
 
-constexpr int64_t kBlockBytes = 1 << 20;  // of panels that stay in a near cache while all tiles pass
 constexpr int64_t kExpandedBytes = 128 * 1024;  // of codes that stay in a near cache meanwhile
 constexpr int kFewestExpanded = 2;  // tiles, which kernels take together
 
@@ -79,21 +78,6 @@ int64_t tiles_per_item(const rl_matrix& m, const Panels& panels, int64_t tiles_i
   return std::max(std::min(by_size, by_balance), least);
 }
 
-// The panels of a batch in blocks, which all tiles pass one after another.
-struct Blocks {
-  int64_t panels_each, count;
-
-  explicit Blocks(const Panels& panels) {
-    int64_t bytes = panels.num_bytes / panels.num_panels();
-    panels_each = std::max<int64_t>(kBlockBytes / std::max<int64_t>(bytes, 1), 1);
-    count = ceil_div(panels.num_panels(), panels_each);
-  }
-  int64_t first(int64_t block) const { return block * panels_each; }
-  int64_t last(int64_t block, const Panels& panels) const {
-    return std::min<int64_t>(first(block) + panels_each, panels.num_panels());
-  }
-};
-
 void store_tile(const Product& product, int64_t tile, int64_t first_token, int M,
                 const float* result) {
   int64_t row = tile * kTileRows;
@@ -144,8 +128,7 @@ void multiply(Pool& pool, const Product* products, int num_products, const Panel
     num_items += ceil_div(num_tiles(*products[i].matrix), item_tiles(i));
   for (int i = 0; i < num_products; ++i)
     pool.reserve(static_cast<size_t>(chunk_size(*products[i].matrix, panels).bytes));
-  Blocks blocks(panels);
-  pool.run(num_items * blocks.count, [&](int64_t item, int thread) {
+  pool.run(num_items * panels.num_blocks(), [&](int64_t item, int thread) {
     int64_t block = item / num_items;
     item %= num_items;
     int i = 0;
@@ -157,8 +140,8 @@ void multiply(Pool& pool, const Product* products, int num_products, const Panel
     int64_t first = item * item_tiles(i);
     int64_t last = std::min(first + item_tiles(i), num_tiles(*product.matrix));
     bool expands = chunk_size(*product.matrix, panels).bytes > 0;
-    multiply_tiles(product, panels, first, last, blocks.first(block), blocks.last(block, panels),
-                   expands ? pool.scratch(thread) : nullptr);
+    multiply_tiles(product, panels, first, last, panels.first_of_block(block),
+                   panels.last_of_block(block), expands ? pool.scratch(thread) : nullptr);
   });
 }
 
@@ -184,9 +167,8 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
   ChunkSize gate_size = chunk_size(gate.matrix, panels), up_size = chunk_size(up.matrix, panels);
   int tiles_at_once = gate_size.tiles < up_size.tiles ? gate_size.tiles : up_size.tiles;
   pool.reserve(static_cast<size_t>(gate_size.bytes + up_size.bytes));
-  Blocks blocks(panels);
   int64_t num_items = ceil_div(tiles_in_all, per_item);
-  pool.run(num_items * blocks.count, [&](int64_t item, int thread) {
+  pool.run(num_items * panels.num_blocks(), [&](int64_t item, int thread) {
     constexpr int kResults = kTilesAtOnce * kMostPanelTokens * kTileRows;
     float gates[kResults], ups[kResults];
     int64_t block = item / num_items;
@@ -198,7 +180,8 @@ void multiply_gated(Pool& pool, const rl_linear& gate, const rl_linear& up,
       Chunk of_gate(gate.matrix, panels, tile, count, gate_size.bytes ? scratch : nullptr);
       Chunk of_up(up.matrix, panels, tile, count,
                   up_size.bytes ? scratch + gate_size.bytes : nullptr);
-      for (int64_t panel = blocks.first(block); panel < blocks.last(block, panels); ++panel) {
+      for (int64_t panel = panels.first_of_block(block); panel < panels.last_of_block(block);
+           ++panel) {
         int M = panels.panel_tokens(panel);
         of_gate.multiply(panel, gates);
         of_up.multiply(panel, ups);

@@ -19,16 +19,17 @@ constexpr int first_half(int num_tokens) {
   return num_tokens <= kAmxRows ? num_tokens : (num_tokens + 1) / 2;
 }
 
-// Fetches, while some tiles are multiplied with a panel, its share of the tiles behind them, which the
-// same thread takes next: the panels together fetch them all, from a memory that is then idle.
+// Fetches a panel's share of the tiles behind those that it is multiplied with, which the same thread
+// takes next.
 class NextTiles {
  public:
   // `turns`: how often `fetch` will be called.
   NextTiles(const rl_matrix& matrix, const uint8_t* tiles, int count, const Panels& panels,
             int64_t panel, int64_t turns) {
-    const int64_t bytes = count * tile_bytes(matrix), share = bytes / panels.num_panels();
-    at_ = tiles + bytes + panel * share;
-    bytes_each_ = round_up(ceil_div(share, turns), 64);
+    const int64_t bytes = count * tile_bytes(matrix);
+    const PanelShare share(panels, panel, bytes);
+    at_ = tiles + bytes + share.first;
+    bytes_each_ = round_up(ceil_div(share.bytes, turns), 64);
   }
   RL_INLINE void fetch() {
     for (int64_t i = 0; i < bytes_each_; i += 64) fetch_ahead(at_ + i);

@@ -119,10 +119,10 @@ class Prefetch {
         bytes_per_block_(tile_bytes_ / num_blocks(matrix)),
         ahead_(scale_bytes(matrix) + kAhead),
         at_(tile + ahead_) {
-    const int64_t num_panels = panels.num_panels();
-    if (num_panels == 1) return;
-    share_ = ceil_div(bytes_per_block_, num_panels);
-    at_ = tile + count * tile_bytes_ + panel * (tile_bytes_ / num_panels);
+    if (panels.num_panels() == 1) return;
+    const PanelShare share(panels, panel, tile_bytes_);
+    share_ = ceil_div(share.bytes, num_blocks(matrix));
+    at_ = tile + count * tile_bytes_ + share.first;
   }
 
   template <bool kFromBytes, int kBlockBytes>

@@ -10,6 +10,18 @@ namespace rl {
 using TileKernel = void (*)(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes,
                             int count, const Panels& panels, int64_t panel, float* out);
 
+// What a panel fetches, while some tiles are multiplied with it, of the tiles that follow them: the
+// panels of a block, one after the other, fetch them all.
+struct PanelShare {
+  int64_t first, bytes;
+
+  PanelShare(const Panels& panels, int64_t panel, int64_t tiles_bytes) {
+    const int64_t block = panel / panels.panels_each, begin = panels.first_of_block(block);
+    bytes = tiles_bytes / (panels.last_of_block(block) - begin);
+    first = (panel - begin) * bytes;
+  }
+};
+
 // A sum over columns of a float matrix is one chain of additions, each waiting for the one before.
 // So with few tokens several tiles are taken together, as many as registers hold.
 constexpr int float_tiles_together(int num_tokens) {
