@@ -21,6 +21,8 @@
     │   └── MissingDependencyError   an optional package is not installed; names the extra
     ├── OverloadedError      more is waiting than the queue takes; try again later
     └── EngineError          something broke inside; the request is not to blame
+        ├── NotFiniteError           the model computed what is infinite or not a number
+        ├── NoTokenError             a step left no token to take
         └── EngineUnavailableError   it starts, restarts, drains or has stopped; try again later
 
 ``str(error)`` is one sentence for the person who ran the command; it never carries prompt text.
