@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.spelling import suggestion
@@ -92,12 +92,13 @@ def _read(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}.") from error
     except yaml.MarkedYAMLError as error:
-        line = (error.problem_mark or error.context_mark).line + 1
-        raise SettingsError(f"{path}, line {line}, is not YAML: {error.problem}.") from error
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}," if mark else ""
+        raise SettingsError(f"{path}{where} is not YAML: {error.problem}.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise SettingsError(f"{path} is not YAML: {problem}.") from error
-    if found is None:
+    if root is None or found is None:
         return {}
     _check_keys(root, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
