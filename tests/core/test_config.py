@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from tests.tiny import CONFIG
 
@@ -59,6 +61,12 @@ def test_overrides_return_a_new_object():
         with_overrides(config, sede=4)
 
 
+def test_paths_may_be_paths():
+    path = Path("some") / "folder"
+    config = EngineConfig(model=path, kv_disk_tier_path=path, adapters={"a": path})
+    assert config.model == config.kv_disk_tier_path == config.adapters["a"] == str(path)
+
+
 def test_numbers_may_come_as_text():
     names = ("batch_window_s", "decode_replay_s", "tpot_slo_s", "kv_ttl_s")
     texts = dict.fromkeys((*names, "gpu_memory_utilization"), "0.25")
@@ -73,6 +81,8 @@ def test_numbers_may_come_as_text():
         ({"offline": "yes"}, "offline must be true or false"),
         ({"strict": 0}, "strict must be true or false"),
         ({"adapters": ["a"]}, "adapters must map"),
+        ({"adapters": {"a": 5}}, "adapters must map names to folders"),
+        ({"adapters": {5: "a"}}, "adapters must map names to folders"),
         ({"tenant_weights": 5}, "tenant_weights must map"),
         ({"dtype": 16}, "dtype must be text"),
         ({"kv_cache_dtype": None}, "kv_cache_dtype must be text"),

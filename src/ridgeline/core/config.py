@@ -56,7 +56,8 @@ _KINDS: Sequence[tuple[type | UnionType, str, Sequence[str]]] = (
             "kv_disk_tier_path",
         ),
     ),
-    (Mapping, "map names to values", ("adapters", "tenant_weights")),
+    (Mapping, "map names to folders", ("adapters",)),
+    (Mapping, "map names to numbers", ("tenant_weights",)),
 )
 _BOUNDS = {  # of whole numbers
     "max_model_len": (1, MAX_TOKENS),
@@ -231,9 +232,13 @@ def _normal_values(config: EngineConfig) -> dict[str, object]:
         name: _positive(f"tenant_weights of {name!r}", weight)
         for name, weight in config.tenant_weights.items()
     }
+    for name, folder in config.adapters.items():
+        if not isinstance(name, str) or not isinstance(folder, str | PathLike):
+            raise SettingsError("adapters must map names to folders.")
     quantization = None if config.quantization == "none" else config.quantization
     return positive | {
         "tenant_weights": weights,
+        "adapters": {name: fspath(folder) for name, folder in config.adapters.items()},
         "quantization": quantization,
         "kv_cache_dtype": full_name(config.kv_cache_dtype),
     }
