@@ -71,7 +71,29 @@ int32_t num_units(const rl_matrix& m) {
   return is_quantized(m.format) ? padded_columns(m, 0) / unit_columns(m) : 0;
 }
 
-// Slot m of a panel of M tokens, from some column on: what `quantize` writes, and moves behind.
+// What sums of the bytes are for: minimums are multiplied with them; without minimums, products by
+// vectors start from minus them. Those by AMX start from 0.
+bool takes_sums(const rl_matrix& m) { return m.has_min; }
+bool takes_minus_sums(const rl_matrix& m, int32_t num_tokens) {
+  return !m.has_min && !takes_amx(m, num_tokens);
+}
+
+// The bytes of quantized panels: one part after the other.
+struct PartBytes {
+  int64_t scales, sums, minus_sums, codes;
+
+  PartBytes(const rl_matrix& m, int32_t num_tokens) {
+    auto of_tokens = [&](int64_t each) { return round_up(num_tokens * each, 64); };
+    scales = of_tokens(num_steps(m) * 4);
+    sums = takes_sums(m) ? scales : 0;
+    minus_sums = takes_minus_sums(m, num_tokens) ? of_tokens(num_units(m) * 4) : 0;
+    codes = of_tokens(padded_columns(m, num_tokens));
+  }
+  int64_t all() const { return scales + sums + minus_sums + codes; }
+};
+
+// Slot m of a panel of M tokens, from some column on: what `quantize` writes, and moves behind. Null
+// where panels have none.
 struct Slot {
   int8_t* bytes;
   float* scales;
@@ -80,7 +102,7 @@ struct Slot {
 };
 
 // Quantizes one activation group of kSteps steps, of which the columns from `valid` on are zero.
-template <int kSteps>
+template <int kSteps, bool kSummed>
 inline void quantize_group(const rl_matrix& matrix, const float* x, int group, int unit, int valid,
                            int M, int block, Slot& to) {
   float scale = scale_of(x, std::min(group, valid), 127);
@@ -91,7 +113,7 @@ inline void quantize_group(const rl_matrix& matrix, const float* x, int group, i
       vi total{};
       for (int end = i + unit; i < end; i += W) {
         vi codes = round_to_int(load_some(x + i, valid - i) * inverse);
-        total += codes << 24 >> 24;  // of the bytes, also where something is not a number
+        if (kSummed) total += codes << 24 >> 24;  // of the bytes, also where something is not a number
         int8_t packed[W];
         store_codes(packed, codes);
         if (block) {
@@ -103,35 +125,41 @@ inline void quantize_group(const rl_matrix& matrix, const float* x, int group, i
             std::memcpy(to.bytes, packed + column, 4);
         }
       }
+      if (!kSummed) continue;
       int32_t sum_of_unit = sum(total);
+      sum_of_step += sum_of_unit;
+      if (!to.minus_sums) continue;
       *to.minus_sums = minus_sum(matrix, sum_of_unit);
       to.minus_sums += M;
-      sum_of_step += sum_of_unit;
     }
     *to.scales = scale;
-    *to.sums = scale * static_cast<float>(sum_of_step);
     to.scales += M;
+    if (!to.sums) continue;
+    *to.sums = scale * static_cast<float>(sum_of_step);
     to.sums += M;
   }
 }
 
 // Quantizes columns [first, last) of a row, whole activation groups, into slot m of a panel.
+// `kSummed`: bytes are summed, for one of the panel's two kinds of sums.
+template <bool kSummed>
 void quantize_row(const rl_matrix& matrix, const float* x, int32_t first, int32_t last, int m,
                   const Panels& panels, int64_t panel) {
   const int group = activation_group(matrix), step = step_columns(matrix);
   const int unit = unit_columns(matrix), M = panels.panel_tokens(panel);
   const int block = panels.block_bytes, together = block ? block : 4;
   const int64_t token = panels.first_token(panel);
-  Slot to;
+  Slot to{};
   to.bytes = panels.bytes + token * panels.padded_columns + int64_t{first} * M + together * m;
   to.scales = panels.scales + token * panels.num_steps + first / step * M + m;
-  to.sums = panels.sums + token * panels.num_steps + first / step * M + m;
-  to.minus_sums = panels.minus_sums + token * panels.num_units + first / unit * M + m;
+  if (panels.sums) to.sums = panels.sums + token * panels.num_steps + first / step * M + m;
+  if (panels.minus_sums)
+    to.minus_sums = panels.minus_sums + token * panels.num_units + first / unit * M + m;
   for (int32_t k = first; k < last; k += group) {
     if (step < group)
-      quantize_group<2>(matrix, x + k, group, unit, matrix.columns - k, M, block, to);
+      quantize_group<2, kSummed>(matrix, x + k, group, unit, matrix.columns - k, M, block, to);
     else
-      quantize_group<1>(matrix, x + k, group, unit, matrix.columns - k, M, block, to);
+      quantize_group<1, kSummed>(matrix, x + k, group, unit, matrix.columns - k, M, block, to);
   }
 }
 
@@ -146,11 +174,8 @@ int32_t panels_each(int64_t bytes, int32_t num_panels) {
 }  // namespace
 
 int64_t panel_bytes(const rl_matrix& m, int32_t num_tokens) {
-  int64_t elements = static_cast<int64_t>(num_tokens) * padded_columns(m, num_tokens);
-  if (!is_quantized(m.format)) return round_up(elements * 4, 64);
-  int64_t of_steps = round_up(static_cast<int64_t>(num_tokens) * num_steps(m) * 4, 64);
-  int64_t of_units = round_up(static_cast<int64_t>(num_tokens) * num_units(m) * 4, 64);
-  return round_up(elements, 64) + 2 * of_steps + of_units;
+  if (is_quantized(m.format)) return PartBytes(m, num_tokens).all();
+  return round_up(static_cast<int64_t>(num_tokens) * padded_columns(m, num_tokens) * 4, 64);
 }
 
 Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
@@ -168,12 +193,14 @@ Panels panels_in(const rl_matrix& m, int32_t num_tokens, void* scratch) {
     panels.floats = reinterpret_cast<float*>(bytes);
     return panels;
   }
-  int64_t of_steps = round_up(static_cast<int64_t>(num_tokens) * panels.num_steps * 4, 64);
-  int64_t of_units = round_up(static_cast<int64_t>(num_tokens) * panels.num_units * 4, 64);
+  const PartBytes parts(m, num_tokens);
   panels.scales = reinterpret_cast<float*>(bytes);
-  panels.sums = reinterpret_cast<float*>(bytes + of_steps);
-  panels.minus_sums = reinterpret_cast<int32_t*>(bytes + 2 * of_steps);
-  panels.bytes = reinterpret_cast<int8_t*>(bytes + 2 * of_steps + of_units);
+  bytes += parts.scales;
+  if (takes_sums(m)) panels.sums = reinterpret_cast<float*>(bytes);
+  bytes += parts.sums;
+  if (takes_minus_sums(m, num_tokens)) panels.minus_sums = reinterpret_cast<int32_t*>(bytes);
+  bytes += parts.minus_sums;
+  panels.bytes = reinterpret_cast<int8_t*>(bytes);
   return panels;
 }
 
@@ -181,7 +208,8 @@ bool same_panels(const rl_matrix& a, const rl_matrix& b) {
   if (a.columns != b.columns || is_quantized(a.format) != is_quantized(b.format)) return false;
   if (!is_quantized(a.format)) return a.format == b.format;
   return step_columns(a) == step_columns(b) && unit_columns(a) == unit_columns(b) &&
-         activation_group(a) == activation_group(b) && minus_unit(a) == minus_unit(b);
+         activation_group(a) == activation_group(b) && minus_unit(a) == minus_unit(b) &&
+         takes_sums(a) == takes_sums(b);
 }
 
 void fill_panels(Pool& pool, const rl_matrix& matrix, const Rows& rows, const Panels& panels) {
@@ -207,7 +235,8 @@ void fill_each(Pool& pool, const rl_matrix& matrix, const Rows* all_rows, const 
     for (int m = 0; m < M; ++m) {
       const float* x = rows.data + (offset + m) * rows.stride;
       if (quantized)
-        quantize_row(matrix, x, first, last, m, panels, panel);
+        (panels.sums || panels.minus_sums ? quantize_row<true> : quantize_row<false>)(
+            matrix, x, first, last, m, panels, panel);
       else if (panels.block_bytes)
         copy_pairs(x, matrix.columns, first, last, m, panels, panel);
       else

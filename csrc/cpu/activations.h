@@ -83,9 +83,9 @@ struct Rows {
 // in a near cache while all tiles pass. For float matrices it is float [columns][M], or, where bfloats are
 // multiplied in pairs, bfloat [columns / 2][M][2], a pair taking the place of a float. For quantized
 // ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step of
-// columns the scale of the bytes, and the sum of the bytes times the scale, float [steps][M]; for each
-// unit of columns what `minus_sum` makes of the sum of its bytes, [units][M]. Panels of fewer tokens
-// are not padded. For AMX some columns of a token lie together: panels of bytes or of pairs are
+// columns the scale of the bytes, float [steps][M]; beside minimums also the sum of the bytes times the
+// scale, float [steps][M]; where sums start from them, for each unit of columns what `minus_sum` makes of
+// the sum of its bytes, [units][M]. Panels of fewer tokens are not padded. For AMX some columns of a token lie together: panels of bytes or of pairs are
 // [blocks][M][block_bytes], and a block is a step of columns or a part of one, or 16 pairs (columns
 // padded with zeros to whole blocks).
 struct Panels {
@@ -99,8 +99,8 @@ struct Panels {
   float* floats;
   int8_t* bytes;
   float* scales;
-  float* sums;
-  int32_t* minus_sums;
+  float* sums;          // null without minimums
+  int32_t* minus_sums;  // null with minimums, and for AMX
   int64_t num_bytes;  // of all of these
 
   int32_t num_panels() const { return count; }

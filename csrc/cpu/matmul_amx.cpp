@@ -45,7 +45,7 @@ class NextTiles {
 struct TileOfTokens {
   const int8_t* bytes;  // block b of token m: bytes + (b * stride + m) * block_bytes
   const float* scales;  // [steps][stride]
-  const float* sums;    // [steps][stride]
+  const float* sums;    // [steps][stride], null without minimums
   int stride, block_bytes;
 };
 
@@ -123,12 +123,18 @@ void multiply_codes(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
 using CodesKernel = void (*)(const rl_matrix&, const uint8_t* tile, const uint8_t* codes, NextTiles&,
                              TileOfTokens, float* out);
 
+// Tokens of a tile that is multiplied with codes: no more than a panel of vectors are not multiplied
+// here, and more than fill a tile are halved.
+constexpr int kFewestRows = kAmxRows / 2;
+static_assert(kFewestRows <= kPanelTokens + 1);
+
 template <bool kHasMin, size_t... I>
-constexpr std::array<CodesKernel, kAmxRows> codes_kernels(std::index_sequence<I...>) {
-  return {multiply_codes<I + 1, kHasMin>...};
+constexpr std::array<CodesKernel, sizeof...(I)> codes_kernels(std::index_sequence<I...>) {
+  return {multiply_codes<kFewestRows + I, kHasMin>...};
 }
 template <bool kHasMin>
-constexpr auto kCodesKernels = codes_kernels<kHasMin>(std::make_index_sequence<kAmxRows>());
+constexpr auto kCodesKernels =
+    codes_kernels<kHasMin>(std::make_index_sequence<kAmxRows - kFewestRows + 1>());
 
 void multiply_panel_of_codes(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* codes,
                              int count, const Panels& panels, int64_t panel, float* out) {
@@ -143,9 +149,9 @@ void multiply_panel_of_codes(const rl_matrix& matrix, const uint8_t* tiles, cons
     const TileShapes shapes(
         {of_sums, of_sums, {}, {}, of_tokens, of_tokens, of_weights, of_weights});
     TileOfTokens x{panels.panel_bytes(panel) + m * block, panels.panel_scales(panel) + m,
-                   panels.panel_sums(panel) + m, M, block};
+                   matrix.has_min ? panels.panel_sums(panel) + m : nullptr, M, block};
     for (int n = 0; n < count; ++n)
-      kernels[static_cast<size_t>(some - 1)](matrix, tiles + n * tile_bytes(matrix),
+      kernels[static_cast<size_t>(some - kFewestRows)](matrix, tiles + n * tile_bytes(matrix),
                                              codes + n * bytes, next, x,
                                              out + (n * M + m) * kTileRows);
   }

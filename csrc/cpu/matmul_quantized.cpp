@@ -198,7 +198,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     const int next_units = has_min ? 0 : units * M;
     const int8_t* factors = factors_of(matrix, tile) + row;
     const float* x_scales = panels.panel_scales(panel);
-    const float* x_sums = panels.panel_sums(panel);
+    const float* x_sums = has_min ? panels.panel_sums(panel) : nullptr;
     Prefetch<N, M> prefetch(matrix, tile, count, panels, panel);
     int steps_left = 0;
     for (int s = 0; s < num_steps; ++s) {

@@ -20,13 +20,23 @@ using namespace rl_test;
 const std::vector<std::string> kLevels = {"generic", "avx2", "avxvnni", "avx512", "avx512bf16",
                                           "avx512amx"};
 
-// Those that the library of detection says run here.
-std::vector<std::string> detected(const std::string& folder) {
+// What the library of detection says.
+struct Detected {
+  std::vector<std::string> running;
+  std::string chosen;  // the last of these that is faster than the ones before it
+};
+
+Detected detect(const std::string& folder) {
   void* library = open_library(folder, "detect");
-  auto runs = reinterpret_cast<int (*)(int)>(find_function(library, "ridgeline_runs_level"));
-  std::vector<std::string> out;
-  for (size_t i = 0; i < kLevels.size(); ++i)
-    if (runs(static_cast<int>(i))) out.push_back(kLevels[i]);
+  auto ask = [&](const char* question, int level) {
+    return reinterpret_cast<int (*)(int)>(find_function(library, question))(level) != 0;
+  };
+  Detected out;
+  for (int level = 0; level < static_cast<int>(kLevels.size()); ++level) {
+    if (!ask("ridgeline_runs_level", level)) continue;
+    out.running.push_back(kLevels[static_cast<size_t>(level)]);
+    if (ask("ridgeline_prefers_level", level)) out.chosen = out.running.back();
+  }
   return out;
 }
 
@@ -48,10 +58,12 @@ int run(const std::vector<std::string>& arguments) {
     return 2;
   }
   const std::string& folder = arguments[0];
-  std::vector<std::string> levels = detected(folder);
+  const Detected detected = detect(folder);
+  std::vector<std::string> levels = detected.running;
   std::string names;
   for (const std::string& level : levels) names += " " + level;
   std::printf("levels that run here:%s\n", names.c_str());
+  std::printf("level that is chosen: %s\n", detected.chosen.c_str());
   if (arguments.size() > 1) levels.assign(arguments.begin() + 1, arguments.end());
   bool passed = true;
   for (const std::string& name : levels) {

@@ -1,5 +1,6 @@
 #include "matrices.h"
 
+#include <cmath>
 #include <numeric>
 
 namespace rl_test {
@@ -56,6 +57,13 @@ Floats Matrix::unpacked(const Level& level) const {
 
 Matrix random_matrix(const Level& level, const Format& format, int rows, int columns, uint64_t seed,
                      float size) {
+  if (format.has_min) {  // which packing of floats does not choose
+    Codes codes = random_codes(format, rows, columns, seed);
+    float largest = static_cast<float>((1 << format.bits()) - 1);
+    for (float& scale : codes.scales) scale = std::fabs(scale) * 4 * size / largest;
+    for (size_t i = 0; i < codes.mins.size(); ++i) codes.mins[i] = codes.scales[i] * -largest / 2;
+    return packed_codes(level, format, rows, columns, codes);
+  }
   Matrix matrix(level, format, rows, columns, format.quantized() ? size * kMultiplier : 1);
   Floats values = normals(static_cast<size_t>(rows) * static_cast<size_t>(columns), seed, size);
   level.rl_pack(level.alone, &matrix.description, values.data(), RL_F32, 0, rows);

@@ -34,7 +34,7 @@ struct Matrix {
   Floats unpacked(const Level& level) const;
 };
 
-// Floats, packed by `level`; codes of about the same values for quantized formats.
+// Of about normal values: floats, packed by `level`, or with minimums, codes around a middle of 0.
 Matrix random_matrix(const Level& level, const Format& format, int rows, int columns, uint64_t seed,
                      float size = 1);
 

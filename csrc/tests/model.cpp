@@ -24,8 +24,10 @@ const int32_t* Model::widths() {
 
 rl_linear Model::linear(int rows, int columns, bool bias, int slot) {
   size_t index = next_matrix_++;
+  Format format = format_;
+  format.has_min &= index % 2;
   if (index == matrices_.size())
-    matrices_.push_back(random_matrix(level_, format_, rows, columns, index + 100,
+    matrices_.push_back(random_matrix(level_, format, rows, columns, index + 100,
                                       1 / std::sqrt(static_cast<float>(columns))));
   return {matrices_[index].description, bias ? vector(rows) : nullptr, slot};
 }

@@ -17,7 +17,7 @@ class Model {
   static constexpr int kLatent = 24, kNope = 12, kRope = 8;
   static constexpr int kQuerySlot = 1, kDownSlot = 2;
 
-  // Weights of one format, packed by `level`; any level reads them.
+  // Weights of one format, packed by `level`; any level reads them. Minimums has every other matrix.
   Model(const Level& level, const Format& format) : level_(level), format_(format) {}
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;

@@ -13,6 +13,8 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1}, {37, 100}, {50, 161}, {16, 544}};
 constexpr int kTokens = 19;  // two panels and a part of one, on every level
 constexpr int kMostInPanel = 8;
+constexpr int kFullTiles[] = {16, 17, 32, 33};  // of AMX: one or two, and a token more
+constexpr Shape kChunks = {130, 100};  // tiles together, and one that is left, not whole
 constexpr int kExpandingTokens = 73;  // every level expands codes of Q5 and Q6 for so many
 constexpr int kLongPrompt = 513;
 constexpr Shape kWide = {17, 2100};  // so many columns of a long prompt are no longer in one block
@@ -170,6 +172,8 @@ void check_prompt(const Pair& pair, const Format& format, const Shape& shape, in
   Floats x = rounded_to_bfloats(normals(static_cast<size_t>(tokens * product.x_stride()), 9));
   Floats want = product.run(pair.reference, pair.reference.threads, x, 0, tokens);
   Floats got = product.run(pair.tested, pair.tested.threads, x, 0, tokens);
+  Floats alone = product.run(pair.tested, pair.tested.alone, x, 0, tokens);
+  report.holds("threads of products", what, same_bits(alone.data(), got.data(), got.size()));
   std::vector<double> sizes = magnitudes(product, matrix.unpacked(pair.reference), x, tokens,
                                          largest_code(format));
   bool pairs = format.format == RL_BF16 && pair.tested.rounds_to_bfloat();
@@ -289,6 +293,7 @@ void check_products(const Pair& pair, Report& report) {
       check_product(pair, format, shape, random_packed(pair.reference, format, shape), report);
     }
     check_prompt(pair, format, {37, 100}, kExpandingTokens, report);
+    for (int tokens : kFullTiles) check_prompt(pair, format, kChunks, tokens, report);
     if ((format.group == 0 && !format.has_min) || format.has_factors)
       check_prompt(pair, format, kWide, kLongPrompt, report);
   }

@@ -23,7 +23,17 @@ STEPS = tuple(
 
 @pytest.mark.slow
 def test_calibrating_here(tmp_path):
-    made = bench.calibrate_here("reference", shapes=SMALL, formats=("float32",), steps=STEPS)
+    told = []
+    made = bench.calibrate_here(
+        "reference",
+        shapes=SMALL,
+        formats=("float32",),
+        steps=STEPS,
+        progress=lambda done, total, label: told.append(f"{label} {done}/{total}"),
+    )
+    assert told[:3] == [
+        "making one in float32 0/2", "making two in float32 1/2", "measuring one in float32 0/10",
+    ]  # fmt: skip
     assert made.measured
     assert made.shapes == ("one", "two")
     assert made.host_step_s + made.host_segment_s > 0

@@ -11,7 +11,9 @@ from ridgeline.cli.main import build_parser, main
 from ridgeline.cli.options import num_bytes
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.executors import executor_names
 from ridgeline.kernels.cpu.library import chosen_level
+from ridgeline.kernels.gpu import missing_for_gpu
 
 
 def run(capsys, *arguments):
@@ -127,7 +129,12 @@ BAD_COMMAND_LINES = [
     (["--max-model-len", "100000"], "max_model_len"),
     (["--dtype", "int7"], "int7"),
     (["--executor", "abacus"], "abacus"),
-    (["--no-such-option"], "--no-such-option"),
+    (["--no-such-option"], "there is no option --no-such-option (see ridgeline generate --help)"),
+    (["--temprature=1"], "no option --temprature; did you mean --temperature? (see ridgeline gen"),
+    (["one-more"], "unexpected argument one-more"),
+    (["--seed", "abc"], "--seed: expected a whole number"),
+    (["--temperature", "hot"], "--temperature: expected a number"),
+    (["--stop-token-ids", "x"], "--stop-token-ids: expected a whole number"),
     (["--prompt-file", "/no/such/file"], "--prompt-file"),
     (["--prompt-ids", "1"], "--prompt-ids"),
 ]
@@ -194,10 +201,51 @@ def test_bad_models_are_one_sentence(model_folder, tmp_path, capsys, kind, code)
     assert len(lines[0]) < 800
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--n", 2)])
+def test_an_output_that_the_context_ends_is_said(model_folder, capsys, options):
+    options = ("--max-model-len", 32, "--ignore-eos", *options)
+    said = "The context of 32 tokens is full"
+    assert said in generate(capsys, model_folder, *options)[2]
+    limited = generate(capsys, model_folder, *options, "--max-tokens", 31)[2]
+    assert f"{said}: the output ends there, before --max-tokens 31." in limited
+    assert said not in generate(capsys, model_folder, *options, "--max-tokens", 30)[2]
+
+
+def test_without_a_tokenizer_there_are_only_ids(model_folder, tmp_path, capsys):
+    shutil.copytree(model_folder, folder := tmp_path / "model")
+    damage(folder, "no tokenizer")
+    code, _, err = generate(capsys, folder)
+    assert code == 2
+    assert f"{folder} has no tokenizer; give the prompt as token ids: --prompt-ids 1,2,3." in err
+    options = ("generate", folder, "--prompt-ids", "1,2", "--max-tokens", 3, "--temperature", 0)
+    code, one, _ = run(capsys, *options)
+    assert code == 0
+    assert len([int(token) for token in one.split(",")]) == 3
+    assert run(capsys, *options, "--n", 2)[:2] == (0, f"[0] {one}[1] {one}")
+
+
 def test_prompt_longer_than_the_context(model_folder, capsys):
     code, _, err = run(capsys, "generate", model_folder, "--prompt", "x " * 500)
     assert code == 2
     assert "the context holds 256" in err
+
+
+def test_a_prompt_that_is_not_utf_8(model_folder, capsys):
+    code, out, err = run(capsys, "generate", model_folder, "--prompt", "a\udcff")
+    assert (code, out) == (2, "")
+    assert "stands for a byte that was not UTF-8" in err
+
+
+def test_a_broken_chat_template_is_in_the_way_of_chats_only(model_folder, tmp_path, capsys):
+    shutil.copytree(model_folder, folder := tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    code, _, err = generate(capsys, folder, "--max-tokens", 2)
+    assert (code, "template" in err) == (0, False)
+    asked_for = ("generate", model_folder, "--prompt", "a", "--chat-template", "{% if %}")
+    for command in (("chat", folder), asked_for):
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: The chat template does not compile: ")
 
 
 def test_a_chat_template_that_raises(model_folder, capsys):
@@ -248,7 +296,9 @@ def test_collect_env(capsys, monkeypatch):
     facts = json.loads(out)
     assert code == 0
     assert facts["packages"]["torch"].startswith("2.")
-    assert "reference" in facts["executors"]
+    assert set(facts["executors"]) == set(executor_names())
+    assert facts["executors"]["reference"] == facts["executors"]["cpu"] == "runs"
+    assert facts["executors"]["cuda"] == (missing_for_gpu() or "runs")
     assert facts["cpu_level"] == chosen_level()
     assert facts["cpu_level"] in facts["cpu_levels"]
     assert facts["cpu_ops_by_reference"] == []
@@ -259,7 +309,9 @@ def test_collect_env(capsys, monkeypatch):
     monkeypatch.setenv("RIDGELINE_CPU_LEVEL", "none")
     code, out, _ = run(capsys, "collect-env", "--json")
     assert code == 0
-    assert "'none' cannot run here" in json.loads(out)["cpu_level"]
+    facts = json.loads(out)
+    assert "'none' cannot run here" in facts["cpu_level"]
+    assert facts["executors"]["cpu"] == facts["cpu_level"]
 
 
 def test_token_ids_as_prompt(model_folder, capsys):
@@ -303,12 +355,3 @@ def test_a_full_disk_is_one_sentence(model_folder):
     assert process.returncode == 1
     assert b"Traceback" not in process.stderr
     assert b"cannot be written" in process.stderr
-
-
-def test_an_unknown_option_is_told_by_its_command(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["generate", "--promt=x"])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert "--promt=x; did you mean --prompt?" in error
-    assert "ridgeline generate --help" in error

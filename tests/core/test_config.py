@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 from tests.tiny import CONFIG
 
 from ridgeline.core.config import EngineConfig, resolve, with_overrides
-from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import FLOAT32, NumberFormat, float_format
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.models import describe
@@ -55,10 +57,14 @@ def test_overrides_return_a_new_object():
     config = EngineConfig()
     assert with_overrides(config, seed=4).seed == 4
     assert config.seed == 0
-    with pytest.raises(InvalidRequestError, match="sede"):
+    with pytest.raises(SettingsError, match="no setting 'sede'; did you mean 'seed'"):
         with_overrides(config, sede=4)
-    with pytest.raises(InvalidRequestError, match="did you mean max_num_seqs"):
-        with_overrides(config, max_num_seq=4)
+
+
+def test_paths_may_be_paths():
+    path = Path("some") / "folder"
+    config = EngineConfig(model=path, kv_disk_tier_path=path, adapters={"a": path})
+    assert config.model == config.kv_disk_tier_path == config.adapters["a"] == str(path)
 
 
 def test_numbers_may_come_as_text():
@@ -75,23 +81,43 @@ def test_numbers_may_come_as_text():
         ({"offline": "yes"}, "offline must be true or false"),
         ({"strict": 0}, "strict must be true or false"),
         ({"adapters": ["a"]}, "adapters must map"),
+        ({"adapters": {"a": 5}}, "adapters must map names to folders"),
+        ({"adapters": {5: "a"}}, "adapters must map names to folders"),
         ({"tenant_weights": 5}, "tenant_weights must map"),
         ({"dtype": 16}, "dtype must be text"),
         ({"kv_cache_dtype": None}, "kv_cache_dtype must be text"),
-        ({"draft_model": "small"}, "draft_model has no effect without speculation draft"),
-        ({"draft_model": "small", "speculation": "ngram"}, "draft_model has no effect"),
-        ({"draft_quantization": "int4"}, "draft_quantization has no effect"),
+        ({"draft_model": "small"}, "draft_model has no effect without speculation draft or"),
+        (
+            {"draft_model": "small", "speculation": "ngram"},
+            "draft_model has no effect without speculation",
+        ),
+        ({"draft_quantization": "int4"}, "draft_quantization has no effect without"),
+        ({"verification": "rejection"}, "verification has no effect without speculation"),
+        (
+            {"kv_ram_tier_bytes": 1, "enable_prefix_caching": False},
+            "kv_ram_tier_bytes has no effect without enable_prefix_caching",
+        ),
+        (
+            {"packed_cache_bytes": 1, "packed_cache_path": "off"},
+            "packed_cache_bytes has no effect without packed_cache_path",
+        ),
+        ({"max_num_seqs": 1.0}, "max_num_seqs must be a whole number"),
+        ({"seed": -1}, "seed must be between 0"),
+        ({"gpu_memory_utilization": 2}, "gpu_memory_utilization must be at most 1"),
+        ({"kv_ttl_s": 0}, "kv_ttl_s must be greater than 0"),
+        ({"decode_replay_s": "soon"}, "decode_replay_s must be a number"),
+        ({"speculation": "maybe"}, "speculation must be one of off, ngram"),
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype must be one of auto"),
         ({"draft_quantization": "int5", "speculation": "draft"}, "cannot be quantized to 'int5'"),
         ({"draft_quantization": None}, "draft_quantization must be text"),
         ({"num_speculative_tokens": 7}, "no effect without speculation"),
-        ({"verification": "rejection"}, "no effect without speculation"),
         ({"kv_disk_tier_bytes": 5}, "no effect without kv_disk_tier_path"),
         ({"tenant_weights": {"a": 2}}, "no effect without scheduling_policy fair"),
         ({"batch_window_s": 0.5}, "no effect without batching dynamic"),
     ],
 )
 def test_what_would_mean_something_else_or_nothing_is_refused(settings, message):
-    with pytest.raises(InvalidRequestError, match=message):
+    with pytest.raises(SettingsError, match=message):
         EngineConfig(**settings)
 
 
@@ -114,7 +140,7 @@ def test_rank_coordinates_are_a_bijection():
     coordinates = [layout.coordinates(rank) for rank in range(layout.num_ranks)]
     assert len(set(coordinates)) == 24
     assert coordinates[1] == (1, 0, 0, 0)
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(SettingsError):
         ParallelLayout(tensor=2, expert=3)
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(SettingsError):
         ParallelLayout(tensor=0)

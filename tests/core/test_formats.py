@@ -3,7 +3,7 @@
 import gguf
 import pytest
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import number_format
 
 _GGUF = {
@@ -34,5 +34,5 @@ def test_bits_include_scales(name, bits):
 
 
 def test_an_unknown_format_names_the_known_ones():
-    with pytest.raises(InvalidRequestError, match="int4"):
+    with pytest.raises(SettingsError, match="int4"):
         number_format("int5")

@@ -7,7 +7,7 @@ import pytest
 from tests.executors.host_cuda import host_factory
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import InvalidRequestError, MachineError, OutOfMemoryError
+from ridgeline.core.errors import MachineError, OutOfMemoryError, SettingsError
 from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import create_executor, default_executor, registry
@@ -144,7 +144,7 @@ def test_fp8_is_refused_where_there_is_none(quantization, kv_cache_dtype):
     for role in ModelRole:
         models = {each: tiny_model() for each in ModelRole}
         models[role] = replace(models[role], quantization=form)
-        with pytest.raises(InvalidRequestError, match="fp8"):
+        with pytest.raises(SettingsError, match="fp8"):
             create_executor("cpu", models, block_tokens=16, kv_cache_dtype=kv_cache_dtype)
 
 
@@ -154,13 +154,13 @@ def test_the_reference_executor_quantizes_no_model():
     for role in ModelRole:
         models = {each: tiny_model() for each in ModelRole}
         models[role] = replace(models[role], quantization=on_load_format("int8"))
-        with pytest.raises(InvalidRequestError, match="does not quantize"):
+        with pytest.raises(SettingsError, match="does not quantize"):
             create_executor("reference", models, block_tokens=4)
 
 
 def test_utilization_is_a_share(model_folder):
     for share in (0, 1.5, "all"):
-        with pytest.raises(InvalidRequestError, match="gpu_memory_utilization"):
+        with pytest.raises(SettingsError, match="gpu_memory_utilization"):
             LLM(str(model_folder), gpu_memory_utilization=share)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, SettingsError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.engine import AsyncEngine
 from ridgeline.engine.engine import Engine
@@ -121,7 +121,7 @@ def test_a_process_that_stops_has_time_to_write_what_was_begun():
 
 
 def test_tiers_without_a_prefix_cache_are_refused(model_folder):
-    with pytest.raises(InvalidRequestError, match="enable_prefix_caching"):
+    with pytest.raises(SettingsError, match="enable_prefix_caching"):
         LLM(str(model_folder), kv_ram_tier_bytes=100, enable_prefix_caching=False)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import (
@@ -17,6 +18,7 @@ from ridgeline.core.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OutOfMemoryError,
+    SettingsError,
 )
 from ridgeline.core.request import FinishReason
 
@@ -292,22 +294,22 @@ def test_number_of_params_must_fit(llm):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"max_model_len": 257}, InvalidRequestError, "256 positions"),
-        ({"max_model_len": 0}, InvalidRequestError, "max_model_len"),
-        ({"max_num_seqs": "a"}, InvalidRequestError, "max_num_seqs"),
-        ({"block_tokens": 16.5}, InvalidRequestError, "block_tokens"),
-        ({"seed": -1}, InvalidRequestError, "seed"),
-        ({"dtype": "float8"}, InvalidRequestError, "float8"),
-        ({"executor": "abacus"}, InvalidRequestError, "abacus"),
-        ({"load_format": "pickle"}, InvalidRequestError, "load_format"),
-        ({"max_modle_len": 5}, InvalidRequestError, "max_modle_len"),
-        ({"num_speculative_tokens": 8}, InvalidRequestError, "no effect without speculation"),
-        ({"kv_disk_tier_bytes": 10**9}, InvalidRequestError, "no effect without kv_disk_tier_path"),
-        ({"tenant_weights": {"a": 2}}, InvalidRequestError, "no effect without scheduling_policy"),
-        ({"batch_window_s": 1.0}, InvalidRequestError, "no effect without batching dynamic"),
+        ({"max_model_len": 257}, SettingsError, "256 positions"),
+        ({"max_model_len": 0}, SettingsError, "max_model_len"),
+        ({"max_num_seqs": "a"}, SettingsError, "max_num_seqs"),
+        ({"block_tokens": 16.5}, SettingsError, "block_tokens"),
+        ({"seed": -1}, SettingsError, "seed"),
+        ({"dtype": "float8"}, SettingsError, "float8"),
+        ({"executor": "abacus"}, SettingsError, "abacus"),
+        ({"load_format": "pickle"}, SettingsError, "load_format"),
+        ({"max_modle_len": 5}, SettingsError, "max_modle_len"),
+        ({"num_speculative_tokens": 8}, SettingsError, "no effect without speculation"),
+        ({"kv_disk_tier_bytes": 10**9}, SettingsError, "no effect without kv_disk_tier_path"),
+        ({"tenant_weights": {"a": 2}}, SettingsError, "no effect without scheduling_policy"),
+        ({"batch_window_s": 1.0}, SettingsError, "no effect without batching dynamic"),
         ({"max_model_len": 200, "kv_cache_memory_bytes": 1000}, OutOfMemoryError, "1,000"),
         ({"chat_template": "{% for %}"}, ChatTemplateError, None),
-        ({"chat_template": "/no/such/file"}, InvalidRequestError, "cannot be read"),
+        ({"chat_template": "/no/such/file"}, SettingsError, "cannot be read"),
     ],
 )
 def test_bad_settings_are_refused(model_folder, settings, error, message):
@@ -468,26 +470,21 @@ def test_a_model_without_a_tokenizer_stops_where_its_configuration_says(model_fo
             assert tokens(output) == tokens(whole)[: tokens(whole).index(end) + 1]
 
 
+def test_a_tokenizer_with_tokens_that_the_model_lacks_is_warned_of(model_folder, tmp_path, caplog):
+    shutil.copytree(model_folder, folder := tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<extra {number}>" for number in range(50)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with LLM(str(folder), max_model_len=32) as llm:
+        has = f"The tokenizer has {tokenizer.get_vocab_size()} tokens and the model 300: "
+        assert has in caplog.text
+        with pytest.raises(InvalidRequestError, match="is not in the vocabulary of 300"):
+            llm.generate("the <extra 49>")
+
+
 def test_arrays_of_token_ids_are_prompts(llm):
     expected = tokens(llm.generate([1, 2, 3], GREEDY)[0])
     array = np.array([1, 2, 3])
     for prompts in (array, [array], array[None], list(array), (1, 2, 3)):
         assert tokens(llm.generate(prompts, GREEDY)[0]) == expected
     np.testing.assert_array_equal(llm.logits(array), llm.logits([1, 2, 3]))
-
-
-def test_text_is_generated_without_the_chat_template_that_does_not_compile(
-    model_folder, tmp_path, caplog
-):
-    folder = tmp_path / "model"
-    shutil.copytree(model_folder, folder)
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text()) | {"chat_template": "{% if %}"}
-    path.write_text(json.dumps(settings))
-    with LLM(str(folder)) as llm:
-        assert "The chat template does not compile" in caplog.text
-        assert llm.generate([[5, 6]], SamplingParams(max_tokens=2))[0].outputs[0].token_ids
-        with pytest.raises(ChatTemplateError, match="no chat template"):
-            llm.chat([{"role": "user", "content": "a"}])
-    with pytest.raises(ChatTemplateError, match="does not compile"):
-        LLM(str(folder), chat_template="{% if %}")

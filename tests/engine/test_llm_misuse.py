@@ -3,11 +3,12 @@
 import os
 import select
 import signal
+from pathlib import Path
 
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import EngineError, InvalidRequestError
+from ridgeline.core.errors import EngineError, InvalidRequestError, SettingsError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -56,6 +57,32 @@ def test_what_is_no_prompt_is_refused(llm, prompts):
 def test_what_is_no_sampling_params_is_refused(llm, params):
     with pytest.raises(InvalidRequestError):
         llm.generate(["a"], params)
+
+
+@pytest.mark.parametrize("messages", [None, {"role": "user", "content": "a"}, "a", 5, [5]])
+def test_what_is_no_conversation_is_refused(llm, messages):
+    with pytest.raises(InvalidRequestError):
+        llm.chat(messages, GREEDY)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": 5}, {"executor": None}, {"quantization": 4}, {"chat_template": 5},
+        {"revision": 5}, {"packed_cache_path": None}, {"draft_model": 1, "speculation": "draft"},
+    ],
+)  # fmt: skip
+def test_settings_of_another_type_are_refused(settings):
+    with pytest.raises(SettingsError, match="must be text"):
+        LLM(**settings)
+
+
+def test_a_path_may_be_a_path(model_folder, tmp_path):
+    template = tmp_path / "template"
+    template.write_text("{{ messages[0].content }}")
+    with LLM(Path(model_folder), chat_template=template, max_model_len=32) as llm:
+        assert llm.name == str(model_folder)
+        assert llm.render_chat([{"role": "user", "content": "a"}]) == "a"
 
 
 def test_what_is_no_adapter_and_no_pin_is_refused(llm):

@@ -12,7 +12,7 @@ from tests.equivalence.conftest import DRAFTERS, draft_on_tiny_models, opener, w
 from tests.equivalence.test_speculation import essence
 
 from ridgeline import SamplingParams
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, SettingsError
 
 TEXT = "the cat sat on the mat the cat sat on the "
 PROMPTS = [TEXT * 2, TEXT + "mat", "a"]
@@ -52,7 +52,7 @@ def outcome(open_llm, pairs, drafter, feature):
                 outputs.append([essence(each) for each in found])
                 num_drafted = sum(map(drafted, found))
                 num_preemptions = llm._engine.loop._scheduler.num_preemptions
-    except InvalidRequestError as error:
+    except (InvalidRequestError, SettingsError) as error:
         return str(error)
     assert outputs[0] == outputs[1]
     assert num_drafted > 0, "nothing was tested"

@@ -15,7 +15,7 @@ from tests.equivalence.conftest import _write
 from tests.tiny import CONFIG
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, SettingsError
 from ridgeline.decoding import History, process_logits, rejection
 
 VOCAB = 300
@@ -160,9 +160,9 @@ def test_greedy_outputs_are_those_without_speculation(folders):
 
 
 def test_what_cannot_hold_is_refused_by_name(folders):
-    with pytest.raises(InvalidRequestError, match="verification"):
+    with pytest.raises(SettingsError, match="verification"):
         LLM(str(folders / "target"), verification="rejection")
-    with pytest.raises(InvalidRequestError, match="verification must be one of"):
+    with pytest.raises(SettingsError, match="verification must be one of"):
         LLM(str(folders / "target"), speculation="ngram", verification="typical")
     with (
         open_llm(folders, "ngram", "auto") as llm,

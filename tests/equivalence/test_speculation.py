@@ -8,7 +8,7 @@ import pytest
 from tests.equivalence.conftest import DRAFTERS
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine import loading
 from ridgeline.kernels.cpu import native_kernels_run
@@ -190,9 +190,9 @@ def test_the_outputs_of_other_tenants_are_not_drafts(open_llm):
 
 
 def test_a_draft_with_another_vocabulary_is_refused(pairs):
-    with pytest.raises(InvalidRequestError, match="another vocabulary"):
+    with pytest.raises(SettingsError, match="another vocabulary"):
         LLM(speculation="draft", draft_model=str(pairs / "full"))
-    with pytest.raises(InvalidRequestError, match="needs draft_model"):
+    with pytest.raises(SettingsError, match="needs draft_model"):
         LLM(str(pairs / "full"), speculation="draft")
 
 
@@ -229,7 +229,7 @@ def test_each_model_has_its_own_weight_format(settings, expected):
 
 def test_a_draft_format_without_a_draft_model_is_refused(pairs):
     settings = {"speculation": "adaptive", "draft_quantization": "int8"}
-    with pytest.raises(InvalidRequestError, match="draft_quantization needs draft_model"):
+    with pytest.raises(SettingsError, match="draft_quantization needs draft_model"):
         LLM(str(pairs / "full"), **settings)
 
 
@@ -247,7 +247,7 @@ def test_the_revision_is_that_of_the_target(pairs, monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"speculation": "guess"}, {"num_speculative_tokens": 0}])
 def test_bad_settings_are_refused(pairs, settings):
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(SettingsError):
         LLM(str(pairs / "full"), **settings)
 
 

@@ -18,7 +18,7 @@ from tests.weights.gguf_export import export, write_checkpoint
 from tests.weights.test_gguf_models import CASES, TOKENS
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu.codes import matrix_codes, pack_matrix_codes
@@ -153,7 +153,7 @@ def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
     folder = next(folder for folder in FOLDERS if folder.name == "ct-int4-group")
     model = load_model(EngineConfig(model=str(folder), quantization="int4")).model
-    with pytest.raises(InvalidRequestError, match=r"quantized already.*draft_quantization to none"):
+    with pytest.raises(SettingsError, match=r"quantized already.*draft_quantization to none"):
         pack_weights(shared_pool(), model)
 
 

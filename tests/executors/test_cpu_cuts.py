@@ -8,7 +8,7 @@ import torch
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, Driver, tiny_executor, tiny_model
 
 from ridgeline.core import ops
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import number_format
 from ridgeline.core.plan import Outputs, Pass
 from ridgeline.executors import create_executor
@@ -122,5 +122,5 @@ def test_adapters_change_cut_ops(monkeypatch):
 @pytest.mark.parametrize("kind", [ops.Attend, ops.KVWrite, ops.Head])
 def test_ops_on_the_kv_cache_cannot_be_cut(monkeypatch, kind):
     without(monkeypatch, kind)
-    with pytest.raises(InvalidRequestError, match=f"no kernel for {kind.__name__}"):
+    with pytest.raises(SettingsError, match=f"no kernel for {kind.__name__}"):
         cpu_executor(CONFIG)

@@ -24,7 +24,7 @@ from tests.tiny import (
 )
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import InvalidRequestError, MachineError
+from ridgeline.core.errors import MachineError, SettingsError
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import create_executor
@@ -318,7 +318,7 @@ def test_flash_attn_is_refused_where_it_is_not_installed():
     ids=["latents", "sinks", "int8", "fp8"],
 )
 def test_flash_attn_is_refused_where_it_does_not_fit(config, settings, reason):
-    with pytest.raises(InvalidRequestError, match=f"flash-attn does not fit: .*{reason}"):
+    with pytest.raises(SettingsError, match=f"flash-attn does not fit: .*{reason}"):
         driver_of(Package(3).functions(), config=config, **settings)
     driver = driver_of(Package(3).functions(), config=config, wanted="auto", **settings)
     assert driver.executor._models[ModelRole.TARGET].attention.taken == ""
@@ -342,16 +342,14 @@ def test_points_are_no_larger_than_the_pool():
     assert _fitting(points, num_blocks=0, block_tokens=4, table_blocks=64, num_slots=8) == ()
 
 
-def test_other_executors_refuse_the_settings():
+def test_other_executors_refuse_the_setting():
     models = {ModelRole.TARGET: tiny_model()}
     for name in ("reference", "cpu"):
-        with pytest.raises(InvalidRequestError, match=f"attention_backend triton .* is {name}"):
-            create_executor(name, models, block_tokens=16, attention_backend="triton")
-        with pytest.raises(
-            InvalidRequestError, match=r"gpu_memory_utilization 0\.5 is of the cuda"
-        ):
-            create_executor(name, models, block_tokens=16, gpu_memory_utilization=0.5)
-    with pytest.raises(InvalidRequestError, match="attention_backend must be one of auto, triton"):
+        for setting in ({"attention_backend": "triton"}, {"gpu_memory_utilization": 0.9}):
+            (key,) = setting
+            with pytest.raises(SettingsError, match=f"{key} is of .* is {name}"):
+                create_executor(name, models, block_tokens=16, **setting)
+    with pytest.raises(SettingsError, match="attention_backend must be one of auto, triton"):
         EngineConfig(attention_backend="flashinfer")
 
 

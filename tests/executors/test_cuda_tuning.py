@@ -13,7 +13,7 @@ from tests.kernels.triton.device import DEVICE  # before the first import of a k
 from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import create_executor
 from ridgeline.executors.cuda import triton_kernels, tuning_cache, warming
@@ -390,7 +390,7 @@ def test_the_setting(monkeypatch, tmp_path):
     models = {ModelRole.TARGET: tiny_model()}
     for path in ("off", "auto"):
         create_executor("reference", models, block_tokens=4, tuning_cache_path=path).close()
-    with pytest.raises(InvalidRequestError, match="tuning_cache_path is of the cuda executor"):
+    with pytest.raises(SettingsError, match="tuning_cache_path is of the cuda executor"):
         create_executor("reference", models, block_tokens=4, tuning_cache_path="/x")
 
 

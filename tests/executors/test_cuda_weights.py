@@ -8,7 +8,7 @@ import torch
 from tests.executors.host_cuda import host_executor
 from tests.tiny import CONFIG, EXPERTS, Driver, tiny_executor, tiny_model
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat, number_format, on_load_format
 from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole, Outputs
@@ -116,7 +116,7 @@ def test_what_cannot_be_quantized_is_refused_by_name():
     stored = tiny_model(WIDE, dtype=torch.float32)
     weights = dict(stored.weights)
     weights["layers.0.o"] = quantized(weights["layers.0.o"], bits=8, group=None, zeros=False)
-    with pytest.raises(InvalidRequestError, match="quantized already"):
+    with pytest.raises(SettingsError, match="quantized already"):
         load_weights(
             HostDevice(),
             replace(stored, weights=weights, quantization=number_format("int8")),
@@ -124,7 +124,7 @@ def test_what_cannot_be_quantized_is_refused_by_name():
         )
     narrow = tiny_model(CONFIG, dtype=torch.float32)  # 48 columns
     narrow = replace(narrow, quantization=number_format("int4"))
-    with pytest.raises(InvalidRequestError, match="48 columns has no whole groups of 32"):
+    with pytest.raises(SettingsError, match="48 columns has no whole groups of 32"):
         load_weights(HostDevice(), narrow, memory_share=0.9)
 
 

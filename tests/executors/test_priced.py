@@ -6,12 +6,15 @@ import pytest
 import torch
 from tests.tiny import CONFIG, EXPERTS, tiny_model
 
-from ridgeline.core.formats import on_load_format
+from ridgeline.core.formats import BFLOAT16, on_load_format
 from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import ExecutorModel, create_executor
-from ridgeline.executors.priced import held_formats, priced_model
-from ridgeline.models import describe, lower
+from ridgeline.executors.cpu.roles import packed_bytes
+from ridgeline.executors.priced import held_formats, priced_as_cpu, priced_model
+from ridgeline.kernels.cpu import shared_pool
+from ridgeline.models import PRESETS, describe, lower
+from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
 from ridgeline.weights import DummyWeights
 
@@ -34,9 +37,7 @@ def test_cpu_weights(config, dtype, quantization):
     priced = priced_model(model, "cpu")
     assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
     held = held_formats(made, ModelRole.TARGET)
-    assert {name: priced.weight_formats[name].name for name in held} == {
-        name: form.name for name, form in held.items()
-    }
+    assert {name: priced.weight_formats[name] for name in held} == held
     assert bool(held) == (quantization is not None)
     made.close()
 
@@ -59,6 +60,18 @@ def test_int4_has_no_factors_where_its_columns_would_be_padded_to_more():
     }
     assert by_columns == {576: "int4-g32", 512: "int4"}
     made.close()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g64", "int4-g128"])
+def test_cpu_prices_are_what_packing_allocates(name, quantization):
+    """Narrow matrices and wide ones, columns padded or not; nothing is packed for it."""
+    spec = describe(dict(PRESETS[name])).spec
+    ops, form = lower(spec), on_load_format(quantization)
+    priced = priced_as_cpu(PricedModel(spec=spec, ops=ops, activations=BFLOAT16, weights=form))
+    allocated = packed_bytes(shared_pool(), ops, torch.bfloat16, form)
+    # Scales fill whole cache lines: of an odd number of groups, half a line is empty.
+    assert weights_bytes(priced) == pytest.approx(allocated, rel=4e-3)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g128"])

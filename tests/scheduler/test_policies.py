@@ -8,7 +8,7 @@ import pytest
 from tests.scheduler.simulation import PRICE, TOKEN, Simulation, make_request
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import InvalidRequestError, OverloadedError
+from ridgeline.core.errors import InvalidRequestError, OverloadedError, SettingsError
 from ridgeline.core.request import FinishReason
 from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
@@ -461,7 +461,7 @@ def test_settings_are_checked():
         {"tenant_weights": {"a": "much"}},
         {"kv_ttl_s": float("nan")},
     ):
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(SettingsError):
             EngineConfig(**wrong)
     fair = EngineConfig(scheduling_policy="fair", tenant_weights={"a": "2"})
     assert fair.tenant_weights == {"a": 2.0}

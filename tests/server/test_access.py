@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.server.running import running
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.server.access import PUBLIC_PATH
 from ridgeline.server.app import all_operations
 from ridgeline.server.config import ServerConfig
@@ -192,7 +192,7 @@ def test_an_origin_is_what_a_browser_sends(given, sent):
      "https://a b", "https://a:port", "https://me@a.example", "https://a\n"],
 )  # fmt: skip
 def test_what_is_no_origin_is_refused_at_once(origin):
-    with pytest.raises(InvalidRequestError, match="allow_origin must be"):
+    with pytest.raises(SettingsError, match="allow_origin must be"):
         ServerConfig(allow_origin=("https://a.example", origin))
 
 
@@ -209,7 +209,7 @@ def test_without_keys_only_this_machine(served):
     assert raw(served, "GET", "/v1/models", [("host", "evil.example")])[0] == 403
     assert raw(served, "GET", "/v1/models", [("host", "localhost:1")])[0] == 200
     assert raw(served, "GET", "/v1/models", [("host", "[::1]")])[0] == 200
-    with pytest.raises(InvalidRequestError, match="--api-key"):
+    with pytest.raises(SettingsError, match="--api-key"):
         ServerConfig(host="0.0.0.0")
     ServerConfig(host="0.0.0.0", api_key=("k",))
 
@@ -307,7 +307,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
 )
 def test_a_bad_key_file_is_one_sentence(tmp_path, text):
     (tmp_path / "keys.toml").write_text(text)
-    with pytest.raises(InvalidRequestError, match="key file"):
+    with pytest.raises(SettingsError, match="key file"):
         Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
 
 
@@ -315,7 +315,7 @@ def test_priorities_of_keys_need_the_policy_that_goes_by_them(tmp_path):
     (tmp_path / "keys.toml").write_text(f"[[key]]\nname='a'\nsha256='{digest('')}'\npriority=-1")
     keys = Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
     keys.check_policy("priority")
-    with pytest.raises(InvalidRequestError, match=r"--scheduling-policy priority"):
+    with pytest.raises(SettingsError, match=r"--scheduling-policy priority"):
         keys.check_policy("edf")
 
 
@@ -323,7 +323,7 @@ def test_priorities_of_keys_need_the_policy_that_goes_by_them(tmp_path):
 def test_every_key_of_a_file_is_a_tenant_of_its_own(tmp_path, names):
     entries = [f"[[key]]\nname='{name}'\nsha256='{digest(str(i))}'" for i, name in enumerate(names)]
     (tmp_path / "keys.toml").write_text("\n".join(entries))
-    with pytest.raises(InvalidRequestError, match=rf"key file .*\b{names[-1]}\."):
+    with pytest.raises(SettingsError, match=rf"key file .*\b{names[-1]}\."):
         Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
 
 

@@ -135,6 +135,14 @@ CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
         (CHAT, {"messages": image("text")}, "messages[0].content[1]", "has no text"),
         (CHAT, {"messages": HI, "logit_bias": {"999999": 1}}, "logit_bias", "vocabulary"),
         (CHAT, {"messages": HI, "logit_bias": {"5": 101}}, "logit_bias", "<= 100"),
+        (CHAT, {"messages": HI, "max_token": 1}, "max_token", "; did you mean 'max_tokens'?"),
+        (CHAT, {"messages": HI, "colour": 1}, "colour", "this field is not known."),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "contents": "a"}]},
+            "messages[0].contents",
+            "; did you mean 'content'?",
+        ),
         (CHAT, {"messages": HI, "stop_token_ids": [999999]}, "stop_token_ids", "vocabulary"),
         (
             CHAT,

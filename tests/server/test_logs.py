@@ -1,26 +1,42 @@
-"""Request logs: what happened is in them, and what happens every few seconds is not."""
+"""The line of JSON for each request."""
 
+import dataclasses
 import json
 import logging
+import time
 
-from tests.server.running import running
+import pytest
 
 
-def test_a_line_says_what_became_of_a_request(model_folder, tmp_path, caplog):
-    with (
-        caplog.at_level(logging.INFO, "ridgeline.requests"),
-        running(model_folder, data_dir=tmp_path, log_requests=True) as server,
-        server.client() as client,
-    ):
-        for path in ("/health", "/ready", "/ping", "/metrics", "/version"):
-            assert client.get(path).status_code == 200
-        assert client.get("/nowhere").status_code == 404
-        server.server.is_draining = True
-        assert client.get("/ready").status_code == 503
-    lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "ridgeline.requests"]
-    told = [(line["route"], line["status"], line["outcome"]) for line in lines]
-    assert told == [
-        ("/version", 200, "ok"),
-        ("other", 404, "error 404"),
-        ("/ready", 503, "error 503"),
-    ]
+@pytest.fixture
+def lines(served, monkeypatch, caplog):
+    """Reads the first ``count`` lines of the log; a line comes after its answer."""
+    config = dataclasses.replace(served.server.config, log_requests=True)
+    monkeypatch.setattr(served.server, "config", config)
+    caplog.set_level(logging.INFO, logger="ridgeline.requests")
+
+    def first(count):
+        deadline_s = time.monotonic() + 10
+        while len(caplog.records) < count and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return [json.loads(record.getMessage()) for record in caplog.records[:count]]
+
+    return first
+
+
+def test_the_outcome_is_that_of_the_answer(http, lines):
+    assert http.get("/version").status_code == 200
+    assert http.get("/no/such/route").status_code == 404
+    assert http.delete("/version").status_code == 405
+    assert http.post("/v1/completions", json={"prompt": 5}).status_code == 400
+    found = [(line["status"], line["outcome"]) for line in lines(4)]
+    assert found == [(200, "ok"), *((s, f"error {s}") for s in (404, 405, 400))]
+
+
+def test_probes_are_logged_where_they_fail(http, served, lines, monkeypatch):
+    probes = ("/health", "/ready", "/ping", "/load", "/metrics")
+    assert [http.get(path).status_code for path in probes] == [200] * len(probes)
+    monkeypatch.setattr(served.server, "is_warm", False)
+    assert http.get("/ready").status_code == 503
+    (line,) = lines(1)
+    assert (line["route"], line["status"], line["outcome"]) == ("/ready", 503, "error 503")

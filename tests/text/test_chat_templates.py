@@ -257,7 +257,26 @@ def test_lookup_is_that_of_transformers(layout: str, tmp_path: Path) -> None:
         assert template.render(CONVERSATIONS["user"], tools=tools) == expected
 
 
+def test_content_that_is_null_is_empty_unless_there_are_calls() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.content is defined }}{{ m.content }};{% endfor %}"
+    )
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    messages = [{"role": "user", "content": None}, {"role": "assistant", "tool_calls": calls}]
+    assert template.render(messages) == "True;False;"
+
+
+def test_a_developer_is_the_system_to_a_template_that_does_not_name_it() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}]
+    generic = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert ChatTemplate(generic).render(messages) == "<system>Be brief."
+    assert ChatTemplate(generic + "{# developer #}").render(messages) == "<developer>Be brief."
+    assert messages[0]["role"] == "developer"
+
+
 BAD_MESSAGES: list[Any] = [
+    [{"role": "user"}],
+    [{"role": "assistant", "tool_calls": []}],
     [],
     "hi",
     {"role": "user", "content": "x"},

@@ -63,6 +63,7 @@ def test_a_file_is_no_folder(model: Path) -> None:
         ([], ModelNotFoundError, r"no config\.json, and no model\.safetensors"),
         (["config.json"], ModelNotFoundError, r"no model\.safetensors"),
         (["model.safetensors"], ModelNotFoundError, r"no config\.json"),
+        (["adapter_config.json"], ModelNotFoundError, "is a LoRA adapter: load the model"),
         (["config.json", "pytorch_model.bin"], UnsupportedModelError, r"pytorch_model\.bin"),
         (["a-Q4_0.gguf", "a-Q8_0.gguf"], ModelNotFoundError, "several GGUF files.*of Q4_0, Q8_0"),
     ],

@@ -256,11 +256,12 @@ def calibrate_here(
     check_executor(executor)
     ceilings, rates = measure_roof(executor), list[Rates]()
     host_step_s, host_segment_s = host_seconds()
-    models = [
-        build(name, shapes[name], form, executor=executor)
-        for form in formats or FORMATS[executor]
-        for name in shapes
-    ]
+    models = []
+    wanted = [(name, form) for form in formats or FORMATS[executor] for name in shapes]
+    for number, (name, form) in enumerate(wanted):
+        if progress is not None:
+            progress(number, len(wanted), f"making {name} in {form}")
+        models.append(build(name, shapes[name], form, executor=executor))
     planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
     measured = measure_in_turns(
         planned, between=lambda: rates.append(rates_now(executor)), progress=progress

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = with_overrides(EngineConfig(model=arguments.model), **engine_settings(arguments))
     batch = OfflineBatch(arguments.input, arguments.output, concurrency=arguments.concurrency)
-    with loading_bar(enabled=sys.stderr.isatty()) as loading:
+    with loading_bar() as loading:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(
             *columns, TimeRemainingColumn(), console=error_console, transient=True,

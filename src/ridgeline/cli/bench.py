@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.display import measuring_bar
+from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser, add_model_options, engine_settings, numbers
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import InvalidRequestError
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ridgeline.bench.executor_bench import bench_executor  # torch takes a second
 
     cases = make_cases(arguments.prompt, arguments.batch, arguments.context)
-    with measuring_bar() as progress:
+    with loading_bar(of_bytes=False) as progress:
         report = bench_executor(config, cases, rounds=arguments.rounds, progress=progress)
     result = report.to_json()
     if arguments.json:

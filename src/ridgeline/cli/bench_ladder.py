@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.display import measuring_bar
+from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import DiskError, InvalidRequestError
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     executors = () if arguments.measure_only else ("reference", "cpu")
     calibrations = {name: calibration_of(name, anew=arguments.calibrate) for name in executors}
     watch = Watch()
-    with measuring_bar() as progress:
+    with loading_bar(of_bytes=False) as progress:
         steps = {
             name: climb(
                 name,

@@ -121,7 +121,7 @@ async def _run(arguments: argparse.Namespace) -> "tuple[str, Sequence[Point]]":
             config = with_overrides(
                 EngineConfig(model=arguments.model), **engine_settings(arguments)
             )
-            with loading_bar(enabled=sys.stderr.isatty()) as progress:
+            with loading_bar() as progress:
                 engine = AsyncEngine(config, in_process=arguments.in_process, progress=progress)
                 await stack.enter_async_context(engine)
             name, target = engine.model_name, EngineTarget(engine)

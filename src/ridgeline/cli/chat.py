@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ridgeline.cli.display import error_console, loading_bar, timing_line
+from ridgeline.cli.display import error_console, full_context_line, loading_bar, timing_line
 from ridgeline.cli.options import (
     Parser,
     add_model_options,
@@ -44,11 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError("A chat has one answer to each turn; n must be 1.")
     from ridgeline.engine import LLM  # torch takes a second: not for --help
 
-    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+    with loading_bar() as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
         llm.render_chat([{"role": "user", "content": "Hello"}])  # a model without template: say so
-        error_console.print(f"{llm.name}. {HELP}", style="dim")
+        error_console.print(f"{llm.name}. {HELP}", style="dim", soft_wrap=True)
         params = sampling_params(arguments, **llm.sampling_defaults)
         conversation = Conversation(llm, params, arguments.system)
         for line in _turns():
@@ -106,6 +106,8 @@ class Conversation:
             )
             stopped = " · stopped" if sample.finish_reason is FinishReason.ABORT else ""
             error_console.print(line + stopped, style="dim")
+        if (warning := full_context_line(output, self._params.max_tokens)) is not None:
+            error_console.print(warning, style="yellow", soft_wrap=True)
 
 
 @contextmanager

@@ -53,11 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Facts by name; sizes in bytes."""
-    from ridgeline.executors import executor_names  # torch takes a second: not for --help
+    from ridgeline.executors import (  # torch takes a second: not for --help
+        executor_names,
+        missing_for,
+    )
     from ridgeline.executors.cpu.cuts import ops_without_kernel
     from ridgeline.kernels.cpu.library import available_levels, native_kernels_run
     from ridgeline.kernels.flash_attention import flash_attention_versions
-    from ridgeline.kernels.gpu import missing_for_gpu
     from ridgeline.models import model_types
 
     memory = psutil.virtual_memory()
@@ -74,8 +76,7 @@ def collect() -> dict[str, Any]:
         "memory_bytes": memory.total,
         "available_bytes": memory.available,
         "gpus": _gpus(),
-        "executors": list(executor_names()),
-        "gpu_executor": missing_for_gpu() or "runs",
+        "executors": {name: missing_for(name) or "runs" for name in executor_names()},
         "flash_attention": flash_attention_versions(),
         "step_price": _step_price(),
         "model_types": list(model_types()),

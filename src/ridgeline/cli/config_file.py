@@ -2,14 +2,30 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
+from ridgeline.core.spelling import suggestion
+
+
+class Pairs(argparse.Action):
+    """Collects repeated NAME=VALUE arguments into a dictionary."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        name, equals, value = str(values).partition("=")
+        if not name or not equals or not value:
+            parser.error(f"argument {option_string}: expected NAME=VALUE")
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), name: value})
 
 
 class ConfigFile(argparse.Action):
@@ -42,7 +58,7 @@ def apply_config_file(arguments: argparse.Namespace) -> None:
     """Put the file's settings where the command line gave none.
 
     Raises:
-        InvalidRequestError: the file cannot be read, or has an unknown key or an impossible value.
+        SettingsError: the file cannot be read, or has an unknown key or an impossible value.
     """
     if not hasattr(arguments, "config_file"):
         return
@@ -51,11 +67,11 @@ def apply_config_file(arguments: argparse.Namespace) -> None:
     for key, value in _read(path).items():
         name = key.replace("-", "_")
         if name not in settings:
-            raise InvalidRequestError(f"{path}: {_unknown(key, list(settings))}")
+            raise SettingsError(f"{path}: there is no setting {key!r}{suggestion(name, settings)}")
         try:
             parsed = _parsed(settings[name], value)
-        except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-            raise InvalidRequestError(f"{path}: {key}: {value!r} is not possible.") from error
+        except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
+            raise SettingsError(f"{path}: {key}: {value!r} is not possible: {error}.") from error
         if getattr(arguments, name, None) is None:
             setattr(arguments, name, parsed)
 
@@ -68,63 +84,61 @@ def _is_setting(action: argparse.Action) -> bool:
     )
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which others take the last."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """What each mapping begins with: before keys of others are merged into it."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    problem = f"{key.value!r} is there more than once"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                seen.add(key.value)
-        super().flatten_mapping(node)
-
-
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = _Loader(path.read_bytes()).get_single_data()
+        loader = yaml.SafeLoader(path.read_bytes())
+        root = loader.get_single_node()
+        found = None if root is None else loader.construct_document(root)
     except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}.") from error
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.") from error
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InvalidRequestError(f"{path}{where}: {error.problem}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidRequestError(f"{path} is not YAML.") from error
-    if found is None:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}," if mark else ""
+        raise SettingsError(f"{path}{where} is not YAML: {error.problem}.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise SettingsError(f"{path} is not YAML: {problem}.") from error
+    if root is None or found is None:
         return {}
+    _check_keys(root, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise InvalidRequestError(f"{path} is not a list of names and values.")
+        raise SettingsError(f"{path} is not a list of names and values.")
     return found
 
 
-def _unknown(key: str, known: Sequence[str]) -> str:
-    near = get_close_matches(key.replace("-", "_"), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"there is no setting {key!r}{hint}"
+def _check_keys(root: yaml.Node, path: Path) -> None:
+    """Refuse a key that is there twice, of which YAML would take the last."""
+    values = [value for _, value in root.value] if isinstance(root, yaml.MappingNode) else []
+    for mapping in (root, *values):
+        if not isinstance(mapping, yaml.MappingNode):
+            continue
+        seen = set()
+        for key, _ in mapping.value:
+            name = str(key.value).replace("-", "_") if mapping is root else str(key.value)
+            if name in seen:
+                line = key.start_mark.line + 1
+                raise SettingsError(f"{path}, line {line}: {key.value!r} is there twice.")
+            seen.add(name)
 
 
 def _parsed(action: argparse.Action, value: Any) -> Any:
     """A value as the option would have read it."""
     if isinstance(action, argparse.BooleanOptionalAction):
         if not isinstance(value, bool):
-            raise TypeError("not true or false")
+            raise argparse.ArgumentTypeError("expected true or false")
         return value
     if isinstance(action, argparse._AppendAction):
         return [_scalar(action, each) for each in (value if isinstance(value, list) else [value])]
-    if isinstance(value, dict):
-        if action.type is None:  # NAME=VALUE pairs
-            return {str(name): str(each) for name, each in value.items()}
+    if isinstance(action, Pairs) and isinstance(value, dict):
+        return {str(name): str(each) for name, each in value.items()}
+    if isinstance(value, dict) and action.type is not None:
         return _call(action, json.dumps(value))
     return _scalar(action, value)
 
 
 def _scalar(action: argparse.Action, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise TypeError("not a value")
+        raise argparse.ArgumentTypeError("expected one value")
     return _call(action, str(value))
 
 

@@ -1,5 +1,6 @@
 """What commands show on a terminal beside their answer; all of it goes to standard error."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,31 +9,32 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
+    TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
     TransferSpeedColumn,
 )
 
-from ridgeline.core.request import RequestTimings
+from ridgeline.core.request import FinishReason, RequestOutput, RequestTimings
 from ridgeline.roofline.live import RooflineReport
 
 ProgressCallback = Callable[[int, int, str], None]
 
-_LINE_EVERY_S = 15.0
-
 error_console = Console(stderr=True, highlight=False)
+
+_LINE_PERIOD_S = 10.0
 
 
 @contextmanager
-def loading_bar(*, enabled: bool) -> Iterator[ProgressCallback | None]:
-    """A progress bar for loading and downloading, gone when it is done; ``None`` if disabled."""
-    if not enabled:
-        yield None
+def loading_bar(*, of_bytes: bool = True) -> Iterator[ProgressCallback]:
+    """Progress of loading and downloading, or of measuring, which is not ``of_bytes``: on a
+    terminal a bar, gone when it is done; in a log or a pipe a line every ten seconds."""
+    if not sys.stderr.isatty():
+        yield _lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), console=error_console, transient=True) as bar:
+    amounts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (TaskProgressColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *amounts)
+    with Progress(*columns, console=error_console, transient=True) as bar:
         task = bar.add_task("loading")
 
         def update(done: int, total: int, label: str) -> None:
@@ -41,33 +43,17 @@ def loading_bar(*, enabled: bool) -> Iterator[ProgressCallback | None]:
         yield update
 
 
-@contextmanager
-def measuring_bar(*, every_s: float = _LINE_EVERY_S) -> Iterator[ProgressCallback]:
-    """A progress bar for minutes of measurements; where standard error is no terminal, a line of
-    how far they are every ``every_s`` seconds."""
-    if not error_console.is_terminal:
-        yield _lines(every_s)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=error_console, transient=True) as bar:
-        task = bar.add_task("measuring")
+def _lines() -> ProgressCallback:
+    due_s = time.monotonic() + _LINE_PERIOD_S
 
-        def update(done: int, total: int, label: str) -> None:
-            bar.update(task, completed=done, total=total or None, description=label[:48])
+    def update(done: int, total: int, label: str) -> None:
+        nonlocal due_s
+        if time.monotonic() < due_s:
+            return
+        due_s = time.monotonic() + _LINE_PERIOD_S
+        print(f"{label} ({done / total:.0%})" if total else label, file=sys.stderr, flush=True)
 
-        yield update
-
-
-def _lines(every_s: float) -> ProgressCallback:
-    last_s = time.monotonic()
-
-    def tell(done: int, total: int, label: str) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= every_s:
-            last_s = time.monotonic()
-            error_console.print(f"{done} of {total}: {label}", markup=False, soft_wrap=True)
-
-    return tell
+    return update
 
 
 def timing_line(timings: RequestTimings, *, prompt_tokens: int, output_tokens: int) -> str:
@@ -79,6 +65,21 @@ def timing_line(timings: RequestTimings, *, prompt_tokens: int, output_tokens: i
         parts.append(f"TPOT {timings.tpot_s * 1e3:.2f} ms")
         parts.append(f"{1 / timings.tpot_s:.1f} tok/s")
     return " · ".join(parts)
+
+
+def full_context_line(output: RequestOutput, max_tokens: int | None) -> str | None:
+    """That an output ended because the context is full, if one did."""
+    lengths = [
+        len(sample.token_ids)
+        for sample in output.outputs
+        if sample.finish_reason is FinishReason.LENGTH
+    ]
+    cut = [length for length in lengths if max_tokens is None or length < max_tokens]
+    if not cut:
+        return None
+    context = len(output.prompt_token_ids) + max(cut)
+    limit = "" if max_tokens is None else f", before --max-tokens {max_tokens}"
+    return f"The context of {context:,} tokens is full: the output ends there{limit}."
 
 
 def roofline_line(report: RooflineReport) -> str:

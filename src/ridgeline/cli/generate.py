@@ -2,12 +2,17 @@
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ridgeline.cli.display import error_console, loading_bar, roofline_line, timing_line
+from ridgeline.cli.display import (
+    error_console,
+    full_context_line,
+    loading_bar,
+    roofline_line,
+    timing_line,
+)
 from ridgeline.cli.logprobs import print_logprobs
 from ridgeline.cli.options import (
     Parser,
@@ -18,9 +23,8 @@ from ridgeline.cli.options import (
     sampling_params,
     token_ids,
 )
-from ridgeline.core.errors import NoTokenError
+from ridgeline.core.errors import InvalidRequestError, NoTokenError
 from ridgeline.core.request import CompletionOutput, FinishReason, RequestOutput
-from ridgeline.roofline.live import RooflineReport
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -46,9 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     text = prompt if isinstance(prompt, str) else ""
     from ridgeline.engine import LLM  # torch takes a second: not for --help
 
-    with loading_bar(enabled=sys.stderr.isatty()) as progress:
+    with loading_bar() as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))
     with llm:
+        if text and llm.tokenizer is None:
+            raise InvalidRequestError(
+                f"{llm.name} has no tokenizer; give the prompt as token ids: --prompt-ids 1,2,3."
+            )
         params = sampling_params(arguments, **llm.sampling_defaults)
         if not arguments.json and params.n == 1:
             stream = llm.stream(prompt, params, adapter=arguments.adapter)
@@ -56,30 +64,34 @@ def run(arguments: argparse.Namespace) -> int:
             for chunk in stream:
                 print(chunk.text, end="", flush=True)
             output = stream.output()
-            print("" if llm.tokenizer else ",".join(map(str, output.outputs[0].token_ids)))
+            print("" if llm.tokenizer else _ids(output.outputs[0]))
         else:
             (output,) = llm.generate(prompt, params, adapter=arguments.adapter)
-            _print_outputs(llm.name, output, llm.roofline(), as_json=arguments.json)
         report = llm.roofline()
+        if arguments.json:
+            print(json.dumps(to_json(llm.name, output) | {"roofline": asdict(report)}))
+        elif params.n > 1:
+            _print_samples(output, has_text=llm.tokenizer is not None)
         if not arguments.json:
             print_logprobs(output, llm.tokenizer)
     if not arguments.json:
         _print_timing(output)
-        error_console.print(roofline_line(report), style="dim", markup=False)
+        error_console.print(roofline_line(report), style="dim", markup=False, soft_wrap=True)
+    if (warning := full_context_line(output, params.max_tokens)) is not None:
+        error_console.print(warning, style="yellow", soft_wrap=True)
     if any(sample.finish_reason == FinishReason.ERROR for sample in output.outputs):
         raise NoTokenError
     return 0
 
 
-def _print_outputs(
-    name: str, output: RequestOutput, report: RooflineReport, *, as_json: bool
-) -> None:
-    if as_json:
-        result = to_json(name, output) | {"roofline": asdict(report)}
-        print(json.dumps(result))
-        return
+def _print_samples(output: RequestOutput, *, has_text: bool) -> None:
     for sample in output.outputs:
-        print(f"[{sample.index}] {output.prompt or ''}{sample.text}")
+        shown = f"{output.prompt or ''}{sample.text}" if has_text else _ids(sample)
+        print(f"[{sample.index}] {shown}")
+
+
+def _ids(sample: CompletionOutput) -> str:
+    return ",".join(map(str, sample.token_ids))
 
 
 def _print_timing(output: RequestOutput) -> None:
@@ -89,7 +101,7 @@ def _print_timing(output: RequestOutput) -> None:
             prompt_tokens=len(output.prompt_token_ids),
             output_tokens=sum(len(sample.token_ids) for sample in output.outputs),
         )
-        error_console.print(line, style="dim")
+        error_console.print(line, style="dim", soft_wrap=True)
 
 
 def to_json(name: str, output: RequestOutput) -> dict[str, Any]:

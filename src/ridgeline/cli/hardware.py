@@ -1,4 +1,4 @@
-"""Options of the commands that predict: on which machine, and what was measured of this one."""
+"""The machine of a command that predicts: this one, calibrated, or one of the catalogue."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from ridgeline.cli.display import measuring_bar
+from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
 from ridgeline.core.config import DEFAULT_KV_SHARE
 from ridgeline.core.errors import InvalidRequestError
@@ -78,7 +78,7 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
             "`ridgeline bench` measures ceilings and single steps at once.",
             file=sys.stderr,
         )
-        with measuring_bar() as progress:
+        with loading_bar(of_bytes=False) as progress:
             found = calibrate_here(executor, progress=progress)
         save(found, path)
     return found

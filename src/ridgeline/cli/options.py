@@ -11,13 +11,13 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from ridgeline.cli.config_file import add_config_option
+from ridgeline.cli.config_file import Pairs, add_config_option
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.spelling import nearest
 from ridgeline.core.structured_outputs import StructuredOutputs
 
 # Shown by --help; the others by --help-all.
@@ -38,16 +38,25 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**kwargs, allow_abbrev=False)
         self.hidden: list[tuple[argparse.Action, str]] = []
 
-    def parse_known_args(  # type: ignore[override]  # whose overloads differ in the namespace
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Unknown options are this command's mistake, where argparse makes them its parent's."""
+        """Refuse what is not known here, where the options of the command are."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            near = get_close_matches(unknown[0], list(self._option_string_actions), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            self._refuse(unknown[0])
         return found, unknown
+
+    def _refuse(self, word: str) -> NoReturn:
+        if not word.startswith("--"):
+            self.error(f"unexpected argument {word}")
+        option = word.partition("=")[0]
+        names = [name.removeprefix("--") for name in self._option_string_actions]
+        near = nearest(option.removeprefix("--"), names)
+        hint = "" if near is None else f"; did you mean --{near}?"
+        self.error(f"there is no option {option}{hint}")
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -63,50 +72,24 @@ class _HelpAll(argparse.Action):
         sys.exit(0)
 
 
-class _Pairs(argparse.Action):
-    """Collects repeated NAME=VALUE arguments into a dictionary."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        name, equals, value = str(values).partition("=")
-        if not name or not equals or not value:
-            parser.error(f"argument {option_string}: expected NAME=VALUE")
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), name: value})
-
-
 def add_model_options(parser: Parser) -> None:
     """MODEL and every field of `EngineConfig`."""
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="folder or hub name; default: the embedded model"
     )
-    _add_fields(parser, EngineConfig, title="engine")
+    add_settings(parser, EngineConfig, title="engine")
     add_config_option(parser)
     parser.add_argument("--help-all", nargs=0, action=_HelpAll, help="show every option and exit")
 
 
 def add_sampling_options(parser: Parser) -> None:
     """Every field of `SamplingParams`."""
-    _add_fields(parser, SamplingParams, title="sampling")
-
-
-def add_settings(parser: Parser, cls: type[Any], *, title: str) -> None:
-    """Every field of another configuration dataclass whose docstring has ``Attributes:``."""
-    _add_fields(parser, cls, title=title)
-
-
-def given_settings(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
-    """The settings of such a dataclass that were given on the command line."""
-    return _given(arguments, cls)
+    add_settings(parser, SamplingParams, title="sampling")
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given on the command line."""
-    return _given(arguments, EngineConfig)
+    return given_settings(arguments, EngineConfig)
 
 
 def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingParams:
@@ -115,15 +98,17 @@ def sampling_params(arguments: argparse.Namespace, **defaults: Any) -> SamplingP
     Raises:
         InvalidRequestError: a value is out of bounds.
     """
-    return SamplingParams(**{**defaults, **_given(arguments, SamplingParams)})
+    return SamplingParams(**{**defaults, **given_settings(arguments, SamplingParams)})
 
 
-def _given(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
+def given_settings(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
+    """The settings of a configuration dataclass that were given on the command line."""
     names = (name for name in cls.__dataclass_fields__ if name not in _NOT_OPTIONS)
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def _add_fields(parser: Parser, cls: type[Any], *, title: str) -> None:
+def add_settings(parser: Parser, cls: type[Any], *, title: str) -> None:
+    """Every field of a configuration dataclass whose docstring has ``Attributes:``."""
     group = parser.add_argument_group(title)
     hints, texts = typing.get_type_hints(cls), field_docs(cls)
     for field in dataclasses.fields(cls):
@@ -155,21 +140,38 @@ def _argument_options(name: str, hint: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if origin is tuple:
         item = typing.get_args(kind)[0]
-        return {"action": "append", "type": item, "metavar": item.__name__.upper()}
+        return {"action": "append", "type": _READERS[item], "metavar": item.__name__.upper()}
     if name.endswith("_bytes"):
         return {"type": num_bytes, "metavar": "SIZE"}
-    if kind in (int, float, str):
-        return {"type": kind, "metavar": {int: "N", float: "X", str: "S"}[kind]}
+    if kind in _READERS:
+        return {"type": _READERS[kind], "metavar": {int: "N", float: "X", str: "S"}[kind]}
     if kind is StructuredOutputs:
         return {"type": _json_object, "metavar": "JSON"}
     if typing.get_args(kind)[0] is str:
-        return {"action": _Pairs, "metavar": "NAME=VALUE"}
+        return {"action": Pairs, "metavar": "NAME=VALUE"}
     return {"type": _json_mapping, "metavar": "JSON"}
 
 
 def _union_members(hint: Any) -> Sequence[Any]:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("expected a whole number") from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("expected a number") from error
+
+
+_READERS: dict[type, Callable[[str], object]] = {int: _whole_number, float: _number, str: str}
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -236,10 +238,7 @@ def numbers(
 
 def positive(text: str) -> float:
     """A finite number above 0, for argparse."""
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError("expected a number") from error
+    value = _number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError("expected a positive number")
     return value

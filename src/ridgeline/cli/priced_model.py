@@ -1,4 +1,4 @@
-"""Options of the commands that predict: which model, in which formats."""
+"""The model of a command that predicts: which one, in which formats, and as what runs it."""
 
 import argparse
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,6 @@
 """``ridgeline serve``: an OpenAI- and Anthropic-compatible server."""
 
 import argparse
-import sys
 from contextlib import ExitStack
 
 from ridgeline.cli.display import error_console, loading_bar
@@ -33,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {"scheduling_policy": "priority"} | engine_settings(arguments)
     engine_config = with_overrides(EngineConfig(model=arguments.model), **settings)
     with ExitStack() as loading:
-        progress = loading.enter_context(loading_bar(enabled=sys.stderr.isatty()))
+        progress = loading.enter_context(loading_bar())
 
         def announce(line: str) -> None:
             loading.close()  # the first line says that the model is loaded

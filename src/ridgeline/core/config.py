@@ -1,18 +1,20 @@
 """Engine configuration: what the user wrote, and the pure function that completes it."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from os import PathLike, fspath
+from types import UnionType
 
-from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.checks import check_int
+from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import float_format, full_name, on_load_format
 from ridgeline.core.plan import MAX_IN_FLIGHT
-from ridgeline.core.sampling_params import MAX_SEED, MAX_TOKENS, check_int
+from ridgeline.core.sampling_params import MAX_SEED, MAX_TOKENS
 from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.core.spelling import suggestion
 
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
-DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
 SCHEDULING_POLICIES = ("fcfs", "priority", "edf", "fair")
@@ -22,7 +24,70 @@ DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a 
 VERIFICATION = ("exact", "rejection")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn")
 MAX_SPECULATIVE_TOKENS = 64
-MAX_BYTES = 2**62
+
+_MAX_BYTES = 2**62
+_PATHS = (  # that may be os.PathLike
+    "model", "draft_model", "chat_template", "kv_disk_tier_path", "packed_cache_path",
+    "tuning_cache_path",
+)  # fmt: skip
+_KINDS: Sequence[tuple[type | UnionType, str, Sequence[str]]] = (
+    (bool, "be true or false", ("enable_prefix_caching", "offline", "strict")),
+    (
+        str,
+        "be text",
+        (
+            "executor",
+            "dtype",
+            "kv_cache_dtype",
+            "draft_quantization",
+            "packed_cache_path",
+            "tuning_cache_path",
+        ),
+    ),
+    (
+        str | None,
+        "be text",
+        (
+            "model",
+            "quantization",
+            "revision",
+            "chat_template",
+            "draft_model",
+            "kv_disk_tier_path",
+        ),
+    ),
+    (Mapping, "map names to folders", ("adapters",)),
+    (Mapping, "map names to numbers", ("tenant_weights",)),
+)
+_BOUNDS = {  # of whole numbers
+    "max_model_len": (1, MAX_TOKENS),
+    "max_num_seqs": (1, MAX_TOKENS),
+    "max_num_batched_tokens": (1, MAX_TOKENS),
+    "block_tokens": (1, MAX_TOKENS),
+    "max_num_waiting": (1, MAX_TOKENS),
+    "num_speculative_tokens": (1, MAX_SPECULATIVE_TOKENS),
+    "seed": (0, MAX_SEED),
+    "kv_cache_memory_bytes": (1, _MAX_BYTES),
+    "kv_ram_tier_bytes": (0, _MAX_BYTES),
+    "kv_disk_tier_bytes": (1, _MAX_BYTES),
+    "packed_cache_bytes": (1, _MAX_BYTES),
+}
+_POSITIVE: Mapping[str, Sequence[object]] = {  # numbers above 0, and what else each may be
+    "gpu_memory_utilization": (None,),
+    "batch_window_s": (),
+    "tpot_slo_s": (None,),
+    "decode_replay_s": (0,),
+    "kv_ttl_s": (None,),
+}
+_CHOICES = {
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "load_format": LOAD_FORMATS,
+    "scheduling_policy": SCHEDULING_POLICIES,
+    "batching": BATCHING_MODES,
+    "speculation": SPECULATION,
+    "verification": VERIFICATION,
+    "attention_backend": ATTENTION_BACKENDS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +109,8 @@ class EngineConfig:
         block_tokens: tokens in one KV block.
         enable_prefix_caching: reuse the KV of prefixes that were computed before.
         kv_cache_memory_bytes: size of the KV pool.
-        gpu_memory_utilization: share of a GPU's memory that weights, KV and steps may take.
+        gpu_memory_utilization: share of a GPU's memory that weights, KV and steps may take; 0.9
+            without it.
         attention_backend: what attends on a GPU: triton (our kernels), flash-attn (FlashAttention,
             for all of a model or not at all), or auto: the faster one where it is installed,
             chosen at start for each kind of layer.
@@ -102,7 +168,7 @@ class EngineConfig:
     block_tokens: int = 16
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
+    gpu_memory_utilization: float | None = None
     attention_backend: str = "auto"
     seed: int = 0
     load_format: str = "auto"
@@ -132,91 +198,88 @@ class EngineConfig:
     tuning_cache_path: str = "auto"
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        self._check_counts()
-        self._normalise_numbers()
-        self._normalise_formats()
-        self._check_combinations()
+        for name in _PATHS:
+            if isinstance(path := getattr(self, name), PathLike):
+                object.__setattr__(self, name, fspath(path))
+        _check_values(self)
+        for name, value in _normal_values(self).items():
+            object.__setattr__(self, name, value)
+        _check_choices(self)
+        _check_effects(self)
 
-    def _check_kinds(self) -> None:
-        for name, choices in (
-            ("load_format", LOAD_FORMATS),
-            ("scheduling_policy", SCHEDULING_POLICIES),
-            ("batching", BATCHING_MODES),
-            ("speculation", SPECULATION),
-            ("verification", VERIFICATION),
-            ("attention_backend", ATTENTION_BACKENDS),
-        ):
-            if getattr(self, name) not in choices:
-                raise InvalidRequestError(f"{name} must be one of {', '.join(choices)}.")
-        for kind, must, names in (
-            (bool, "be true or false", ("enable_prefix_caching", "offline", "strict")),
-            (str, "be text", ("dtype", "kv_cache_dtype", "draft_quantization")),
-            (Mapping, "map names to values", ("adapters", "tenant_weights")),
-        ):
-            for name in names:
-                if not isinstance(getattr(self, name), kind):
-                    raise InvalidRequestError(f"{name} must {must}.")
 
-    def _check_counts(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_tokens"):
-            check_int(name, getattr(self, name), 1, MAX_TOKENS)
-        for name in ("max_model_len", "max_num_waiting"):
-            check_int(name, getattr(self, name), 1, MAX_TOKENS, optional=True)
-        check_int("seed", self.seed, 0, MAX_SEED)
-        check_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
-        check_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MAX_BYTES, optional=True)
-        check_int("kv_ram_tier_bytes", self.kv_ram_tier_bytes, 0, MAX_BYTES)
-        for name in ("kv_disk_tier_bytes", "packed_cache_bytes"):
-            check_int(name, getattr(self, name), 1, MAX_BYTES)
+def _check_values(config: EngineConfig) -> None:
+    """Raise SettingsError for a value of the wrong type, or a whole number out of bounds."""
+    for kind, must, names in _KINDS:
+        for name in names:
+            if not isinstance(getattr(config, name), kind):
+                raise SettingsError(f"{name} must {must}.")
+    for each in fields(config):
+        if each.name in _BOUNDS:
+            low, high = _BOUNDS[each.name]
+            value, optional = getattr(config, each.name), each.default is None
+            check_int(each.name, value, low, high, optional=optional, error=SettingsError)
 
-    def _normalise_numbers(self) -> None:
-        off = {"decode_replay_s": 0, "tpot_slo_s": None, "kv_ttl_s": None}
-        for name in ("gpu_memory_utilization", "batch_window_s", *off):
-            value = getattr(self, name)
-            if name not in off or value != off[name]:
-                object.__setattr__(self, name, _check_positive(name, value))
-        if self.gpu_memory_utilization > 1:
-            raise InvalidRequestError("gpu_memory_utilization must be at most 1.")
-        weights = {
-            name: _check_positive(f"tenant_weights of {name!r}", weight)
-            for name, weight in self.tenant_weights.items()
-        }
-        object.__setattr__(self, "tenant_weights", weights)
 
-    def _normalise_formats(self) -> None:
-        if self.dtype != "auto":
-            float_format(self.dtype)
-        object.__setattr__(self, "kv_cache_dtype", full_name(self.kv_cache_dtype))
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise InvalidRequestError(
-                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}."
-            )
-        if self.quantization == "none":
-            object.__setattr__(self, "quantization", None)
-        on_load_format(self.quantization)
-        if self.draft_quantization not in ("auto", "none"):
-            on_load_format(self.draft_quantization)
+def _normal_values(config: EngineConfig) -> dict[str, object]:
+    """Fields that may be written in several ways, in one; SettingsError if one cannot be read."""
+    positive = {
+        name: _positive(name, value)
+        for name, as_it_is in _POSITIVE.items()
+        if (value := getattr(config, name)) not in as_it_is
+    }
+    weights = {
+        name: _positive(f"tenant_weights of {name!r}", weight)
+        for name, weight in config.tenant_weights.items()
+    }
+    for name, folder in config.adapters.items():
+        if not isinstance(name, str) or not isinstance(folder, str | PathLike):
+            raise SettingsError("adapters must map names to folders.")
+    quantization = None if config.quantization == "none" else config.quantization
+    return positive | {
+        "tenant_weights": weights,
+        "adapters": {name: fspath(folder) for name, folder in config.adapters.items()},
+        "quantization": quantization,
+        "kv_cache_dtype": full_name(config.kv_cache_dtype),
+    }
 
-    def _check_combinations(self) -> None:
-        """Nothing that would have no effect is accepted, but what belongs to an executor: which one
-        runs is not known yet."""
-        has_draft_model = self.speculation in DRAFT_MODEL_SPECULATION
-        with_draft_model = f"speculation {', '.join(DRAFT_MODEL_SPECULATION)}"
-        defaults = {each.name: each.default for each in fields(self)} | {"tenant_weights": {}}
-        for name, where, is_used in (
-            ("verification", "speculation", self.speculation != "off"),
-            ("num_speculative_tokens", "speculation", self.speculation != "off"),
-            ("draft_model", with_draft_model, has_draft_model),
-            ("draft_quantization", with_draft_model, has_draft_model),
-            ("kv_disk_tier_bytes", "kv_disk_tier_path", self.kv_disk_tier_path is not None),
-            ("kv_ram_tier_bytes", "enable_prefix_caching", self.enable_prefix_caching),
-            ("kv_disk_tier_path", "enable_prefix_caching", self.enable_prefix_caching),
-            ("tenant_weights", "scheduling_policy fair", self.scheduling_policy == "fair"),
-            ("batch_window_s", "batching dynamic", self.batching == "dynamic"),
-        ):
-            if getattr(self, name) != defaults[name] and not is_used:
-                raise InvalidRequestError(f"{name} has no effect without {where}.")
+
+def _check_choices(config: EngineConfig) -> None:
+    """Raise SettingsError for a name that there is not."""
+    for name, choices in _CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise SettingsError(f"{name} must be one of {', '.join(choices)}.")
+    if (config.gpu_memory_utilization or 0) > 1:
+        raise SettingsError("gpu_memory_utilization must be at most 1.")
+    if config.dtype != "auto":
+        float_format(config.dtype)
+    on_load_format(config.quantization)
+    if config.draft_quantization not in ("auto", "none"):
+        on_load_format(config.draft_quantization)
+
+
+def _check_effects(config: EngineConfig) -> None:
+    """Raise SettingsError for a setting that another leaves without effect."""
+    drafts = config.speculation in DRAFT_MODEL_SPECULATION
+    on_disk = config.kv_disk_tier_path is not None
+    guesses, drafting = "speculation", f"speculation {' or '.join(DRAFT_MODEL_SPECULATION)}"
+    prefixes = "enable_prefix_caching"
+    defaults = EngineConfig.__dataclass_fields__
+    for name, needed, is_there in (
+        ("verification", guesses, config.speculation != "off"),
+        ("num_speculative_tokens", guesses, config.speculation != "off"),
+        ("draft_model", drafting, drafts),
+        ("draft_quantization", drafting, drafts),
+        ("kv_ram_tier_bytes", prefixes, config.enable_prefix_caching),
+        ("kv_disk_tier_path", prefixes, config.enable_prefix_caching),
+        ("kv_disk_tier_bytes", "kv_disk_tier_path", on_disk),
+        ("packed_cache_bytes", "packed_cache_path", config.packed_cache_path != "off"),
+        ("batch_window_s", "batching dynamic", config.batching == "dynamic"),
+    ):
+        if not is_there and getattr(config, name) != defaults[name].default:
+            raise SettingsError(f"{name} has no effect without {needed}.")
+    if config.tenant_weights and config.scheduling_policy != "fair":
+        raise SettingsError("tenant_weights has no effect without scheduling_policy fair.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,11 +326,11 @@ def resolve(
     draft model's KV comes out of the same budget.
 
     Raises:
-        InvalidRequestError: ``max_model_len`` is beyond the checkpoint's positions.
+        SettingsError: ``max_model_len`` is beyond the checkpoint's positions.
         OutOfMemoryError: the pool cannot hold one sequence of ``max_model_len``.
     """
     if config.max_model_len is not None and config.max_model_len > spec.max_position:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"max_model_len {config.max_model_len} is beyond the model's {spec.max_position} "
             "positions."
         )
@@ -338,22 +401,21 @@ def with_overrides(config: EngineConfig, **changes: object) -> EngineConfig:
     """A copy with some fields changed.
 
     Raises:
-        InvalidRequestError: there is no such field.
+        SettingsError: there is no such field.
     """
-    unknown = sorted(set(changes) - set(EngineConfig.__dataclass_fields__))
-    if unknown:
-        near = get_close_matches(unknown[0], EngineConfig.__dataclass_fields__, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise InvalidRequestError(f"Unknown setting {', '.join(unknown)}{hint}")
+    known = EngineConfig.__dataclass_fields__
+    for name in changes:
+        if name not in known:
+            raise SettingsError(f"There is no setting {name!r}{suggestion(name, known)}")
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
-def _check_positive(name: str, value: object) -> float:
+def _positive(name: str, value: object) -> float:
     """The number, which may come as text from the command line."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"{name} must be a number.") from error
+        raise SettingsError(f"{name} must be a number.") from error
     if not 0 < number < float("inf"):
-        raise InvalidRequestError(f"{name} must be greater than 0.")
+        raise SettingsError(f"{name} must be greater than 0.")
     return number

@@ -3,6 +3,7 @@
 ::
 
     RidgelineError
+    ├── SettingsError        a setting is out of bounds, unknown, or contradicts another
     ├── RequestError         the caller asked for something that cannot be done
     │   ├── InvalidRequestError      a value is out of bounds, or values contradict each other
     │   ├── ContextLengthError       the prompt (plus output) does not fit the context
@@ -33,6 +34,12 @@ class RidgelineError(Exception):
     """Base of every error raised on purpose."""
 
     exit_code = 1
+
+
+class SettingsError(RidgelineError, ValueError):
+    """A setting of the engine or the server is out of bounds, unknown, or contradicts another."""
+
+    exit_code = 2
 
 
 class RequestError(RidgelineError):

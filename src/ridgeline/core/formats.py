@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,8 @@ class NumberFormat:
     ``bits`` are the payload bits of one element. A quantized format has, for every block of
     ``group_size`` elements along the reduction axis (``None``: the whole row) by ``group_rows``
     rows (``None``: all rows), a scale of ``scale_bits`` and, if it is asymmetric, a zero point of
-    ``zero_bits``.
+    ``zero_bits``. Beside a scale each ``factor_columns`` elements may have a factor of 8 bits. Rows
+    are padded to a multiple of ``row_multiple`` elements.
     """
 
     name: str
@@ -22,15 +23,21 @@ class NumberFormat:
     group_rows: int | None = 1
     scale_bits: float = 0
     zero_bits: float = 0
+    factor_columns: int | None = None
+    row_multiple: int = 1
 
     @property
     def is_quantized(self) -> bool:
         return self.scale_bits > 0
 
     def bits_per_element(self, row_length: int, rows: int = 2**31) -> float:
-        """True bits per element of a matrix, scales included; ``rows`` matters for one scale."""
-        group = (self.group_size or row_length) * (self.group_rows or rows)
-        return self.bits + (self.scale_bits + self.zero_bits) / max(group, 1)
+        """True bits per element of a matrix, scales and padding included; ``rows`` matters for one
+        scale."""
+        padded = -(-row_length // self.row_multiple) * self.row_multiple
+        group = (self.group_size or padded) * (self.group_rows or rows)
+        factors = 0.0 if self.factor_columns is None else 8 / self.factor_columns
+        bits = self.bits + factors + (self.scale_bits + self.zero_bits) / max(group, 1)
+        return bits * padded / max(row_length, 1)
 
     def num_bytes(self, shape: tuple[int, ...]) -> float:
         """Bytes of a tensor whose last axis is the reduction axis."""
@@ -91,11 +98,11 @@ def float_format(name: str) -> NumberFormat:
     """The floating-point format called ``name``; ``torch.`` prefixes and short names are accepted.
 
     Raises:
-        InvalidRequestError: there is no such format.
+        SettingsError: there is no such format.
     """
     fmt = _BY_NAME.get(full_name(name))
     if fmt is None:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"Unknown number format {name!r}; choose one of {', '.join(sorted(_BY_NAME))}."
         )
     return fmt
@@ -105,16 +112,16 @@ def number_format(name: str) -> NumberFormat:
     """The format called ``name``, floating-point or quantized.
 
     Raises:
-        InvalidRequestError: there is no such format.
+        SettingsError: there is no such format.
     """
     quantized = {fmt.name: fmt for fmt in _QUANTIZED}
     if name in quantized:
         return quantized[name]
     try:
         return float_format(name)
-    except InvalidRequestError:
+    except SettingsError:
         known = sorted([*_BY_NAME, *quantized])
-        raise InvalidRequestError(
+        raise SettingsError(
             f"Unknown number format {name!r}; choose one of {', '.join(known)}."
         ) from None
 
@@ -143,12 +150,12 @@ def on_load_format(name: str | None) -> NumberFormat | None:
     ``None`` leaves them as they are.
 
     Raises:
-        InvalidRequestError: there is no such format.
+        SettingsError: there is no such format.
     """
     if name is None:
         return None
     if name not in ON_LOAD:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"Weights cannot be quantized to {name!r} on load; choose one of {', '.join(ON_LOAD)}."
         )
     return number_format(name)

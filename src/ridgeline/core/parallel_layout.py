@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "context", "expert", "data"):
             if getattr(self, name) < 1:
-                raise InvalidRequestError(f"The number of {name}-parallel ranks must be positive.")
+                raise SettingsError(f"The number of {name}-parallel ranks must be positive.")
         if self.tensor * self.context * self.data % self.expert:
-            raise InvalidRequestError(
+            raise SettingsError(
                 f"{self.expert} expert-parallel ranks do not divide "
                 f"{self.tensor * self.context * self.data} ranks."
             )

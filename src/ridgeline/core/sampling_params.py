@@ -1,10 +1,10 @@
 """How the next token is chosen, and when a request ends."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ridgeline.core.checks import check_float, check_int
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.structured_outputs import StructuredOutputs
 
@@ -34,7 +34,8 @@ class SamplingParams:
         frequency_penalty: subtracted for each time that a token is in the output.
         logit_bias: added to the logits of these token ids, −100 to 100.
         seed: the same seed gives the same text, whatever else is in the batch; ``None`` draws one.
-        max_tokens: output length limit; without it the output may fill the context.
+        max_tokens: output length limit; without it the output may fill the context, whose end is a
+            finish_reason of "length" as well.
         min_tokens: before this many, end-of-sequence and stop tokens are impossible, and stop
             strings do not end the output.
         stop: strings at which the output ends.
@@ -146,24 +147,3 @@ def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
         raise InvalidRequestError(f"{name} must be a list.")
     return tuple(values)
-
-
-def check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
-    """Raise `InvalidRequestError` unless ``value`` is a whole number within the bounds."""
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be a whole number.")
-    if not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be between {low} and {high}.")
-
-
-def check_float(
-    name: str, value: object, low: float, high: float, *, low_open: bool = False
-) -> None:
-    """Raise `InvalidRequestError` unless ``value`` is a finite number within the bounds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequestError(f"{name} must be a finite number.")
-    if not low <= value <= high or (low_open and value == low):
-        bound = "greater than" if low_open else "at least"
-        raise InvalidRequestError(f"{name} must be {bound} {low:g} and at most {high:g}.")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ridgeline.core.checks import check_float, check_int
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionOutput, FinishReason, RequestOutput
 from ridgeline.core.sampling_params import (
@@ -16,8 +17,6 @@ from ridgeline.core.sampling_params import (
     MAX_SAMPLES,
     MAX_TOKENS,
     SamplingParams,
-    check_float,
-    check_int,
 )
 
 

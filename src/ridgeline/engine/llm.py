@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -45,10 +46,14 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, progress: Progress | None = None, **settings: Any
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        progress: Progress | None = None,
+        **settings: Any,
     ) -> None:
         self._engine = Engine(
-            with_overrides(EngineConfig(model=model), **settings), progress=progress
+            with_overrides(EngineConfig(), model=model, **settings), progress=progress
         )
         self._loop = self._engine.loop
         info = self._engine.info
@@ -115,9 +120,11 @@ class LLM:
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several; see `render_chat` for the options."""
+        if not isinstance(messages, list | tuple):
+            raise InvalidRequestError("The messages must be a list, or a list of such lists.")
         batch = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self.generate(
-            [self.encode_chat(each, **template_options) for each in batch],  # type: ignore[arg-type]
+            [self.encode_chat(each, **template_options) for each in batch],
             params,
         )
 

@@ -10,10 +10,10 @@ import torch
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import (
-    ChatTemplateError,
     CorruptFileError,
     InvalidRequestError,
     ModelNotFoundError,
+    SettingsError,
 )
 from ridgeline.core.formats import float_format, on_load_format
 from ridgeline.core.sampling_params import SamplingParams
@@ -112,6 +112,7 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
             progress=progress,
         )
         definition, tokenizer = _described(folder, config)
+        _check_vocabulary(tokenizer, definition.spec.vocab_size)
     return ModelDescription(
         name=config.model or "embedded",
         folder=folder,
@@ -205,6 +206,16 @@ def _described(path: Path, config: EngineConfig) -> tuple[ModelDefinition, Token
     return definition, tokenizer
 
 
+def _check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Warn of tokens that the model does not have: a text with one of them is refused."""
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        _log.warning(
+            "The tokenizer has %d tokens and the model %d: text with one of the others is refused.",
+            tokenizer.vocab_size,
+            vocab_size,
+        )
+
+
 def _sampling_defaults(folder: Path | None) -> dict[str, Any]:
     """What ``generation_config.json`` says of sampling, if there is one.
 
@@ -263,15 +274,13 @@ def _load_chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> Ch
     if tokenizer is None:
         return None
     if config.chat_template is None:
-        try:
-            return ChatTemplate.from_tokenizer(tokenizer)
-        except ChatTemplateError as error:  # which generating text does without
-            _log.warning("%s (without it the model completes text; chats need one)", error)
-            return None
+        return ChatTemplate.from_tokenizer(tokenizer)
     source = config.chat_template
     if "{" not in source:  # a path, not a template
         try:
             source = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"The chat template {source} cannot be read.") from error
-    return ChatTemplate(source, special_tokens=tokenizer.special_tokens)
+            raise SettingsError(f"The chat template {source} cannot be read.") from error
+    template = ChatTemplate(source, special_tokens=tokenizer.special_tokens)
+    template.compile()  # one that was asked for must be usable; the model's own is for chats alone
+    return template

@@ -8,7 +8,7 @@ from ridgeline.core.config import (
     ResolvedConfig,
     with_overrides,
 )
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import ConstraintFactory, Drafter, Executor, StepPrice
 from ridgeline.decoding.drafters import (
@@ -34,19 +34,19 @@ def load_draft(
     The revision in the settings is the target's; a draft model is its repository's default.
 
     Raises:
-        InvalidRequestError: none is named, or it has another vocabulary.
+        SettingsError: none is named, or it has another vocabulary.
     """
     name = config.draft_model
     if name is None and config.model is None:
         name = str(embedded_draft_folder())
     if config.speculation in ("draft", "combined") and name is None:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"speculation={config.speculation!r} needs draft_model, a smaller model with the same "
             "vocabulary."
         )
     if config.speculation not in DRAFT_MODEL_SPECULATION or name is None:
         if config.draft_quantization != "auto":
-            raise InvalidRequestError("draft_quantization needs draft_model: there is none.")
+            raise SettingsError("draft_quantization needs draft_model: there is none.")
         return None
     own: dict[str, object] = {"adapters": {}, "chat_template": None, "revision": None}
     if config.draft_quantization != "auto":
@@ -61,7 +61,7 @@ def load_draft(
 def _check_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
     digests = [model.tokenizer and model.tokenizer.digest() for model in (target, draft)]
     if target.model.spec.vocab_size != draft.model.spec.vocab_size or digests[0] != digests[1]:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"The draft model {draft.name} has another vocabulary than {target.name}; its tokens "
             "would mean something else."
         )

@@ -2,7 +2,12 @@
 
 from ridgeline.executors.base import device_kv_bytes, kernels_of
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.registry import create_executor, default_executor, executor_names
+from ridgeline.executors.registry import (
+    create_executor,
+    default_executor,
+    executor_names,
+    missing_for,
+)
 
 __all__ = [
     "ExecutorModel",
@@ -11,4 +16,5 @@ __all__ = [
     "device_kv_bytes",
     "executor_names",
     "kernels_of",
+    "missing_for",
 ]

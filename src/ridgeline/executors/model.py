@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.spec import ModelSpec
@@ -30,10 +30,10 @@ class ExecutorModel:
     def check_not_quantized_twice(self, weight: Weight) -> None:
         """
         Raises:
-            InvalidRequestError: the model is to be quantized, and this weight of it is already.
+            SettingsError: the model is to be quantized, and this weight of it is already.
         """
         if self.quantization is not None and not isinstance(weight, torch.Tensor):
-            raise InvalidRequestError(
+            raise SettingsError(
                 f"The checkpoint is quantized already, to {weight.format.name}; leave out "
                 "quantization (of a draft model: set draft_quantization to none), or load the "
                 "unquantized checkpoint."

@@ -123,13 +123,14 @@ def _with_scales(form: NumberFormat) -> NumberFormat:
 def _cpu_formats(
     model: PricedModel, own: NumberFormat, quantized: NumberFormat
 ) -> dict[str, NumberFormat]:
-    from ridgeline.executors.cpu.roles import held_format
+    from ridgeline.executors.cpu.roles import held_format, padded
 
     formats = dict(model.weight_formats)  # those of the checkpoint stay as they are
     for op in reversed(model.ops):  # the head first: an embedding that is tied to it is as it is
         for weight in op_weights(op):
             layers = held_format(quantized, weight.shape[-1])
-            formats.setdefault(weight.name, _cpu_format(op, weight, own, quantized, layers))
+            form = _cpu_format(op, weight, own, quantized, layers)
+            formats.setdefault(weight.name, padded(form))
     return formats
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ridgeline.core.config import DEFAULT_GPU_MEMORY_UTILIZATION
-from ridgeline.core.errors import InvalidRequestError, MachineError
+from ridgeline.core.errors import MachineError, SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.executors.model import ExecutorModel
@@ -29,6 +28,8 @@ class _Options:
     tuning_cache_path: str
 
 
+DEFAULT_GPU_MEMORY_SHARE = 0.9
+
 Models = Mapping[ModelRole, ExecutorModel]
 Factory = Callable[[Models, _Options], Executor]
 
@@ -40,9 +41,9 @@ def _wants_fp8(models: Models, options: _Options) -> bool:
 
 def _reference(models: Models, options: _Options) -> Executor:
     if any(model.quantization is not None for model in models.values()):
-        raise InvalidRequestError("The reference executor does not quantize weights; use cpu.")
+        raise SettingsError("The reference executor does not quantize weights; use cpu.")
     if options.kv_cache_dtype != "auto":
-        raise InvalidRequestError("The reference executor stores KV as it computes; use cpu.")
+        raise SettingsError("The reference executor stores KV as it computes; use cpu.")
     return ReferenceExecutor(models, options.block_tokens)
 
 
@@ -50,7 +51,7 @@ def _cpu(models: Models, options: _Options) -> Executor:
     from ridgeline.executors.cpu import CPUExecutor
 
     if _wants_fp8(models, options):
-        raise InvalidRequestError("The cpu executor has no fp8; use int8.")
+        raise SettingsError("The cpu executor has no fp8; use int8.")
     return CPUExecutor(
         models,
         options.block_tokens,
@@ -74,7 +75,7 @@ def _cuda(models: Models, options: _Options) -> Executor:
 
     target = models[ModelRole.TARGET]
     if target.dtype == torch.float64:
-        raise InvalidRequestError("The cuda executor has no float64; use the reference executor.")
+        raise SettingsError("The cuda executor has no float64; use the reference executor.")
     if _wants_fp8(models, options):
         check_fp8()
     if any(model.quantization and model.quantization.bits == 4 for model in models.values()):
@@ -102,6 +103,20 @@ def executor_names() -> tuple[str, ...]:
     return tuple(_FACTORIES)
 
 
+def missing_for(name: str) -> str | None:
+    """One sentence on why an executor cannot run on this machine; ``None`` if it can."""
+    if name == "cuda":
+        return missing_for_gpu()
+    if name == "cpu":
+        from ridgeline.kernels.cpu.library import NativeLibraryError, chosen_level, load_library
+
+        try:
+            load_library(chosen_level())
+        except NativeLibraryError as error:
+            return str(error)
+    return None
+
+
 def default_executor(*, block_tokens: int = 16, dtype: torch.dtype = torch.float32) -> str:
     """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
     from ridgeline.executors.cpu import KV_SUB_BLOCK
@@ -122,7 +137,7 @@ def create_executor(
     kv_cache_dtype: str = "auto",
     packed_cache: "PackedCache | None" = None,
     max_num_seqs: int = 64,
-    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION,
+    gpu_memory_utilization: float | None = None,
     attention_backend: str = "auto",
     tuning_cache_path: str = "off",
 ) -> Executor:
@@ -130,35 +145,35 @@ def create_executor(
 
     ``kv_cache_dtype`` is auto, or a format that the executor can store KV in; ``packed_cache`` is
     where cpu keeps packed weights; cuda makes room for ``max_num_seqs`` sequences within
-    ``gpu_memory_utilization`` of the memory, attends by ``attention_backend``, and keeps the tiles
-    that it times where ``tuning_cache_path`` says.
+    ``gpu_memory_utilization`` of the memory (without it 0.9), attends by ``attention_backend``, and
+    keeps the tiles that it times where ``tuning_cache_path`` says.
 
     Raises:
-        InvalidRequestError: there is none of that name, or it lacks an option.
+        SettingsError: there is none of that name, or it lacks an option.
         MachineError: it cannot run on this machine.
     """
     if name == "auto":
         name = default_executor(block_tokens=block_tokens, dtype=models[ModelRole.TARGET].dtype)
     factory = _FACTORIES.get(name)
     if factory is None:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"Unknown executor {name!r}; choose auto or one of {', '.join(_FACTORIES)}."
         )
-    for setting, value, unset in (
-        ("attention_backend", attention_backend, ("auto",)),
-        ("gpu_memory_utilization", gpu_memory_utilization, (DEFAULT_GPU_MEMORY_UTILIZATION,)),
-        ("tuning_cache_path", tuning_cache_path, ("auto", "off")),
+    for setting, is_given in (
+        ("gpu_memory_utilization", gpu_memory_utilization is not None),
+        ("attention_backend", attention_backend != "auto"),
+        ("tuning_cache_path", tuning_cache_path not in ("auto", "off")),
     ):
-        if name != "cuda" and value not in unset:
-            raise InvalidRequestError(
-                f"{setting} {value} is of the cuda executor, and this is {name}; leave it out."
+        if is_given and name != "cuda":
+            raise SettingsError(
+                f"{setting} is of the cuda executor, and this is {name}; leave it out."
             )
     options = _Options(
         block_tokens=block_tokens,
         kv_cache_dtype=kv_cache_dtype,
         packed_cache=packed_cache,
         max_num_seqs=max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=gpu_memory_utilization or DEFAULT_GPU_MEMORY_SHARE,
         attention_backend=attention_backend,
         tuning_cache_path=tuning_cache_path,
     )

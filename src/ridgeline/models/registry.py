@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from ridgeline.core.errors import InvalidRequestError, UnsupportedModelError
+from ridgeline.core.errors import SettingsError, UnsupportedModelError
 from ridgeline.core.formats import FLOAT32, float_format
 from ridgeline.models import (
     cohere,
@@ -108,7 +108,7 @@ def _declared_dtype(config: ConfigReader) -> str:
                 text = place.text(name)
                 try:
                     return float_format(text).name
-                except InvalidRequestError as error:
+                except SettingsError as error:
                     raise UnsupportedModelError(
                         f"config.json declares {name} {show(text)}, which is not supported."
                     ) from error

@@ -111,21 +111,20 @@ class NativeKernels:
         return ProductKernel(
             family="codes",
             unpack=(bits * self.line + split) / 32,
-            product=(sums + _has_factors(form) + 4 * 32 / _step_columns(form)) / 32,
+            product=(sums + bool(form.factor_columns) + 4 * 32 / _step_columns(form)) / 32,
             panel_tokens=self.panel_tokens,
         )
 
     def _codes_by_amx(self, form: NumberFormat) -> ProductKernel:
-        """Codes become bytes once for all tokens; sums of 16 tokens are stored, loaded, converted
-        and multiplied twice at each step."""
+        """Codes become bytes once for all tokens; sums of a token are stored, loaded, converted and
+        multiplied twice at each step."""
         bits, columns = _packed_bits(form), _step_columns(form)
-        split = _SPLIT[bits] + 16 + _FACTORS * _has_factors(form)
+        split = _SPLIT[bits] + 16 + _FACTORS * bool(form.factor_columns)
         tiles = max(columns / _TILE_BYTES, 1)
         return ProductKernel(
             family="tiles",
             unpack=(bits * self.line + split) / 32,
-            product=(_TILE_PRODUCT * tiles + 5 * _TILE_TOKENS) / (_TILE_TOKENS * columns),
-            tile_tokens=_TILE_TOKENS,
+            product=(_TILE_PRODUCT / _TILE_TOKENS * tiles + 5) / columns,
         )
 
 
@@ -138,11 +137,6 @@ def _step_columns(form: NumberFormat) -> int:
     return 64 if form.group_size is None else min(form.group_size, 128)
 
 
-def _has_factors(form: NumberFormat) -> bool:
-    """Whether a group has factors beside its scale: int4 as it is quantized on load."""
-    return form.group_size is not None and form.scale_bits > 16
-
-
 # Instructions for a block of 32 columns and a vector of rows, by bits (each bit is a line): shifts
 # and masks of its codes; products and sums of one token without VNNI, which takes bytes as two
 # nibbles. A conversion to floats takes four more.
@@ -153,13 +147,13 @@ _FACTORS = 48  # to multiply the codes of a block by its factors
 
 # A product of two tiles, of 16 tokens by 64 bytes by 16 rows, takes as long as 32 instructions on
 # vectors (16 cycles; of those there are two a cycle), and a tile of weights as long as 16 to load.
+# Tiles have a row for each token and no more; those of fewer tokens are taken to be as much faster.
 _TILE_TOKENS, _TILE_BYTES, _TILE_PRODUCT = 16, 64, 32
 _BFLOATS_BY_AMX = ProductKernel(
     family="tiles",
     unpack=16 / 32,
     product=_TILE_PRODUCT / (_TILE_TOKENS * _TILE_BYTES / 2),
     panel_tokens=2 * _TILE_TOKENS,
-    tile_tokens=_TILE_TOKENS,
 )
 
 

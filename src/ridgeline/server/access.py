@@ -82,7 +82,10 @@ class Access:
         finally:
             seconds = time.monotonic() - started_s
             self._server.metrics.http(call.path if call else "refused", scope["method"], status)
-            if self._server.config.log_requests:
+            if call is not None and call.outcome == "ok" and status >= 400:
+                call.outcome = f"error {status}"
+            is_quiet = call is not None and call.is_probe and call.outcome == "ok"
+            if self._server.config.log_requests and not is_quiet:
                 log_request(scope["method"], call, request_id, status, seconds)
             self._server.tracing.record(call, status, started_s, headers)
 

@@ -243,11 +243,6 @@ async def prompt_of(call: Call, conversation: Conversation) -> str:
     source = server.template_source
     tools = conversation.offered_tools
     messages = with_template_ids(conversation.messages, source)
-    if "developer" not in source:
-        messages = [
-            {**message, "role": "system"} if message["role"] == "developer" else message
-            for message in messages
-        ]
     knows_tools = server.template_knows_tools
     if not knows_tools and (tools or "tool_calls" not in source):
         messages = explain_tools(messages, tools)

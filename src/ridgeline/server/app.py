@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.server.access import Access
 from ridgeline.server.context import Call, Server
-from ridgeline.server.endpoint import Endpoint, Operation
+from ridgeline.server.endpoint import Endpoint, Handler, Operation
 from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.openapi import openapi
 from ridgeline.server.page import page_operations
@@ -24,16 +24,12 @@ def api_operations() -> list[Operation]:
         *model_operations(),
         *_text(),
         *_jobs(),
-        Operation(
-            method="GET", path="/health", handler=operations.health, summary="The process lives"
-        ),
-        Operation(
-            method="GET", path="/ready", handler=operations.ready, summary="Requests are taken"
-        ),
-        Operation(method="GET", path="/ping", handler=operations.ping, summary="As /health"),
+        _probe("/health", operations.health, "The process lives"),
+        _probe("/ready", operations.ready, "Requests are taken"),
+        _probe("/ping", operations.ping, "As /health"),
+        _probe("/load", operations.load, "How busy it is"),
+        _probe("/metrics", operations.metrics, "Prometheus"),
         Operation(method="GET", path="/version", handler=operations.version, summary="Version"),
-        Operation(method="GET", path="/load", handler=operations.load, summary="How busy it is"),
-        Operation(method="GET", path="/metrics", handler=operations.metrics, summary="Prometheus"),
         Operation(
             method="GET",
             path="/admin/usage",
@@ -42,6 +38,10 @@ def api_operations() -> list[Operation]:
             needs_admin=True,
         ),
     ]
+
+
+def _probe(path: str, handler: Handler, summary: str) -> Operation:
+    return Operation(method="GET", path=path, handler=handler, summary=summary, is_probe=True)
 
 
 def _text() -> list[Operation]:

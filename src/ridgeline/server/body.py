@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from ridgeline.core.spelling import suggestion
 from ridgeline.server.errors import ApiError, bad_request
-from ridgeline.server.schemas.choices import choices
+from ridgeline.server.schemas.choices import choices, field_names
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -124,8 +125,10 @@ def _invalid(text: str, schema: Any) -> ApiError:
     where = path.group(1).removesuffix("[...]") if path else ""
     what = _PATH.sub("", text).replace("`", "").replace(" | null", "")
     if (unknown := _UNKNOWN.search(text)) is not None:
-        where = f"{where}.{unknown.group(1)}".lstrip(".")[:80]
-        return bad_request(f"{where}: this field is not known.", where, "unknown_field")
+        name = unknown.group(1)[:80]
+        meant = suggestion(name, field_names(schema, where))
+        where = f"{where}.{name}".lstrip(".")
+        return bad_request(f"{where}: this field is not known{meant}", where, "unknown_field")
     missing = re.search(r"missing required field `(\w+)`", text)
     if missing is not None:
         where = f"{where}.{missing.group(1)}".lstrip(".")

@@ -1,13 +1,27 @@
 """Settings of the server."""
 
 import ipaddress
-import math
 from dataclasses import dataclass
 
-from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.sampling_params import check_int
+from ridgeline.core.checks import check_float, check_int
+from ridgeline.core.errors import SettingsError
 from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
+
+_WHOLE_NUMBERS = {
+    "port": (0, 65535),
+    "max_queue": (1, 1 << 20),
+    "max_body_mib": (1, 4096),
+    "batch_concurrency": (1, 1024),
+}
+_NUMBERS = {
+    "body_timeout_s": (0.01, 86400),
+    "stall_timeout_s": (0.01, 86400),
+    "ping_s": (0.01, 86400),
+    "drain_s": (0, 86400),
+    "batch_price_factor": (0, 1e6),
+}
+_PRICES = ("price_input", "price_cached", "price_output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,42 +83,30 @@ class ServerConfig:
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
-        check_int("port", self.port, 0, 65535)
-        check_int("max_queue", self.max_queue, 1, 1 << 20)
-        check_int("max_body_mib", self.max_body_mib, 1, 4096)
-        check_int("batch_concurrency", self.batch_concurrency, 1, 1024)
-        for name in ("body_timeout_s", "stall_timeout_s", "ping_s"):
-            self._check_number(name, low=0.01, high=86400)
-        self._check_number("drain_s", low=0, high=86400)
-        self._check_number("batch_price_factor", low=0, high=1e6)
-        for name in ("price_input", "price_cached", "price_output"):
+        for name, (least, most) in _WHOLE_NUMBERS.items():
+            check_int(name, getattr(self, name), least, most, error=SettingsError)
+        for name, (low, high) in _NUMBERS.items():
+            check_float(name, getattr(self, name), low, high, error=SettingsError)
+        for name in _PRICES:
             if getattr(self, name) is not None:
-                self._check_number(name, low=0, high=1e9)
+                check_float(name, getattr(self, name), 0, 1e9, error=SettingsError)
         if (self.price_input is None) != (self.price_output is None):
-            raise InvalidRequestError("price_input and price_output go together.")
+            raise SettingsError("price_input and price_output go together.")
         for what, parsers in (
             ("tool_call_parser", TOOL_PARSERS),
             ("reasoning_parser", REASONING_PARSERS),
         ):
             known = ["auto", "none", *parsers]
             if getattr(self, what) not in known:
-                raise InvalidRequestError(f"{what} must be one of {', '.join(known)}.")
+                raise SettingsError(f"{what} must be one of {', '.join(known)}.")
         Origins(self.allow_origin)
         if any(not key for key in self.api_key) or self.admin_api_key == "":
-            raise InvalidRequestError("A key must not be empty.")
+            raise SettingsError("A key must not be empty.")
         if not self.has_keys and not is_loopback(self.host):
-            raise InvalidRequestError(
+            raise SettingsError(
                 f"Without keys the server listens on this machine only, and {self.host} is open to "
                 "others; set --api-key or --api-key-file."
             )
-
-    def _check_number(self, name: str, *, low: float, high: float) -> None:
-        value = getattr(self, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
-            raise InvalidRequestError(f"{name} must be a finite number.")
-        if not low <= value <= high:
-            raise InvalidRequestError(f"{name} must be between {low:g} and {high:g}.")
 
     @property
     def has_keys(self) -> bool:

@@ -158,7 +158,8 @@ def new_id(prefix: str) -> str:
 class Call:
     """One request to a route: who asks, and what is known of it so far for metrics and logs.
 
-    ``path`` is the route's pattern, ``prompt_field`` its field for what the model reads.
+    ``path`` is the route's pattern, ``prompt_field`` its field for what the model reads;
+    ``is_probe``: it only asks how the server is.
     ``arrival_s`` is on the ``time.monotonic`` clock. Closing
     ``admission`` gives back the place that `admit` took.
     """
@@ -172,6 +173,7 @@ class Call:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     arrival_s: float = field(default_factory=time.monotonic)
     is_batch: bool = False
+    is_probe: bool = False
     family: Family = Family.OPENAI
     prompt_field: str = "prompt"
     outcome: str = "ok"

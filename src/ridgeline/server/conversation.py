@@ -120,7 +120,7 @@ def explain_tools(
     explained = [_as_text(message) for message in messages]
     if not instructions:
         return explained
-    if explained and explained[0]["role"] == "system":
+    if explained and explained[0]["role"] in ("system", "developer"):
         first = explained[0]
         return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *explained[1:]]
     return [{"role": "system", "content": instructions}, *explained]

@@ -32,6 +32,7 @@ _SSE_HEADERS = [
 ]
 
 Answer = Reply | EventStream | FileReply
+Handler = Callable[..., Coroutine[Any, Any, Answer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +43,13 @@ class Operation:
     ASGI ``receive`` where ``reads_raw``. ``answer`` is the schema of the reply, for
     ``/openapi.json``, as are ``query`` (JSON Schema by parameter) and ``form`` (that of a multipart
     body). ``prompt_field``: where a request has what the model reads. ``needs_admin``: only the
-    admin key will do. ``in_batches``: lines of a batch may ask for it.
+    admin key will do. ``in_batches``: lines of a batch may ask for it. ``is_probe``: monitors ask
+    it all the time, so that only what goes wrong with it is logged.
     """
 
     method: str
     path: str
-    handler: Callable[..., Coroutine[Any, Any, Answer]]
+    handler: Handler
     summary: str
     request: type | None = None
     answer: Any = None
@@ -56,6 +58,7 @@ class Operation:
     needs_admin: bool = False
     prompt_field: str = "prompt"
     in_batches: bool = False
+    is_probe: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     form: Mapping[str, Any] | None = None
 
@@ -76,6 +79,7 @@ class Endpoint:
         call.path_params = scope.get("path_params", {})
         call.family = self._operation.family
         call.prompt_field = self._operation.prompt_field
+        call.is_probe = self._operation.is_probe
         sender = _Sender(send, is_head=scope["method"] == "HEAD")
         try:
             with call.admission:

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.server.config import ServerConfig
 
 ADMIN = "admin"
@@ -60,7 +60,7 @@ class Keys:
     """Finds the owner of a key; every comparison takes the same time.
 
     Raises:
-        InvalidRequestError: the key file cannot be read, or is not as documented.
+        SettingsError: the key file cannot be read, or is not as documented.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -84,7 +84,7 @@ class Keys:
 
     def _add(self, digest: bytes, caller: Caller) -> None:
         if any(digest == known for known, _ in self._callers):
-            raise InvalidRequestError(f"The key of {caller.tenant} is there twice.")
+            raise SettingsError(f"The key of {caller.tenant} is there twice.")
         self._callers.append((digest, caller))
 
     @property
@@ -93,13 +93,11 @@ class Keys:
         return self._open
 
     def check_policy(self, scheduling_policy: str) -> None:
-        """InvalidRequestError if some keys go before others, and the queue has another order."""
+        """SettingsError if some keys go before others, and the queue has another order."""
         if scheduling_policy != "priority" and any(
             caller.limits.priority for _, caller in self._callers
         ):
-            raise InvalidRequestError(
-                "A priority in the key file needs --scheduling-policy priority."
-            )
+            raise SettingsError("A priority in the key file needs --scheduling-policy priority.")
 
     def of_tenant(self, tenant: str) -> Caller:
         """For work that a tenant left here: what it may ask for, without limits per minute.
@@ -151,15 +149,15 @@ def _check_names(names: list[str]) -> None:
     """Two keys of one name would see each other's files."""
     for name in names:
         if name in (ADMIN, ANONYMOUS):
-            raise InvalidRequestError(f"The key file may not name a key {name}.")
+            raise SettingsError(f"The key file may not name a key {name}.")
         if names.count(name) > 1:
-            raise InvalidRequestError(f"The key file has two keys named {name}.")
+            raise SettingsError(f"The key file has two keys named {name}.")
 
 
 def _read(path: str) -> _KeyFile:
     try:
         return msgspec.toml.decode(Path(path).read_bytes(), type=_KeyFile)
     except OSError as error:
-        raise InvalidRequestError(f"The key file cannot be read: {error.strerror}.") from error
+        raise SettingsError(f"The key file cannot be read: {error.strerror}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The key file is not as it should be: {error}.") from error
+        raise SettingsError(f"The key file is not as it should be: {error}.") from error

@@ -8,7 +8,6 @@ import time
 from ridgeline.server.context import Call
 
 _log = logging.getLogger("ridgeline.requests")
-_PROBES = ("/health", "/ready", "/ping", "/metrics")  # asked for every few seconds by machines
 
 
 def setup_request_log() -> None:
@@ -23,11 +22,7 @@ def setup_request_log() -> None:
 def log_request(
     method: str, call: Call | None, request_id: str, status: int, seconds: float
 ) -> None:
-    """One line, but none for probes that went well; JSON escapes every control character, so a
-    line is a line."""
-    failed = status >= 400
-    if call is not None and call.path in _PROBES and not failed:
-        return
+    """One line; JSON escapes every control character, so a line is a line."""
     entry: dict[str, object] = {
         "time": round(time.time(), 3),
         "request_id": request_id,
@@ -43,6 +38,6 @@ def log_request(
             "prompt_tokens": call.prompt_tokens,
             "cached_tokens": call.cached_tokens,
             "output_tokens": call.output_tokens,
-            "outcome": f"error {status}" if failed and call.outcome == "ok" else call.outcome,
+            "outcome": call.outcome,
         }
     _log.info("%s", json.dumps(entry))

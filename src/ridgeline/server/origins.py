@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 
 ANY = "*"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?/?")
@@ -14,7 +14,7 @@ class Origins:
     """The origins that ``allow_origin`` lists; ``*`` allows every one.
 
     Raises:
-        InvalidRequestError: one is neither ``*`` nor ``scheme://host[:port]``.
+        SettingsError: one is neither ``*`` nor ``scheme://host[:port]``.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ def _as_sent(origin: str) -> bytes:
     """The origin as browsers send it: in lower case, without the scheme's own port or a slash."""
     parts = _ORIGIN.fullmatch(origin.lower())
     if parts is None:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"allow_origin must be {ANY} or scheme://host[:port], and {origin!r} is neither."
         )
     scheme, host, port = parts.groups()

@@ -33,8 +33,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Return a copy of a conversation, as transformers prepares it for a template.
 
     A message has a ``role``, and as ``content`` a string, a list of ``{"type": "text", "text": …}``
-    or nothing. Keys that are None are dropped; reasoning is put under each name that templates
-    read. Raises InvalidRequestError.
+    or None, which is an empty string unless there are calls of tools. Keys that are None are
+    dropped; reasoning is put under each name that templates read. Raises InvalidRequestError.
     """
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise InvalidRequestError("The messages must be a list of at least one message.")
@@ -47,6 +47,10 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         if not isinstance(role, str) or not 0 < len(role) <= _MAX_ROLE_CHARS:
             raise InvalidRequestError(f"Message {index} has no role.")
         _check_content(copied.get("content"), index)
+        if not copied.get("tool_calls"):
+            if "content" not in copied:
+                raise InvalidRequestError(f"Message {index} has no content.")
+            copied["content"] = copied["content"] or ""
         copied = {key: value for key, value in copied.items() if value is not None}
         found = [copied[field] for field in _REASONING_FIELDS if field in copied]
         if found:
@@ -72,6 +76,13 @@ def join_text_parts(messages: list[dict[str, Any]]) -> None:
     for message in messages:
         if isinstance(message.get("content"), list):
             message["content"] = "\n".join(part["text"] for part in message["content"])
+
+
+def developers_are_system(messages: list[dict[str, Any]]) -> None:
+    """Give a developer's messages the name that models had for them before (mutates them)."""
+    for message in messages:
+        if message["role"] == "developer":
+            message["role"] = "system"
 
 
 def _check_content(content: Any, index: int) -> None:

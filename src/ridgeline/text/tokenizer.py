@@ -83,7 +83,10 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise InvalidRequestError("The text contains surrogates, not valid Unicode.") from error
+            raise InvalidRequestError(
+                "The text is not valid Unicode: it has a lone surrogate, which is half of a "
+                "character, or stands for a byte that was not UTF-8."
+            ) from error
         with backend_errors("The tokenizer failed on the text"):
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 

@@ -17,6 +17,7 @@ from ridgeline.weights.names import list_some
 CONFIG_NAME = "config.json"
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"  # of LoRA, in PEFT's layout
 
 # What is downloaded: never a pickle. Sub-folders hold other formats (ONNX, the original weights),
 # but for chat templates; consolidated files are a second copy of the weights.
@@ -73,6 +74,11 @@ def check_files(
     missing = [CONFIG_NAME] if need_config and CONFIG_NAME not in names else []
     if lacks_weights:
         missing.append(f"{SINGLE_NAME} or {INDEX_NAME}")
+    if missing and ADAPTER_CONFIG_NAME in names:
+        raise ModelNotFoundError(
+            f"{where} is a LoRA adapter: load the model that it was made for, with adapters "
+            f"(--adapters NAME={where})."
+        )
     if missing:
         raise ModelNotFoundError(
             f"{where} is not a model that can be loaded: it has no {', and no '.join(missing)}."

@@ -17,6 +17,7 @@ from ridgeline.core.errors import CorruptFileError, UnsupportedModelError, Weigh
 from ridgeline.core.ops import MLP, Op, OutProject, QKVProject, Weight
 from ridgeline.models import TensorSource, read_config
 from ridgeline.models.config import show
+from ridgeline.weights.files import ADAPTER_CONFIG_NAME
 from ridgeline.weights.names import short_name
 from ridgeline.weights.safetensors_file import SafetensorsFile
 
@@ -65,7 +66,7 @@ def load_lora(
         UnsupportedModelError: it is not plain LoRA, or adapts what cannot be adapted.
         WeightsMismatchError: its tensors do not fit the model, or do not come in pairs.
     """
-    config = read_config(folder / "adapter_config.json")
+    config = read_config(folder / ADAPTER_CONFIG_NAME)
     _check_supported(config)
     users = _users(ops, sources)
     adapter: dict[str, LoRAWeights] = {}

@@ -153,3 +153,19 @@ def test_weights_of_any_size_keep_their_precision(level):
         for form, bound in ((bytes_of_32, 0.0045), (with_factors, 0.08)):
             unpacked = pack(threads, weight, form).unpack(threads, np.arange(16, dtype=np.int32))
             assert np.abs(unpacked - weight.numpy()).max() <= bound * float(weight.abs().max())
+
+
+@each_level
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_not_finite_costs_the_other_groups_nothing(level, odd):
+    threads, rows = pool(level, 2), np.arange(32, dtype=np.int32)
+    weight = weights(32, 256) * 1e-9
+    spoilt = weight.clone()
+    spoilt[3, 130] = odd
+    for form in (form for form in QUANTIZED if form.group in (32, 64, 128)):
+        expected = pack(threads, weight, form).unpack(threads, rows)
+        unpacked = pack(threads, spoilt, form).unpack(threads, rows)
+        own = np.zeros(weight.shape, dtype=bool)
+        own[3, 130 // form.group * form.group :][: form.group] = True
+        assert np.array_equal(unpacked[~own], expected[~own])
+        assert not np.isfinite(unpacked[own]).any()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ridgeline.core import ops
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import SettingsError
 from ridgeline.executors.cpu.batch import CPUBatch
 from ridgeline.executors.cpu.program import Program
 from ridgeline.executors.reference.token_ops import TokenOps, Tokens
@@ -45,13 +45,13 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
     """Those that the reference has to run, which the log says.
 
     Raises:
-        InvalidRequestError: one of them works on the KV cache, whose layout is the kernels' own, or
+        SettingsError: one of them works on the KV cache, whose layout is the kernels' own, or
             is the head.
     """
     cuts = tuple(op for op in model_ops if not isinstance(op, _NATIVE))
     for op in cuts:
         if isinstance(op, _NEVER_CUT):
-            raise InvalidRequestError(
+            raise SettingsError(
                 f"The cpu executor has no kernel for {type(op).__name__}, and the reference's "
                 "cannot read its KV cache; use the reference executor."
             )

@@ -63,7 +63,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         level: instruction-set level; ``None`` for the best one of this machine.
 
     Raises:
-        InvalidRequestError: a setting is not possible here.
+        SettingsError: a setting is not possible here.
         NativeLibraryError: the kernels are not built.
     """
 

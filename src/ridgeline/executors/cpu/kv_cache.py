@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import ModelSpec, kv_groups
 from ridgeline.kernels.cpu import Format, Pool, aligned_bytes
@@ -25,10 +25,10 @@ _FORMATS = {
 
 def check_block_tokens(block_tokens: int) -> None:
     """Raises:
-    InvalidRequestError: blocks of so many tokens are not whole multiples of 16.
+    SettingsError: blocks of so many tokens are not whole multiples of 16.
     """
     if block_tokens % KV_SUB_BLOCK:
-        raise InvalidRequestError(
+        raise SettingsError(
             f"The cpu executor's KV blocks are multiples of {KV_SUB_BLOCK} tokens, not "
             f"{block_tokens}."
         )

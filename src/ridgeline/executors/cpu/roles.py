@@ -24,6 +24,7 @@ Role = str | ops.LatentAttend
 _INT4 = number_format("int4")
 _FACTORED_GROUP = 128
 FACTOR_COLUMNS = 32  # that share a factor
+_FACTORED_INT4 = replace(_INT4, group_size=_FACTORED_GROUP, factor_columns=FACTOR_COLUMNS)
 _CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 
@@ -68,27 +69,20 @@ def held_format(quantization: NumberFormat, columns: int) -> NumberFormat:
     its own elsewhere, and a scale for several of them, unless that makes narrow ones larger."""
     if quantization != _INT4:
         return quantization
-    if not _takes_factors(columns):
-        return replace(quantization, name="int4-g32")
-    return _with_factors(quantization)
+    return _FACTORED_INT4 if _takes_factors(columns) else replace(_INT4, name="int4-g32")
+
+
+def padded(form: NumberFormat) -> NumberFormat:
+    """A format with rows as the kernels pad them: those of codes to whole groups of activations."""
+    if not form.is_quantized:
+        return form
+    return replace(form, row_multiple=max(form.group_size or 64, 32))
 
 
 def _takes_factors(columns: int) -> bool:
     """Whether a matrix is no larger with factors, for which columns are padded to whole groups."""
-    return _row_bits(_with_factors(_INT4), columns) <= _row_bits(_INT4, columns)
-
-
-def _row_bits(form: NumberFormat, columns: int) -> float:
-    group = form.group_size or columns
-    padded = -(-columns // group) * group
-    return padded * form.bits_per_element(padded)
-
-
-def _with_factors(quantization: NumberFormat) -> NumberFormat:
-    factor_bits = 8 * _FACTORED_GROUP / FACTOR_COLUMNS
-    return replace(
-        quantization, group_size=_FACTORED_GROUP, scale_bits=quantization.scale_bits + factor_bits
-    )
+    plain, factored = (padded(each).bits_per_element(columns) for each in (_INT4, _FACTORED_INT4))
+    return factored <= plain
 
 
 def packed_bytes(

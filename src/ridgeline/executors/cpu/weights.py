@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ridgeline.core import ops
-from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.executors.cpu.codes import (
     MatrixCodes,
@@ -20,7 +20,13 @@ from ridgeline.executors.cpu.codes import (
     pack_matrix_codes,
     row_ranges,
 )
-from ridgeline.executors.cpu.roles import FACTOR_COLUMNS, packed_bytes, packed_format, weight_roles
+from ridgeline.executors.cpu.roles import (
+    FACTOR_COLUMNS,
+    packed_bytes,
+    packed_format,
+    padded,
+    weight_roles,
+)
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu import (
     Allocate,
@@ -118,12 +124,12 @@ def pack_weights(
     vectors keep their precision, since they are small and errors in them are not averaged out.
 
     Raises:
-        InvalidRequestError: the model is float64, which these kernels do not have; or it is to be
+        SettingsError: the model is float64, which these kernels do not have; or it is to be
             quantized and is already.
         OutOfMemoryError: the packed weights would not fit the memory that is free.
     """
     if model.dtype == torch.float64:
-        raise InvalidRequestError("The cpu executor has no float64; use the reference executor.")
+        raise SettingsError("The cpu executor has no float64; use the reference executor.")
     _check_memory(pool, model)
     packing = _Packing(pool, model, cuts)
     for name, index, weight in weight_parts(model.weights):
@@ -234,13 +240,16 @@ def _number_format(matrix: PackedMatrix) -> NumberFormat:
     bits = int(struct.format)
     group = struct.group if struct.group < struct.columns or struct.has_factors else None
     is_usual = struct.has_factors if bits == 4 else group == (None if bits == 8 else 32)
-    return NumberFormat(
-        name=f"int{bits}" if is_usual else f"int{bits}-g{group or 'row'}",
-        bits=bits,
-        is_float=False,
-        group_size=group,
-        scale_bits=16 + (8 * struct.group / FACTOR_COLUMNS if struct.has_factors else 0),
-        zero_bits=16 if struct.has_min else 0,
+    return padded(
+        NumberFormat(
+            name=f"int{bits}" if is_usual else f"int{bits}-g{group or 'row'}",
+            bits=bits,
+            is_float=False,
+            group_size=group,
+            scale_bits=16,
+            zero_bits=16 if struct.has_min else 0,
+            factor_columns=FACTOR_COLUMNS if struct.has_factors else None,
+        )
     )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.core import ops
-from ridgeline.core.errors import InvalidRequestError, MachineError
+from ridgeline.core.errors import MachineError, SettingsError
 from ridgeline.executors.cuda.attention_trial import Trial, compare
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import PassInput, Short
@@ -45,7 +45,7 @@ class AttentionBackends:
 
         Raises:
             MachineError: it is not installed.
-            InvalidRequestError: it does not fit; says why.
+            SettingsError: it does not fit; says why.
         """
         if self.wanted != "flash-attn":
             return
@@ -58,7 +58,7 @@ class AttentionBackends:
             if isinstance(op, ops.Attend):
                 reasons.append(misfit(self.package, op, kv_dtype, block_tokens) or "")
         for reason in filter(None, reasons):
-            raise InvalidRequestError(
+            raise SettingsError(
                 f"attention_backend flash-attn does not fit: {self.package.name} {reason}; leave "
                 "it at auto."
             )

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from ridgeline.core.errors import EngineError, InvalidRequestError
+from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import Admission, ModelRole, Pass, Segment, StepPlan, referenced_output
 from ridgeline.core.result import SegmentResult, StepResult
@@ -63,7 +63,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             when a request waits for it.
 
     Raises:
-        InvalidRequestError: a setting is not possible here.
+        SettingsError: a setting is not possible here.
         OutOfMemoryError: the weights do not fit; says what helps.
     """
 
@@ -90,7 +90,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
             kernels=f"{kernels.name}/{device.name}/{torch.__version__}",
         )
         if execution not in EXECUTIONS:
-            raise InvalidRequestError(f"execution must be one of {', '.join(EXECUTIONS)}.")
+            raise SettingsError(f"execution must be one of {', '.join(EXECUTIONS)}.")
         self.device, self._kernels = device, kernels
         self._num_slots, self._memory_share = num_slots, memory_share
         self._warms_up, self._tuning = warm_up, tuning

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.core.errors import InvalidRequestError, MachineError
+from ridgeline.core.errors import MachineError, SettingsError
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.cuda_device import CUDADevice
 from ridgeline.executors.cuda.device import Device
@@ -21,11 +21,11 @@ def check_fp8() -> None:
     """Refuse float8 on a GPU that has none.
 
     Raises:
-        InvalidRequestError: it is older than compute capability 8.9.
+        SettingsError: it is older than compute capability 8.9.
     """
     if not has_fp8():
         major, minor = torch.cuda.get_device_capability()
-        raise InvalidRequestError(
+        raise SettingsError(
             f"fp8 needs a GPU of compute capability 8.9, and {torch.cuda.get_device_name()} has "
             f"{major}.{minor}; use int8."
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat, number_format
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.formats import (
@@ -58,7 +58,7 @@ def load_weights(device: Device, model: ExecutorModel, *, memory_share: float) -
     for them; the others are expanded to the model's type, which the log says once.
 
     Raises:
-        InvalidRequestError: the model is to be quantized and is already, or cannot be.
+        SettingsError: the model is to be quantized and is already, or cannot be.
         OutOfMemoryError: they do not fit; says what helps.
     """
     _check_room(device, model, memory_share)
@@ -161,7 +161,7 @@ def packed(values: torch.Tensor, form: NumberFormat | None) -> PackedMatrix:
     """A matrix, or a stack of experts', as it is or quantized to a format of `core.formats`.
 
     Raises:
-        InvalidRequestError: its columns are not whole groups of the format.
+        SettingsError: its columns are not whole groups of the format.
     """
     if form is None:
         matrix = pack_matrix(values)
@@ -171,7 +171,7 @@ def packed(values: torch.Tensor, form: NumberFormat | None) -> PackedMatrix:
         return fp8_matrix(values)
     columns = values.shape[-1]
     if columns % (form.group_size or 1):
-        raise InvalidRequestError(
+        raise SettingsError(
             f"A matrix with {columns} columns has no whole groups of {form.group_size}, and so no "
             f"{form.name} on a GPU; use int8 or fp8."
         )

@@ -127,8 +127,7 @@ def pack(
     rows, columns = weight.shape
     multiplier = 1.0
     if form.format.is_quantized:
-        largest = max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
-        multiplier = scale_multiplier(largest / form.largest_code)
+        multiplier = scale_multiplier(_largest_finite(weight) / form.largest_code)
     packed = empty_matrix(pool, matrix_struct(rows, columns, form, multiplier), allocate)
     put_rows(pool, packed, 0, weight)
     return packed
@@ -157,6 +156,14 @@ def largest_scale(scales: npt.NDArray[np.float32], mins: npt.NDArray[np.float32]
     """What `scale_multiplier` takes for codes with these scales and mins; of a part, or of all."""
     largest = float(np.abs(scales).max(initial=0.0))
     return largest if mins is None else max(largest, float(np.abs(mins).max(initial=0.0)) / 16)
+
+
+def _largest_finite(weight: torch.Tensor) -> float:
+    """The largest magnitude; what is not finite concerns its own group alone."""
+    if not weight.numel():
+        return 0.0
+    largest = max(map(abs, map(float, weight.aminmax())))
+    return largest if math.isfinite(largest) else _largest_finite(weight[weight.isfinite()])
 
 
 def matrix_bytes(pool: Pool, struct: Matrix) -> int:

@@ -5,9 +5,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from ridgeline.core.checks import check_int
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import DiskError, EngineError, InvalidRequestError
-from ridgeline.core.sampling_params import check_int
+from ridgeline.core.errors import DiskError, EngineError, InvalidRequestError, SettingsError
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.loading import Progress
 from ridgeline.server.config import ServerConfig
@@ -20,12 +20,13 @@ class OfflineBatch:
     """Checks the whole input at once; lines that the outputs have already are not run again.
 
     Raises:
+        SettingsError: ``concurrency`` is out of bounds.
         InvalidRequestError: the input is missing, a line of it is not as it should be, or it is
             the output.
     """
 
     def __init__(self, source: Path, output: Path, *, concurrency: int) -> None:
-        check_int("concurrency", concurrency, 1, 4096)
+        check_int("concurrency", concurrency, 1, 4096, error=SettingsError)
         self._source = source
         self._output = output
         self._errors = output.with_name(f"{output.stem}.errors{output.suffix}")

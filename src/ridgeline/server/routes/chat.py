@@ -101,11 +101,9 @@ def tool_specs(tools: list[Tool] | None) -> tuple[ToolSpec, ...]:
 
 
 def message_input(message: ChatMessage, where: str) -> dict[str, Any]:
-    """A message as templates take it; only an assistant's may be without content."""
+    """A message as templates take it."""
     result: dict[str, Any] = {"role": message.role}
     content = message.content
-    if content is None and message.role != "assistant":
-        raise bad_request(f"{where}: a message of role {message.role!r} needs content.", where)
     if isinstance(content, list):
         result["content"] = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
     elif content is not None or not message.tool_calls:

@@ -1,4 +1,4 @@
-"""Which values a field may have, for whoever sent another."""
+"""Which fields there are and which values one may have, for whoever sent another."""
 
 import re
 from functools import lru_cache
@@ -12,13 +12,26 @@ _STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
 @lru_cache(maxsize=256)
 def choices(schema: Any, path: str) -> tuple[str, ...]:
     """The values of the ``Literal`` at a path such as ``tools[0].type``; none if there is none."""
+    found = _kinds_at(schema, path)
+    values = (v for each in found if isinstance(each, inspect.LiteralType) for v in each.values)
+    return tuple(map(str, values))
+
+
+@lru_cache(maxsize=256)
+def field_names(schema: Any, path: str) -> tuple[str, ...]:
+    """The fields of the object at a path; none if there is no such object."""
+    found = _kinds_at(schema, path)
+    objects = (each for each in found if isinstance(each, inspect.StructType))
+    return tuple(field.encode_name for each in objects for field in each.fields)
+
+
+def _kinds_at(schema: Any, path: str) -> list[inspect.Type]:
     found = _parts(inspect.type_info(schema))
     for step in _STEP.findall(path):
         found = [
             part for each in found for child in _children(each, step) for part in _parts(child)
         ]
-    values = (v for each in found if isinstance(each, inspect.LiteralType) for v in each.values)
-    return tuple(map(str, values))
+    return found
 
 
 def _parts(kind: inspect.Type) -> list[inspect.Type]:

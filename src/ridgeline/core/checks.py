@@ -1,0 +1,40 @@
+"""Checks of single values, of requests and of settings."""
+
+import math
+
+from ridgeline.core.errors import InvalidRequestError, RidgelineError
+
+
+def check_int(
+    name: str,
+    value: object,
+    low: int,
+    high: int,
+    *,
+    optional: bool = False,
+    error: type[RidgelineError] = InvalidRequestError,
+) -> None:
+    """Raise ``error`` unless ``value`` is a whole number within the bounds."""
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise error(f"{name} must be a whole number.")
+    if not low <= value <= high:
+        raise error(f"{name} must be between {low} and {high}.")
+
+
+def check_float(
+    name: str,
+    value: object,
+    low: float,
+    high: float,
+    *,
+    low_open: bool = False,
+    error: type[RidgelineError] = InvalidRequestError,
+) -> None:
+    """Raise ``error`` unless ``value`` is a finite number within the bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise error(f"{name} must be a finite number.")
+    if not low <= value <= high or (low_open and value == low):
+        bound = "greater than" if low_open else "at least"
+        raise error(f"{name} must be {bound} {low:g} and at most {high:g}.")

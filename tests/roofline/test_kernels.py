@@ -1,0 +1,63 @@
+"""The counts of instructions that stand for the cpu executor's kernels, with AMX and without."""
+
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.core.formats import BFLOAT16, FLOAT32, NumberFormat, number_format
+from ridgeline.roofline.kernels import NativeKernels, ProductKernel
+
+VECTORS = NativeKernels(panel_tokens=8, attention_rows=12, in_16_bits=False, in_pairs=True, line=4)
+TILES = replace(VECTORS, in_pairs=False, has_amx=True)
+INT8 = number_format("int8")
+FACTORED = replace(number_format("int4"), group_size=128, factor_columns=32)
+CODES = (INT8, number_format("int4"), number_format("int4-g128"), FACTORED)
+
+
+def name_of(form: NumberFormat) -> str:
+    return form.name + ("-factors" if form.factor_columns else "")
+
+
+def work(kernel: ProductKernel, tokens: float) -> float:
+    """Instructions for a weight, in lanes."""
+    return kernel.unpack * kernel.panels(tokens) + kernel.product * kernel.computed(tokens)
+
+
+@pytest.mark.parametrize("form", CODES, ids=name_of)
+def test_codes_go_to_tiles_beyond_a_panel_of_vectors(form):
+    for tokens in (1, 2.5, 8):
+        assert TILES.of(form, tokens=tokens) == VECTORS.of(form, tokens=tokens)
+    for tokens in (8.5, 9, 4096):
+        assert TILES.of(form, tokens=tokens).family == "tiles"
+        assert VECTORS.of(form, tokens=tokens).family == "codes"
+
+
+def test_bfloats_always_go_to_tiles_and_other_floats_never():
+    for tokens in (1, 8, 4096):
+        assert TILES.of(BFLOAT16, tokens=tokens).family == "tiles"
+        assert TILES.of(FLOAT32, tokens=tokens) == VECTORS.of(FLOAT32, tokens=tokens)
+
+
+@pytest.mark.parametrize("form", [BFLOAT16, *CODES[1:]], ids=name_of)
+@pytest.mark.parametrize("tokens", [16, 32, 512])
+def test_tiles_take_less_than_vectors(form, tokens):
+    assert work(TILES.of(form, tokens=tokens), tokens) < work(
+        VECTORS.of(form, tokens=tokens), tokens
+    )
+
+
+@pytest.mark.parametrize("form", [BFLOAT16, *CODES], ids=name_of)
+def test_no_token_is_padding(form):
+    """A tile has a row for each token: the products of 32 take twice those of 16, not more."""
+    kernel = TILES.of(form, tokens=16)
+    assert kernel.computed(32) == 2 * kernel.computed(16) == 32
+
+
+def test_factors_are_counted_where_there_are_some():
+    """Not where a scale is long: that of a group of a checkpoint in float32 has as many bits."""
+    plain = number_format("int4-g128")
+    long_scales = replace(plain, scale_bits=32)
+    for kernels, tokens in ((VECTORS, 8), (TILES, 8), (TILES, 32)):
+        assert kernels.of(long_scales, tokens=tokens) == kernels.of(plain, tokens=tokens)
+        factored = kernels.of(FACTORED, tokens=tokens)
+        assert work(factored, tokens) > work(kernels.of(plain, tokens=tokens), tokens)
