@@ -79,13 +79,14 @@ struct Rows {
 };
 
 // Panel p holds M tokens from `first_token(p)` on: panels are of equal length, or the first of them
-// are one longer than the others. They come in blocks of `panels_each`, as equal as can be, which stay
-// in a near cache while all tiles pass. For float matrices it is float [columns][M], or, where bfloats are
-// multiplied in pairs, bfloat [columns / 2][M][2], a pair taking the place of a float. For quantized
-// ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of 32), and for each step of
-// columns the scale of the bytes, float [steps][M]; beside minimums also the sum of the bytes times the
-// scale, float [steps][M]; where sums start from them, for each unit of columns what `minus_sum` makes of
-// the sum of its bytes, [units][M]. Panels of fewer tokens are not padded. For AMX some columns of a token lie together: panels of bytes or of pairs are
+// are one longer than the others. They come in blocks of `panels_each`, as equal as can be, which
+// stay in a near cache while all tiles pass. For float matrices a panel is float [columns][M], or,
+// where bfloats are multiplied in pairs, bfloat [columns / 2][M][2], a pair taking the place of a
+// float. For quantized ones it is bytes [quads][M][4] (columns padded with zeros to a multiple of
+// 32), and for each step of columns the scale of the bytes, float [steps][M]; beside minimums also
+// the sum of the bytes times the scale, float [steps][M]; where sums start from them, for each unit
+// of columns what `minus_sum` makes of the sum of its bytes, [units][M]. Panels of fewer tokens are
+// not padded. For AMX some columns of a token lie together: panels of bytes or of pairs are
 // [blocks][M][block_bytes], and a block is a step of columns or a part of one, or 16 pairs (columns
 // padded with zeros to whole blocks).
 struct Panels {
@@ -101,7 +102,7 @@ struct Panels {
   float* scales;
   float* sums;          // null without minimums
   int32_t* minus_sums;  // null with minimums, and for AMX
-  int64_t num_bytes;  // of all of these
+  int64_t num_bytes;    // of all of these
 
   int32_t num_panels() const { return count; }
   int64_t num_blocks() const { return ceil_div(count, panels_each); }
