@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: demo test test-all test-clients test-emulated test-sanitized test-gpu lint bench-gpu \
+.PHONY: demo test test-all test-changed test-clients test-emulated test-sanitized test-gpu lint bench-gpu \
   bench-honesty embedded-model clean
 
 demo: $(VENV)/.installed
@@ -13,9 +13,16 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
+# The tests of the packages that differ from main.
+test-changed: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 -m "not slow" $$(git diff --name-only $$(git merge-base HEAD main) \
+	  | sed -nE 's#^(src/ridgeline|tests)/([a-z_]+)/.*#tests/\2#p' | sort -u | xargs -r ls -d 2>/dev/null)
+
+# Everything, and once more what is not slow where the folders are full of a user's things.
 test-all: $(VENV)/.installed-dev lint test-sanitized
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile explore -m "not alone"
 	$(BIN)/python -m pytest -m alone
+	RIDGELINE_TEST_FOLDERS=full $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-clients: $(VENV)/.installed-dev
 	$(BIN)/python tests/clients/run.py
@@ -64,7 +71,7 @@ bench-honesty: $(VENV)/.installed-dev
 	$(BIN)/python -m ridgeline.bench.honesty
 
 embedded-model: $(VENV)/.installed-dev
-	$(BIN)/python -m ridgeline.compress.embedded
+	$(BIN)/python -m recipes.embedded --docs docs
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
