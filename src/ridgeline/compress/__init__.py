@@ -1,1 +1,1 @@
-"""Training: the recipe of the embedded model, and the distillation of its draft."""
+"""Training: a model, the loop, its optimizer, losses of prediction and of distillation."""

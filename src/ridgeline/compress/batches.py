@@ -46,6 +46,7 @@ class WindowStream:
         self.ids = ids
         self.length_tokens = length_tokens
         self.seed = seed
+        self._epoch, self._epoch_order = -1, np.empty(0, dtype=np.int64)
         self.num_windows = (len(ids) - 1) // length_tokens
         if self.num_windows < 1:
             raise ValueError(f"the text has {len(ids)} tokens, a window needs {length_tokens + 1}")
@@ -53,9 +54,14 @@ class WindowStream:
     def window(self, index: int) -> Ids:
         """Window number ``index`` of the endless stream: ``length_tokens`` + 1 ids."""
         epoch, place = divmod(index, self.num_windows)
-        order = np.random.default_rng((self.seed, epoch)).permutation(self.num_windows)
-        start = int(order[place]) * self.length_tokens
+        start = int(self._order(epoch)[place]) * self.length_tokens
         return self.ids[start : start + self.length_tokens + 1]
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        if epoch != self._epoch:
+            random = np.random.default_rng((self.seed, epoch))
+            self._epoch, self._epoch_order = epoch, random.permutation(self.num_windows)
+        return self._epoch_order
 
     def batch(self, *, number: int, num_windows: int) -> tuple[Tensor, Tensor]:
         """Batch ``number``: inputs and next tokens, each [num_windows, length_tokens] int64."""

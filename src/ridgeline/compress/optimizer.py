@@ -25,16 +25,17 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     eps: float = 1e-10
+    dtype: torch.dtype = torch.float32  # of Muon's iterations
 
 
 def orthogonalize(update_NRC: Tensor) -> Tensor:
-    """The nearest orthogonal matrix, about, of each [R, C] matrix (float32 throughout)."""
+    """The nearest orthogonal matrix, about, of each [R, C] matrix, in the dtype of the update."""
     tall = update_NRC.shape[-2] > update_NRC.shape[-1]
     x: Tensor = update_NRC.transpose(-2, -1) if tall else update_NRC
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-7)
     for a, b, c in _POLAR_EXPRESS:
         gram = x @ x.transpose(-2, -1)
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     orthogonal: Tensor = x.transpose(-2, -1) if tall else x
     return orthogonal
 
@@ -81,7 +82,9 @@ class MuonAdam:
         rate = self.config.matrix_lr * lr_scale
         scale = max(1.0, shape[0] / shape[1]) ** 0.5
         for parameter, direction in zip(
-            group.values(), orthogonalize(torch.stack(directions)), strict=True
+            group.values(),
+            orthogonalize(torch.stack(directions).to(self.config.dtype)),
+            strict=True,
         ):
             parameter.mul_(1 - rate * self.config.weight_decay)
             parameter.add_(direction, alpha=-rate * scale)

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional
 
 from ridgeline.compress.batches import WindowStream
+from ridgeline.compress.cross_entropy import cross_entropy
 from ridgeline.compress.optimizer import MuonAdam, OptimizerConfig
 from ridgeline.compress.trainable import TrainableLlama
 
@@ -57,12 +57,27 @@ class TrainingConfig:
     compile: bool = True
 
 
-def next_token_loss(model: TrainableLlama) -> LossFunction:
-    """Mean cross-entropy of the next token, in nats."""
+def fast_dtype() -> torch.dtype:
+    """bfloat16 where the processor multiplies it faster than float32 (AMX, AVX512-BF16)."""
+    capabilities = torch.cpu.get_capabilities()
+    has_bf16 = capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
+    return torch.bfloat16 if has_bf16 else torch.float32
+
+
+def next_token_loss(model: TrainableLlama, dtype: torch.dtype = torch.float32) -> LossFunction:
+    """Mean cross-entropy of the next token, in nats; matrix products are in ``dtype``.
+
+    Weights, residual stream, norms, softmax and gradients of weights stay in float32.
+    """
 
     def loss(ids_BS: Tensor, next_BS: Tensor) -> Tensor:
-        logits = model(ids_BS)
-        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), next_BS.reshape(-1))
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            hidden_TD = model.model(ids_BS).flatten(0, 1)
+        return cross_entropy(
+            hidden_TD=hidden_TD.to(dtype),
+            head_VD=model.model.embed_tokens.weight,
+            next_T=next_BS.reshape(-1),
+        )
 
     return loss
 

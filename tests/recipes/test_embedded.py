@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from recipes.embedded import corpus, evaluation
 from tokenizers import Tokenizer
 
-from ridgeline.compress import corpus, evaluation
+import ridgeline
+from ridgeline import LLM, SamplingParams
 from ridgeline.compress.trainable import load_exported
 
-ASSETS = Path(corpus.__file__).parents[1] / "assets"
+ASSETS = Path(ridgeline.__file__).parent / "assets"
 MAX_BYTES = 32 * 2**20
 FILES = {
     "config.json",
@@ -74,12 +76,9 @@ def test_held_out_perplexity(name: str, kind: str) -> None:
 
 
 def test_completion_is_indented_and_does_not_repeat_one_token() -> None:
-    text = evaluation.complete(
-        model=load_exported(ASSETS / "target"),
-        tokenizer=read_tokenizer(),
-        prompt=PREFIX,
-        max_tokens=40,
-    )
+    with LLM() as llm:
+        (output,) = llm.generate([PREFIX], SamplingParams(temperature=0, max_tokens=40))
+    text = output.outputs[0].text
     assert text.startswith("    ")
     assert len(set(text.split())) >= 6
 

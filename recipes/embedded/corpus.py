@@ -48,7 +48,7 @@ def library_folder() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def _is_table(text: str) -> bool:
+def is_table(text: str) -> bool:
     """True for data written as source: many digits, few letters, or very long lines."""
     if max(map(len, text.splitlines()), default=0) > MAX_LINE_CHARS:
         return True
@@ -75,7 +75,7 @@ def source_files(folder: Path) -> Iterator[Document]:
         if path.startswith("_sysconfigdata"):
             continue
         text = _read(file)
-        if text is None or len(text) < 200 or _is_table(text):
+        if text is None or len(text) < 200 or is_table(text):
             continue
         is_test = "test" in path.split("/")[0] or "tests" in path.split("/")
         yield Document(kind="tests" if is_test else "library", path=path, text=text)
@@ -127,7 +127,7 @@ def docstrings(source: Document) -> Document | None:
     head = ast.get_docstring(tree)
     pages = ([f"{module}\n\n{head}"] if head else []) + list(_entries(tree, f"{module}."))
     text = "\n\n\n".join(pages) + "\n"
-    if len(text) < 300 or _is_table(text):
+    if len(text) < 300 or is_table(text):
         return None
     return Document(kind="docstrings", path=source.path, text=text)
 

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ridgeline.compress.corpus import Document, builtin_docs, is_held_out, parse
+from recipes.embedded.corpus import Document, builtin_docs, is_held_out, parse
 
 SYSTEM_PROMPT = "You are a helpful assistant for Python programmers."
 MAX_ANSWER_CHARS = 1600

@@ -1,7 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from ridgeline.compress import conversations, corpus
+from recipes.embedded import conversations, corpus
 
 MODULE = '''"""Tools for boats."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.compress.corpus import CODE_KINDS, Document
+from recipes.embedded.corpus import CODE_KINDS, Document
 from ridgeline.compress.trainable import TrainableLlama, export_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")

@@ -2,19 +2,25 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import indent
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
+from recipes.embedded import corpus, questions
+from ridgeline import LLM, SamplingParams
 from ridgeline.compress.trainable import TrainableLlama, load_exported
 
 CONTEXT_TOKENS = 1024
 STRIDE_TOKENS = 512
+NUM_HEADERS = 200
+COMPLETION_TOKENS = 192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,19 +103,44 @@ def agreement(
     return Agreement(num_tokens=count, top1=same / count, acceptance=overlap / count)
 
 
-@torch.no_grad()
-def complete(*, model: TrainableLlama, tokenizer: Tokenizer, prompt: str, max_tokens: int) -> str:
-    """The greedy continuation of ``prompt``, recomputed at every step; stops at special tokens."""
-    ids = tokenizer.encode(prompt).ids
-    begin = len(ids)
-    for _ in range(max_tokens):
-        window = torch.tensor([ids[-CONTEXT_TOKENS:]])
-        token = int(model(window)[0, -1].argmax())
-        if tokenizer.id_to_token(token) in ("<|endoftext|>", "<|end|>"):
-            break
-        ids.append(token)
-    text: str = tokenizer.decode(ids[begin:])
-    return text
+def function_headers(assets: Path) -> list[str]:
+    """The first 200 ``def`` lines of the held-out code that end in a colon, without indentation."""
+    pattern = re.compile(r"^ *((?:async )?def \w+\([^)\n]*\)(?: *->[^:\n]+)?:)$", re.MULTILINE)
+    found = [match for text in read_held_out(assets, "code") for match in pattern.findall(text)]
+    return found[:NUM_HEADERS]
+
+
+def function_of(header: str, completion: str, *, complete: bool) -> str:
+    """Header and completion up to the next line that is not indented, which is not the function's.
+
+    The last line goes if the completion was cut by its length.
+    """
+    lines = completion.split("\n") if complete else completion.split("\n")[:-1]
+    outside = [i for i, line in enumerate(lines) if line.strip() and not line.startswith(" ")]
+    return "\n".join([header, *lines[: outside[0] if outside else None]]) + "\n"
+
+
+def share_that_parses(llm: LLM, headers: list[str]) -> float:
+    """The share of greedy completions of ``headers`` that are Python functions."""
+    params = SamplingParams(temperature=0, max_tokens=COMPLETION_TOKENS)
+    outputs = llm.generate([f"{header}\n" for header in headers], params)
+    good = 0
+    for header, output in zip(headers, outputs, strict=True):
+        answer = output.outputs[0]
+        function = function_of(header, answer.text, complete=answer.finish_reason == "stop")
+        good += corpus.parse(function) is not None
+    return good / len(headers)
+
+
+def transcript(llm: LLM, questions: list[str]) -> str:
+    """Each question, asked by itself, and its greedy answer, as Markdown."""
+    params = SamplingParams(temperature=0, max_tokens=COMPLETION_TOKENS)
+    parts: list[str] = []
+    for number, question in enumerate(questions, start=1):
+        (output,) = llm.chat([{"role": "user", "content": question}], params)
+        answer = output.outputs[0].text.strip()
+        parts.append(f"{number}. **{question}**\n\n" + indent(answer, "   "))
+    return "\n\n".join(parts) + "\n"
 
 
 def evaluate_assets(assets: Path) -> dict[str, object]:
@@ -129,6 +160,10 @@ def evaluate_assets(assets: Path) -> dict[str, object]:
             figure = perplexity(model=model, tokenizer=tokenizer, texts=texts[kind])
             figures[kind] = asdict(figure)
         results[name] = figures
+    headers = function_headers(assets)
+    with LLM(str(assets / "target")) as llm:
+        results["completions"] = {"headers": len(headers), "parse": share_that_parses(llm, headers)}
+        results["transcript"] = transcript(llm, questions.asked())
     if "draft" in models:
         results["agreement"] = {
             kind: asdict(

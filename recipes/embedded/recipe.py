@@ -1,4 +1,4 @@
-"""The recipe of the embedded model: ``python -m ridgeline.compress.embedded``.
+"""The recipe of the embedded model: ``python -m recipes.embedded``.
 
 Stages, each of which continues where it was stopped: corpus, tokenizer, target, draft, export,
 evaluate. Everything that they write lies in the run folder; ``export`` fills the asset folder.
@@ -6,27 +6,42 @@ evaluate. Everything that they write lies in the run folder; ``export`` fills th
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
-from ridgeline.compress import conversations, corpus, distill, evaluation, export
-from ridgeline.compress.batches import EncodedDocument, WindowStream, pack
-from ridgeline.compress.loss_curve import draw_losses
+import ridgeline
+from recipes.embedded import (
+    conversations,
+    corpus,
+    deduplication,
+    documentation,
+    evaluation,
+    export,
+    packages,
+    questions,
+)
+from recipes.embedded.loss_curve import draw_losses
+from recipes.embedded.tokenizer_training import train_tokenizer, write_tokenizer
+from ridgeline.compress import distill
+from ridgeline.compress.batches import EncodedDocument, Ids, WindowStream, pack
 from ridgeline.compress.optimizer import OptimizerConfig
 from ridgeline.compress.pretrain import (
     Schedule,
     TrainingConfig,
+    fast_dtype,
     load_checkpoint,
     next_token_loss,
     train,
 )
-from ridgeline.compress.tokenizer_training import train_tokenizer, write_tokenizer
 from ridgeline.compress.trainable import LlamaShape, TrainableLlama
 
+SOURCES = ("standard_library", "documentation", "packages", "questions")
 STAGES = ("corpus", "tokenizer", "target", "draft", "export", "evaluate")
 
 
@@ -57,34 +72,46 @@ _DRAFT = LlamaShape(
     head_dim=64,
 )
 _STABLE = Mixture(
-    length_tokens=512,
+    length_tokens=256,
     weights={
-        "library": 1.0,
-        "tests": 0.2,
-        "topics": 3.0,
-        "docstrings": 1.0,
+        "library": 3.0,
+        "tests": 1.5,
+        "topics": 4.0,
+        "docstrings": 3.0,
         "text": 1.0,
-        "snippets": 0.5,
-        "chat": 0.7,
+        "snippets": 1.0,
+        "chat": 1.0,
+        "documentation": 2.0,
+        "packages": 1.0,
     },
 )
 _DECAY = Mixture(
     length_tokens=1024,
     weights={
-        "library": 1.0,
-        "topics": 5.0,
-        "docstrings": 1.0,
+        "library": 1.5,
+        "tests": 0.5,
+        "topics": 3.0,
+        "docstrings": 1.5,
         "text": 1.0,
         "snippets": 1.0,
-        "chat": 1.0,
+        "chat": 0.5,
+        "documentation": 1.0,
+        "packages": 0.08,
+        "questions": 5.0,
+        "programs": 5.0,
     },
 )
 _TARGET_TRAINING = TrainingConfig(
-    schedule=Schedule(warmup_steps=15, stable_steps=250, decay_steps=220)
+    schedule=Schedule(warmup_steps=50, stable_steps=2500, decay_steps=1000),
+    optimizer=OptimizerConfig(other_lr=0.002, dtype=fast_dtype()),
+    micro_batch_tokens=8192,
+    num_micro_batches=1,
+    checkpoint_every=50,
+    log_every=10,
 )
 _DRAFT_TRAINING = TrainingConfig(
     schedule=Schedule(warmup_steps=20, stable_steps=200, decay_steps=250),
-    optimizer=OptimizerConfig(matrix_lr=0.015, other_lr=0.004),
+    optimizer=OptimizerConfig(matrix_lr=0.015, other_lr=0.004, dtype=fast_dtype()),
     num_micro_batches=1,
     checkpoint_every=50,
 )
@@ -105,10 +132,11 @@ class Recipe:
     distillation: distill.DistillationConfig = field(default_factory=distill.DistillationConfig)
 
 
-def _write_documents(file: Path, documents: Sequence[corpus.Document]) -> None:
-    with file.open("w", encoding="utf-8") as handle:
+def _write_documents(file: Path, documents: Iterable[corpus.Document]) -> None:
+    with file.with_suffix(".tmp").open("w", encoding="utf-8") as handle:
         for document in documents:
             handle.write(json.dumps(asdict(document)) + "\n")
+    file.with_suffix(".tmp").rename(file)
 
 
 def _read_documents(file: Path) -> list[corpus.Document]:
@@ -116,42 +144,96 @@ def _read_documents(file: Path) -> list[corpus.Document]:
         return [corpus.Document(**json.loads(line)) for line in handle]
 
 
+def _standard_library() -> list[corpus.Document]:
+    training, _ = corpus.split(corpus.collect(corpus.library_folder()))
+    return [*training, *conversations.conversations(training), *conversations.snippets(training)]
+
+
+def _package_sources(run: Path, held_out: list[corpus.Document]) -> Iterator[corpus.Document]:
+    """What the pinned wheels carry beyond the standard library's own modules."""
+    packages.download(run / "wheels")
+    library, _ = corpus.split(list(corpus.source_files(corpus.library_folder())))
+    wheels = packages.pinned_wheels(run / "wheels")
+    sources = (source for wheel in wheels for source in packages.wheel_sources(wheel))
+    training = (source for source in sources if not corpus.is_held_out(source.path))
+    for document in deduplication.without_repetitions(
+        (*(d for d in library if d.kind == "library"), *training), held_out=held_out
+    ):
+        if document.kind == "packages":
+            yield document
+
+
+def _documentation(run: Path, held_out: list[corpus.Document]) -> Iterator[corpus.Document]:
+    documentation.download(run / "documentation")
+    pages = documentation.pages(run / "documentation")
+    training = (page for page in pages if not corpus.is_held_out(page.path))
+    return deduplication.without_repetitions(training, held_out=held_out)
+
+
 def corpus_stage(run: Path) -> None:
-    """Writes ``train.jsonl`` and ``heldout.jsonl``: all documents, split by path."""
-    if (run / "heldout.jsonl").exists():
-        return
-    training, held_out = corpus.split(corpus.collect(corpus.library_folder()))
-    derived = [*conversations.conversations(training), *conversations.snippets(training)]
-    _write_documents(run / "train.jsonl", [*training, *derived])
-    _write_documents(run / "heldout.jsonl", held_out)
+    """Writes ``heldout.jsonl`` and one JSONL file for each source of training text."""
+    if not (run / "heldout.jsonl").exists():
+        _, held_out = corpus.split(corpus.collect(corpus.library_folder()))
+        _write_documents(run / "heldout.jsonl", held_out)
+    held_out = _read_documents(run / "heldout.jsonl")
+    makers: dict[str, Callable[[], Iterable[corpus.Document]]] = {
+        "standard_library": _standard_library,
+        "documentation": lambda: _documentation(run, held_out),
+        "packages": lambda: _package_sources(run, held_out),
+        "questions": questions.conversations,
+    }
+    for name in SOURCES:
+        if not (run / f"{name}.jsonl").exists():
+            _write_documents(run / f"{name}.jsonl", makers[name]())
 
 
-def tokenizer_stage(run: Path, recipe: Recipe) -> None:
-    """Trains the tokenizer on everything but the test package, then encodes the corpus."""
-    if (run / "tokens.npz").exists():
-        return
-    documents = _read_documents(run / "train.jsonl")
-    texts = (document.text for document in documents if document.kind != "tests")
-    tokenizer = train_tokenizer(texts=texts, vocab_size=recipe.target.vocab_size)
-    write_tokenizer(
-        tokenizer=tokenizer,
-        folder=run / "tokenizer",
-        max_positions=recipe.target.max_positions,
+def tokenizer_stage(run: Path, recipe: Recipe, assets: Path) -> None:
+    """Encodes the corpus with the tokenizer of ``assets``; where there is none, trains one.
+
+    A new one is trained on the standard library's text, all but the tests.
+    """
+    folder = run / "tokenizer"
+    if (assets / "target" / "tokenizer.json").exists():
+        folder.mkdir(exist_ok=True)
+        for name in export.TOKENIZER_FILES:
+            shutil.copyfile(assets / "target" / name, folder / name)
+    elif not folder.exists():
+        documents = _read_documents(run / "standard_library.jsonl")
+        texts = (document.text for document in documents if document.kind != "tests")
+        tokenizer = train_tokenizer(texts=texts, vocab_size=recipe.target.vocab_size)
+        positions = recipe.target.max_positions
+        write_tokenizer(tokenizer=tokenizer, folder=folder, max_positions=positions)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for name in SOURCES:
+        if not (run / f"{name}.npz").exists():
+            _encode(run / f"{name}.jsonl", tokenizer)
+
+
+def _encode(file: Path, tokenizer: Tokenizer) -> None:
+    documents = _read_documents(file)
+    parts: list[Ids] = []
+    for start in range(0, len(documents), 256):
+        texts = [document.text for document in documents[start : start + 256]]
+        parts += [np.array(e.ids, dtype=np.uint16) for e in tokenizer.encode_batch(texts)]
+    np.savez(
+        file.with_suffix(".npz"),
+        ids=np.concatenate(parts),
+        lengths=np.array([len(part) for part in parts], dtype=np.int64),
+        kinds=np.array([document.kind for document in documents]),
+        paths=np.array([document.path for document in documents]),
     )
-    encodings = tokenizer.encode_batch([document.text for document in documents])
-    lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
-    ids = np.concatenate([np.array(encoding.ids, dtype=np.uint16) for encoding in encodings])
-    np.savez(run / "tokens.npz", ids=ids, lengths=lengths)
 
 
 def _encoded(run: Path) -> list[EncodedDocument]:
-    documents = _read_documents(run / "train.jsonl")
-    arrays = np.load(run / "tokens.npz", allow_pickle=False)
-    parts = np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])
-    return [
-        EncodedDocument(kind=document.kind, path=document.path, ids=ids)
-        for document, ids in zip(documents, parts, strict=True)
-    ]
+    documents: list[EncodedDocument] = []
+    for name in SOURCES:
+        arrays = np.load(run / f"{name}.npz", allow_pickle=False)
+        parts = np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])
+        documents += [
+            EncodedDocument(kind=str(kind), path=str(path), ids=ids)
+            for kind, path, ids in zip(arrays["kinds"], arrays["paths"], parts, strict=True)
+        ]
+    return documents
 
 
 def _stream(documents: list[EncodedDocument], mixture: Mixture, seed: int) -> WindowStream:
@@ -165,7 +247,7 @@ def target_stage(run: Path, recipe: Recipe) -> None:
     model = TrainableLlama(recipe.target, seed=recipe.seed)
     train(
         model=model,
-        loss_function=next_token_loss(model),
+        loss_function=next_token_loss(model, fast_dtype()),
         stable=_stream(documents, recipe.stable, recipe.seed),
         decay=_stream(documents, recipe.decay, recipe.seed + 1),
         config=recipe.target_training,
@@ -190,7 +272,7 @@ def draft_stage(run: Path, recipe: Recipe) -> None:
     train(
         model=model,
         loss_function=distill.distillation_loss(
-            teacher=target, student=model, config=recipe.distillation
+            teacher=target, student=model, config=recipe.distillation, dtype=fast_dtype()
         ),
         stable=_stream(documents, recipe.stable, recipe.seed + 2),
         decay=_stream(documents, recipe.decay, recipe.seed + 3),
@@ -228,7 +310,7 @@ def run_stages(
     if "corpus" in stages:
         corpus_stage(run)
     if "tokenizer" in stages:
-        tokenizer_stage(run, recipe)
+        tokenizer_stage(run, recipe, assets)
     if "target" in stages:
         target_stage(run, recipe)
     if "draft" in stages:
@@ -243,7 +325,7 @@ def main() -> None:
     """Command line of the recipe."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("runs/embedded"))
-    parser.add_argument("--assets", type=Path, default=Path(__file__).parents[1] / "assets")
+    parser.add_argument("--assets", type=Path, default=Path(ridgeline.__file__).parent / "assets")
     parser.add_argument("--docs", type=Path, help="docs folder, for the loss curve")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--threads", type=int, default=Recipe().num_threads)

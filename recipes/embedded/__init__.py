@@ -1,0 +1,1 @@
+"""The recipe of the embedded model: its text, its tokenizer, its training, its export."""
