@@ -13,6 +13,7 @@ from ridgeline.core.protocols import ConstraintFactory, Grammar
 from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
 from ridgeline.decoding.grammars.checker import GrammarChecker
 from ridgeline.decoding.grammars.constraint import GrammarConstraint
+from ridgeline.decoding.grammars.schema_document import OPTION
 from ridgeline.decoding.grammars.sources import grammar_source
 
 MAX_GRAMMARS = 128
@@ -88,7 +89,9 @@ class GrammarCompiler(ConstraintFactory):
         _check_patterns(wanted)
         try:
             source = grammar_source(wanted, self._special)
-            tried = grammar_source(wanted, self._checker.special)
+            tried = source
+            if wanted.kind is GrammarKind.PARTS:  # which names tokens by their ids
+                tried = grammar_source(wanted, self._checker.special)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
         if problem := self._checker.problem(tried):
@@ -115,6 +118,8 @@ def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidRequestError:
     said, *more = reason.strip().splitlines() or ["it cannot be used"]
     causes = [line.removeprefix("error:") for line in more if line.startswith("error:")]
     said = said[:MAX_MESSAGE_CHARS] + "".join(causes)[:MAX_MESSAGE_CHARS]
+    if said.startswith("Unimplemented keys"):
+        said = f"{said} cannot be enforced; {OPTION}"
     if said == "NoExtensionBias":  # why llguidance stops where no token may follow
         said = "no text matches it."
     return InvalidRequestError(f"structured_outputs.{wanted.kind} was refused: {said}")
