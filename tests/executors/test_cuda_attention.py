@@ -113,6 +113,7 @@ def test_the_package_is_given_what_the_kernels_are(config, major):
     assert {63, 49, 20} <= set(ragged), "of prompts, of a mixed step, and of a chunk"
 
 
+@pytest.mark.slow  # interpreted, over a minute
 def test_a_block_of_256_tokens_is_what_version_2_reads():
     package = Package(2, page_multiple=256)
     backends = AttentionBackends(wanted="flash-attn", package=package.functions())

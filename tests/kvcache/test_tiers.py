@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from ridgeline.core.encryption import Encryption
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.kvcache.tiers import DiskTier, Entry, EntryHeader, RamTier, decode_entry
 from ridgeline.kvcache.tiers.entry import PREFIX_BYTES, digest, encode_entry
@@ -207,3 +208,59 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError, match="cannot hold KV blocks"):
         DiskTier(tmp_path / "file" / "kv", 100)
+
+
+@pytest.fixture
+def encrypted(tmp_path):
+    def make(key=b"k" * 32):
+        return DiskTier(tmp_path, 10**6, encryption=Encryption(key))
+
+    return make
+
+
+def test_an_encrypted_tier_is_found_again_with_its_key_only(tmp_path, encrypted):
+    entries = [make_entry(number, tenant="somebody", size=200_000) for number in range(2)]
+    tier = encrypted()
+    for entry in entries:
+        tier.put(entry)
+    assert tier.get(entries[0].header.key) == entries[0]
+    assert tier.header(entries[0].header.key) == entries[0].header
+    assert encrypted().get(entries[1].header.key) == entries[1]
+    stored = b"".join(path.read_bytes() for path in tmp_path.glob("*/*.kv"))
+    for plain in (entries[0].kv[:16], entries[1].kv[-16:], b"somebody", b"RLKV"):
+        assert plain not in stored
+    other_key, no_key = encrypted(b"x" * 32), DiskTier(tmp_path, 10**6)
+    assert other_key.get(entries[0].header.key) is None
+    assert no_key.get(entries[1].header.key) is None
+    assert [tier.usage().num_failures for tier in (other_key, no_key)] == [1, 1]
+
+
+def test_damaged_and_swapped_files_of_an_encrypted_tier_are_counted_misses(tmp_path, encrypted):
+    def swap(a, b):
+        first, second = a.read_bytes(), b.read_bytes()
+        a.write_bytes(second)
+        b.write_bytes(first)
+
+    def flip(a, _):
+        data = bytearray(a.read_bytes())
+        data[-20] ^= 1
+        a.write_bytes(data)
+
+    for damage in (swap, flip, lambda a, _: os.truncate(a, a.stat().st_size - 16)):
+        tier = encrypted()
+        entries = [make_entry(number, size=200_000) for number in range(2)]
+        for entry in entries:
+            tier.put(entry)
+        paths = [next(tmp_path.glob(f"*/{entry.header.key.hex()}.kv")) for entry in entries]
+        damage(*paths)
+        assert tier.get(entries[0].header.key) is None
+        assert tier.usage().num_failures == 1
+        assert not paths[0].exists()
+
+
+def test_what_lies_unencrypted_in_an_encrypted_tier_is_removed_at_the_start(tmp_path, encrypted):
+    plain = DiskTier(tmp_path, 10**6)
+    plain.put(make_entry(0))
+    tier = encrypted()
+    assert tier.usage().num_entries == 0
+    assert not list(tmp_path.glob("*/*.kv"))

@@ -177,8 +177,6 @@ def test_partial_rotation():
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
         ("qwen2", {"clip_qkv": 8.0}),
         ("llama", {"residual_multiplier": 0.5}),
-        ("phi", {"qk_layernorm": True}),
-        ("stablelm", {"qk_layernorm": True}),
         ("phi3", {"attention_bias": True}),
         ("gemma", {"use_bidirectional_attention": True}),
     ],

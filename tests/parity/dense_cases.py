@@ -68,6 +68,7 @@ DENSE_CASES = [
     _case("stablelm", "plain", **_LAYER_NORM),
     _case("stablelm", "parallel-biases", **_LAYER_NORM, use_parallel_residual=True,
           use_qkv_bias=True, partial_rotary_factor=0.5),
+    _case("stablelm", "head-norms", **_LAYER_NORM, qk_layernorm=True),
     _case("olmo", "plain"),
     _case("olmo", "clipped", clip_qkv=2.5, attention_bias=True),
     _case("cohere", "plain", **_LAYER_NORM, logit_scale=0.9, tie_word_embeddings=False),
@@ -75,6 +76,7 @@ DENSE_CASES = [
           attention_bias=True),
     _case("phi", "plain", **_LAYER_NORM),
     _case("phi", "grouped", **_LAYER_NORM, num_key_value_heads=1, partial_rotary_factor=0.75),
+    _case("phi", "head-norms", **_LAYER_NORM, qk_layernorm=True),
 ]  # fmt: skip
 
 DENSE_TELLING = (
@@ -88,7 +90,9 @@ DENSE_TELLING = (
     "granite-multipliers",
     "starcoder2-window",
     "stablelm-parallel-biases",
+    "stablelm-head-norms",
     "olmo-clipped",
     "cohere-head-norms",
     "phi-grouped",
+    "phi-head-norms",
 )

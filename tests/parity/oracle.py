@@ -13,6 +13,7 @@ from tests.parity.routers import RouterWatch, random_sparse
 
 DECODED = 32
 _UNIT_OFFSET = ("gemma", "gemma2", "gemma3_text", "gemma3")
+_HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 _TIED = (*_UNIT_OFFSET, "cohere", "gpt2", "smollm3", "starcoder2")
 
 
@@ -138,7 +139,7 @@ def _random(
     shape = parameter.shape
     tied = case.config.get("tie_word_embeddings", case.family in _TIED)
     if ("norm" in name or "ln_" in name) and name.endswith("weight"):
-        low, high = (1.1, 2.0) if "q_norm" in name or "k_norm" in name else (0.6, 1.6)
+        low, high = (1.1, 2.0) if any(part in name for part in _HEAD_NORMS) else (0.6, 1.6)
         values = low + (high - low) * torch.rand(shape, generator=generator)
         if tied and name.endswith(("model.norm.weight", "ln_f.weight")):
             values *= 2.0  # makes up for the small embeddings

@@ -153,7 +153,7 @@ def test_random_workloads_under_preemption(seed, windows, model, kind):
         assert sequence.output_token_ids == expected
         assert all(a <= d for a, d in zip(sequence.num_accepted, sequence.num_drafted, strict=True))
     assert not drafter.tokens
-    if scheduler.config.max_num_batched_tokens == 64:
+    if scheduler.config.max_num_batched_tokens == 64 and kind is not Resting:
         assert sum(accepted for _, accepted in drafter.outcomes) > 0
     if model:
         roles = {a_pass.role for plan in executor.plans for a_pass in plan.passes}
@@ -291,7 +291,7 @@ def test_a_draft_model_behind_a_window_gives_blocks_up_while_it_catches_up():
         most = max(most, draft_pool.num_blocks - draft_pool.num_free)
 
     run(scheduler, FakeExecutor(windows=windows), each_step=each_step)
-    needed = blocks_per_sequence(64, 9, step_tokens=8, block_tokens=4)
+    needed = blocks_per_sequence(64, 9, block_tokens=4)
     assert 0 < most <= needed
 
 

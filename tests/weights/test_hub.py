@@ -1,6 +1,7 @@
 """Downloads from a fake hub: what is fetched, what is kept after a failure, and what is said."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import torch
 from huggingface_hub import constants, file_download
 
 from ridgeline import weights
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import (
     DiskError,
     ModelNotFoundError,
@@ -19,10 +21,19 @@ from ridgeline.core.errors import (
     RidgelineError,
     UnsupportedModelError,
 )
+from ridgeline.engine.loading import describe_model
 from ridgeline.weights import Checkpoint, locate_model
 from ridgeline.weights.hub_progress import ByteCount
 
 NAME = "owner/name"
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 99,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+}
 WANTED = [
     "chat_template.jinja",
     "config.json",
@@ -114,6 +125,35 @@ def test_without_weights_only_small_files_are_fetched(hub) -> None:
     with pytest.raises(ModelNotFoundError, match="offline mode"):
         locate_model(NAME, offline=True)
     assert locate_model(NAME, need_weights=False, offline=True) == folder
+
+
+def test_a_model_that_is_not_accepted_is_refused_before_its_weights_are_fetched(hub) -> None:
+    def refuse(folder: Path) -> None:
+        assert (folder / "config.json").is_file()
+        raise UnsupportedModelError("No.")
+
+    with pytest.raises(UnsupportedModelError, match="No"):
+        locate_model(NAME, accept=refuse)
+    assert [name for name in hub.fetched() if name.endswith(".safetensors")] == []
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"model_type": "qwen3_next"}, r"'qwen3_next' is not supported: it needs the gated delta"),
+        ({"model_type": "x", "ssm_cfg": {}}, r"'x' is not supported: it needs a state-space scan"),
+        ({"model_type": "llama", "clip_qkv": 3}, "sets clip_qkv to 3"),
+        (LLAMA | {"quantization_config": {"quant_method": "new"}}, "'new'"),
+    ],
+)
+def test_an_unsupported_model_is_named_with_what_it_needs_and_not_downloaded(
+    hub, config, text
+) -> None:
+    hub.files["config.json"] = json.dumps(config).encode()
+    hub.files["tokenizer.json"] = b"not read"
+    with pytest.raises(UnsupportedModelError, match=text):
+        describe_model(EngineConfig(model=NAME))
+    assert [name for name in hub.fetched() if name.endswith(".safetensors")] == []
 
 
 def test_a_stream_that_ends_early_is_resumed_where_it_broke(hub, monkeypatch, capfd) -> None:

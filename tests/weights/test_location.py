@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ModelNotFoundError, UnsupportedModelError
+from ridgeline.engine.loading import describe_model
 from ridgeline.weights import locate_model
 
 
@@ -73,6 +75,14 @@ def test_folders_that_lack_something(tmp_path: Path, files: list[str], kind, tex
         (tmp_path / name).touch()
     with pytest.raises(kind, match=text):
         locate_model(str(tmp_path))
+
+
+def test_a_folder_of_an_unsupported_model_without_weights_says_both(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
+    with pytest.raises(
+        UnsupportedModelError, match=r"'mamba2' is not supported.*Mamba.*no model\.safetensors"
+    ):
+        describe_model(EngineConfig(model=str(tmp_path)))
 
 
 def test_a_folder_without_weights_will_do_where_none_are_needed(tmp_path: Path) -> None:

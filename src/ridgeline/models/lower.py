@@ -183,16 +183,16 @@ class _Layer:
                     return self.weight(name, heads * spec.head_dim)
 
         assert norm.gain
-        assert not norm.bias
-        query, key = gain("q_norm", spec.num_heads), gain("k_norm", spec.num_kv_heads)
         return HeadNorm(
-            query=query,
-            key=key,
+            query=gain("q_norm", spec.num_heads),
+            key=gain("k_norm", spec.num_kv_heads),
             spec=norm,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             scope=spec.qk_norm_scope,
+            query_bias=gain("q_norm_bias", spec.num_heads) if norm.bias else None,
+            key_bias=gain("k_norm_bias", spec.num_kv_heads) if norm.bias else None,
         )
 
     def mlp(self, spec: MLPSpec, src: str) -> MLP:

@@ -13,9 +13,9 @@ from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS, NORM_BIA
 
 def build(config: ConfigReader) -> ModelSpec:
     """Part of each head is rotated; the head of the model has a bias too."""
-    config.refuse("qk_layernorm", unless=(False,))
     sizes = read_sizes(config, max_position=2048)
     heads = read_heads(config, sizes.hidden_size)
+    norm = read_layer_norm(config, "layer_norm_eps", bias=True)
     attention = AttentionSpec(
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads,
@@ -26,6 +26,7 @@ def build(config: ConfigReader) -> ModelSpec:
         ),
         qkv_bias=True,
         out_bias=True,
+        qk_norm=norm if config.boolean("qk_layernorm", default=False) else None,
     )
     activation = read_activation(config, "hidden_act", default="gelu_new")
     mlp = MLPSpec(width=sizes.mlp_width, activation=activation, gated=False, bias=True)
@@ -35,7 +36,7 @@ def build(config: ConfigReader) -> ModelSpec:
         sizes=sizes,
         attention=[attention] * sizes.num_layers,
         mlps=[mlp] * sizes.num_layers,
-        norm=read_layer_norm(config, "layer_norm_eps", bias=True),
+        norm=norm,
         parallel=True,
     )
     return replace(spec, head_bias=True)
@@ -46,7 +47,16 @@ FAMILY = Family(
     build=build,
     tensors=LLAMA_TENSORS
     | NORM_BIASES
-    | layer_tensors({"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2"}, bias=True)
+    | layer_tensors(
+        {
+            "o": "self_attn.dense",
+            "up": "mlp.fc1",
+            "down": "mlp.fc2",
+            "q_norm": "self_attn.q_layernorm",
+            "k_norm": "self_attn.k_layernorm",
+        },
+        bias=True,
+    )
     | {
         "final_norm": TensorSource(name="model.final_layernorm.weight"),
         "final_norm_bias": TensorSource(name="model.final_layernorm.bias"),

@@ -16,6 +16,37 @@ _PHI_3: dict[str, object] = {
 }
 
 DENSE_PRESETS: Mapping[str, Mapping[str, object]] = {
+    # PaLM's 540B with a KV head for each head, as in Pope et al. 2022 (arXiv 2211.05102, table 1).
+    "palm-540b-mha": {
+        "model_type": "llama",
+        "vocab_size": 256_000,
+        "hidden_size": 18_432,
+        "intermediate_size": 73_728,
+        "num_hidden_layers": 118,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 48,
+        "head_dim": 128,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    },
+    "codellama-34b": {
+        "model_type": "llama",
+        "vocab_size": 32_000,
+        "hidden_size": 8192,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 16_384,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
     "phi-3-mini": _PHI_3
     | {
         "vocab_size": 32_064,

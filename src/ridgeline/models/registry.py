@@ -33,6 +33,7 @@ from ridgeline.models import (
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import Family, ModelDefinition
 from ridgeline.models.known_keys import refuse_unsupported, unknown_keys
+from ridgeline.models.unsupported import lacking_for
 
 _MAX_LISTED = 12
 _log = logging.getLogger(__name__)
@@ -69,8 +70,10 @@ def describe(config: Mapping[str, object], *, strict: bool = False) -> ModelDefi
     model_type = reader.text("model_type")
     family = _FAMILIES.get(model_type)
     if family is None:
+        lacking = lacking_for(model_type, reader)
+        why = "" if lacking is None else f": it needs {lacking}, which Ridgeline lacks"
         raise UnsupportedModelError(
-            f"model_type {show(model_type)} is not supported; supported are "
+            f"model_type {show(model_type)} is not supported{why}; supported are "
             f"{', '.join(model_types())}."
         )
     refuse_unsupported(reader, computed=family.computes)

@@ -1,19 +1,23 @@
 """StableLM 2 (arXiv 2402.17834): LayerNorm, a quarter of each head rotated."""
 
-from ridgeline.core.spec import AttentionSpec, ModelSpec
+from dataclasses import replace
+
+from ridgeline.core.spec import AttentionSpec, ModelSpec, NormScope
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
 from ridgeline.models.fields import read_heads, read_layer_norm, read_sizes
 from ridgeline.models.rope_config import read_rope
-from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS, NORM_BIASES
+from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS, NORM_BIASES, layer_tensors
 
 
 def build(config: ConfigReader) -> ModelSpec:
-    """With ``use_parallel_residual`` both branches read the same norm."""
-    config.refuse("qk_layernorm", unless=(False,))  # a tensor for each head
+    """``use_parallel_residual``: both branches read the same norm; ``qk_layernorm``: each head of
+    q and of k has a norm of its own."""
     sizes = read_sizes(config, max_position=4096)
     heads = read_heads(config, sizes.hidden_size)
+    norm = read_layer_norm(config, "layer_norm_eps", bias=True)
+    qk_norm = replace(norm, bias=False) if config.boolean("qk_layernorm", default=False) else None
     attention = AttentionSpec(
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads,
@@ -23,13 +27,15 @@ def build(config: ConfigReader) -> ModelSpec:
             config, head_dim=heads.head_dim, max_position=sizes.max_position, partial=0.25
         ),
         qkv_bias=config.boolean("use_qkv_bias", default=False),
+        qk_norm=qk_norm,
+        qk_norm_scope=NormScope.HEAD if qk_norm is None else NormScope.EACH_HEAD,
     )
     return pre_norm_decoder(
         config,
         model_type="stablelm",
         sizes=sizes,
         attention=[attention] * sizes.num_layers,
-        norm=read_layer_norm(config, "layer_norm_eps", bias=True),
+        norm=norm,
         parallel=config.boolean("use_parallel_residual", default=False),
     )
 
@@ -37,7 +43,14 @@ def build(config: ConfigReader) -> ModelSpec:
 FAMILY = Family(
     model_type="stablelm",
     build=build,
-    tensors=LLAMA_TENSORS | NORM_BIASES,
+    tensors=LLAMA_TENSORS
+    | NORM_BIASES
+    | layer_tensors(
+        {
+            "q_norm": "self_attn.q_layernorm.norms.{e}",
+            "k_norm": "self_attn.k_layernorm.norms.{e}",
+        }
+    ),
     ignored=LLAMA_IGNORED,
     computes=frozenset({"partial_rotary_factor"}),
 )

@@ -39,6 +39,7 @@ class BlockTables:
         for group, table in enumerate(match.tables):
             self._pools[group].share(table)
             sequence.tables[group] = table
+            sequence.num_given_up[group] = table.count(NO_BLOCK)
         sequence.nodes = list(match.nodes)
         sequence.num_computed = len(match.nodes) * self.block_tokens
 
@@ -77,17 +78,15 @@ class BlockTables:
         if self._transfers is not None:
             self._transfers.touch(sequence.nodes)
 
-    def can_hold(
-        self, sequence: Sequence, step_tokens: int, *, without: Collection[Sequence] = ()
-    ) -> bool:
+    def can_hold(self, sequence: Sequence, *, without: Collection[Sequence] = ()) -> bool:
         """Whether the blocks for all known tokens are free, or held by the sequence already.
 
-        With a window these are the window's and those of the steps in flight, of ``step_tokens``.
+        With a window these are the window's and some for tokens in flight (`blocks_per_sequence`).
         Blocks that only the sequences ``without`` hold count as free.
         """
         length = len(sequence.token_ids)
         for group, pool in enumerate(self._pools):
-            table, most = sequence.tables[group], self._most_blocks(group, length, step_tokens)
+            table, most = sequence.tables[group], self._most_blocks(group, length)
             held = sum(entry != NO_BLOCK for entry in table)
             shared = len(self._shared_entries(table, pool, sequence.num_computed))
             missing = most - held + shared - pool.num_free
@@ -136,6 +135,32 @@ class BlockTables:
             for group, pool in enumerate(self._pools)
         )
 
+    def clip_to_windows(
+        self, sequence: Sequence, start: int, stop: int, others: Collection[Sequence] = ()
+    ) -> int:
+        """How far a step from ``start`` may write, at most to ``stop``.
+
+        In groups with a window a sequence has the blocks that were counted for it when it was
+        admitted, and beyond them those that are free and that the ``others`` are not to have.
+        A result at ``start`` means that it has to wait for the steps in flight to give blocks up.
+        """
+        for group, pool in enumerate(self._pools):
+            if self._cache.windows[group] is None:
+                continue
+            table = sequence.tables[group]
+            fresh = self._num_columns(stop) - len(table)
+            counted = self._num_counted(sequence, group, len(sequence.token_ids))
+            if fresh > counted:
+                spare = pool.num_free - len(self._shared_entries(table, pool, start))
+                spare -= sum(
+                    max(0, self._num_counted(other, group, other.max_length))
+                    for other in others
+                    if other is not sequence
+                )
+                columns = len(table) + max(0, counted, min(fresh, spare))
+                stop = max(start, min(stop, columns * self.block_tokens))
+        return stop
+
     def prepare_write(
         self, sequence: Sequence, start: int, stop: int, *, reserve: int = 0
     ) -> tuple[tuple[BlockTableUpdate, ...], list[BlockCopy]]:
@@ -183,11 +208,13 @@ class BlockTables:
         sequence.num_writable = min(sequence.num_writable, columns * self.block_tokens)
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        """Let ``child`` hold the parent's blocks of its first ``num_tokens`` tokens."""
+        """Let ``child`` hold those of the parent's blocks of its first ``num_tokens`` tokens that
+        the next one sees."""
         columns = self._num_columns(num_tokens)
         for group, pool in enumerate(self._pools):
-            child.tables[group] = parent.tables[group][:columns]
-            child.num_given_up[group] = min(parent.num_given_up[group], columns)
+            first = min(self._cache.first_visible_block(group, num_tokens), columns)
+            child.tables[group] = [NO_BLOCK] * first + parent.tables[group][first:columns]
+            child.num_given_up[group] = first
             pool.share(child.tables[group])
         child.nodes = parent.nodes[: num_tokens // self.block_tokens]
         parent.num_writable = 0  # its last block is shared now
@@ -205,13 +232,11 @@ class BlockTables:
         for pool, table in zip(self._pools, tables, strict=True):
             pool.release(table)
 
-    def check_pins(
-        self, pins: Collection[list[list[int]]], *, max_length: int, step_tokens: int
-    ) -> None:
+    def check_pins(self, pins: Collection[list[list[int]]], *, max_length: int) -> None:
         """Raise `OutOfMemoryError` unless a sequence of ``max_length`` fits beside these blocks."""
         for group, pool in enumerate(self._pools):
             pinned = {block for tables in pins for block in tables[group]} - {NO_BLOCK}
-            needed = self._most_blocks(group, max_length, step_tokens)
+            needed = self._most_blocks(group, max_length)
             if len(pinned) + needed > pool.num_blocks:
                 raise OutOfMemoryError(
                     f"The pinned prefixes would take {len(pinned)} of the {pool.num_blocks} KV "
@@ -262,14 +287,16 @@ class BlockTables:
                 at = min(at, (sequence.num_given_up[group] + 1) * size + window - 1)
         return at
 
-    def _most_blocks(self, group: int, length: int, step_tokens: int) -> int:
-        """Those of a group that a sequence of ``length`` tokens holds at the most, at any time."""
+    def _most_blocks(self, group: int, length: int) -> int:
+        """Those of a group that are counted for a sequence of ``length`` tokens."""
         return blocks_per_sequence(
-            length,
-            self._cache.windows[group],
-            step_tokens=step_tokens,
-            block_tokens=self.block_tokens,
+            length, self._cache.windows[group], block_tokens=self.block_tokens
         )
+
+    def _num_counted(self, sequence: Sequence, group: int, length: int) -> int:
+        """Of the blocks that are counted for so many tokens, those that a sequence lacks."""
+        held = len(sequence.tables[group]) - sequence.num_given_up[group]
+        return self._most_blocks(group, length) - held
 
     def _num_columns(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)

@@ -32,12 +32,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for window, num_blocks in zip(self.windows, self.num_blocks, strict=True):
-            needed = blocks_per_sequence(
-                self.max_model_len,
-                window,
-                step_tokens=self.max_num_batched_tokens,
-                block_tokens=self.block_tokens,
-            )
+            needed = blocks_per_sequence(self.max_model_len, window, block_tokens=self.block_tokens)
             assert needed <= num_blocks, "a pool does not hold one sequence of full length"
 
     @classmethod

@@ -78,6 +78,7 @@ class DraftModel:
             return 0
         start, length = twin.num_computed, len(sequence.token_ids)
         stop = min(length, start + self._budget)
+        stop = self._blocks.clip_to_windows(twin, start, stop, self._twins.values())
         is_ready = stop == length
         last = length + num_tokens - 1 if is_ready else stop
         if stop == start or not self._blocks.can_write(twin, start, last):

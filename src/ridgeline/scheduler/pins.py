@@ -27,11 +27,7 @@ class PinnedPrefixes:
         number, tables = self._num_pins, self._cache.pin(cache_key, token_ids)
         self._tables[number] = tables
         try:
-            self._blocks.check_pins(
-                self._tables.values(),
-                max_length=self._config.max_model_len,
-                step_tokens=self._config.max_num_batched_tokens,
-            )
+            self._blocks.check_pins(self._tables.values(), max_length=self._config.max_model_len)
         except OutOfMemoryError:
             self.unpin(number)
             raise

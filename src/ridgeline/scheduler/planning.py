@@ -110,9 +110,14 @@ class Planner:
             self._plan_segment(sequence, count, step)
 
     def _plan_segment(self, sequence: Sequence, count: int, step: Step) -> None:
-        """Add the sequence's next ``count`` tokens, if blocks allow."""
+        """Add the sequence's next ``count`` tokens, or as many of them as blocks allow."""
         start = sequence.num_planned
         stop = start + count
+        if count > 1:
+            stop = self._blocks.clip_to_windows(sequence, start, stop, self._running)
+            if stop == start:
+                assert sequence.num_in_flight, "a sequence has blocks for its window and more"
+                return
         while not self._blocks.can_write(sequence, start, stop):
             if not self._free_blocks_for(sequence, step):
                 return
@@ -130,7 +135,7 @@ class Planner:
         if drafts is None:
             return
         token_ids = tuple(sequence.token_ids[start:stop])
-        if len(token_ids) < count:
+        if len(token_ids) < stop - start:
             assert sequence.reference is not None
             token_ids += (sequence.reference,)
         updates, copies = self._blocks.prepare_write(

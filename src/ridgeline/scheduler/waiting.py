@@ -169,12 +169,11 @@ class Waiting:
         """Whether blocks are free for it, beside those of the cached prefix, which it takes."""
         self._blocks.reuse_prefix(sequence)
         self._note_blocks(sequence)
-        return self._blocks.can_hold(sequence, self._config.max_num_batched_tokens)
+        return self._blocks.can_hold(sequence)
 
     def would_fit(self, sequence: Sequence, *, without: Collection[Sequence]) -> bool:
         """Whether it would fit if these sequences released their blocks."""
-        step_tokens = self._config.max_num_batched_tokens
-        return self._blocks.can_hold(sequence, step_tokens, without=without)
+        return self._blocks.can_hold(sequence, without=without)
 
     def admitted(self, sequence: Sequence, now_s: float) -> None:
         """The sequence was given a slot, and waits no more."""

@@ -7,7 +7,7 @@ finished are kept, and the next call fetches the others from their start.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
 from logging import ERROR, getLogger
@@ -32,13 +32,22 @@ _ATTEMPTS = 3
 _TIMEOUT_S = 15.0
 _SPARE_BYTES = 64 << 20
 
+Accept = Callable[[Path], object]
+
 
 def download(
-    name: str, *, revision: str | None, offline: bool, need_weights: bool, progress: Progress | None
+    name: str,
+    *,
+    revision: str | None,
+    offline: bool,
+    need_weights: bool,
+    accept: Accept,
+    progress: Progress | None,
 ) -> Path:
     """The folder of hub model ``name``, after what the local cache lacks was downloaded.
 
-    If the hub cannot be reached, what was downloaded before is used.
+    ``accept`` is called with the folder before its weights are fetched, and may raise. If the hub
+    cannot be reached, what was downloaded before is used.
 
     Raises:
         ModelNotFoundError: unknown, gated, without the files of a model, or offline and not here.
@@ -57,13 +66,15 @@ def download(
                     f"{name} was not downloaded before, or not completely, and offline mode is on; "
                     "give a folder, use the embedded model, or allow the download."
                 )
+            accept(folder)
             return folder
         try:
-            return _fetched(name, revision, need_weights, progress)
+            return _fetched(name, revision, need_weights, accept, progress)
         except NetworkError:
             folder = _cached(name, revision, need_weights)
             if folder is None:
                 raise
+            accept(folder)
             return folder
 
 
@@ -93,19 +104,40 @@ def _cached(name: str, revision: str | None, need_weights: bool) -> Path | None:
 
 
 def _fetched(
-    name: str, revision: str | None, need_weights: bool, progress: Progress | None
+    name: str,
+    revision: str | None,
+    need_weights: bool,
+    accept: Accept,
+    progress: Progress | None,
 ) -> Path:
+    """The config and its like, and once they are accepted the weights."""
+    from huggingface_hub import constants
+
     sizes, commit = file_sizes(name, revision)
     check_files(sizes.keys(), f"The hub model {name}", need_weights=need_weights)
-    wanted = {file: size for file, size in sizes.items() if is_wanted(file, need_weights)}
-    return fetch(
-        name,
-        revision,
-        patterns=wanted_patterns(need_weights),
-        skipped=SKIPPED_PATTERNS,
-        total_bytes=_missing_bytes(name, wanted, commit),
-        progress=progress,
+    first, second = (
+        _missing_bytes(name, {f: n for f, n in sizes.items() if is_wanted(f, weights)}, commit)
+        for weights in (False, need_weights)
     )
+    _check_space(name, second, Path(constants.HF_HUB_CACHE))
+
+    def fetch_part(weights: bool, done_bytes: int, num_bytes: int) -> Path:
+        def note(done: int, _: int, label: str) -> None:
+            assert progress is not None
+            progress(done_bytes + done, second, label)
+
+        return fetch(
+            name,
+            revision,
+            patterns=wanted_patterns(weights),
+            skipped=SKIPPED_PATTERNS,
+            total_bytes=num_bytes,
+            progress=None if progress is None else note,
+        )
+
+    folder = fetch_part(False, 0, first)
+    accept(folder)
+    return fetch_part(True, first, second - first) if need_weights else folder
 
 
 def fetch_files(

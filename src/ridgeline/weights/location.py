@@ -5,10 +5,10 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from ridgeline.core.errors import ModelNotFoundError
-from ridgeline.weights.files import check_files, files_in, is_gguf_only
+from ridgeline.core.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from ridgeline.weights.files import CONFIG_NAME, check_files, files_in, is_gguf_only
 from ridgeline.weights.gguf.choice import choose_gguf
-from ridgeline.weights.hub import download
+from ridgeline.weights.hub import Accept, download
 from ridgeline.weights.hub_gguf import download_gguf
 from ridgeline.weights.names import short_name
 from ridgeline.weights.progress import Progress
@@ -27,6 +27,7 @@ def locate_model(
     revision: str | None = None,
     offline: bool = False,
     need_weights: bool = True,
+    accept: Accept = lambda _: None,
     progress: Progress | None = None,
 ) -> Path:
     """The folder of model ``name``, downloaded if need be; it has a config and, if needed, weights.
@@ -35,29 +36,33 @@ def locate_model(
     model is named by its file, or by a folder or hub name with its quantization, as in
     ``owner/name:Q4_K_M``; then the path is the file's (the first, if it is split). With
     ``offline`` (or ``HF_HUB_OFFLINE=1``) only what was downloaded before is used. Without
-    ``need_weights`` they are neither downloaded nor looked for. ``HF_TOKEN`` gives access to gated
-    and private models, ``HF_HOME`` says where downloads are kept. ``progress`` is called with the
-    bytes downloaded, the bytes to download and the model's name, possibly from other threads.
+    ``need_weights`` they are neither downloaded nor looked for. ``accept`` is called with the
+    folder (or GGUF file) and may raise: before weights are downloaded, but for GGUF, which has all
+    in one file. ``HF_TOKEN`` gives access to gated and private models, ``HF_HOME`` says where
+    downloads are kept. ``progress`` is called with the bytes downloaded, the bytes to download and
+    the model's name, possibly from other threads.
 
     Raises:
         ModelNotFoundError: no such folder, hub model or revision, no access, or files are missing.
-        UnsupportedModelError: the model has its weights only as a pickle.
+        UnsupportedModelError: the model has its weights only as a pickle, or what ``accept``
+            raises; the message of that also says what the folder lacks.
         NetworkError: the hub cannot be reached and the model was not downloaded before.
         DiskError: the download does not fit, or may not be written.
     """
     if name is None:
-        return _checked(_embedded_folder(_EMBEDDED), need_weights)
+        return _checked(_embedded_folder(_EMBEDDED), need_weights, accept)
     path = os.path.expanduser(name)
     if os.path.isdir(path):
-        return _in_folder(Path(path), None, need_weights)
+        return _in_folder(Path(path), None, need_weights, accept)
     if _is_gguf(name) and os.path.isfile(path):
+        accept(Path(path))
         return Path(path)
     _refuse_file(name, path)
     base, colon, quantization = name.rpartition(":")
     if colon and _QUANTIZATION.fullmatch(quantization):
         path = os.path.expanduser(base)
         if os.path.isdir(path):
-            return _in_folder(Path(path), quantization, need_weights)
+            return _in_folder(Path(path), quantization, need_weights, accept)
         name = base if "/" in base else name
     if _looks_like_path(name):
         raise ModelNotFoundError(f"There is no folder {short_name(name)}.")
@@ -65,13 +70,21 @@ def locate_model(
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise ModelNotFoundError(f"{short_name(revision)} is not the name of a revision.")
     if name == base and colon:
-        return download_gguf(
+        file = download_gguf(
             name, quantization, revision=revision, offline=offline, progress=progress
         )
+        accept(file)
+        return file
     folder = download(
-        name, revision=revision, offline=offline, need_weights=need_weights, progress=progress
+        name,
+        revision=revision,
+        offline=offline,
+        need_weights=need_weights,
+        accept=accept,
+        progress=progress,
     )
-    return _checked(folder, need_weights)
+    check_files(files_in(folder), str(folder), need_weights=need_weights)
+    return folder
 
 
 def embedded_draft_folder() -> Path:
@@ -86,20 +99,40 @@ def _embedded_folder(parts: tuple[str, ...]) -> Path:
     return folder
 
 
-def _in_folder(folder: Path, quantization: str | None, need_weights: bool) -> Path:
+def _in_folder(folder: Path, quantization: str | None, need_weights: bool, accept: Accept) -> Path:
     """The folder, or the GGUF file in it that is meant."""
     names = files_in(folder)
     if quantization is not None or is_gguf_only(names):
-        return folder / choose_gguf(names, quantization, str(folder))[0]
-    return _checked(folder, need_weights)
+        file = folder / choose_gguf(names, quantization, str(folder))[0]
+        accept(file)
+        return file
+    return _checked(folder, need_weights, accept)
 
 
 def _is_gguf(name: str) -> bool:
     return name.lower().endswith(".gguf")
 
 
-def _checked(folder: Path, need_weights: bool) -> Path:
-    check_files(files_in(folder), str(folder), need_weights=need_weights)
+def _checked(folder: Path, need_weights: bool, accept: Accept) -> Path:
+    """The folder, once its files are there and accepted; an error says what is wrong of both."""
+    names = files_in(folder)
+    lack: ModelFileError | None = None
+    try:
+        check_files(names, str(folder), need_weights=need_weights)
+    except ModelFileError as error:
+        if CONFIG_NAME not in names:
+            raise
+        lack = error
+    try:
+        accept(folder)
+    except UnsupportedModelError as error:
+        if lack is None:
+            raise
+        raise UnsupportedModelError(f"{error} {lack}") from error
+    except ModelFileError as error:
+        raise lack or error from error
+    if lack is not None:
+        raise lack
     return folder
 
 

@@ -48,7 +48,7 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
         SettingsError: one of them works on the KV cache, whose layout is the kernels' own, or
             is the head.
     """
-    cuts = tuple(op for op in model_ops if not isinstance(op, _NATIVE))
+    cuts = tuple(op for op in model_ops if not _is_native(op))
     for op in cuts:
         if isinstance(op, _NEVER_CUT):
             raise SettingsError(
@@ -63,6 +63,11 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
             ", ".join(f"{count} {name}" for name, count in counts.items()),
         )
     return cuts
+
+
+def _is_native(op: ops.Op) -> bool:
+    """Whether there is a kernel; those for the norms of heads add no bias."""
+    return isinstance(op, _NATIVE) and not (isinstance(op, ops.HeadNorm) and op.query_bias)
 
 
 class CutOps:

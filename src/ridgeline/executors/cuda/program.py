@@ -221,17 +221,19 @@ class Program:
         if norm is not None:
             spec = norm.spec
             gains = tuple(
-                Gain(spec=spec, weight=self._tensor(ref)) for ref in (norm.query, norm.key)
+                Gain(spec=spec, weight=self._tensor(ref), bias=self._tensor(bias))
+                for ref, bias in ((norm.query, norm.query_bias), (norm.key, norm.key_bias))
             )
         whole = norm is not None and norm.scope is NormScope.PROJECTION
+        apart = whole or (norm is not None and norm.query_bias is not None)
         starts = (0, 0) if rope is None else (rope.query_start, rope.key_start)
 
         def call(b: Buffers, at: PassInput) -> None:
             norms = gains
-            if whole and gains is not None:
+            if apart and gains is not None:
                 for name, gain in zip("qk", gains, strict=True):
-                    flat = self._kernels.normalise(b[name].flatten(1), gain)
-                    b[name] = flat.view(b[name].shape)
+                    rows = b[name].flatten(1) if whole else b[name].flatten(0, 1)
+                    b[name] = self._kernels.normalise(rows, gain).view(b[name].shape)
                 norms = None
             b["q"] = self._kernels.rotate_and_write(
                 b["q"],

@@ -58,9 +58,13 @@ class TokenOps:
             case ops.QKVProject():
                 self._project_qkv(op)
             case ops.HeadNorm():
-                for name, ref in (("q", op.query), ("k", op.key)):
+                for name, ref, add in (("q", op.query, op.query_bias), ("k", op.key, op.key_bias)):
                     buffers[name] = kernels.normalise_heads(
-                        buffers[name], self._weight(ref), op.spec, op.scope
+                        buffers[name],
+                        self._weight(ref),
+                        op.spec,
+                        op.scope,
+                        bias=self._optional(add),
                     )
             case ops.Rope():
                 tables = self._rope_tables(op.spec)

@@ -29,9 +29,17 @@ def normalise(
 
 
 def normalise_heads(
-    x_THd: torch.Tensor, weight: torch.Tensor, spec: NormSpec, scope: NormScope
+    x_THd: torch.Tensor,
+    weight: torch.Tensor,
+    spec: NormSpec,
+    scope: NormScope,
+    *,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Normalise each head, or all heads of a token together; ``weight`` has the scope's shape."""
+    """Normalise each head, or all heads of a token together.
+
+    ``weight`` and ``bias`` have the scope's shape.
+    """
     if scope is NormScope.PROJECTION:
-        return normalise(x_THd.flatten(1), weight, spec).view(x_THd.shape)
-    return normalise(x_THd, weight, spec)
+        return normalise(x_THd.flatten(1), weight, spec, bias=bias).view(x_THd.shape)
+    return normalise(x_THd, weight, spec, bias=bias)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
+from ridgeline.core.encryption import MAGIC, Encryption
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.kvcache.tiers.entry import (
     PREFIX_BYTES,
@@ -42,7 +43,9 @@ class DiskTier:
     """See `Tier`. What is in the folder at the start is found again, the last use included.
 
     Files appear under their names whole (written aside, then renamed); what a crash or a full disk
-    leaves of them is seen by its checksum and removed. Files are readable by their owner only.
+    leaves of them is seen by its checksum and removed. Files are readable by their owner only. With
+    ``encryption``, what lies there unencrypted is removed at the start, and what another key wrote
+    is damaged.
 
     Raises:
         DiskError: the folder cannot be made or read.
@@ -54,11 +57,13 @@ class DiskTier:
         capacity_bytes: int,
         *,
         ttl_s: float | None = None,
+        encryption: Encryption | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
         self._capacity_bytes = capacity_bytes
         self._ttl_s = ttl_s
+        self._encryption = encryption or Encryption()
         self._clock = clock
         self._files: OrderedDict[bytes, _File] = OrderedDict()  # oldest first
         self._num_bytes = self._num_evicted = self._num_failures = 0
@@ -82,7 +87,8 @@ class DiskTier:
         return self._read(key, lambda _: True) is not None  # it fails where the file is gone
 
     def put(self, entry: Entry) -> None:
-        data, key = encode_entry(entry), entry.header.key
+        key = entry.header.key
+        data = self._encryption.seal(encode_entry(entry), _content_name(key))
         if len(data) > self._capacity_bytes:
             return
         self._remove(key)
@@ -143,6 +149,9 @@ class DiskTier:
                     if item.stat().st_mtime < self._clock() - _ABANDONED_S:
                         Path(item.path).unlink(missing_ok=True)
                 elif suffix == _SUFFIX and len(name) == 64 and set(name) <= set("0123456789abcdef"):
+                    if self._encryption.is_on and not _is_encrypted(Path(item.path)):
+                        Path(item.path).unlink(missing_ok=True)
+                        continue
                     stat = item.stat(follow_symlinks=False)
                     file = _File(folder.name, stat.st_size, stat.st_mtime)
                     found.append((bytes.fromhex(name), file))
@@ -150,14 +159,15 @@ class DiskTier:
             self._files[key] = file
             self._num_bytes += file.num_bytes
 
-    def _read(self, key: bytes, read: Callable[[Path], T]) -> T | None:
+    def _read(self, key: bytes, read: Callable[[IO[bytes]], T]) -> T | None:
         self._evict(0)
         file = self._files.get(key)
         if file is None:
             return None
         path = self._file_path(key, file)
         try:
-            found = read(path)
+            with path.open("rb") as plain:
+                found = read(self._encryption.reader(plain, _content_name(key)))
             file.used_s = self._clock()
             os.utime(path, (file.used_s, file.used_s))
         except CorruptFileError as error:
@@ -204,11 +214,19 @@ def _folder_name(tenant: str) -> str:
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
 
-def _read_entry(path: Path) -> Entry:
-    return decode_entry(path.read_bytes())
+def _content_name(key: bytes) -> str:
+    return f"kv {key.hex()}"
 
 
-def _read_header(path: Path) -> EntryHeader:
+def _is_encrypted(path: Path) -> bool:
     with path.open("rb") as file:
-        prefix = file.read(PREFIX_BYTES)
-        return decode_header(prefix + file.read(header_length(prefix)))
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _read_entry(file: IO[bytes]) -> Entry:
+    return decode_entry(file.read())
+
+
+def _read_header(file: IO[bytes]) -> EntryHeader:
+    prefix = file.read(PREFIX_BYTES)
+    return decode_header(prefix + file.read(header_length(prefix)))
