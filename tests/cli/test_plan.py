@@ -56,7 +56,7 @@ def test_goodput_is_named_with_its_limits_or_not_at_all(capsys):
     result = json.loads(run(capsys, *base, "--rate", "1", "--slo", "ttft=0.001", "--json")[1])
     assert (result["goodput_rps"], result["slo_attainment"]) == (0.0, 0.0)
     assert result["completed_rps"] > 0.5
-    assert result["slo"] == {"ttft_s": 0.001, "tpot_s": None}
+    assert result["slo"] == {"ttft_s": 0.001, "tpot_s": None, "end_to_end_s": None}
 
 
 LLAMA = {

@@ -15,6 +15,7 @@ from ridgeline.planning import (
     capacity,
     catalogue_machine,
     cheapest,
+    cheapest_placement,
     highest_rate,
     load,
     place_models,
@@ -159,9 +160,43 @@ def test_models_are_placed_within_memory_and_load():
         Load(name=name, question=question(name), rate_rps=0.0)
         for name in ("llama-2-13b", "llama-2-13b", "llama-3.1-8b", "llama-2-13b")
     ]
-    placed = place_models(loads, machine)
+    placed = place_models(loads, [machine]).placement
     assert not placed.left_over
     assert placed.num_used == 2
+
+
+def test_models_are_placed_on_devices_of_several_kinds():
+    """On the L4 there is room for the small one alone."""
+    machines = [catalogue_machine(CATALOGUE, key) for key in ("l4", "a100-40")]
+    loads = [Load(name=n, question=question(n), rate_rps=0.0) for n in ("llama-2-13b", "gpt2")]
+    placed = place_models([loads[0], loads[0], *loads[1:]], machines)
+    bins = zip(placed.machines, placed.placement.bins, strict=True)
+    held = {machine.key: [item.name for item in items] for machine, items in bins}
+    assert "llama-2-13b" in held["a100-40"]
+    assert "llama-2-13b" not in held["l4"]
+    assert [item.name for item in placed.placement.left_over] == ["llama-2-13b"]
+    assert placed.usd_per_hour is None  # the A100 of 40 GB has no price
+
+
+def test_the_cheapest_devices_for_several_models_may_be_of_several_kinds():
+    few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("t4", "a100", "h100")})
+    names = ("llama-2-13b", "llama-2-13b", "llama-2-13b", "qwen2.5-0.5b")
+    loads = [Load(name=name, question=question(name), rate_rps=0.0) for name in names]
+    placed = cheapest_placement(loads, few)
+    keys = sorted(machine.key for machine in placed.machines)
+    assert keys == ["a100", "a100"]
+    assert placed.usd_per_hour == pytest.approx(2 * 2.45)
+    assert cheapest_placement(loads[:1], replace(few, devices={"t4": few.devices["t4"]})) is None
+
+
+def test_a_load_shares_a_device_or_takes_several():
+    few = replace(CATALOGUE, devices={"l4": CATALOGUE.devices["l4"]})
+    limits = Slo(ttft_s=2.0, tpot_s=0.1)
+    asked = question("qwen2.5-0.5b", slo=limits, output_tokens=30, num_requests=None)
+    small = cheapest_placement([Load(name="a", question=asked, rate_rps=1.0)], few)
+    large = cheapest_placement([Load(name="a", question=asked, rate_rps=200.0)], few)
+    assert len(small.machines) == 1
+    assert len(large.machines) > 1
 
 
 def test_the_highest_rate_of_a_model_that_does_not_fit():

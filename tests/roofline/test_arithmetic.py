@@ -1,27 +1,16 @@
 """The published worked examples, as doctests; and what they do not show."""
 
 import doctest
-import random
 
 import pytest
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import number_format
-from ridgeline.roofline import (
-    catalogue,
-    cost,
-    energy,
-    memory,
-    metrics,
-    op_cost,
-    placement,
-    queueing,
-)
+from ridgeline.roofline import catalogue, memory, metrics, op_cost, speculation
 from ridgeline.roofline.catalogue import DeviceKind, load_catalogue
-from ridgeline.roofline.placement import Device, Item, place
 
 
-@pytest.mark.parametrize("module", [cost, energy, memory, metrics, op_cost, placement, queueing])
+@pytest.mark.parametrize("module", [memory, metrics, op_cost, speculation])
 def test_worked_examples(module):
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0
@@ -34,7 +23,7 @@ def test_every_device_has_a_roof_and_every_source_is_explained():
     for device in loaded.devices.values():
         ceilings = device.ceilings()
         assert not ceilings.measured
-        assert ceilings.memory.bytes_per_s > 1e11
+        assert ceilings.memory.bytes_per_s >= 5e8
 
 
 @pytest.mark.parametrize(
@@ -129,8 +118,9 @@ def test_devices_that_are_no_gpus_say_so():
     kinds = {key: device.kind.value for key, device in load_catalogue().devices.items()}
     others = {key: kind for key, kind in kinds.items() if kind != "gpu"}
     assert set(others) == {
-        "tpu-v3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "gaudi3", "inferentia2", "groq-lpu", "m3-max",
-        "m4-max", "epyc-9654", "xeon-8480",
+        "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "gaudi3", "inferentia2", "trainium",
+        "trainium2", "wse-3", "groq-lpu", "jetson-agx-orin", "jetson-agx-thor", "edge-tpu",
+        "m3-max", "m4-max", "epyc-9654", "xeon-8480",
     }  # fmt: skip
     assert others["xeon-8480"] == "cpu"
     assert others["tpu-v5e"] == "tpu"
@@ -158,47 +148,3 @@ def test_an_unknown_device_names_the_known_ones():
     with pytest.raises(InvalidRequestError, match="h100"):
         load_catalogue().device("h101")
     assert catalogue.load_catalogue().sources["vendor"]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_placements_hold_and_exact_is_never_worse(seed):
-    rng = random.Random(seed)
-    devices = [Device(name=str(i), memory_bytes=rng.choice([24, 40, 80])) for i in range(3)]
-    items = [
-        Item(name=str(i), memory_bytes=rng.uniform(5, 40), time_share=rng.uniform(0, 0.7))
-        for i in range(7)
-    ]
-    found = place(items, devices)
-    greedy = placement._first_fit_decreasing(items, devices)
-    assert len(found.left_over) <= len(greedy.left_over)
-    for held, device in zip(found.bins, devices, strict=True):
-        assert sum(item.memory_bytes for item in held) <= device.memory_bytes
-        assert sum(item.time_share for item in held) <= 1.0 + 1e-9
-    placed = sorted(item.name for held in (*found.bins, found.left_over) for item in held)
-    assert placed == sorted(item.name for item in items)
-
-
-def test_energy_is_unknown_without_counters(tmp_path, monkeypatch):
-    monkeypatch.setattr(energy, "_gpu_watts", lambda: None)
-    meter = energy.EnergyMeter(root=tmp_path)
-    meter.start()
-    spent = meter.stop()
-    assert not spent.valid
-    assert spent.joules is None
-    assert spent.per_token(10) is None
-
-
-def test_energy_counters_that_wrap(tmp_path, monkeypatch):
-    monkeypatch.setattr(energy, "_gpu_watts", lambda: None)
-    zone = tmp_path / "intel-rapl:0"
-    zone.mkdir()
-    (zone / "energy_uj").write_text("9000000\n")
-    (zone / "max_energy_range_uj").write_text("10000000\n")
-    meter = energy.EnergyMeter(root=tmp_path)
-    meter.start()
-    (zone / "energy_uj").write_text("2000000\n")
-    spent = meter.stop()
-    assert spent.valid
-    assert spent.joules == pytest.approx(3.0)
-    (zone / "energy_uj").unlink()
-    assert not meter.stop().valid

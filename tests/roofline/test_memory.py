@@ -65,19 +65,34 @@ def test_windows_cap_the_cache():
     assert kv_bytes(gemma, 32_768) < kv_bytes_per_token(gemma) * 32_768 / 4
 
 
+def test_a_window_of_a_tenth_takes_a_tenth_and_pools_an_eighth_at_most():
+    model = preset("mistral-7b")
+    spec = model.spec
+
+    def behind(window):
+        layers = tuple(
+            replace(layer, attention=replace(layer.attention, window=window))
+            for layer in spec.layers
+        )
+        return replace(model, spec=replace(spec, layers=layers))
+
+    assert kv_bytes(behind(None), 10_240) == 10 * kv_bytes(behind(1024), 10_240)
+    whole, windowed = (rank_pool_bytes(behind(w), 10_240, block_tokens=16) for w in (None, 1024))
+    assert whole / windowed > 8.7
+
+
 def test_pools_hold_whole_blocks_and_the_steps_in_flight():
     model = preset("mistral-7b")
-    steps = {"step_tokens": 512, "block_tokens": 16}
-    assert rank_pool_bytes(model, 1001, **steps) == kv_bytes(model, 1008)
-    behind = kv_bytes_per_token(model) * (4096 + 2 * 512 + 16)
-    assert rank_pool_bytes(model, 8192, **steps) == behind
+    assert rank_pool_bytes(model, 1001, block_tokens=16) == kv_bytes(model, 1008)
+    behind = kv_bytes_per_token(model) * (4096 + 4096 // 8 + 16)
+    assert rank_pool_bytes(model, 8192, block_tokens=16) == behind
 
 
 def test_ranks_share_the_weights():
     whole = preset("llama-3.1-70b")
     split = replace(whole, layout=ParallelLayout(tensor=8))
     assert rank_weights_bytes(split) == pytest.approx(weights_bytes(whole) / 8, rel=0.01)
-    asked = {"memory_bytes": 80e9, "context": 4096, "step_tokens": 2048, "block_tokens": 16}
+    asked = {"memory_bytes": 80e9, "context": 4096, "block_tokens": 16}
     assert not fit(whole, **asked).fits
     eight = fit(split, **asked)
     pool = 8 * (0.9 * 80e9) - weights_bytes(whole)

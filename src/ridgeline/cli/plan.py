@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.display import error_console
+from ridgeline.cli.display import output_console, status_line
 from ridgeline.cli.hardware import (
     THIS,
     add_machine_options,
@@ -18,14 +18,17 @@ from ridgeline.cli.hardware import (
     this_calibration,
     this_engine_memory,
 )
+from ridgeline.cli.money import MONEY, add_money_options, check_money, device_usd_per_hour
 from ridgeline.cli.options import Parser
 from ridgeline.cli.priced_model import NamedModel, add_model_options, check_model, read_model
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.models import PRESETS
 from ridgeline.roofline.catalogue import load_catalogue
+from ridgeline.roofline.memory import USABLE_SHARE, kv_bytes
+from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:  # torch takes a second: not for --help
-    from ridgeline.planning import Machine, Question, Slo
+    from ridgeline.planning import Load, Machine, Question
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -43,8 +46,10 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument("--output", type=int, metavar="N", help="output tokens; default 200")
     parser.add_argument("--rate", type=float, metavar="R", help="requests/s; default: saturation")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="arrivals as JSON lines")
-    parser.add_argument("--slo", metavar="S", help="limits in seconds: ttft=0.5,tpot=0.05")
-    parser.add_argument("--usd-per-hour", type=float, metavar="X", help="price of one device")
+    parser.add_argument(
+        "--slo", metavar="S", help="limits in seconds: ttft=0.5,tpot=0.05; or: chat"
+    )
+    add_money_options(parser)
     parser.add_argument(
         "--max-num-seqs", type=int, metavar="N", help="at once; default 256, here an engine's"
     )
@@ -60,13 +65,19 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--max-rate", action="store_true", help="the highest load that meets the SLOs"
     )
     what.add_argument(
-        "--cheapest", action="store_true", help="rank the catalogue's machines for the load"
-    )
-    what.add_argument(
         "--place",
         action="append",
         metavar="SHAPE[:RATE]",
         help="put several models on the devices; repeat",
+    )
+    parser.add_argument(
+        "--cheapest", action="store_true", help="rank the catalogue's machines for the load"
+    )
+    parser.add_argument(
+        "--memory-share", type=float, metavar="S", help="of devices, for --place; default 0.9"
+    )
+    what.add_argument(
+        "--disaggregate", action="store_true", help="instances for prefill and for decode alone"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -75,7 +86,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Answer one question."""
     _check(arguments)
-    slo = _slo(arguments.slo)
+    slo = Slo() if arguments.slo is None else parse_slo(arguments.slo)
     if arguments.place:
         return _place(arguments, slo)
     check_model(arguments)
@@ -84,13 +95,16 @@ def run(arguments: argparse.Namespace) -> int:
     question = _question(arguments, model, machine, slo)
     if arguments.cheapest:
         return _cheapest(arguments, question)
+    if arguments.disaggregate:
+        return _disaggregate(arguments, question)
     from ridgeline.planning import answer, highest_rate
 
-    with error_console.status("planning"):
+    with status_line("planning"):
         plan = highest_rate(question) if arguments.max_rate else answer(question)
     if plan is None:
         raise InvalidRequestError("No load meets the SLOs: a single request misses them.")
     result = plan.to_json() | {"model": model.name, "rate_rps": plan.question.rate_rps}
+    result |= _money(arguments, result, kv_bytes(question.model, question.typical.prompt_tokens))
     if arguments.json:
         print(json.dumps(result))
     else:
@@ -103,7 +117,7 @@ _EXCLUDED = {
     "max_rate": (("rate", "trace"), "it looks for the rate"),
     "trace": (("rate", "requests", "prompt", "output", "seed"), "a trace has its own"),
     "cheapest": (
-        ("hardware", "count", "tensor_parallel", "usd_per_hour", "executor", "calibrate"),
+        ("hardware", "count", "tensor_parallel", *MONEY, "executor", "calibrate"),
         "it goes through the catalogue",
     ),
     "place": (
@@ -111,6 +125,7 @@ _EXCLUDED = {
         "each --place is a shape, perhaps with a rate, on one device",
     ),
 }
+_EXCLUDED["disaggregate"] = (("trace", *MONEY), "it counts instances of a typical request")
 _MIN_REQUESTS = 40
 
 
@@ -127,9 +142,9 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InvalidRequestError(f"{_option(name)} must be at least 1.")
     if (arguments.count or 1) > 1024:
         raise InvalidRequestError("At most 1,024 devices are planned for.")
-    for name in ("rate", "usd_per_hour"):
-        if _given(arguments, name) and not 0 < getattr(arguments, name) < 1e9:
-            raise InvalidRequestError(f"{_option(name)} must be greater than 0.")
+    if arguments.rate is not None and not 0 < arguments.rate < 1e9:
+        raise InvalidRequestError("--rate must be greater than 0.")
+    check_money(arguments)
     if arguments.requests is not None and not _MIN_REQUESTS <= arguments.requests <= 100_000:
         raise InvalidRequestError("--requests must be from 40 to 100,000.")
     for name in ("requests", "seed"):
@@ -139,7 +154,14 @@ def _check(arguments: argparse.Namespace) -> None:
             )
     if arguments.max_rate and arguments.slo is None:
         raise InvalidRequestError("--max-rate needs --slo.")
-    if arguments.cheapest and arguments.rate is None and arguments.trace is None:
+    if arguments.cheapest and (arguments.max_rate or arguments.disaggregate):
+        raise InvalidRequestError("--cheapest is of a load or of --place: choose one question.")
+    if arguments.memory_share is not None and not (
+        arguments.place and 0 < arguments.memory_share <= 1
+    ):
+        raise InvalidRequestError("--memory-share is of --place, and at most 1.")
+    needs_load = arguments.cheapest and not arguments.place
+    if needs_load and arguments.rate is None and arguments.trace is None:
         raise InvalidRequestError("--cheapest needs a load: --rate or --trace.")
 
 
@@ -173,26 +195,6 @@ def _hardware(arguments: argparse.Namespace) -> str:
     return str(arguments.hardware or THIS).lower()
 
 
-def _slo(text: str | None) -> "Slo":
-    from ridgeline.planning import Slo
-
-    values: dict[str, float] = {}
-    for part in (text or "").split(","):
-        name, equals, value = part.partition("=")
-        if not part.strip() and text is None:
-            continue
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = 0.0
-        limit = f"{name.strip()}_s"
-        is_known = limit in ("ttft_s", "tpot_s") and limit not in values
-        if not is_known or not equals or not 0 < seconds < 1e6:
-            raise InvalidRequestError("--slo is written in seconds: ttft=0.5,tpot=0.05.")
-        values[limit] = seconds
-    return Slo(**values)
-
-
 def _machine(arguments: argparse.Namespace) -> "Machine":
     from ridgeline.planning import Machine, catalogue_machine
 
@@ -213,9 +215,8 @@ def _machine(arguments: argparse.Namespace) -> "Machine":
         machine = catalogue_machine(
             load_catalogue(arguments.catalogue), _hardware(arguments), count
         )
-    if arguments.usd_per_hour is not None:
-        machine = replace(machine, usd_per_hour=arguments.usd_per_hour)
-    return machine
+    usd = device_usd_per_hour(arguments, machine.usd_per_hour, machine.power_w)
+    return replace(machine, usd_per_hour=usd)
 
 
 def _any_machine(arguments: argparse.Namespace) -> "Machine":
@@ -227,7 +228,7 @@ def _any_machine(arguments: argparse.Namespace) -> "Machine":
 
 
 def _question(
-    arguments: argparse.Namespace, model: NamedModel, machine: "Machine", slo: "Slo"
+    arguments: argparse.Namespace, model: NamedModel, machine: "Machine", slo: Slo
 ) -> "Question":
     from ridgeline.core.config import EngineConfig
     from ridgeline.planning import Question, read_trace
@@ -258,13 +259,13 @@ def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
     from ridgeline.planning import cheapest
 
     catalogue = load_catalogue(arguments.catalogue)
-    with error_console.status("planning") as status:
-        found = cheapest(question, catalogue, lambda name: status.update(f"planning: {name}"))
+    with status_line("planning") as show:
+        found = cheapest(question, catalogue, lambda name: show(f"planning: {name}"))
     plans = [plan.to_json() for plan in found.plans]
     if arguments.json:
         print(json.dumps({"machines": plans, "notes": list(found.notes)}))
         return 0
-    console = Console()
+    console = output_console()
     if not plans:
         print("No machine of the catalogue that has a price holds this load, up to eight devices.")
         _print_notes(console, found.notes)
@@ -291,50 +292,186 @@ def _cheapest(arguments: argparse.Namespace, question: "Question") -> int:
     return 0
 
 
-def _place(arguments: argparse.Namespace, slo: "Slo") -> int:
-    from ridgeline.planning import Load, place_models
-    from ridgeline.planning.search import placement_json
+def _money(
+    arguments: argparse.Namespace, result: dict[str, Any], prompt_kv_bytes: float
+) -> dict[str, Any]:
+    """What is asked about money beside the plan's own figures."""
+    from ridgeline.planning.cost import (
+        break_even_tokens_per_s,
+        storage_usd,
+        usd_per_million_bytes,
+    )
 
-    machine = _machine(arguments)
-    loads = []
-    for text in arguments.place:
-        name, _, rate = text.partition(":")
-        if name not in PRESETS:
-            raise InvalidRequestError(f"Unknown shape {name!r} in --place.")
-        base = read_model(
-            argparse.Namespace(**{**vars(arguments), "shape": name, "model": None}),
-            machine.calibration,
+    usd, output_usd = result["usd_per_hour"], result["usd_per_1m_output"]
+    thousand = result["usd_per_1k_requests"]
+    found: dict[str, Any] = {"usd_per_request": None if thousand is None else thousand / 1e3}
+    if output_usd is None or not output_usd:
+        return found
+    if arguments.bytes_per_token is not None:
+        found["usd_per_1m_bytes"] = usd_per_million_bytes(output_usd, arguments.bytes_per_token)
+    if arguments.api_usd_per_1m is not None:
+        needed = break_even_tokens_per_s(usd, arguments.api_usd_per_1m)
+        found["break_even_output_tok_s"] = needed
+    if arguments.usd_per_gb_month is not None:
+        month_usd = storage_usd(prompt_kv_bytes, 730, arguments.usd_per_gb_month)
+        found["prompt_cache_bytes"] = prompt_kv_bytes
+        found["prompt_cache_usd_per_month"] = month_usd
+        input_usd = (result["usd_per_1m_by_phase"] or {}).get("input", 0.0)
+        prompt_usd = input_usd * (arguments.prompt or 1000) / 1e6
+        found["prompt_prefill_usd"] = prompt_usd
+        found["cache_uses_to_pay_per_month"] = month_usd / prompt_usd if prompt_usd else None
+    return found
+
+
+def _print_money(console: Console, result: dict[str, Any]) -> None:
+    lines = []
+    if "usd_per_1m_bytes" in result:
+        lines.append(f"${result['usd_per_1m_bytes']:.3f} per 1M bytes of output")
+    if "break_even_output_tok_s" in result:
+        needed, rate = result["break_even_output_tok_s"], result["output_tok_s"]
+        verdict = "cheaper" if needed < rate else "dearer"
+        lines.append(
+            f"{verdict} than the API: break-even at {needed:,.0f} output tok/s all the time, "
+            f"{needed / rate:.0%} of what it answers"
         )
-        loads.append(
-            Load(
-                name=name,
-                question=_question(arguments, base, machine, slo),
-                rate_rps=_place_rate(rate),
-            )
+    if "prompt_cache_bytes" in result:
+        uses = result["cache_uses_to_pay_per_month"]
+        pays = "" if uses is None else f": it pays from {uses:.3g} uses a month"
+        lines.append(
+            f"a prompt's KV kept: {result['prompt_cache_bytes'] / 1e6:,.1f} MB, "
+            f"${result['prompt_cache_usd_per_month']:.2g} a month; computed anew "
+            f"${result['prompt_prefill_usd']:.2g}{pays}"
         )
-    with error_console.status("planning"):
-        result = placement_json(place_models(loads, machine), loads, machine)
+    for line in lines:
+        console.print(f"          {line}", soft_wrap=True)
+
+
+def _disaggregate(arguments: argparse.Namespace, question: "Question") -> int:
+    from ridgeline.planning.disaggregation import disaggregate
+
+    with status_line("planning"):
+        found = disaggregate(question)
+    prefill, decode = found.ratio
+    result: dict[str, Any] = {
+        "devices_of_an_instance": found.replica.model.layout.tensor,
+        "prefill_rps": found.prefill_rps,
+        "decode_rps": found.decode_rps,
+        "decode_batch": found.decode_batch,
+        "ratio": {"prefill": prefill, "decode": decode},
+        "transfer_bytes": found.transfer_bytes,
+        "transfer_s": found.transfer_s,
+        "instances": None,
+        "notes": list(question.notes),
+    }
+    if arguments.rate is not None:
+        counts = found.instances(arguments.rate)
+        result["instances"] = dict(zip(("prefill", "decode"), counts, strict=True))
     if arguments.json:
         print(json.dumps(result))
         return 0
-    console = Console(highlight=False)
-    devices: dict[str, Sequence[str]] = result["devices"]  # type: ignore[assignment]
-    for device, names in devices.items():
+    sent = "" if found.transfer_s is None else f", {found.transfer_s * 1e3:.1f} ms on the link"
+    print(f"prefill:decode  {prefill}:{decode}, of up to 8 instances the best for each of them")
+    print(f"  prefill  {found.prefill_rps:.2f} requests/s an instance within the TTFT")
+    print(
+        f"  decode   {found.decode_rps:.2f} requests/s an instance within the TPOT, "
+        f"{found.decode_batch:,} at once"
+    )
+    print(f"  KV       {found.transfer_bytes / 1e6:,.1f} MB to move for a prompt{sent}")
+    if result["instances"]:
+        counts = found.instances(arguments.rate)
+        print(
+            f"  load     {arguments.rate:g} requests/s: {counts[0]} for prefill, "
+            f"{counts[1]} for decode"
+        )
+    _print_notes(output_console(), result["notes"])
+    return 0
+
+
+def _place(arguments: argparse.Namespace, slo: Slo) -> int:
+    from ridgeline.planning import cheapest_placement, place_models
+    from ridgeline.planning.search import placement_json
+
+    machines = [_any_machine(arguments)] if arguments.cheapest else _machines(arguments)
+    loads = [_load(arguments, text, machines[0], slo) for text in arguments.place]
+    share = arguments.memory_share or USABLE_SHARE
+    with status_line("planning") as show:
+        if arguments.cheapest:
+            catalogue = load_catalogue(arguments.catalogue)
+            found = cheapest_placement(
+                loads,
+                catalogue,
+                memory_share=share,
+                progress=lambda text: show(f"planning: {text}"),
+            )
+        else:
+            found = place_models(loads, machines, memory_share=share)
+    if found is None:
+        raise InvalidRequestError("No devices of the catalogue with a price hold these models.")
+    result = placement_json(found)
+    if arguments.json:
+        print(json.dumps(result))
+        return 0
+    console = output_console()
+    for device, names in result["devices"].items():
         console.print(f"{device}: {', '.join(names) or '(free)'}")
     if result["left_over"]:
-        console.print(f"left over: {', '.join(result['left_over'])}")  # type: ignore[arg-type]
-    _print_notes(console, result["notes"])  # type: ignore[arg-type]
+        console.print(f"left over: {', '.join(result['left_over'])}")
+    if result["usd_per_hour"] is not None:
+        console.print(f"${result['usd_per_hour']:.2f} an hour")
+    else:
+        console.print("no price is known of all of these devices")
+    form = loads[0].question.model.main_format.name
+    console.print(
+        f"weights in {form}, KV of one sequence each or of the load, in {share:.0%} of the memory",
+        style="dim",
+    )
+    _print_notes(console, result["notes"])
     return 0
+
+
+def _machines(arguments: argparse.Namespace) -> list["Machine"]:
+    """Of ``--hardware a100:2,l4:4``, or one kind and ``--count``."""
+    parts = _hardware(arguments).split(",")
+    if len(parts) == 1 and ":" not in parts[0]:
+        return [_machine(arguments)]
+    if arguments.count is not None:
+        raise InvalidRequestError("--count is of one kind of device: write --hardware a100:2,l4:4.")
+    found = []
+    for part in parts:
+        name, _, count = part.strip().partition(":")
+        if not (count or "1").isdecimal() or int(count or 1) < 1 or name == THIS:
+            raise InvalidRequestError(
+                "Several kinds of devices are written --hardware a100:2,l4:4."
+            )
+        one = argparse.Namespace(**{**vars(arguments), "hardware": name, "count": int(count or 1)})
+        found.append(_machine(one))
+    if len({machine.key for machine in found}) < len(found):
+        raise InvalidRequestError("Each kind of device is named once.")
+    if sum(machine.count for machine in found) > 1024:
+        raise InvalidRequestError("At most 1,024 devices are planned for.")
+    return found
+
+
+def _load(arguments: argparse.Namespace, text: str, machine: "Machine", slo: Slo) -> "Load":
+    from ridgeline.planning import Load
+
+    name, _, rate = text.partition(":")
+    if name not in PRESETS:
+        raise InvalidRequestError(f"Unknown shape {name!r} in --place.")
+    named = argparse.Namespace(**{**vars(arguments), "shape": name, "model": None})
+    question = _question(arguments, read_model(named, machine.calibration), machine, slo)
+    return Load(name=name, question=question, rate_rps=_place_rate(rate))
 
 
 def _print(result: dict[str, Any]) -> None:
     """The answer for people; the intervals hold eight times of ten."""
-    console = Console(highlight=False)
+    console = output_console()
     replicas = f"{result['replicas']} × tensor-parallel {result['tensor_parallel']}"
     console.print(f"{result['model']} on {result['count']} × {result['hardware']} ({replicas})")
     console.print(
         f"  weights {result['weights_bytes'] / 1e9:.2f} GB in {result['weights_format']}, KV "
-        f"{result['kv_bytes_per_token'] / 1e3:.1f} kB a token"
+        f"{result['kv_bytes_per_token'] / 1e3:.1f} kB a token, activations of a step "
+        f"{result['activation_bytes'] / 1e9:.2f} GB"
     )
     if not result["fits"]:
         console.print(
@@ -376,6 +513,7 @@ def _print(result: dict[str, Any]) -> None:
             f"  cost    ${result['usd_per_1m_output']:.3f} per 1M output tokens, "
             f"{per_thousand} per 1K requests, at ${result['usd_per_hour']:.2f} an hour"
         )
+        _print_money(console, result)
     if result["power_w"] is not None:
         joules = result["joules_per_output_token_at_most"]
         per_token = "" if joules is None else f", so {joules:.3g} J per output token"
@@ -421,9 +559,7 @@ def _goodput(result: dict[str, Any]) -> str:
     if not result["keeps_up"]:
         answered += ": it does not keep up, and the longer it lasts the longer they wait"
     limits = [
-        f"{name.upper()} up to {limit:g} s"
-        for name, limit in (("ttft", result["slo"]["ttft_s"]), ("tpot", result["slo"]["tpot_s"]))
-        if limit is not None
+        f"{name.upper()} up to {limit:g} s" for name, limit in Slo(**result["slo"]).limits.items()
     ]
     if not limits:
         return f"{answered}; how many are good needs limits (--slo)"

@@ -51,8 +51,7 @@ def check_model(arguments: argparse.Namespace) -> None:
         RidgelineError: there is no such model, shape, file or format.
     """
     describe(_config(arguments)[1])
-    if arguments.quantization not in (None, "none"):
-        number_format(arguments.quantization)
+    _quantization(arguments.quantization)
 
 
 def read_model(arguments: argparse.Namespace, calibration: Calibration) -> NamedModel:
@@ -71,10 +70,10 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
 
     name, config = _config(arguments)
     definition = describe(config)
-    wanted = arguments.quantization
-    quantization = None if wanted in (None, "none") else number_format(wanted)
+    quantization = _quantization(arguments.quantization)
     kv = _kv_format(arguments.kv_cache_dtype)
-    _check_executor(calibration.executor, quantization, kv)
+    if calibration.measured:
+        _check_executor(calibration.executor, quantization, kv)
     declared = declared_formats(definition) if quantization is None else {}
     expanded = _expanded_on_cuda(definition.quantization, declared)
     if calibration.executor == "cuda":
@@ -98,6 +97,36 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
             priced = replace(priced, kernels=GROUPED)
     notes = () if calibration.measured else _format_notes(priced, quantization, expanded)
     return NamedModel(name=name, priced=priced, notes=tuple(notes))
+
+
+def shape_of(arguments: argparse.Namespace) -> tuple[str, PricedModel]:
+    """The name of the model of the command line, and its numbers as they are stored.
+
+    Raises:
+        RidgelineError: there is no such model, shape, file or format.
+    """
+    from ridgeline.quant import declared_formats
+
+    name, config = _config(arguments)
+    definition = describe(config)
+    quantization = _quantization(arguments.quantization)
+    return name, PricedModel(
+        spec=definition.spec,
+        ops=lower(definition.spec),
+        activations=float_format(_chosen(arguments.dtype) or definition.dtype),
+        weights=quantization,
+        weight_formats=declared_formats(definition) if quantization is None else {},
+        kv=_kv_format(arguments.kv_cache_dtype),
+    )
+
+
+def _quantization(name: str | None) -> NumberFormat | None:
+    if name in (None, "none"):
+        return None
+    found = number_format(str(name))
+    if not found.is_quantized:
+        raise InvalidRequestError(f"{found.name} is no quantized format: use --dtype {found.name}.")
+    return found
 
 
 def _expanded_on_cuda(
@@ -150,6 +179,11 @@ def _check_executor(
 ) -> None:
     """Refuse what an executor of this machine refuses to run."""
     names = {form.name for form in (quantization, kv) if form is not None}
+    if executor in ("cpu", "cuda") and quantization and quantization.name not in ON_LOAD:
+        raise InvalidRequestError(
+            f"No executor here quantizes to {quantization.name} on load; choose one of "
+            f"{', '.join(ON_LOAD)}, or a machine of the catalogue."
+        )
     if executor == "cpu" and "fp8" in names:
         raise InvalidRequestError("The cpu executor has no fp8; use int8.")
     if executor == "reference" and names:

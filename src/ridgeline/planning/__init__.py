@@ -4,16 +4,26 @@ from ridgeline.planning.capacity import CapacityPlan, answer
 from ridgeline.planning.load import TooLongError
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
-from ridgeline.planning.search import Load, Ranking, cheapest, highest_rate, place_models
+from ridgeline.planning.search import (
+    Load,
+    Placed,
+    Ranking,
+    cheapest,
+    cheapest_placement,
+    highest_rate,
+    place_models,
+)
 from ridgeline.planning.simulation import simulate
 from ridgeline.planning.traffic import Traffic
-from ridgeline.planning.workload import Arrival, Slo, poisson, read_trace
+from ridgeline.planning.workload import Arrival, poisson, read_trace
+from ridgeline.roofline.slo import Slo
 
 __all__ = [
     "Arrival",
     "CapacityPlan",
     "Load",
     "Machine",
+    "Placed",
     "Question",
     "Ranking",
     "Slo",
@@ -22,6 +32,7 @@ __all__ = [
     "answer",
     "catalogue_machine",
     "cheapest",
+    "cheapest_placement",
     "highest_rate",
     "place_models",
     "poisson",

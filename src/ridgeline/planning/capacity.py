@@ -1,9 +1,10 @@
 """What a machine can do for a workload: memory, latency, throughput, goodput and cost."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ridgeline.core.plan import ModelRole
+from ridgeline.planning.cost import token_prices, usd_per_million_tokens, usd_per_thousand_requests
 from ridgeline.planning.load import Skipped, run, run_alone, run_traffic
 from ridgeline.planning.notes import notes_of
 from ridgeline.planning.question import Question
@@ -12,7 +13,6 @@ from ridgeline.planning.simulation import ScaledPrice
 from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Spread
-from ridgeline.roofline.cost import token_prices, usd_per_million_tokens, usd_per_thousand_requests
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
 from ridgeline.roofline.predict import StepPredictor
 
@@ -91,6 +91,8 @@ class CapacityPlan:
             "weights_format": question.model.main_format.name,
             "weights_bytes": int(weights_bytes(question.model)),
             "kv_bytes_per_token": kv_bytes_per_token(question.model),
+            "activation_bytes": memory.activation_bytes,
+            "kv_pool_bytes": memory.kv_pool_bytes,
             "max_batch": memory.max_batch * self.replica.count,
             "max_context": memory.max_context,
         }
@@ -104,7 +106,7 @@ class CapacityPlan:
             "completed_rps": traffic.completed_rps * self.replica.count,
             "keeps_up": self.keeps_up,
             "goodput_rps": goodput,
-            "slo": {"ttft_s": question.slo.ttft_s, "tpot_s": question.slo.tpot_s},
+            "slo": asdict(question.slo),
             "slo_attainment": traffic.attainment(question.slo),
             "usd_per_hour": usd,
             "usd_per_1m_output": (

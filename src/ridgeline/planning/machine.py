@@ -21,6 +21,7 @@ class Machine:
     calibration: Calibration
     memory_bytes: float
     kind: DeviceKind = DeviceKind.GPU
+    host_devices: int = 8
     count: int = 1
     usd_per_hour: float | None = None
     power_w: float | None = None
@@ -49,6 +50,7 @@ def catalogue_machine(catalogue: Catalogue, key: str, count: int = 1) -> Machine
         key=key.lower(),
         name=device.name,
         kind=device.kind,
+        host_devices=device.host_devices,
         calibration=typical(device.ceilings()),
         memory_bytes=device.memory_bytes,
         count=count,

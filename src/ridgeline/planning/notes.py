@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ridgeline.core.formats import FLOAT16
 from ridgeline.planning.machine import Machine
 from ridgeline.planning.question import Question
-from ridgeline.planning.replica import HOST_DEVICES, Replica, is_linked, widest
+from ridgeline.planning.replica import Replica, is_linked, widest
 from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.catalogue import DeviceKind
@@ -66,7 +66,8 @@ def _spread(question: Question, replica: Replica) -> Iterator[str]:
     elif tensor == widest(question) < count:
         yield (
             f"A replica is spread over {tensor} of the {count} devices at the most: its ranks are "
-            f"in one host, of up to {HOST_DEVICES}, divide the devices, and share the heads evenly."
+            f"in one host, of up to {question.machine.host_devices}, divide the devices, and have "
+            "a head each at least."
         )
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.planning.machine import Machine
-from ridgeline.planning.workload import Arrival, Slo
+from ridgeline.planning.workload import Arrival
 from ridgeline.roofline import PricedModel
+from ridgeline.roofline.slo import Slo
 
 MAX_SEQS = 256  # at once
 MIN_REQUESTS = 80

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.models import lower
 from ridgeline.planning.machine import Machine
 from ridgeline.planning.question import Question
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import MemoryFit, fit
 
 _ROOMY = 64  # sequences that a replica should hold before it is spread over more devices
-HOST_DEVICES = 8  # the links of the catalogue go no further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def choose_replica(question: Question) -> Replica:
 def _widths(question: Question) -> list[int]:
     """Devices that a replica can be spread over, the fewest first; one if they are not linked."""
     count, spec = question.machine.count, question.model.spec
-    most = min(count, HOST_DEVICES) if is_linked(question.machine) else 1
+    most = min(count, question.machine.host_devices) if is_linked(question.machine) else 1
     return [n for n in range(1, most + 1) if count % n == 0 and splits(spec, n)]
 
 
@@ -86,27 +86,59 @@ def is_linked(machine: Machine) -> bool:
 
 
 def splits(spec: ModelSpec, tensor: int) -> bool:
-    """Whether so many ranks can share the heads: each has as many, and whole KV heads or one."""
+    """Whether so many ranks can share the heads: each has one at least, and with latents, as many
+    as any other."""
     for layer in spec.layers:
         attention = layer.attention
-        if attention.num_heads % tensor:
-            return False
-        if isinstance(attention, AttentionSpec):  # every rank has the latents of the other kind
-            heads = attention.num_kv_heads
-            if heads % tensor and tensor % heads:
+        if isinstance(attention, AttentionSpec):
+            if attention.num_heads < tensor:
                 return False
+        elif attention.num_heads % tensor:  # every rank has the latents
+            return False
     return True
+
+
+def pad_heads(model: PricedModel, tensor: int) -> PricedModel:
+    """The model as ranks hold it that share its heads unevenly: all as many as the fullest.
+
+    12 ranks of 64 heads over 8 KV heads have 6 each, of at most 2 KV heads: as 72 over 24.
+    """
+    layers = tuple(
+        replace(layer, attention=_padded(layer.attention, tensor))
+        if isinstance(layer.attention, AttentionSpec)
+        else layer
+        for layer in model.spec.layers
+    )
+    if layers == model.spec.layers:
+        return model
+    spec = replace(model.spec, layers=layers)
+    return replace(model, spec=spec, ops=lower(spec))
+
+
+def _padded(attention: AttentionSpec, tensor: int) -> AttentionSpec:
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
+    is_even = not heads % tensor and not (kv_heads % tensor and tensor % kv_heads)
+    if is_even:
+        return attention
+    group, each = heads // kv_heads, -(-heads // tensor)
+    held = max(
+        (min(first + each, heads) - 1) // group - first // group + 1
+        for first in range(0, heads, each)
+    )
+    each = -(-each // held) * held  # as many of each KV head
+    return replace(attention, num_heads=each * tensor, num_kv_heads=held * tensor)
 
 
 def _replica(question: Question, tensor: int) -> Replica:
     machine = question.machine
-    model = machine.run(replace(question.model, layout=ParallelLayout(tensor=tensor)))
+    padded = pad_heads(question.model, tensor)
+    model = machine.run(replace(padded, layout=ParallelLayout(tensor=tensor)))
     memory = fit(
         model,
         memory_bytes=machine.memory_bytes,
         context=question.typical.num_tokens,
-        step_tokens=question.config.max_num_batched_tokens,
         block_tokens=question.config.block_tokens,
+        step_tokens=question.config.max_num_batched_tokens,
         kv_share=machine.kv_share,
     )
     if memory.max_context < question.longest:
@@ -126,10 +158,9 @@ def _check(question: Question) -> None:
         return
     if tensor < 1 or count % tensor:
         raise InvalidRequestError(f"{tensor} tensor-parallel ranks do not divide {count} devices.")
-    if tensor > HOST_DEVICES:
+    if tensor > (host := question.machine.host_devices):
         raise InvalidRequestError(
-            f"{tensor} tensor-parallel ranks cross hosts of {HOST_DEVICES}, whose network is not "
-            "known."
+            f"{tensor} tensor-parallel ranks cross hosts of {host}, whose network is not known."
         )
     if tensor > 1 and not is_linked(question.machine):
         raise InvalidRequestError(

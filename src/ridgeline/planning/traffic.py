@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, nextafter, sqrt
 
 from ridgeline.core.request import RequestTimings
-from ridgeline.planning.workload import Arrival, Slo
+from ridgeline.planning.workload import Arrival
+from ridgeline.roofline.slo import Slo
 
 _WARM_UP = 1 / 3  # share of the requests that arrive before the machine is in its steady state
 _BEHIND = 0.05  # share of the load that may be left undone
@@ -22,7 +23,9 @@ class Answer:
 
     def good(self, slo: Slo) -> bool:
         timings = self.timings
-        return timings.ttft_s is not None and slo.met(timings.ttft_s, timings.tpot_s)
+        return timings.ttft_s is not None and slo.met(
+            ttft_s=timings.ttft_s, tpot_s=timings.tpot_s, end_to_end_s=timings.end_to_end_s
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

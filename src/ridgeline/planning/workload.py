@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -40,24 +39,6 @@ class _Line(msgspec.Struct, frozen=True):
     output_tokens: int
     prefix: str = ""
     prefix_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """Limits that a good answer keeps, in seconds; ``None`` where there is none."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether there is any limit."""
-        return self.ttft_s is not None or self.tpot_s is not None
-
-    def met(self, ttft_s: float, tpot_s: float | None) -> bool:
-        if self.ttft_s is not None and ttft_s > self.ttft_s:
-            return False
-        return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
 
 
 def poisson(

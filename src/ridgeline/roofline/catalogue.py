@@ -37,11 +37,13 @@ class DeviceKind(StrEnum):
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator or CPU. GB and TB are powers of ten; rates are dense.
 
-    ``link_gb_per_s`` are gigabytes that one device sends in a second, one way.
+    ``link_gb_per_s`` are gigabytes that one device sends in a second, one way; it is known only
+    among the ``host_devices`` of one host.
     """
 
     name: str
     kind: DeviceKind = DeviceKind.GPU
+    host_devices: int = 8
     memory_gb: Cell
     bandwidth_tbps: Cell
     tflops: dict[str, Cell]
@@ -144,5 +146,7 @@ def _check(device: Device, where: str, sources: Mapping[str, str]) -> None:
             raise InvalidRequestError(f"{where}: confidence is high, medium or low.")
         if cell.source not in sources:
             raise InvalidRequestError(f"{where}: the source {cell.source!r} is not explained.")
+    if not 1 <= device.host_devices <= 1024:
+        raise InvalidRequestError(f"{where}: host_devices is from 1 to 1,024.")
     if not device.tflops:
         raise InvalidRequestError(f"{where} has no rate.")

@@ -12,7 +12,7 @@ from ridgeline.roofline.memory import MemoryFit
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.predict import Bound, StepPredictor
 from ridgeline.roofline.price import op_costs, pass_work
-from ridgeline.roofline.queueing import speculation_gain
+from ridgeline.roofline.speculation import speculation_gain
 
 _DRAFTS, _ACCEPTANCE = 4, 0.6
 _DRAFT_SHARE = 0.05  # seconds of a drafted token, as a share of a step of the model

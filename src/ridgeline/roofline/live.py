@@ -50,11 +50,15 @@ class PhaseReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineReport:
-    """The run so far. ``warnings`` say what cannot be: more than the ceilings allow."""
+    """The run so far. ``warnings`` say what cannot be: more than the ceilings allow.
+
+    Of ``num_steps`` the last ``num_pending`` are not priced yet, and in nothing else here.
+    """
 
     prefill: PhaseReport
     decode: PhaseReport
     num_steps: int
+    num_pending: int
     drafted: int
     accepted: int
     overhead_s_per_step: float
@@ -130,6 +134,7 @@ class Observer:
             prefill=phases[Phase.PREFILL],
             decode=phases[Phase.DECODE],
             num_steps=self.num_steps,
+            num_pending=len(self._pending),
             drafted=self._drafted,
             accepted=self._accepted,
             overhead_s_per_step=self._spent_s / max(1, self.num_steps),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ridgeline.core.config import blocks_per_sequence
-from ridgeline.core.ops import LatentProject, MoE, Op, QKVProject, Weight, op_weights
+from ridgeline.core.ops import Embed, Head, LatentProject, MoE, Op, QKVProject, Weight, op_weights
 from ridgeline.roofline.model import PricedModel, weights_of
 
 # Left to the runtime, activations and fragmentation, as vLLM's gpu_memory_utilization does.
@@ -65,25 +65,47 @@ def kv_bytes(model: PricedModel, context: int) -> float:
     )
 
 
-def rank_pool_bytes(
-    model: PricedModel, context: int, *, step_tokens: int, block_tokens: int
-) -> float:
+def rank_pool_bytes(model: PricedModel, context: int, *, block_tokens: int) -> float:
     """What one rank's KV pools need for a sequence of ``context`` tokens to run in the engine.
 
-    These are whole blocks, with windows those of the steps in flight as well, of ``step_tokens``
-    each (`blocks_per_sequence`). A KV head is on max(1, ranks / heads) of the ranks.
+    These are whole blocks, with windows some for tokens in flight as well
+    (`blocks_per_sequence`). A KV head is on max(1, ranks / heads) of the ranks.
     """
     layout = model.layout
     return sum(
         len(group.layers)
         * model.kv_token_bytes(group)
         * block_tokens
-        * blocks_per_sequence(
-            context, group.window, step_tokens=step_tokens, block_tokens=block_tokens
-        )
+        * blocks_per_sequence(context, group.window, block_tokens=block_tokens)
         / min(layout.tensor, group.num_kv_heads)
         for group in model.groups
     ) / (layout.pipeline * layout.context)
+
+
+def activation_bytes(model: PricedModel, *, tokens: int, rows: int) -> float:
+    """Bytes of buffers of a step of ``tokens``, ``rows`` of which have logits, on one rank.
+
+    The residual stream, the widest op's inputs and outputs, and logits in float32; attention never
+    holds its scores.
+    """
+    hidden = model.spec.hidden_size
+    widest = max(sum(map(_output_width, _widths_of(op))) for op in model.ops)
+    elements = tokens * (2 * hidden + widest / model.layout.tensor)
+    return elements * model.activation_bytes + 4.0 * rows * model.spec.vocab_size
+
+
+def _widths_of(op: Op) -> list[tuple[Weight, int]]:
+    """Matrices of an op whose products are held at once, and how many of each a token meets."""
+    if isinstance(op, Embed | Head):
+        return []
+    matrices = (weight for weight in op_weights(op) if len(weight.shape) > 1)
+    many = op.routing.top_k if isinstance(op, MoE) else 1
+    return [(weight, many if len(weight.shape) == 3 else 1) for weight in matrices]
+
+
+def _output_width(held: tuple[Weight, int]) -> int:
+    weight, count = held
+    return weight.shape[-2] * count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +114,7 @@ class MemoryFit:
 
     memory_bytes: float
     weights_bytes: float
+    activation_bytes: float
     kv_pool_bytes: float
     max_batch: int
     max_context: int
@@ -107,23 +130,24 @@ def fit(
     *,
     memory_bytes: float,
     context: int,
-    step_tokens: int,
     block_tokens: int,
+    step_tokens: int = 2048,
     kv_share: float | None = None,
 ) -> MemoryFit:
     """How many sequences of ``context`` tokens run, and how long a single one may be.
 
-    ``step_tokens`` are computed in one step, at the most, and ``block_tokens`` are in a KV block.
+    ``block_tokens`` are in a KV block, and ``step_tokens`` are computed in one step at the most.
     ``kv_share`` is the part of the memory beside the weights that is KV's; without it KV has what
-    `USABLE_SHARE` of the memory leaves.
+    `USABLE_SHARE` of the memory leaves, or less where a step's activations take more than the rest.
     """
 
     def pool_bytes(context: int) -> float:
-        return rank_pool_bytes(model, context, step_tokens=step_tokens, block_tokens=block_tokens)
+        return rank_pool_bytes(model, context, block_tokens=block_tokens)
 
     held = rank_weights_bytes(model)
+    active = activation_bytes(model, tokens=step_tokens, rows=1)
     if kv_share is None:
-        pool = max(0.0, memory_bytes * USABLE_SHARE - held)
+        pool = max(0.0, min(memory_bytes * USABLE_SHARE, memory_bytes - active) - held)
     else:
         pool = max(0.0, memory_bytes - held) * kv_share
     low, high = 0, model.spec.max_position
@@ -136,6 +160,7 @@ def fit(
     return MemoryFit(
         memory_bytes=memory_bytes,
         weights_bytes=held,
+        activation_bytes=active,
         kv_pool_bytes=pool,
         max_batch=int(pool // pool_bytes(context)),
         max_context=low,
@@ -143,24 +168,12 @@ def fit(
 
 
 def parameter_bytes(num_parameters: float, bits: float) -> float:
-    """Bytes of so many parameters.
-
-    >>> [f"{parameter_bytes(7e9, bits) / 1e9:.3g}" for bits in (16, 8, 4, 4.5, 3)]
-    ['14', '7', '3.5', '3.94', '2.62']
-
-    A published table gives 4, 2.6 and 1.5 GB for 4.5, 3 and 1.58 bits. The first two are these
-    rounded; 1.58 bits are 1.38 GB, and 1.5 GB only as packed with scales (1.6875 bits):
-
-    >>> [f"{parameter_bytes(7e9, bits) / 1e9:.2f}" for bits in (1.58, 1.6875)]
-    ['1.38', '1.48']
-    >>> f"{parameter_bytes(70e9, 16) / 1e9:.0f} GB"
-    '140 GB'
-    """
+    """Bytes of so many parameters."""
     return num_parameters * bits / 8
 
 
 def attention_kv_bytes(
-    *, layers: int, kv_heads: int, head_dim: int, tokens: int, element_bytes: float = 2
+    *, layers: float, kv_heads: int, head_dim: int, tokens: int, element_bytes: float = 2
 ) -> float:
     """K and V of multi-head, grouped-query or multi-query attention: 2·L·H_kv·h·b a token.
 
@@ -174,6 +187,21 @@ def attention_kv_bytes(
     >>> palm = attention_kv_bytes(layers=118, kv_heads=48, head_dim=128, tokens=512 * 2048)
     >>> f"{palm / 1e12:.0f} TB"
     '3 TB'
+
+    Layers that share their K and V with others do not count, and those behind a window hold no
+    more than its tokens. Of 48 layers with 10,240 tokens, a window of 1,024 saves 10×, sharing by
+    threes 3×, and both in five layers of six, with one KV head in place of eight, 41×:
+
+    >>> def gigabytes(layers, tokens, kv_heads=8):
+    ...     return attention_kv_bytes(
+    ...         layers=layers, kv_heads=kv_heads, head_dim=128, tokens=tokens
+    ...     ) / 1e9
+    >>> whole = gigabytes(48, 10_240)
+    >>> f"{whole / gigabytes(48, 1024):.0f}× {whole / gigabytes(16, 10_240):.0f}×"
+    '10× 3×'
+    >>> mixed = gigabytes(8, 10_240, 1) + gigabytes(40 / 3, 1024, 1)
+    >>> f"{whole / mixed:.0f}×"
+    '41×'
 
     A published table says 2.5 GB for a 70B model with grouped queries and 4,096 tokens. Its own
     formula gives 1.34:

@@ -32,6 +32,7 @@ from ridgeline.core.ops import (
     Rope,
     SharedExpert,
     Weight,
+    op_weights,
 )
 from ridgeline.roofline.batch import Batch
 from ridgeline.roofline.model import PricedModel
@@ -99,7 +100,7 @@ def op_work(op: Op, batch: Batch, model: PricedModel) -> Work:
             width = (op.num_heads / p.ranks + op.num_kv_heads * p.kv_share(op.num_kv_heads)) * (
                 op.head_dim
             )
-            weights = model.bytes_of(op.query) + model.bytes_of(op.key)
+            weights = sum(map(model.bytes_of, op_weights(op)))
             return Work(weight_bytes=weights) + p.moved(2 * width)
         case Rope():
             keys = op.num_kv_heads * op.key_dim * p.kv_share(op.num_kv_heads)

@@ -4,19 +4,27 @@ Every item takes memory and a share of a device's time (its load ÷ what the dev
 SLO). First-fit decreasing, or an exhaustive search where there are few items.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 _EXACT_ITEMS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A replica: its bytes, and the share of a device's time that its load takes."""
+    """A replica: its bytes, and the share of a device's time that its load takes.
+
+    ``on`` are both where a device is of another kind.
+    """
 
     name: str
     memory_bytes: float
     time_share: float = 0.0
+    on: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+
+    def size_on(self, device: "Device") -> tuple[float, float]:
+        """Bytes and share of time."""
+        return self.on.get(device.kind, (self.memory_bytes, self.time_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +33,7 @@ class Device:
 
     name: str
     memory_bytes: float
-    usd_per_hour: float = 0.0
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +70,9 @@ def place(items: Sequence[Item], devices: Sequence[Device]) -> Placement:
 
 
 def _fits(item: Item, held: Sequence[Item], device: Device) -> bool:
-    memory = item.memory_bytes + sum(other.memory_bytes for other in held)
-    share = item.time_share + sum(other.time_share for other in held)
+    sizes = [each.size_on(device) for each in (item, *held)]
+    memory = sum(num_bytes for num_bytes, _ in sizes)
+    share = sum(time_share for _, time_share in sizes)
     return memory <= device.memory_bytes and share <= 1.0 + 1e-9
 
 
@@ -103,9 +112,9 @@ def _exact(items: Sequence[Item], devices: Sequence[Device], start: Placement) -
             found = Placement(bins=tuple(map(tuple, bins)), left_over=tuple(out))
             best = found if value(found) < value(best) else best
             return
-        tried: set[tuple[float, tuple[Item, ...]]] = set()
+        tried: set[tuple[str, float, tuple[Item, ...]]] = set()
         for held, device in zip(bins, devices, strict=True):
-            same = (device.memory_bytes, tuple(held))
+            same = (device.kind, device.memory_bytes, tuple(held))
             if same in tried or not _fits(ordered[index], held, device):
                 continue
             tried.add(same)

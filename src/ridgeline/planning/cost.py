@@ -45,7 +45,7 @@ class TokenPrices:
     input: float
     output: float
 
-    def of_request(self, input_tokens: int, output_tokens: int) -> float:
+    def of_request(self, input_tokens: float, output_tokens: float) -> float:
         """Dollars."""
         return (self.input * input_tokens + self.output * output_tokens) / 1e6
 
@@ -75,19 +75,24 @@ def owned_usd_per_hour(
     lifetime_years: float,
     power_w: float,
     usd_per_kwh: float,
-    cooling: float = 1.3,
-    busy_share: float = 1.0,
+    cooling: float,
 ) -> float:
-    """A machine of one's own, per hour of *use*: purchase over its lifetime, power times cooling.
+    """A machine of one's own: purchase over its lifetime, and its power times ``cooling``.
 
-    ``busy_share`` is the part of the hours in which it works; idle hours are paid for as well.
-
-    >>> box = dict(purchase_usd=26280, lifetime_years=3, power_w=1e3, usd_per_kwh=0.1)
-    >>> f"{owned_usd_per_hour(**box):.2f} {owned_usd_per_hour(**box, busy_share=0.5):.2f}"
-    '1.13 2.26'
+    >>> box = dict(purchase_usd=26280, lifetime_years=3, power_w=1e3)
+    >>> f"{owned_usd_per_hour(**box, usd_per_kwh=0.1, cooling=1.3):.2f}"
+    '1.13'
     """
-    purchase = purchase_usd / (lifetime_years * 365 * 24)
-    return (purchase + power_w / 1e3 * usd_per_kwh * cooling) / busy_share
+    return purchase_usd / (lifetime_years * 365 * 24) + power_w / 1e3 * usd_per_kwh * cooling
+
+
+def usd_per_busy_hour(usd_per_hour: float, busy_share: float) -> float:
+    """Idle hours are paid for as well: those in which it works bear them.
+
+    >>> f"{usd_per_busy_hour(1.13, 0.5):.2f}"
+    '2.26'
+    """
+    return usd_per_hour / busy_share
 
 
 def break_even_tokens_per_s(usd_per_hour: float, api_usd_per_million: float) -> float:
@@ -109,5 +114,9 @@ def storage_usd(num_bytes: float, hours: float, usd_per_gb_month: float) -> floa
 
 
 def usd_per_million_bytes(usd_per_million: float, bytes_per_token: float) -> float:
-    """Tokens differ among tokenizers; bytes of text do not."""
+    """Tokens differ among tokenizers; bytes of text do not.
+
+    >>> usd_per_million_bytes(5.0, 4.0)
+    1.25
+    """
     return usd_per_million / bytes_per_token
