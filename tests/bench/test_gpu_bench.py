@@ -98,7 +98,11 @@ def test_tests_of_kernels_need_nothing_more_than_pytest(tmp_path):
         [sys.executable, "-m", "pytest", "--collect-only", "tests/kernels/triton"],
         cwd=SOURCES.parent,
         env=os.environ
-        | {"PYTHONPATH": f"{tmp_path}:{SOURCES}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        | {
+            "PYTHONPATH": f"{tmp_path}:{SOURCES}",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "RIDGELINE_TEST_FOLDERS": "",
+        },
         capture_output=True,
         text=True,
         timeout=300,

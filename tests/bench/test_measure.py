@@ -8,7 +8,7 @@ from tests.bench.test_ceilings import FakeLoops
 from tests.roofline.test_fitting import CEILINGS, samples
 from tests.tiny import tiny_model
 
-from ridgeline.bench import executor_bench
+from ridgeline.bench import energy, executor_bench
 from ridgeline.bench.cases import make_cases
 from ridgeline.bench.ceilings import CeilingMeter
 from ridgeline.bench.executor_bench import BenchReport, bits_per_weight
@@ -20,7 +20,7 @@ from ridgeline.core.formats import BFLOAT16, FLOAT16, number_format
 from ridgeline.core.host import cpu_name
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.executors import create_executor
-from ridgeline.roofline import PricedModel, Work, energy, price
+from ridgeline.roofline import PricedModel, Work, price
 from ridgeline.roofline.calibration import calibrate, calibration_path, save
 
 

@@ -9,16 +9,16 @@ import time
 
 import pytest
 
+from ridgeline.bench import energy
 from ridgeline.bench.serve.http_target import HttpTarget
 from ridgeline.bench.serve.runner import run_closed_loop, run_open_loop
-from ridgeline.bench.serve.session import _with_energy
+from ridgeline.bench.serve.session import _watched
 from ridgeline.bench.serve.targets import EngineTarget, Piece
 from ridgeline.bench.serve.workload import Workload, parse_length, read_trace
 from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, NetworkError
 from ridgeline.engine import AsyncEngine
-from ridgeline.roofline import energy
 
 
 def workload(**fields):
@@ -219,6 +219,16 @@ def test_continuous_usage_counts_the_tokens_of_each_chunk():
     assert [(piece.num_tokens, piece.token_ids) for piece in pieces] == [(1, (7,)), (2, (8, 9))]
 
 
+def test_reasoning_and_calls_of_tools_are_not_shown_to_the_user():
+    def delta(**fields):
+        return event(choices=[{"delta": fields}])
+
+    calls = delta(tool_calls=[{"index": 0, "function": {"name": "f"}}])
+    data = delta(reasoning="a") + delta(reasoning_content="b") + calls + delta(content="c")
+    pieces, _ = stream_from(chunked(data) + b"0\r\n\r\n")
+    assert [piece.is_shown for piece in pieces] == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -235,7 +245,7 @@ def test_errors_of_the_server_are_errors(answer, message):
 
 def test_energy_is_read_while_a_load_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "_RAPL", tmp_path)
-    monkeypatch.setattr(energy, "_gpu_watts", lambda: None)
+    monkeypatch.setattr(energy, "_read_gpus", lambda: None)
     zone = tmp_path / "intel-rapl:0"
     zone.mkdir()
     (zone / "energy_uj").write_text("1000000")
@@ -244,9 +254,11 @@ def test_energy_is_read_while_a_load_runs(tmp_path, monkeypatch):
         (zone / "energy_uj").write_text("3500000")
         return ["a trace"]
 
-    traces, spent = asyncio.run(_with_energy(run))
+    traces, spent = asyncio.run(_watched(run))
     assert traces == ["a trace"]
-    assert spent == energy.Energy(joules=2.5, source="rapl", valid=True)
+    assert spent.energy == energy.Energy(joules=2.5, source="rapl", valid=True)
+    assert 0 <= spent.processors_busy <= 1
+    assert spent.gpus_busy is None
 
 
 def test_nobody_listens():
@@ -265,17 +277,39 @@ def test_the_command_reports_in_json_and_plots(model_folder, tmp_path, capsys):
     arguments = ["bench", "serve", str(model_folder), "--executor", "reference", "--in-process"]
     arguments += ["--dtype", "float64"]
     arguments += ["--num-requests", "6", "--input-len", "8", "--output-len", "5", "--json"]
-    arguments += ["--rate", "50,100", "--ttft-slo", "60000", "--plots", str(tmp_path)]
+    arguments += ["--rate", "50,100", "--ttft-slo", "60000", "--slo", "tpot=60"]
+    arguments += ["--usd-per-hour", "2", "--plots", str(tmp_path)]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     assert [point["load"]["rate"] for point in report["points"]] == [50, 100]
     for point in report["points"]:
         assert point["num_failed"] == 0
         assert point["good_share"] == 1
+        assert point["slo"] == {"ttft_s": 60.0, "tpot_s": 60.0, "end_to_end_s": None}
+        assert point["rpm"]["offered"] == pytest.approx(60 * point["request_rate"])
+        assert point["cost"]["usd_per_1k_good"] > 0
+        assert point["cost"]["usd_per_1m_by_phase"]["output"] > 0
+        assert point["time_to_publish_s"]["count"] <= 6
+        # Every step of this load is in, and no step of another one.
+        assert point["utilization"]["prefill"]["tokens"] == 6 * 8
+        assert point["utilization"]["decode"]["tokens"] == 6 * 4
+        assert 0 <= point["busy"]["processors"] <= 1
         assert point["ttft_s"]["count"] == 6
         assert 0 < point["wall_s"] < time.monotonic() - began_s
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"latency-throughput.svg", "ttft-input-length.svg", "occupancy.svg"}
+
+
+def test_the_table_of_many_loads_is_no_wider_than_100_columns(model_folder, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    arguments = ["bench", "serve", str(model_folder), "--executor", "reference", "--in-process"]
+    arguments += ["--num-requests", "12", "--input-len", "8", "--output-len", "3", "--warmup", "0"]
+    assert main([*arguments, "--concurrency", "1,2,3,4,5,6,7,8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    figures = lines[1 : lines.index(next(line for line in lines if line.startswith("p99")))]
+    assert max(map(len, figures)) <= 100
+    assert sum(line.count("at once") for line in figures) == 8
+    assert sum(line.startswith("TTFT p50") for line in figures) >= 2
 
 
 def test_what_failed_and_what_cannot_be_written_is_said(model_folder, tmp_path, capsys):

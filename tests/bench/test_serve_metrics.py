@@ -5,15 +5,19 @@ import random
 import numpy as np
 import pytest
 
+from ridgeline.bench.serve.costs import Prices, costs
 from ridgeline.bench.serve.metrics import (
     RequestTrace,
-    Slo,
     distribution,
     littles_law,
     quantile,
     summarize,
 )
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.planning.cost import TokenPrices
 from ridgeline.roofline.metrics import percentile
+from ridgeline.roofline.slo import Slo, parse_slo
+from ridgeline.roofline.utilization import Utilization
 
 
 def trace(scheduled_s, *times_s, sent_s=None, tokens=None, **fields):
@@ -130,3 +134,62 @@ def test_a_run_that_failed_altogether():
     assert summary.first_error == "refused"
     assert summary.ttft_s is None
     assert summary.goodput == 0
+
+
+def test_what_is_offered_is_what_arrives_however_slow_the_answers_are():
+    """Ten a second arrive for ten seconds; one a second is answered."""
+    overloaded = summarize([trace(0.1 * i, 1.0 + i) for i in range(101)])
+    assert overloaded.request_rate == pytest.approx(10.0)
+    assert overloaded.completed_rate == pytest.approx(1.0)
+    assert summarize([trace(0.0, 1.0)] * 3).request_rate is None  # all at once
+    closed = summarize([trace(i, i + 1.0) for i in range(9)], is_open_loop=False)
+    assert closed.request_rate is None
+    assert closed.completed_rate == pytest.approx(1.0)
+
+
+def test_a_user_waits_for_the_first_text_and_not_for_the_first_token():
+    """Reasoning comes at 1, text at 3; another answer calls a tool, and shows nothing."""
+    summary = summarize([trace(0.0, 1.0, 3.0, 4.0, published_s=3.0), trace(0.0, 1.0, 2.0)])
+    assert summary.ttft_s.maximum == pytest.approx(1.0)
+    assert summary.time_to_publish_s.count == 1
+    assert summary.time_to_publish_s.p50.value == pytest.approx(3.0)
+    assert summary.num_unpublished == 1
+
+
+def test_ttft_is_told_by_input_length():
+    traces = [trace(0.0, n / 100, num_prompt_tokens=n) for n in (10, 20, 30, 40) for _ in range(5)]
+    parts = summarize(traces).ttft_by_input
+    assert [(part.low, part.high) for part in parts] == [(10, 10), (20, 20), (30, 30), (40, 40)]
+    assert [part.ttft_s.p50.value for part in parts] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    same = summarize([trace(0.0, 1.0, num_prompt_tokens=7)] * 9).ttft_by_input
+    assert [(part.low, part.high, part.ttft_s.count) for part in same] == [(7, 7, 9)]
+
+
+def test_the_preset_of_chats_is_the_published_one():
+    """200 ms to the first token, and 120 ms for each of the others."""
+    slo = parse_slo("chat")
+    assert slo == parse_slo("ttft=0.2, tpot=0.12") == Slo(ttft_s=0.2, tpot_s=0.12)
+    assert trace(0.0, 0.2, 0.32).is_good(slo)
+    assert slo.missed(ttft_s=0.3, tpot_s=0.2, end_to_end_s=9.0) == ("ttft", "tpot")
+    for wrong in ("", "talk", "ttft", "ttft=0", "ttft=1,ttft=2", "itl=1"):
+        with pytest.raises(InvalidRequestError, match="preset"):
+            parse_slo(wrong)
+
+
+def test_costs_by_hand():
+    """One request a second of 10 tokens in and 2 out, of which none is good in time."""
+    summary = summarize([trace(i, i + 0.5, i + 1.0) for i in range(10)], Slo(ttft_s=0.1))
+    rented = costs(summary, Prices(usd_per_hour=3.6), {})
+    assert rented["usd_per_1m_output"] == pytest.approx(500.0)
+    assert rented["usd_per_1k_requests"] == pytest.approx(1.0)
+    assert rented["usd_per_1k_good"] is None
+    api = costs(summary, Prices(tokens=TokenPrices(input=100.0, output=1000.0)), {})
+    assert api["usd_per_1k_requests"] == pytest.approx(1e3 * (10 * 100 + 2 * 1000) / 1e6)
+    use = {
+        phase: Utilization(
+            seconds=seconds, tokens=1, useful_flops=1.0, moved_bytes=1.0, mfu=None, mbu=None
+        )
+        for phase, seconds in (("prefill", 1.0), ("decode", 3.0))
+    }
+    split = costs(summary, Prices(usd_per_hour=3.6), use)["usd_per_1m_by_phase"]
+    assert split == pytest.approx({"input": 25.0, "output": 375.0})

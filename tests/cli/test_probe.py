@@ -8,9 +8,10 @@ from threading import Thread
 import pytest
 
 from ridgeline.bench.serve.prompts import text_of
+from ridgeline.bench.serve.stand_in import StandInTime, verdict
 from ridgeline.cli import main
 
-OPTIONS = ("--input-lens", "4,16", "--concurrency", "1,2", "--requests", "2", "--json")
+OPTIONS = ("--input-lens", "4,16", "--concurrency", "1,2", "--requests", "2", "--rounds", "2")
 
 
 @contextlib.contextmanager
@@ -49,7 +50,7 @@ def endpoint(answer):
 
 def probe(capsys, answer, *options):
     with endpoint(answer) as url:
-        code = main(["probe", url, *OPTIONS, *options])
+        code = main(["probe", url, *OPTIONS, "--json", *options])
     captured = capsys.readouterr()
     return code, json.loads(captured.out) if captured.out else None, captured.err
 
@@ -79,10 +80,12 @@ def test_plain_endpoints_that_answer_shortly(capsys, answer, prompts, counted):
     assert code == 0
     assert report["prompts"] == prompts
     assert [point["input_tokens"] for point in report["lengths"]] == counted
-    assert [load["num_failed"] for load in report["loads"]] == [0, 0]
+    assert [point["num_failed"] for point in report["points"]] == [0, 0]
+    assert [point["num_requests"] for point in report["points"]] == [2 * 2, 2 * 4]
+    assert [len(rounds) for rounds in report["output_tokens_s"]] == [2, 2]
     assert report["error"] is None
-    assert report["throttled_at"] is None
-    assert report["loads"][0]["output_tokens_s"] > 0
+    assert report["throttling"] is None
+    assert report["points"][0]["output_tokens_s"] > 0
 
 
 def test_only_too_many_requests_are_throttling(capsys):
@@ -91,8 +94,7 @@ def test_only_too_many_requests_are_throttling(capsys):
 
     code, report, _ = probe(capsys, answer)
     assert code == 0  # prompts alone were answered
-    assert report["throttled_at"] == 1
-    assert report["loads"][0]["num_throttled"] == 2
+    assert report["throttling"] == {"concurrency": 1, "refused_share": 1, "completed_rpm": 0}
     assert report["error"] is None
 
 
@@ -102,10 +104,75 @@ def test_other_failures_are_told_and_are_not_throttling(capsys):
 
     code, report, _ = probe(capsys, answer)
     assert code == 0
-    assert report["throttled_at"] is None
-    assert report["loads"][0]["num_failed"] == 2
+    assert report["throttling"] is None
+    assert report["points"][0]["num_failed"] == 4
     assert "500" in report["error"]
     assert "out of paper" in report["error"]
+
+
+def test_the_report_is_that_of_a_load(capsys):
+    """Percentiles, goodput and cost; time to publish leaves out reasoning."""
+
+    def thinks(path, body):
+        if path != "/v1/chat/completions":
+            return 404, "no such path"
+        deltas = [{"reasoning_content": "hm"}, {"content": "a"}, {"content": "b"}]
+        return 200, [{"choices": [{"delta": delta}]} for delta in deltas]
+
+    prices = ("--usd-per-1m-input", "1", "--usd-per-1m-output", "10")
+    code, report, _ = probe(capsys, thinks, "--slo", "ttft=60,tpot=60", *prices)
+    assert code == 0
+    for point in report["points"]:
+        assert point["good_share"] == 1
+        assert point["rpm"]["good"] == pytest.approx(60 * point["goodput"])
+        assert point["request_rate"] is None
+        assert point["time_to_publish_s"]["count"] == point["num_requests"]
+        assert point["time_to_publish_s"]["p50"]["value"] >= point["ttft_s"]["p50"]["value"]
+        assert point["cost"]["usd_per_1k_good"] == pytest.approx(1e3 * (4 * 1 + 3 * 10) / 1e6)
+
+
+def test_people_see_the_same_table(capsys):
+    with endpoint(only_text) as url:
+        assert main(["probe", url, *OPTIONS, "--slo", "chat", "--shape", "llama-3.1-8b",
+                     "--hardware", "h100"]) == 0  # fmt: skip
+    out = capsys.readouterr().out
+    for words in ("requests/s good (RPM)", "TTFT p90", "Were it llama-3.1-8b", "roof ms"):
+        assert words in out
+
+
+def test_a_stand_in_that_is_slower_than_what_was_measured_is_refuted(capsys):
+    """This endpoint answers at once: it cannot read 140 GB for each token."""
+    shape = ("--shape", "llama-3.1-70b", "--hardware", "h100")
+    _, report, _ = probe(capsys, only_text, *shape)
+    found = report["stand_in"]
+    assert found["implied"]["bytes_per_s"] > 3.35e12
+    assert "h100" not in found["implied"]["devices"]
+    assert any(each["mbu"] > 1 and not each["is_possible"] for each in found["times"])
+    assert found["verdict"].startswith("It is not that: ")
+    for option in ("--hardware", "h100"), ("--quantization", "int8"):
+        assert probe(capsys, only_text, *option)[0] == 2  # of no shape
+    assert probe(capsys, only_text, *shape, "-tp", "65")[0] == 2  # of 64 heads
+
+
+def times(*measured_s):
+    """Of steps that take 2 s at the least, and are predicted to take 3 to 5."""
+    return [
+        StandInTime(
+            phase="decode", batch=1, tokens=8.0, measured_s=seconds, roof_s=2.0, predicted_s=4.0,
+            low_s=3.0, high_s=5.0, mfu=0.1, mbu=0.5, bound="memory",
+        )
+        for seconds in measured_s
+    ]  # fmt: skip
+
+
+def test_a_stand_in_is_confirmed_only_where_most_times_are_as_predicted():
+    assert verdict(times(3.5, 4.5, 9.0)).startswith("It can be that: ")
+    for none in (verdict(times(9.0, 8.0, 2.5)), verdict(times(4.0, 9.0))):
+        assert "can be that" not in none
+        assert none.startswith("Nothing speaks for it: ")
+    assert "0 of 3 times are within" in verdict(times(9.0, 8.0, 2.5))
+    assert "2 above it and 1 below" in verdict(times(9.0, 8.0, 2.5))
+    assert verdict(times(4.0, 4.0, 1.0)).startswith("It is not that: ")
 
 
 def test_nothing_but_failures_is_exit_code_1(capsys):

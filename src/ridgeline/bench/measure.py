@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from ridgeline.bench.cases import Case, DecodeCase
 from ridgeline.bench.ceilings import CeilingMeter
+from ridgeline.bench.energy import UNKNOWN, Energy, EnergyMeter, add_energies
 from ridgeline.bench.workloads import Sample, Workload
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.roofline import PricedModel, Work, price
 from ridgeline.roofline.ceilings import Ceilings
-from ridgeline.roofline.energy import UNKNOWN, Energy, EnergyMeter, add_energies
 from ridgeline.roofline.metrics import mbu, mfu
 from ridgeline.roofline.work import total
 

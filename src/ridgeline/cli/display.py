@@ -1,10 +1,12 @@
-"""What commands show on a terminal beside their answer; all of it goes to standard error."""
+"""How commands show answers, and what they tell beside them, which goes to standard error."""
 
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,9 +22,70 @@ from ridgeline.roofline.live import RooflineReport
 
 ProgressCallback = Callable[[int, int, str], None]
 
-error_console = Console(stderr=True, highlight=False)
+error_console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _LINE_PERIOD_S = 10.0
+_PIPE_COLUMNS = 100
+
+
+def output_console() -> Console:
+    """Standard output: as wide as the terminal or as COLUMNS says, and 100 columns elsewhere."""
+    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=_PIPE_COLUMNS if is_pipe else None)
+
+
+def print_columns(
+    console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], *, labels: int = 1
+) -> None:
+    """Print a table without wrapping: columns that have no room beside those before them come in
+    further tables, each with the first ``labels`` columns; rows without a figure are left out."""
+    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
+    start = labels
+    while start < len(header):
+        stop = start + 1
+        while (
+            stop < len(header)
+            and sum(widths[:labels] + widths[start : stop + 1]) + 2 * (labels + stop - start)
+            < console.width
+        ):
+            stop += 1
+        shown = [*range(labels), *range(start, stop)]
+        for row in (header, *(row for row in rows if any(row[start:stop]))):
+            blanks = [" " * (widths[number] - cell_len(row[number])) for number in shown]
+            cells = [
+                row[number] + blank if number < labels else blank + row[number]
+                for number, blank in zip(shown, blanks, strict=True)
+            ]
+            line, style = "  ".join(cells).rstrip(), "bold" if row is header else None
+            console.print(line, style=style, markup=False, soft_wrap=True)
+        start = stop
+
+
+@contextmanager
+def status_line(text: str) -> Iterator[Callable[[str], None]]:
+    """What is being done: on a terminal a line that is gone when it is, else one now and then."""
+    if not sys.stderr.isatty():
+        show = progress_lines()
+        yield lambda label: show(0, 0, label)
+        return
+    with error_console.status(text) as shown:
+        yield shown.update
+
+
+def figure(value: float) -> str:
+    """Three digits, or all of a whole number that has more."""
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def with_interval(value: float, low: float | None, high: float | None) -> str:
+    """A figure and its interval, which is left out where it reads as the figure itself."""
+    text = figure(value)
+    if low is None or high is None or {figure(low), figure(high)} == {text}:
+        return text
+    return f"{text} ({figure(low)}–{figure(high)})"
 
 
 @contextmanager
@@ -30,7 +93,7 @@ def loading_bar(*, of_bytes: bool = True) -> Iterator[ProgressCallback]:
     """Progress of loading and downloading, or of measuring, which is not ``of_bytes``: on a
     terminal a bar, gone when it is done; in a log or a pipe a line every ten seconds."""
     if not sys.stderr.isatty():
-        yield _lines()
+        yield progress_lines()
         return
     amounts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (TaskProgressColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(), *amounts)
@@ -43,7 +106,8 @@ def loading_bar(*, of_bytes: bool = True) -> Iterator[ProgressCallback]:
         yield update
 
 
-def _lines() -> ProgressCallback:
+def progress_lines() -> ProgressCallback:
+    """Progress as a line every ten seconds."""
     due_s = time.monotonic() + _LINE_PERIOD_S
 
     def update(done: int, total: int, label: str) -> None:

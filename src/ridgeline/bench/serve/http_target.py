@@ -45,7 +45,11 @@ class _Choice(msgspec.Struct):
     @property
     def has_text(self) -> bool:
         delta = self.delta or _Delta()
-        return bool(self.text or delta.content or delta.reasoning or delta.reasoning_content)
+        return bool(self.is_shown or delta.reasoning or delta.reasoning_content)
+
+    @property
+    def is_shown(self) -> bool:
+        return bool(self.text or (self.delta and self.delta.content))
 
 
 class _Chunk(msgspec.Struct):
@@ -136,6 +140,7 @@ class HttpTarget:
                 cached = details.cached_tokens if details else None
                 yield Piece(
                     num_tokens=count,
+                    is_shown=any(choice.is_shown for choice in chunk.choices),
                     token_ids=token_ids,
                     num_prompt_tokens=usage.prompt_tokens if usage else None,
                     num_cached_tokens=cached,

@@ -6,12 +6,19 @@ so a load generator that falls behind makes figures worse, not better.
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.roofline.metrics import concurrency, goodput, percentile
+from ridgeline.roofline.metrics import (
+    MIN_P99_SAMPLES,
+    arrival_rate,
+    concurrency,
+    goodput,
+    percentile,
+)
+from ridgeline.roofline.slo import Slo
 
-MIN_P99_SAMPLES = 1000
 _Z95 = 1.959964  # two-sided 95% of the normal distribution
 
 
@@ -19,9 +26,11 @@ _Z95 = 1.959964  # two-sided 95% of the normal distribution
 class RequestTrace:
     """What was recorded of one request; times in seconds on one clock.
 
-    ``chunk_times_s[i]`` is when ``chunk_tokens[i]`` (> 0) output tokens came. ``queue_s`` is what
-    the server says of its own queue, ``None`` where it says nothing. ``error`` is ``None`` if the
-    request was completed, and ``is_throttled`` says that there were too many (HTTP 429, 503).
+    ``chunk_times_s[i]`` is when ``chunk_tokens[i]`` (> 0) output tokens came, ``published_s`` when
+    there was the first text that a user sees: no reasoning, no call of a tool; ``None`` if there
+    was none. ``queue_s`` is what the server says of its own queue, ``None`` where it says nothing.
+    ``error`` is ``None`` if the request was completed, and ``is_throttled`` says that there were
+    too many (HTTP 429, 503).
     """
 
     scheduled_s: float
@@ -30,6 +39,7 @@ class RequestTrace:
     num_prompt_tokens: int
     chunk_times_s: tuple[float, ...] = ()
     chunk_tokens: tuple[int, ...] = ()
+    published_s: float | None = None
     num_cached_tokens: int = 0
     queue_s: float | None = None
     user: int = 0
@@ -50,6 +60,11 @@ class RequestTrace:
         return self.chunk_times_s[0] - self.scheduled_s
 
     @property
+    def time_to_publish_s(self) -> float | None:
+        """Scheduled start to the first text that the user sees."""
+        return None if self.published_s is None else self.published_s - self.scheduled_s
+
+    @property
     def end_to_end_s(self) -> float:
         """Scheduled start to the last output token."""
         return self.chunk_times_s[-1] - self.scheduled_s
@@ -64,6 +79,12 @@ class RequestTrace:
     def stall_s(self) -> float | None:
         """The largest gap between consecutive chunks; ``None`` for a single chunk."""
         return max(self._gaps(), default=None)
+
+    def is_good(self, slo: Slo) -> bool:
+        """Completed, and within every limit."""
+        return self.is_complete and slo.met(
+            ttft_s=self.ttft_s, tpot_s=self.tpot_s, end_to_end_s=self.end_to_end_s
+        )
 
     def token_gaps_s(self) -> list[float]:
         """Gaps per token: m tokens that come together after a gap g count as m gaps of g / m."""
@@ -132,26 +153,6 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """Limits that a request meets all of, or it does not count as good; ``None``: no limit."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    end_to_end_s: float | None = None
-
-    def is_met(self, trace: RequestTrace) -> bool:
-        """A request of one token has no TPOT, and so meets its limit."""
-        if not trace.is_complete:
-            return False
-        tpot_s = trace.tpot_s
-        return (
-            (self.ttft_s is None or trace.ttft_s <= self.ttft_s)
-            and (self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s)
-            and (self.end_to_end_s is None or trace.end_to_end_s <= self.end_to_end_s)
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LittlesLaw:
     """Little 1961: L = λW over the middle of a run, where arrivals and departures balance.
 
@@ -190,20 +191,51 @@ def littles_law(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputLengths:
+    """Requests whose input has from ``low`` to ``high`` tokens, and their TTFT."""
+
+    low: int
+    high: int
+    ttft_s: Distribution
+
+
+def ttft_by_input(traces: Sequence[RequestTrace], *, most: int = 4) -> tuple[InputLengths, ...]:
+    """TTFT against input length: completed requests by length, as many in each of ``most`` parts;
+    requests of one length stay together."""
+    ordered = sorted(traces, key=lambda trace: trace.num_prompt_tokens)
+    lengths = [trace.num_prompt_tokens for trace in ordered]
+    cuts = {bisect_left(lengths, lengths[len(lengths) * i // most]) for i in range(most) if lengths}
+    parts = itertools.pairwise([*sorted(cuts), len(lengths)])
+    found = (
+        (ordered[low:high], distribution([t.ttft_s for t in ordered[low:high]]))
+        for low, high in parts
+    )
+    return tuple(
+        InputLengths(low=part[0].num_prompt_tokens, high=part[-1].num_prompt_tokens, ttft_s=ttft_s)
+        for part, ttft_s in found
+        if ttft_s is not None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Everything that is said of a run; seconds, tokens per second, requests per second.
 
-    ``wall_s`` is from the first scheduled start to the last end. ``goodput`` counts failures
-    against it, since only good requests are in it. ``user_tokens_s`` is 1 / TPOT of each request.
-    ``num_single_token`` requests have no TPOT. ``first_error`` is that of the first that failed.
+    ``wall_s`` is from the first scheduled start to the last end. ``request_rate`` is that of the
+    arrivals, whenever they were answered; ``None`` in a closed loop, where answers make them.
+    ``goodput`` counts failures against it, since only good requests are in it. ``user_tokens_s`` is
+    1 / TPOT of each request. ``num_single_token`` requests have no TPOT, ``num_unpublished`` showed
+    a user nothing. ``first_error`` is that of the first that failed. ``ttft_by_input`` is of the
+    requests by their input tokens: as many to a part as there are, in four parts at the most.
     """
 
     num_requests: int
     num_failed: int
     first_error: str | None
     num_single_token: int
+    num_unpublished: int
     wall_s: float
-    request_rate: float
+    request_rate: float | None
     completed_rate: float
     goodput: float
     good_share: float
@@ -212,6 +244,7 @@ class Summary:
     cached_share: float
     mean_concurrency: float
     ttft_s: Distribution | None
+    time_to_publish_s: Distribution | None
     tpot_s: Distribution | None
     itl_s: Distribution | None
     stall_s: Distribution | None
@@ -220,14 +253,18 @@ class Summary:
     dispatch_delay_s: Distribution | None
     user_tokens_s: Distribution | None
     littles_law: LittlesLaw | None
+    ttft_by_input: tuple[InputLengths, ...]
 
 
-def summarize(traces: Sequence[RequestTrace], slo: Slo | None = None) -> Summary:
+def summarize(
+    traces: Sequence[RequestTrace], slo: Slo | None = None, *, is_open_loop: bool = True
+) -> Summary:
     """Figures of a run with at least one request."""
     slo = slo or Slo()
     done = [trace for trace in traces if trace.is_complete]
     wall_s = max(t.finished_s for t in traces) - min(t.scheduled_s for t in traces)
-    good = [slo.is_met(trace) for trace in traces]
+    good = [trace.is_good(slo) for trace in traces]
+    published = [at for trace in done if (at := trace.time_to_publish_s) is not None]
     tpots = [tpot for trace in done if (tpot := trace.tpot_s) is not None]
     prompt_tokens = sum(trace.num_prompt_tokens for trace in done)
     cached_tokens = sum(trace.num_cached_tokens for trace in done)
@@ -236,8 +273,9 @@ def summarize(traces: Sequence[RequestTrace], slo: Slo | None = None) -> Summary
         num_failed=len(traces) - len(done),
         first_error=next((trace.error for trace in traces if trace.error), None),
         num_single_token=len(done) - len(tpots),
+        num_unpublished=len(done) - len(published),
         wall_s=wall_s,
-        request_rate=len(traces) / wall_s,
+        request_rate=arrival_rate([t.scheduled_s for t in traces]) if is_open_loop else None,
         completed_rate=len(done) / wall_s,
         goodput=goodput(good, wall_s),
         good_share=sum(good) / len(traces),
@@ -246,6 +284,7 @@ def summarize(traces: Sequence[RequestTrace], slo: Slo | None = None) -> Summary
         cached_share=cached_tokens / prompt_tokens if prompt_tokens else 0.0,
         mean_concurrency=sum(trace.end_to_end_s for trace in done) / wall_s,
         ttft_s=distribution([trace.ttft_s for trace in done]),
+        time_to_publish_s=distribution(published),
         tpot_s=distribution(tpots),
         itl_s=distribution([gap for trace in done for gap in trace.token_gaps_s()]),
         stall_s=distribution([gap for trace in done if (gap := trace.stall_s) is not None]),
@@ -254,4 +293,5 @@ def summarize(traces: Sequence[RequestTrace], slo: Slo | None = None) -> Summary
         dispatch_delay_s=distribution([trace.sent_s - trace.scheduled_s for trace in traces]),
         user_tokens_s=distribution([1 / tpot for tpot in tpots if tpot > 0]),
         littles_law=littles_law(traces),
+        ttft_by_input=ttft_by_input(done),
     )

@@ -18,10 +18,14 @@ async def run_open_loop(
     conversations: Iterable[Conversation],
     *,
     think_s: float = 0.0,
+    may_be_short: bool = False,
     progress: Progress = lambda _: None,
 ) -> list[RequestTrace]:
-    """Start each conversation when it is due, however many are still in progress."""
-    recorder = _Recorder(target, think_s, progress)
+    """Start each conversation when it is due, however many are still in progress.
+
+    Answers that end early are failures, unless they ``may_be_short``.
+    """
+    recorder = _Recorder(target, think_s, progress, may_be_short=may_be_short)
     began_s = time.monotonic()
     tasks = []
     for conversation in conversations:
@@ -41,10 +45,8 @@ async def run_closed_loop(
     may_be_short: bool = False,
     progress: Progress = lambda _: None,
 ) -> list[RequestTrace]:
-    """Keep ``concurrency`` conversations in progress until all are done.
-
-    Answers that end early are failures, unless they ``may_be_short``.
-    """
+    """Keep ``concurrency`` conversations in progress until all are done; answers ``may_be_short``
+    as in `run_open_loop`."""
     recorder = _Recorder(target, think_s, progress, may_be_short=may_be_short)
     waiting = iter(conversations)
 
@@ -87,13 +89,17 @@ class _Recorder:
         counts: list[int] = []
         answer: list[int] = []
         cached, prompt_tokens, queue_s, error, is_throttled = 0, len(prompt), None, None, False
+        published_s: float | None = None
         sent_s = time.monotonic()
         try:
             async with aclosing(self._target.stream(prompt, turn.max_tokens)) as pieces:
                 async for piece in pieces:
+                    now_s = time.monotonic()
                     if piece.num_tokens:
-                        times.append(time.monotonic())
+                        times.append(now_s)
                         counts.append(piece.num_tokens)
+                    if piece.is_shown and published_s is None:
+                        published_s = now_s
                     answer.extend(piece.token_ids)
                     cached = piece.num_cached_tokens or cached
                     prompt_tokens = piece.num_prompt_tokens or prompt_tokens
@@ -111,6 +117,7 @@ class _Recorder:
             num_prompt_tokens=prompt_tokens,
             chunk_times_s=tuple(times),
             chunk_tokens=tuple(counts),
+            published_s=published_s,
             num_cached_tokens=cached,
             queue_s=queue_s,
             user=user,

@@ -25,10 +25,12 @@ class StatusError(NetworkError):
 class Piece:
     """Some output tokens as they came; the other fields where the target tells them.
 
-    ``token_ids`` are empty where only their number is known.
+    ``token_ids`` are empty where only their number is known. ``is_shown``: there is text among it
+    that a user sees; reasoning and calls of tools are none.
     """
 
     num_tokens: int
+    is_shown: bool = False
     token_ids: tuple[int, ...] = ()
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
@@ -61,6 +63,7 @@ class EngineTarget:
         async for chunk in self._engine.generate(request):
             yield Piece(
                 num_tokens=len(chunk.token_ids),
+                is_shown=bool(chunk.text),
                 token_ids=chunk.token_ids,
                 num_cached_tokens=chunk.prompt.num_cached_tokens if chunk.prompt else None,
                 queue_s=chunk.timings.queue_s if chunk.timings else None,
