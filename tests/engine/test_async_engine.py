@@ -124,6 +124,8 @@ def test_bad_requests_are_refused_at_once_and_harm_nobody(serve):
         await anext(running)
         with pytest.raises(ContextLengthError, match="300 tokens and the context holds 256"):
             await collect(engine, wish("a", (5,) * 300))
+        with pytest.raises(ContextLengthError, match="1000000 characters"):
+            await collect(engine, wish("a", "a" * 1_000_000))
         with pytest.raises(InvalidRequestError, match="in progress"):
             await collect(engine, wish("long"))
         follower = await collect(engine, wish("follower"))

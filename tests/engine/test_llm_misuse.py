@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import EngineError, InvalidRequestError, SettingsError
+from ridgeline.core.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    NotFiniteError,
+    NoTokenError,
+    SettingsError,
+)
+from ridgeline.text import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -53,6 +61,34 @@ def test_what_is_no_prompt_is_refused(llm, prompts):
         llm.generate(prompts, GREEDY)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm, text: llm.generate(text, GREEDY),
+        lambda llm, text: llm.generate(["the cat", text], GREEDY),
+        lambda llm, text: llm.stream(text, GREEDY),
+        lambda llm, text: llm.chat([{"role": "user", "content": text}], GREEDY),
+        lambda llm, text: llm.embed(text),
+        lambda llm, text: llm.beam_search(text),
+        lambda llm, text: llm.pin_prefix(text),
+        lambda llm, text: llm.explain_miss(text),
+        lambda llm, _: llm.generate([[7] * 5_000_000], GREEDY),
+        lambda llm, _: llm.logits([7] * 5_000_000),
+    ],
+)
+def test_a_prompt_that_cannot_fit_is_refused_unread(llm, monkeypatch, call):
+    encode = Tokenizer.encode
+
+    def encode_short(self, text, *arguments, **settings):
+        assert len(text) < 1000
+        return encode(self, text, *arguments, **settings)
+
+    monkeypatch.setattr(Tokenizer, "encode", encode_short)
+    with pytest.raises(ContextLengthError, match=r"5000\d\d\d .* the context holds 256"):
+        call(llm, "a" * 5_000_000)
+    assert llm.generate("the cat", GREEDY)[0].finished
+
+
 @pytest.mark.parametrize("params", [{"temperature": 0}, [None], "greedy", 5])
 def test_what_is_no_sampling_params_is_refused(llm, params):
     with pytest.raises(InvalidRequestError):
@@ -90,3 +126,21 @@ def test_what_is_no_adapter_and_no_pin_is_refused(llm):
         llm.generate(["a"], GREEDY, adapter=3)
     with pytest.raises(InvalidRequestError, match="number 7 is pinned"):
         llm.unpin_prefix(7)
+
+
+@pytest.mark.parametrize("executor", ["cpu", "reference"])
+def test_weights_that_are_not_finite_are_an_error(damaged_folder, executor):
+    turn = [{"role": "user", "content": "the cat"}]
+    with LLM(str(damaged_folder), executor=executor) as llm:
+        with pytest.raises(NoTokenError, match="logits are not finite") as raised:
+            llm.generate(["the cat", "a"], GREEDY)
+        assert [each.outputs[0].finish_reason for each in raised.value.outputs] == ["error"] * 2
+        for call in (
+            lambda: llm.chat(turn, GREEDY),
+            lambda: list(llm.stream("the cat", GREEDY)),
+            lambda: llm.beam_search("the cat"),
+        ):
+            with pytest.raises(NoTokenError):
+                call()
+        with pytest.raises(NotFiniteError):
+            llm.embed("the cat")

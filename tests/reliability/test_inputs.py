@@ -213,6 +213,9 @@ AMBIGUOUS = [
     (b"x: y\x00z", b"content-length: 5"),
     (b"x: y\nz: 1", b"content-length: 5", b"content-length: 6"),
     (b"x y: z", b"content-length: 5", b"transfer-encoding: chunked"),
+    (b"transfer-encoding: gzip, chunked",),
+    (b"transfer-encoding: chunked, chunked",),
+    (b"transfer-encoding: chunked;q=1",),
 ]
 
 

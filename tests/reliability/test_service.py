@@ -320,6 +320,24 @@ def test_killing_the_engine_under_load(process, size):
             assert client.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_who_only_reads_is_answered_and_who_left_is_forgotten(process, stays):
+    """Both look the same until something is written to them."""
+    process.wait_ready()
+    body = json.dumps(LONG).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        connection.sendall(head % len(body) + body)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while stays and (piece := connection.recv(65536)):
+            answer += piece
+    if stays:
+        assert b'"completion_tokens":1500' in answer
+    with process.client() as client:
+        wait_until(lambda: is_idle(client), 1, "who left holds the engine")
+
+
 @pytest.mark.slow
 def test_a_stopped_engine_is_not_ready(process):
     """Item 29: SIGSTOP shows within 10 s; after SIGCONT all is well."""
@@ -381,6 +399,72 @@ def drain(server):
     assert int(late.headers["retry-after"]) >= 1
     assert ready.status_code == 503
     assert server.process.wait(60) == 0
+
+
+STREAM = {"max_tokens": 1900, "n": 4, "ignore_eos": True, "stream": True}
+GREEDY_STREAM = {"temperature": 0, "stream": True}  # which meets no end of its own
+MESSAGES = [{"role": "user", "content": "the cat"}]
+UPLOAD = b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10000\r\n"
+UPLOAD += b"content-type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+
+
+def wire(path, body, version="1.1"):
+    text = json.dumps(body).encode()
+    head = f"POST {path} HTTP/{version}\r\nhost: localhost\r\ncontent-length: {len(text)}\r\n\r\n"
+    return head.encode() + text
+
+
+CUT = {
+    "stream": wire("/v1/completions", {"prompt": "the cat", **STREAM}),
+    "old_stream": wire("/v1/completions", {"prompt": "the cat", **STREAM}, version="1.0"),
+    "chat": wire(CHAT_PATH, {"messages": MESSAGES, **STREAM}),
+    "message": wire("/v1/messages", {"messages": MESSAGES, "max_tokens": 1900, **GREEDY_STREAM}),
+    "response": wire("/v1/responses", {"input": "a", "max_output_tokens": 1900, **GREEDY_STREAM}),
+    "whole": wire("/v1/completions", {"prompt": "the cat", **STREAM, "stream": False}),
+    "live": b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "upload": UPLOAD,
+}  # fmt: skip
+
+
+def test_what_the_drain_cuts_is_told_so(roomy_folder, tmp_path):
+    """No stream ends as if it were whole, over HTTP/1.0 neither, and no reader holds the end up."""
+    options = ("--drain-s", "0.2", "--max-num-seqs", "32")
+    with serve_process(roomy_folder, tmp_path / "data", *options) as server:
+        address = ("127.0.0.1", server.port)
+        connections = {name: socket.create_connection(address, timeout=15) for name in CUT}
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(address)
+        body = {"prompt": "a", **STREAM, "n": 8, "logprobs": 20}
+        deaf.sendall(wire("/v1/completions", body))
+        for name, connection in connections.items():
+            connection.sendall(CUT[name])
+        answers = {
+            name: connection.recv(1) if name not in ("whole", "upload") else b""
+            for name, connection in connections.items()
+        }
+        with server.client() as client:
+
+            def begun():
+                return client.get("/load").json()["server_load"] == len(CUT) - 1
+
+            wait_until(begun, 10, "the streams have not begun")
+        server.process.send_signal(signal.SIGTERM)
+        for name, connection in connections.items():
+            while piece := connection.recv(65536):
+                answers[name] += piece
+            connection.close()
+        assert server.process.wait(20) == 0
+        deaf.close()
+        log = Path(server.log.name).read_text()
+    for name, answer in answers.items():
+        assert b"The server is shutting down." in answer[-1000:], (name, answer[-1000:])
+        assert b"[DONE]" not in answer, name
+    for name in ("whole", "upload"):
+        assert answers[name].startswith(b"HTTP/1.1 503 "), name
+    assert b"event: error" in answers["message"]
+    assert "Traceback" not in log, log
+    assert "Cancel " not in log, log
 
 
 @pytest.mark.slow

@@ -232,7 +232,8 @@ def test_stop_strings_wait_for_min_tokens(http):
         ({"prompt": "a", "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": "a", "stop": [1]}, "stop[0]"),
-        ({"prompt": "a", "best_of": 5}, "best_of"),
+        ({"prompt": "a", "n": 3, "best_of": 2}, "best_of"),
+        ({"prompt": "a", "best_of": 5, "stream": True}, "best_of"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "nonsense": 1}, "nonsense"),
         ({"prompt": "a", "deadline_ms": 1000}, "deadline_ms"),
@@ -290,3 +291,35 @@ def test_one_request_id_may_be_used_twice_at_a_time(served):
     answers = asyncio.run(both())
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+
+
+def test_best_of_gives_the_likeliest_of_its_samples(http):
+    """The mean log-probability of what is returned is the highest of all, for each prompt."""
+    body = {"prompt": ["the cat", "a dog"], "temperature": 1.0, "seed": 7, "logprobs": 0}
+    drawn = complete(http, **body, n=6)
+    best = complete(http, **body, n=2, best_of=6)
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+
+    def mean(choice):
+        found = choice["logprobs"]["token_logprobs"]
+        return sum(found) / len(found)
+
+    for prompt in range(2):
+        ranked = sorted(drawn["choices"][6 * prompt : 6 * prompt + 6], key=mean, reverse=True)
+        got = best["choices"][2 * prompt : 2 * prompt + 2]
+        assert [choice["text"] for choice in got] == [choice["text"] for choice in ranked[:2]]
+    assert best["usage"]["completion_tokens"] == drawn["usage"]["completion_tokens"]
+    assert (
+        complete(http, **(body | {"logprobs": None}), best_of=6)["choices"][0]["logprobs"] is None
+    )
+
+
+def test_a_named_format_is_a_structured_output(http):
+    wanted = {"structured_outputs": {"format": "bool"}, "ignore_eos": False}
+    got = complete(http, prompt="is it?", **wanted)
+    assert got["choices"][0]["text"] in ("true", "false")
+    refused = http.post(
+        "/v1/completions", json={"prompt": "a", "structured_outputs": {"format": "year"}}
+    )
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "structured_outputs.format"

@@ -113,7 +113,8 @@ def test_formats_exclude_each_other(http):
         body = {"messages": HI, "structured_outputs": given}
         error = http.post("/v1/chat/completions", json=body).json()["error"]
         assert error["param"] == "structured_outputs"
-        assert "exactly one of json, regex, choice, grammar, json_object" in error["message"]
+        kinds = "json, regex, choice, grammar, format, json_object"
+        assert f"exactly one of {kinds}" in error["message"]
 
 
 def in_result(kind):

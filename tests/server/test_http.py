@@ -203,6 +203,83 @@ def test_what_is_no_request_gets_an_error_with_an_id(served, http, request_, tol
     assert counted() == before + 1
 
 
+@pytest.mark.parametrize(
+    "name", ["Authorization", "X-Api-Key", "Origin", "Content-Type", "Content-Encoding"]
+)
+def test_a_header_that_decides_something_is_there_once(served, name):
+    request = posted(BODY, f"{name}: identity", f"{name}: other", "Connection: close")
+    status, _, body = exchange(served, request)
+    assert (status, b"two readings" in body) == (400, True), body
+
+
+CHUNKED_BODY = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+def coded(coding, version="1.1"):
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n"
+    return f"{head}Transfer-Encoding: {coding}\r\n\r\n".encode() + CHUNKED_BODY
+
+
+@pytest.mark.parametrize(
+    ("coding", "version"),
+    [
+        ("gzip, chunked", "1.1"),
+        ("identity, chunked", "1.1"),
+        ("chunked, chunked", "1.1"),
+        ("chunked;q=1", "1.1"),
+        ("chunked,", "1.1"),
+        ("gzip", "1.1"),
+        ("identity", "1.1"),
+        ("chunked", "1.0"),  # which has no chunks: RFC 9112, section 6.1
+    ],
+)
+def test_no_transfer_coding_but_chunks(served, coding, version):
+    status, _, body = exchange(served, coded(coding, version))
+    assert status == 400, body
+
+
+@pytest.mark.parametrize("coding", ["chunked", "Chunked", " chunked "])
+def test_chunks_are_read(served, coding):
+    status, _, body = exchange(served, coded(coding))
+    assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 2)
+
+
+def half_closed(served, request):
+    """What comes after a client has sent a request and shut down its sending side."""
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(request)
+        sock.shutdown(socket.SHUT_WR)
+        return read_to_end(sock)
+
+
+def asked(**fields):
+    body = {"prompt": "ab", "max_tokens": 200, "ignore_eos": True, "temperature": 0, **fields}
+    return json.dumps(body).encode()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_only_reads_still_gets_its_answer(served, version, stream):
+    answer = half_closed(served, posted(asked(stream=stream), version=version))
+    *interim, final = answer.split(b"HTTP/1.1 ")[1:]
+    assert set(interim) <= {b"100 Continue\r\n\r\n"}  # which asks whether it is still there
+    assert not (interim and version == "1.0")
+    assert final.startswith(b"200 OK\r\n")
+    assert b"connection: close" in final
+    assert (b"[DONE]" if stream else b'"completion_tokens":200') in final
+
+
+def test_requests_in_a_row_are_answered_before_the_end(served):
+    answer = half_closed(served, HEALTH + posted(asked()) + HEALTH)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", posted(BODY)[:-1], HEALTH[:-1], HEALTH * 2])
+def test_an_end_without_a_whole_request_ends_the_connection(served, sent):
+    assert half_closed(served, sent).count(b"HTTP/1.1") == sent.count(HEALTH)
+
+
 def test_what_is_no_request_of_anthropics_has_their_shape(served):
     request = posted(b"", "Host: other", path="/v1/messages")
     _, headers, body = exchange(served, request)

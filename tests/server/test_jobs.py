@@ -1,11 +1,13 @@
 """Files and batches through the API: results equal online ones, states are legal."""
 
+import asyncio
 import errno
 import json
 import os
 import time
 
 import pytest
+from tests.server.running import running
 
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.server.generation import BATCH_PRIORITY
@@ -264,3 +266,64 @@ def test_a_malformed_upload_is_told_to_its_caller_only(http, caplog):
     response = http.post("/v1/files", content=b"nonsense", headers=headers)
     assert response.status_code == 400
     assert not caplog.records
+
+
+@pytest.fixture
+def keyed(roomy_folder, tmp_path):
+    keys = {"api_key": ("a" * 32, "b" * 32), "admin_api_key": "c" * 32}
+    with running(roomy_folder, data_dir=tmp_path, **keys) as server:
+        yield server
+
+
+def with_key(server, letter):
+    client = server.client()
+    client.headers["authorization"] = f"Bearer {letter * 32}"
+    return client
+
+
+def test_deleting_a_tenant_removes_what_it_stored_and_nobody_elses(keyed, tmp_path):
+    with (
+        with_key(keyed, "a") as ours,
+        with_key(keyed, "b") as theirs,
+        with_key(keyed, "c") as admin,
+    ):
+        batch = finished(ours, start(ours, batch_file(2))["id"])
+        kept = upload(theirs, b"kept", purpose="user_data")
+        tenant = tenant_of(keyed, "a")
+        assert ours.delete(f"/admin/tenants/{tenant}").status_code == 403
+        deleted = admin.delete(f"/admin/tenants/{tenant}").json()
+        assert (deleted["files"], deleted["batches"], deleted["deleted"]) == (2, 1, True)
+        assert ours.get(f"/v1/batches/{batch['id']}").status_code == 404
+        assert ours.get("/v1/files").json()["data"] == []
+        assert theirs.get(f"/v1/files/{kept['id']}/content").content == b"kept"
+        assert [path.name for path in (tmp_path / "files").iterdir()] == [kept["id"]]
+
+
+def test_a_tenant_whose_batch_is_not_over_is_not_deleted(keyed, monkeypatch):
+    async def waits(batch_id):
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(keyed.server.jobs.worker, "_carry", waits)
+    with with_key(keyed, "a") as ours, with_key(keyed, "c") as admin:
+        batch = start(ours, batch_file(1))
+        answer = admin.delete(f"/admin/tenants/{tenant_of(keyed, 'a')}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "in_use")
+        assert ours.get(f"/v1/batches/{batch['id']}").status_code == 200
+
+
+def test_deleting_a_tenant_lets_its_kv_be_computed_anew(keyed):
+    body = {"prompt": "the cat sat on the mat " * 20, **LINE}
+    with with_key(keyed, "a") as ours, with_key(keyed, "c") as admin:
+
+        def cached():
+            usage = ours.post("/v1/completions", json=body).json()["usage"]
+            return usage["prompt_tokens_details"]["cached_tokens"]
+
+        assert (cached(), cached() > 0) == (0, True)
+        admin.delete(f"/admin/tenants/{tenant_of(keyed, 'a')}")
+        assert cached() == 0
+
+
+def tenant_of(server, letter):
+    header = {b"authorization": f"Bearer {letter * 32}".encode()}
+    return server.server.keys.caller(header).tenant

@@ -88,14 +88,14 @@ NUM_LINES = 4
 
 @pytest.fixture(scope="module")
 def limited(roomy_folder, tmp_path_factory):
-    """A server with room for one request, and a key that may send one a minute."""
+    """A server with room for one request; its key may send one beside two files and batches."""
     folder = tmp_path_factory.mktemp("limited")
     (folder / "keys.toml").write_text(
         f"""
         [[key]]
         name = "one"
         sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"
-        requests_per_minute = 1
+        requests_per_minute = 5
         input_tokens_per_minute = 8
         output_tokens_per_minute = 1
         concurrency = 1
@@ -149,3 +149,116 @@ def test_a_batch_takes_nothing_from_its_keys_requests(limited, monkeypatch):
         assert limited.server.limits.running_lines == 0
         (used,) = client.get("/admin/usage", headers={"x-api-key": ADMIN}).json()["data"]
     assert used["output"] == NUM_LINES + 1
+
+
+def limits_of(**settings):
+    return Limits(99), Caller(tenant="a", limits=KeyLimits(**settings))
+
+
+def test_each_output_counts_towards_concurrency():
+    limits, caller = limits_of(concurrency=4)
+    with limits.admitted(caller, num_outputs=3):
+        with pytest.raises(ApiError, match="4 outputs at once") as refused:
+            limits.admitted(caller, num_outputs=2).__enter__()
+        assert refused.value.status == 429
+        with limits.admitted(caller, num_outputs=1):
+            pass
+    with pytest.raises(ApiError, match="asks for 5 outputs") as refused:
+        limits.admitted(caller, num_outputs=5).__enter__()
+    assert refused.value.status == 400
+    with limits.admitted(caller, num_outputs=4):
+        pass
+
+
+def test_output_tokens_are_reserved_and_what_was_not_made_is_given_back():
+    limits, caller = limits_of(output_tokens_per_minute=100)
+    with limits.admitted(caller, output_tokens=60) as first:
+        with pytest.raises(ApiError, match="100 output tokens a minute"):
+            limits.admitted(caller, output_tokens=60).__enter__()
+        with limits.admitted(caller, output_tokens=40):
+            pass
+        limits.charge_output(caller, 10, first)
+        assert first.left == 50
+    with limits.admitted(caller, output_tokens=90):
+        pass
+    with pytest.raises(ApiError), limits.admitted(caller, output_tokens=91):
+        pass
+
+
+def test_a_request_for_more_than_a_minutes_output_takes_all_of_it():
+    limits, caller = limits_of(output_tokens_per_minute=100)
+    with limits.admitted(caller, output_tokens=100_000) as reservation:
+        assert reservation.left == 100
+        with pytest.raises(ApiError):
+            limits.admitted(caller, output_tokens=1).__enter__()
+        limits.charge_output(caller, 150, reservation)
+    with pytest.raises(ApiError):
+        limits.admitted(caller, output_tokens=1).__enter__()
+
+
+MANY = {
+    "/v1/completions": [{"prompt": ["a", "b"]}, {"prompt": "a", "n": 2}, {"prompt": [[5], [6]]}],
+    "/v1/chat/completions": [{"messages": HI, "n": 2}],
+    "/v1/embeddings": [{"input": ["a", "b"]}],
+}
+
+
+@pytest.fixture
+def with_limits(served, monkeypatch):
+    """Gives every caller these limits."""
+
+    def limit(**settings):
+        caller = Caller(tenant="limited", limits=KeyLimits(**settings))
+        monkeypatch.setattr(served.server.keys, "caller", lambda _: caller)
+        monkeypatch.setattr(served.server, "limits", Limits(99))
+        return served.server.limits, caller
+
+    return limit
+
+
+@pytest.mark.parametrize(("path", "body"), [(p, b) for p, many in MANY.items() for b in many])
+def test_lists_and_samples_are_outputs_at_once(http, with_limits, path, body):
+    limits, caller = with_limits(concurrency=1)
+    response = http.post(path, json=body)
+    assert response.status_code == 400
+    assert "asks for 2 outputs" in response.json()["error"]["message"]
+    limits, caller = with_limits(concurrency=2)
+    with limits.admitted(caller):
+        assert http.post(path, json=body).status_code == 429
+    more = {} if path == "/v1/embeddings" else {"max_tokens": 1}
+    assert http.post(path, json={**body, **more}).status_code == 200
+
+
+@pytest.mark.parametrize("path", [path for path in WORK if path != "/v1/embeddings"])
+def test_every_route_reserves_its_output(http, with_limits, path):
+    limits, caller = with_limits(output_tokens_per_minute=50)
+    with limits.admitted(caller, output_tokens=50):
+        assert http.post(path, json=WORK[path]).status_code == 429
+    assert http.post(path, json=WORK[path]).status_code == 200
+    assert limits._tenants["limited"].reserved == 0
+    assert limits._tenants["limited"].outputs.total() == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/tokenize", {"prompt": "a"}),
+        ("POST", "/detokenize", {"tokens": [5]}),
+        ("POST", "/v1/messages/count_tokens", {"messages": HI}),
+        ("POST", "/v1/files", None),
+        ("GET", "/v1/files", None),
+        ("GET", "/v1/files/none", None),
+        ("GET", "/v1/files/none/content", None),
+        ("DELETE", "/v1/files/none", None),
+        ("POST", "/v1/batches", {}),
+        ("GET", "/v1/batches", None),
+        ("GET", "/v1/batches/none", None),
+        ("POST", "/v1/batches/none/cancel", None),
+    ],
+)
+def test_what_runs_no_model_counts_as_a_request_too(http, with_limits, method, path, body):
+    with_limits(requests_per_minute=1)
+    assert http.request(method, path, json=body).status_code != 429
+    refused = http.request(method, path, json=body)
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1

@@ -15,10 +15,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.running import running
 
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.request import CompletionChunk
+from ridgeline.roofline.slo import Slo
 from ridgeline.server.context import Call
+from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Caller
-from ridgeline.server.metrics import ALIASED, Metrics
+from ridgeline.server.live import LiveView
+from ridgeline.server.metrics import ALIASED, FinishedRequest, Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 METRIC = re.compile(r"ridgeline:\w+")
@@ -65,6 +69,120 @@ def found(http):
 def test_counts(found, name, labels, grown):
     before, after = found
     assert value(after, name, **labels) - value(before, name, **labels) == grown
+
+
+def counted(http, ask):
+    """What the counters of `ask` grew by, by (name, label of the limit)."""
+    before = samples(http)
+    ask()
+    return lambda name, **labels: (
+        value(samples(http), f"ridgeline:{name}", **labels)
+        - value(before, f"ridgeline:{name}", **labels)
+    )
+
+
+CHAT = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 8}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_chat_is_published_after_its_reasoning_or_at_its_end(http, says, is_streamed):
+    """TTFT and gaps are those of tokens, whether they are streamed or not."""
+    says("<think>", "b", "c", "</think>", "", "f", "g", "")
+
+    def ask():
+        http.post("/v1/chat/completions", json={**CHAT, "stream": is_streamed})
+
+    grown = counted(http, ask)
+    assert grown("time_to_first_token_seconds_count") == 1
+    assert grown("inter_token_latency_seconds_count") == 7
+    assert grown("request_stall_seconds_count") == 1
+    assert grown("time_to_publish_seconds_count") == 1
+    ttft_s, publish_s = (
+        grown(f"time_to_{name}_seconds_sum") for name in ("first_token", "publish")
+    )
+    gaps_s = grown("inter_token_latency_seconds_sum")
+    if is_streamed:
+        assert ttft_s < publish_s < ttft_s + gaps_s
+    else:
+        assert publish_s == pytest.approx(ttft_s + gaps_s)
+
+
+def test_an_answer_without_text_is_never_published(http, says):
+    says("<think>", "b", "c", "</think>", "")
+    grown = counted(http, lambda: http.post("/v1/chat/completions", json=CHAT))
+    assert grown("time_to_publish_seconds_count") == 0
+    assert grown("requests_completed_total") == 1
+
+
+def test_a_request_is_good_if_it_meets_every_limit(http, served, monkeypatch):
+    body = {"prompt": "the cat", "max_tokens": 3, "ignore_eos": True}
+    for slo, good, missed in (
+        (Slo(), 1, None),
+        (Slo(ttft_s=60.0, tpot_s=60.0, end_to_end_s=60.0), 1, None),
+        (Slo(ttft_s=1e-9, tpot_s=60.0), 0, "ttft"),
+        (Slo(tpot_s=1e-9), 0, "tpot"),
+        (Slo(end_to_end_s=1e-9), 0, "e2e"),
+    ):
+        monkeypatch.setattr(served.server.metrics, "slo", slo)
+        grown = counted(http, lambda: http.post("/v1/completions", json=body))
+        assert grown("requests_received_total") == grown("requests_completed_total") == 1
+        assert grown("requests_good_total") == good
+        for name in ("ttft", "tpot", "e2e"):
+            assert grown("slo_missed_total", slo=name) == (name == missed)
+
+
+def test_what_is_refused_for_load_counts_against_goodput_and_mistakes_do_not(
+    http, served, monkeypatch
+):
+    def ask():
+        body = {"prompt": "a", "model": "nobody"}
+        assert http.post("/v1/completions", json=body).status_code == 404
+
+    grown = counted(http, ask)
+    assert (grown("requests_received_total"), grown("requests_failed_total")) == (1, 0)
+
+    def refuse(*_):
+        raise ApiError(429, "There are too many.")
+
+    monkeypatch.setattr(served.server.limits, "admitted", refuse)
+    grown = counted(http, lambda: http.post("/v1/completions", json={"prompt": "a"}))
+    assert (grown("requests_received_total"), grown("requests_failed_total")) == (1, 1)
+    assert grown("requests_completed_total") == 0
+
+
+def test_limits_are_published_and_wrong_ones_refused(served):
+    config = dataclasses.replace(served.server.config, slo="chat")
+    text = Metrics(served.server.engine, config, "tiny").exposition(with_tenants=False).decode()
+    assert 'ridgeline:slo_seconds{model_name="tiny",slo="ttft"} 0.2' in text
+    assert 'ridgeline:slo_seconds{model_name="tiny",slo="tpot"} 0.12' in text
+    with pytest.raises(SettingsError, match="preset"):
+        dataclasses.replace(served.server.config, slo="fast")
+
+
+def test_the_live_view_has_p99_from_1_000_requests_on(served, monkeypatch):
+    metrics = Metrics(served.server.engine, served.server.config, "tiny")
+    view = LiveView(served.server.engine, metrics)
+    one = FinishedRequest(
+        finished_s=time.monotonic(), ttft_s=0.1, publish_s=None, tpot_s=0.01, stall_s=0.02
+    )
+    metrics.recent.extend([one] * 999)
+    metrics.count("received")
+    metrics.count("failed")
+    for _ in range(3):
+        metrics.judge(ttft_s=0.1, tpot_s=0.01, end_to_end_s=1.0)
+    found = view.snapshot()
+    assert found["ttft_s"] == {"p50": 0.1, "p90": 0.1, "p95": 0.1}
+    assert found["publish_s"] == {}
+    metrics.recent.append(one)
+    assert set(view.snapshot()["stall_s"]) == {"p50", "p90", "p95", "p99"}
+    view = LiveView(served.server.engine, metrics)
+    view.snapshot()
+    for _ in range(3):
+        metrics.judge(ttft_s=0.1, tpot_s=0.01, end_to_end_s=1.0)
+    metrics.count("failed")
+    found = view.snapshot()
+    assert found["good_share"] == 0.75
+    assert found["rpm"]["good"] == found["rpm"]["completed"] == 180  # 3 in the first second
 
 
 def test_aliases_have_the_same_values(found):
@@ -155,7 +273,8 @@ def test_the_live_stream_moves(http, served):
                 break
     assert any(snapshot["points"] for snapshot in found)
     assert max(snapshot["output_tok_s"] for snapshot in found) > 0
-    assert found[-1]["ttft_s"]["p50"] <= found[-1]["ttft_s"]["p99"]
+    assert found[-1]["ttft_s"]["p50"] <= found[-1]["ttft_s"]["p95"]
+    assert found[-1]["rpm"].keys() == {"received", "completed", "good", "failed"}
 
 
 def test_spans_reach_a_collector(model_folder, tmp_path):

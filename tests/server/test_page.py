@@ -127,6 +127,10 @@ def test_the_live_view_moves(page):
     page.click("#send")
     wait_for(page, lambda: page.inner_text("#output-rate") not in ("–", "0.0"))
     wait_for(page, lambda: "ms" in page.inner_text("#ttft td"))
+    wait_for(page, lambda: "ms" in page.inner_text("#publish td"))
+    wait_for(page, lambda: "out" in page.inner_text("#rpm"))
+    assert page.inner_text("#ttft td:last-child") == "–"  # p99 of one request
+    assert "--slo" in page.inner_text("#slo")
     page.wait_for_selector("#rate-line path")
     page.wait_for_selector("#roofline circle.decode")
     wait_for(page, lambda: "decode" in page.inner_text("#bound"))

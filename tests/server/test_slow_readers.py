@@ -28,7 +28,9 @@ class Transport:
 def test_a_full_buffer_that_shrinks_is_no_stall(taken, given_up):
     async def wait() -> bool:
         protocol = object.__new__(
-            http_protocol(head_timeout_s=1, stall_timeout_s=STALL_S, refused=print)
+            http_protocol(
+                part_timeout_s=1, stall_timeout_s=STALL_S, max_body_bytes=1, refused=print
+            )
         )
         protocol.loop = asyncio.get_running_loop()
         protocol.transport = transport = Transport(unread=1000, taken=taken)

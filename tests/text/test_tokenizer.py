@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,36 @@ def _assert_same(folder: Path, texts: list[str]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_parity(kind: str, tmp_path: Path) -> None:
     _assert_same(write_folder(tmp_path, kind), TEXTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_of_one_has_the_ids_of_the_librarys_single_call(kind: str) -> None:
+    backend = build(kind)[0]
+    text = "".join(random.Random(2).choices([*TEXTS, "<|end|>", "</s>", "e\u0301"], k=400))
+    for add in (True, False):
+        ids = backend.encode(text, add_special_tokens=add).ids
+        assert Tokenizer(backend).encode(text, add_special_tokens=add) == ids
+    assert Tokenizer(backend).decode(ids) == backend.decode(ids)
+
+
+@pytest.mark.parametrize("method", ["encode", "decode"])
+def test_other_threads_run_while_a_text_is_tokenized(method: str) -> None:
+    tokenizer = Tokenizer(build("gpt2")[0])
+    text = "Hello, world! " * 20_000
+    argument: Any = tokenizer.encode(text) if method == "decode" else text
+    done, turns = threading.Event(), 0
+
+    def work() -> None:
+        for _ in range(20 if method == "decode" else 1):
+            getattr(tokenizer, method)(argument)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not done.wait(0.0005):
+        turns += 1
+    thread.join()
+    assert turns >= 20
 
 
 @pytest.mark.parametrize("add_bos", [None, True, False])

@@ -27,8 +27,8 @@ MAX_SPECULATIVE_TOKENS = 64
 
 _MAX_BYTES = 2**62
 _PATHS = (  # that may be os.PathLike
-    "model", "draft_model", "chat_template", "kv_disk_tier_path", "packed_cache_path",
-    "tuning_cache_path",
+    "model", "draft_model", "chat_template", "kv_disk_tier_path", "encryption_key_file",
+    "packed_cache_path", "tuning_cache_path",
 )  # fmt: skip
 _KINDS: Sequence[tuple[type | UnionType, str, Sequence[str]]] = (
     (bool, "be true or false", ("enable_prefix_caching", "offline", "strict")),
@@ -54,6 +54,7 @@ _KINDS: Sequence[tuple[type | UnionType, str, Sequence[str]]] = (
             "chat_template",
             "draft_model",
             "kv_disk_tier_path",
+            "encryption_key_file",
         ),
     ),
     (Mapping, "map names to folders", ("adapters",)),
@@ -147,6 +148,8 @@ class EngineConfig:
         kv_ram_tier_bytes: keep KV that the pool has no room for in this much of the memory.
         kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
         kv_disk_tier_bytes: the most that the folder may hold.
+        encryption_key_file: file of a key (32 bytes, or 64 hexadecimal digits, its owner's alone)
+            with which that folder is encrypted, and a server's data folder as well.
         packed_cache_path: folder in which the cpu executor keeps the packed weights of large
             checkpoints for the next start; auto for the user's cache folder, off for none. A folder
             that is named here keeps random weights, too.
@@ -193,6 +196,7 @@ class EngineConfig:
     kv_ram_tier_bytes: int = 0
     kv_disk_tier_path: str | None = None
     kv_disk_tier_bytes: int = 10 * 2**30
+    encryption_key_file: str | None = None
     packed_cache_path: str = "auto"
     packed_cache_bytes: int = 50 * 2**30
     tuning_cache_path: str = "auto"
@@ -273,6 +277,7 @@ def _check_effects(config: EngineConfig) -> None:
         ("kv_ram_tier_bytes", prefixes, config.enable_prefix_caching),
         ("kv_disk_tier_path", prefixes, config.enable_prefix_caching),
         ("kv_disk_tier_bytes", "kv_disk_tier_path", on_disk),
+        ("encryption_key_file", "kv_disk_tier_path", on_disk),
         ("packed_cache_bytes", "packed_cache_path", config.packed_cache_path != "off"),
         ("batch_window_s", "batching dynamic", config.batching == "dynamic"),
     ):
@@ -344,12 +349,7 @@ def resolve(
 
     def needed(length: int) -> tuple[int, ...]:
         return tuple(
-            blocks_per_sequence(
-                length,
-                window,
-                step_tokens=config.max_num_batched_tokens,
-                block_tokens=config.block_tokens,
-            )
+            blocks_per_sequence(length, window, block_tokens=config.block_tokens)
             for window in windows
         )
 
@@ -384,16 +384,16 @@ def resolve(
     )
 
 
-def blocks_per_sequence(
-    length: int, window: int | None, *, step_tokens: int, block_tokens: int
-) -> int:
-    """Blocks of one KV group that a sequence of ``length`` tokens holds at the most, at any time.
+def blocks_per_sequence(length: int, window: int | None, *, block_tokens: int) -> int:
+    """Blocks of one KV group with which a sequence of ``length`` tokens runs, whatever others hold.
 
-    With a window, these are the window's and those of all steps in flight, of ``step_tokens``
-    each: nothing behind the window is given up before a step's result is there.
+    With a window, these are the window's and those of the tokens in flight, an eighth of the
+    window or two blocks: nothing behind the window is given up before a step's result is there.
+    Longer steps take blocks that no other sequence needs (`BlockTables.clip_to_windows`).
     """
     if window is not None:
-        length = min(length, window + MAX_IN_FLIGHT * step_tokens + block_tokens)
+        in_flight = max(window // 8, MAX_IN_FLIGHT * block_tokens)
+        length = min(length, window + in_flight + block_tokens)
     return -(-length // block_tokens)
 
 

@@ -29,6 +29,12 @@
 ``exit_code`` is what the command line ends with: 2 for the caller's mistakes, 1 for the rest.
 """
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ridgeline.core.request import RequestOutput
+
 
 class RidgelineError(Exception):
     """Base of every error raised on purpose."""
@@ -127,9 +133,13 @@ class NotFiniteError(EngineError):
 
 
 class NoTokenError(EngineError):
-    """A step left no token to take: an output ends with `FinishReason.ERROR`."""
+    """A step left no token to take: an output ends with `FinishReason.ERROR`.
 
-    def __init__(self) -> None:
+    ``outputs``: what `LLM.generate` made all the same, for each of its prompts.
+    """
+
+    def __init__(self, outputs: Sequence["RequestOutput"] = ()) -> None:
+        self.outputs = tuple(outputs)
         super().__init__(
             "No token was possible: the logits are not finite, as of damaged weights or of sums "
             "that the data type does not hold, or every token is barred."

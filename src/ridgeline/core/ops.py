@@ -91,7 +91,10 @@ class LatentProject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNorm:
-    """Normalise each head of q[T, H, d] and of k[T, K, d], or all heads together, by ``scope``."""
+    """Normalise each head of q[T, H, d] and of k[T, K, d], or all heads together, by ``scope``.
+
+    Biases have the shapes of the gains.
+    """
 
     query: Weight
     key: Weight
@@ -100,6 +103,8 @@ class HeadNorm:
     num_kv_heads: int
     head_dim: int
     scope: NormScope = NormScope.HEAD
+    query_bias: Weight | None = None
+    key_bias: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

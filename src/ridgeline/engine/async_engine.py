@@ -273,10 +273,11 @@ class AsyncEngine:
         return self._requests
 
     async def _encode(self, prompt: str | tuple[int, ...]) -> list[int]:
-        tokenizer = self._loaded().tokenizer
+        info = self._loaded()
+        arguments = (prompt, info.tokenizer, info.config.max_model_len)
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARS:
-            return await asyncio.to_thread(encode_prompt, prompt, tokenizer)
-        return encode_prompt(prompt, tokenizer)
+            return await asyncio.to_thread(encode_prompt, *arguments)
+        return encode_prompt(*arguments)
 
     def _open(self, request_id: str, request: Request, cache_salt: str) -> RequestStream:
         if request_id in self._numbers:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.encryption import Encryption
 from ridgeline.core.protocols import Executor
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors import kernels_of
@@ -22,13 +23,19 @@ def make_transfers(
 
     Raises:
         DiskError: the disk tier's folder cannot be used.
+        SettingsError: the encryption key cannot be used.
     """
     tiers: list[Tier] = []
     if config.kv_ram_tier_bytes:
         tiers.append(RamTier(config.kv_ram_tier_bytes, ttl_s=config.kv_ttl_s))
     if config.kv_disk_tier_path is not None:
         folder = Path(config.kv_disk_tier_path)
-        tiers.append(DiskTier(folder, config.kv_disk_tier_bytes, ttl_s=config.kv_ttl_s))
+        encryption = Encryption.from_file(config.encryption_key_file)
+        tiers.append(
+            DiskTier(
+                folder, config.kv_disk_tier_bytes, ttl_s=config.kv_ttl_s, encryption=encryption
+            )
+        )
     if not tiers:
         return None
     return lambda cache: Transfers(cache, tiers, executor)

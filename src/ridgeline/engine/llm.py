@@ -12,15 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
-from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
-from ridgeline.core.request import Request, RequestOutput
+from ridgeline.core.errors import (
+    ChatTemplateError,
+    InvalidRequestError,
+    NotFiniteError,
+    NoTokenError,
+)
+from ridgeline.core.request import FinishReason, Request, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import ModelSpec
 from ridgeline.core.speculation_figures import SpeculationFigures
 from ridgeline.engine.beam_search import BeamParams, as_completion, beam_search
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.loading import Progress
-from ridgeline.engine.prompts import Prompt, as_prompts, encode_prompt
+from ridgeline.engine.prompts import Prompt, as_prompts, check_length, encode_prompt
 from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stream import CompletionStream
 from ridgeline.kvcache import MissReport
@@ -85,13 +90,22 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or setting is out of bounds; nothing was computed.
             ContextLengthError: a prompt does not fit the context.
+            NoTokenError: an output ended without a token, as of weights that are not finite; it has
+                the outputs of all prompts.
         """
         batch = as_prompts(prompts)
         if adapter is None or isinstance(adapter, str):
             adapter = [adapter] * len(batch)
         states = self._add_all(batch, params, adapter, cache_salt)
         self._finish(states)
-        return [state.output() for state in states]
+        outputs = [state.output() for state in states]
+        if any(
+            sample.finish_reason is FinishReason.ERROR
+            for output in outputs
+            for sample in output.outputs
+        ):
+            raise NoTokenError(outputs)
+        return outputs
 
     def stream(
         self,
@@ -129,9 +143,15 @@ class LLM:
         )
 
     def encode_chat(self, messages: Sequence[Message], **template_options: Any) -> list[int]:
-        """Token ids of a conversation as the chat template renders it."""
+        """Token ids of a conversation as the chat template renders it.
+
+        Raises:
+            ChatTemplateError: the model has no template, or it refuses the conversation.
+            ContextLengthError: it is at once seen to be longer than the context.
+        """
         text = self.render_chat(messages, **template_options)
         assert self.tokenizer is not None
+        check_length(text, self.tokenizer, self.config.max_model_len)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def render_chat(
@@ -157,7 +177,7 @@ class LLM:
     ) -> npt.NDArray[np.float32]:
         """Logits after each token, float32 ``[tokens, vocabulary]``, in one pass or more."""
         request = self._engine.requests.build(
-            encode_prompt(token_ids, self.tokenizer),
+            self._encode(token_ids),
             SamplingParams(max_tokens=1),
             adapter=adapter,
             wants_logits=True,
@@ -215,7 +235,7 @@ class LLM:
         batch = as_prompts(prompts)
         requests = [
             self._engine.requests.build(
-                encode_prompt(prompt, self.tokenizer),
+                self._encode(prompt),
                 SamplingParams(max_tokens=1),
                 adapter=adapter,
                 cache_salt=cache_salt,
@@ -226,6 +246,8 @@ class LLM:
         states = self._queue(batch, requests)
         self._finish(states)
         found = [state.embedding() for state in states]
+        if not np.isfinite(found).all():
+            raise NotFiniteError
         return np.array(found, dtype=np.float32).reshape(-1, self.spec.hidden_size)
 
     def speculation(self) -> SpeculationFigures | None:
@@ -241,7 +263,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """The most likely completions of each prompt that a beam search finds, best first."""
         batch, params = as_prompts(prompts), params or BeamParams()
-        ids = [encode_prompt(prompt, self.tokenizer) for prompt in batch]
+        ids = [self._encode(prompt) for prompt in batch]
         ends = frozenset[int]() if params.ignore_eos else self.eos_token_ids
         found = beam_search(
             self.generate,
@@ -318,11 +340,14 @@ class LLM:
             raise InvalidRequestError(f"{len(adapters)} adapters for {len(prompts)} prompts.")
         requests = [
             self._engine.requests.build(
-                encode_prompt(prompt, self.tokenizer), each, adapter=adapter, cache_salt=cache_salt
+                self._encode(prompt), each, adapter=adapter, cache_salt=cache_salt
             )
             for prompt, each, adapter in zip(prompts, params, adapters, strict=True)
         ]
         return self._queue(prompts, requests)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return encode_prompt(prompt, self.tokenizer, self.config.max_model_len)
 
     def _queue(self, prompts: Sequence[Prompt], requests: Sequence[Request]) -> list[RequestState]:
         """Add all of the requests, or none of them."""
@@ -341,7 +366,7 @@ class LLM:
         if not self.config.enable_prefix_caching:
             raise InvalidRequestError("There is no prefix cache: enable_prefix_caching.")
         return self._engine.requests.build(
-            encode_prompt(prompt, self.tokenizer),
+            self._encode(prompt),
             SamplingParams(max_tokens=1),
             adapter=adapter,
             cache_salt=cache_salt,

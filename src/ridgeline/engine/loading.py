@@ -104,14 +104,16 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
     if config.load_format == "dummy" and preset is not None:
         definition = describe(preset, strict=config.strict)
     else:
+        described: list[tuple[ModelDefinition, Tokenizer | None]] = []
         folder = locate_model(
             config.model,
             revision=config.revision,
             offline=config.offline,
             need_weights=config.load_format != "dummy",
+            accept=lambda path: described.append(_described(path, config)),
             progress=progress,
         )
-        definition, tokenizer = _described(folder, config)
+        definition, tokenizer = described[-1]
         _check_vocabulary(tokenizer, definition.spec.vocab_size)
     return ModelDescription(
         name=config.model or "embedded",
@@ -197,6 +199,8 @@ def _described(path: Path, config: EngineConfig) -> tuple[ModelDefinition, Token
     """The model and the tokenizer of a folder, or of a GGUF file, which has both in it."""
     if path.is_dir():
         definition = describe(read_config(path), strict=config.strict)
+        if definition.quantization is not None:
+            read_scheme(definition.quantization, strict=config.strict)  # refused before a download
         return definition, _load_tokenizer(path)
     with GGUFCheckpoint(path) as checkpoint:
         definition = describe_gguf(checkpoint, strict=config.strict)

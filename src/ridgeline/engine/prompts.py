@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import ContextLengthError, InvalidRequestError
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.text import Tokenizer
 
@@ -30,16 +30,37 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [cast(Prompt, prompts)] if is_single else list(prompts)
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
+def check_length(prompt: Prompt, tokenizer: Tokenizer | None, max_model_len: int) -> None:
+    """Refuse a prompt that cannot fit, before anything is done for each of its characters.
+
+    Raises:
+        ContextLengthError: it has too many token ids, or characters that are too many tokens
+            however they are cut.
+    """
+    if len(prompt) <= max_model_len:
+        return
+    count, length = len(prompt), f"{len(prompt)} tokens"
+    if isinstance(prompt, str):
+        count = 0 if tokenizer is None else tokenizer.least_tokens(prompt)
+        length = f"{len(prompt)} characters, which are {count} tokens or more,"
+    if count > max_model_len:
+        raise ContextLengthError(
+            f"The prompt has {length} and the context holds {max_model_len}, output included."
+        )
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, max_model_len: int) -> list[int]:
     """Token ids of a prompt.
 
     Raises:
         InvalidRequestError: text without a tokenizer, or no token at all.
+        ContextLengthError: it is at once seen to be longer than the context.
     """
     if isinstance(prompt, np.ndarray):
         prompt = prompt.tolist()
     if not isinstance(prompt, str | list | tuple):
         raise InvalidRequestError("A prompt must be a string or a list of token ids.")
+    check_length(prompt, tokenizer, max_model_len)
     if not isinstance(prompt, str):
         return [int(token) if isinstance(token, np.integer) else token for token in prompt]
     if tokenizer is None:

@@ -4,12 +4,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from ridgeline.core.request import CompletionChunk, RequestOutput
+from ridgeline.core.errors import NoTokenError
+from ridgeline.core.request import CompletionChunk, FinishReason, RequestOutput
 from ridgeline.engine.request_state import RequestState
 
 
 class CompletionStream(Iterator[CompletionChunk]):
     """Iterate for the chunks; `output` has everything so far, `close` aborts what is left.
+
+    Raises NoTokenError where an output ends without a token; others of the request go on.
 
     ``step`` runs one engine step, which calls `put` for this request's chunks; ``abort`` ends the
     request now, and ``abort_later`` before the next step. Dropping the stream does the latter.
@@ -43,7 +46,10 @@ class CompletionStream(Iterator[CompletionChunk]):
             if self._state.is_finished:
                 raise StopIteration
             self._step()
-        return self._chunks.popleft()
+        chunk = self._chunks.popleft()
+        if chunk.finish_reason is FinishReason.ERROR:
+            raise NoTokenError
+        return chunk
 
     def output(self) -> RequestOutput:
         """The outcome so far, timings included once it is finished or closed."""

@@ -32,6 +32,7 @@ from ridgeline.engine.request_state import RequestState
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.1
+_IDLE_S = 1.0
 _POLL_S = 0.005  # between looks at what other threads do
 
 
@@ -55,6 +56,7 @@ class Worker:
         self._deleted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._running = True
         self._reported_s = 0.0
+        self._is_behind = False  # with pricing steps, which is done when there is no work
 
     def run(self) -> Failed | None:
         """Serve until told to stop, or until the engine fails; then the engine is closed."""
@@ -74,7 +76,8 @@ class Worker:
         return None
 
     def _turn(self) -> None:
-        wait_s = self._loop.wait_s if self._loop.has_work else 1.0
+        idle_s = 0.0 if self._is_behind else _IDLE_S
+        wait_s = self._loop.wait_s if self._loop.has_work else idle_s
         if self._gate or self._num_deletions:
             wait_s = min(wait_s, _POLL_S)
         for command in self._receive(wait_s=wait_s):
@@ -98,7 +101,9 @@ class Worker:
         now = time.monotonic()
         if now - self._reported_s >= _REPORT_EVERY_S or not self._loop.has_work:
             self._reported_s = now
-            self._send(Report(stats=self._loop.stats()))
+            stats = self._loop.stats()
+            self._is_behind = stats.roofline is not None and stats.roofline.num_pending > 0
+            self._send(Report(stats=stats))
 
     def _end_pooled(self, chunk: CompletionChunk) -> bool:
         """Send the vector of a request that wants one, or why there is none; False for others."""

@@ -150,8 +150,12 @@ async def answer_pieces(job: AnswerJob, answers: Sequence[Answer]) -> AsyncGener
             answer = answers[index]
             if answer.is_cut:
                 continue
-            yield index, chunk, answer.take(chunk)
+            delta = answer.take(chunk)
+            if delta.content:
+                job.job.call.publish()
+            yield index, chunk, delta
             if answer.is_cut and all(each.finish_reason is not None for each in answers):
+                job.job.call.is_complete = True
                 return
 
 
@@ -176,7 +180,7 @@ async def prepare_answer(
     """
     server = call.server
     model = server.check_model(fields.model, call.caller)
-    call.admit()
+    call.admit(num_outputs=settings.get("n") or 1, max_tokens=max_tokens)
     tools = conversation.offered_tools
     wanted = wanted_format(fields, format_schema)
     grammar = None if wanted is None else wanted.grammar
@@ -204,8 +208,12 @@ async def prepare_answer(
         **settings,
     )
     context = server.engine.config.max_model_len
-    ids = await tokenize(
-        server, prompt, add_special_tokens=add_special_tokens, param=call.prompt_field
+    (ids,) = await tokenize(
+        server,
+        prompt,
+        add_special_tokens=add_special_tokens,
+        param=call.prompt_field,
+        is_cut=fields.truncate_prompt_tokens is not None,
     )
     ids = truncate(ids, fields.truncate_prompt_tokens, context, max_tokens)
     if limit_name is not None:

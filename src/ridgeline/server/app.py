@@ -37,6 +37,13 @@ def api_operations() -> list[Operation]:
             summary="Usage of each key",
             needs_admin=True,
         ),
+        Operation(
+            method="DELETE",
+            path="/admin/tenants/{tenant}",
+            handler=operations.delete_tenant,
+            summary="Remove all that is kept for a tenant",
+            needs_admin=True,
+        ),
     ]
 
 
@@ -67,6 +74,7 @@ def _text() -> list[Operation]:
             summary="Text to token ids",
             request=plain_schemas.TokenizeRequest,
             answer=plain_schemas.TokenizeResponse,
+            is_counted=True,
         ),
         Operation(
             method="POST",
@@ -75,6 +83,7 @@ def _text() -> list[Operation]:
             summary="Token ids to text",
             request=plain_schemas.DetokenizeRequest,
             answer=plain_schemas.DetokenizeResponse,
+            is_counted=True,
         ),
         Operation(
             method="GET",
@@ -95,6 +104,7 @@ def _jobs() -> list[Operation]:
             summary="Upload a file",
             form=UPLOAD_FORM,
             reads_raw=True,
+            is_counted=True,
         ),
         Operation(
             method="GET",
@@ -102,21 +112,28 @@ def _jobs() -> list[Operation]:
             handler=files.list_files,
             summary="Files",
             query=FILES_QUERY,
+            is_counted=True,
         ),
         Operation(
-            method="GET", path="/v1/files/{file_id}", handler=files.get_file, summary="One file"
+            method="GET",
+            path="/v1/files/{file_id}",
+            handler=files.get_file,
+            summary="One file",
+            is_counted=True,
         ),
         Operation(
             method="DELETE",
             path="/v1/files/{file_id}",
             handler=files.delete_file,
             summary="Delete a file",
+            is_counted=True,
         ),
         Operation(
             method="GET",
             path="/v1/files/{file_id}/content",
             handler=files.get_file_content,
             summary="What is in a file",
+            is_counted=True,
         ),
         Operation(
             method="POST",
@@ -124,6 +141,7 @@ def _jobs() -> list[Operation]:
             handler=batches.create_batch,
             summary="Queue a batch",
             request=BatchRequest,
+            is_counted=True,
         ),
         Operation(
             method="GET",
@@ -131,18 +149,21 @@ def _jobs() -> list[Operation]:
             handler=batches.list_batches,
             summary="Batches",
             query=PAGE_QUERY,
+            is_counted=True,
         ),
         Operation(
             method="GET",
             path="/v1/batches/{batch_id}",
             handler=batches.get_batch,
             summary="One batch",
+            is_counted=True,
         ),
         Operation(
             method="POST",
             path="/v1/batches/{batch_id}/cancel",
             handler=batches.cancel_batch,
             summary="End a batch early",
+            is_counted=True,
         ),
     ]
 

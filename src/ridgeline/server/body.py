@@ -1,6 +1,5 @@
-"""Request bodies: bounded in size, depth and time, and decoded by their schema."""
+"""Request bodies: bounded in size and depth, and decoded by their schema."""
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
@@ -55,27 +54,23 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, f"The body is larger than {limit:,} bytes.", code="request_too_large")
 
 
-async def read_body(receive: Receive, *, limit: int, timeout_s: float) -> bytes:
-    """The whole body.
+async def read_body(receive: Receive, *, limit: int) -> bytes:
+    """The whole body; the connection ends if it does not come in time (`http.py`).
 
     Raises:
-        ApiError: 413 for one over ``limit`` bytes, 408 for one that is not here in time.
+        ApiError: 413 for one over ``limit`` bytes.
         ClientDisconnectedError: the client went away.
     """
     parts = bytearray()
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnectedError
-                parts += message.get("body", b"")
-                if len(parts) > limit:
-                    raise too_large(limit)
-                if not message.get("more_body", False):
-                    return bytes(parts)
-    except TimeoutError:
-        raise ApiError(408, "The body did not arrive in time.") from None
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError
+        parts += message.get("body", b"")
+        if len(parts) > limit:
+            raise too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(parts)
 
 
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

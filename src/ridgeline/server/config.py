@@ -4,7 +4,8 @@ import ipaddress
 from dataclasses import dataclass
 
 from ridgeline.core.checks import check_float, check_int
-from ridgeline.core.errors import SettingsError
+from ridgeline.core.errors import InvalidRequestError, SettingsError
+from ridgeline.roofline.slo import parse_slo
 from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
 
@@ -40,15 +41,19 @@ class ServerConfig:
         max_queue: requests in progress, beyond which new ones are refused with 429; batch lines do
             not count.
         max_body_mib: largest request body but for file uploads, in MiB.
-        body_timeout_s: seconds in which a request's head must arrive, and then its body.
+        body_timeout_s: seconds in which a request's head must arrive, and then over which its body
+            must come at 16 KiB/s or more.
         stall_timeout_s: seconds after which a reader that takes nothing is disconnected.
         ping_s: seconds of silence after which a stream sends a comment.
         drain_s: seconds that requests in progress have to end after SIGTERM.
         allow_origin: web pages that may call the server, scheme://host[:port] or * for all; may be
             given several times.
         vllm_metrics: also publish metrics under the vllm: names that dashboards know.
+        slo: limits of a good request, for goodput: ttft=0.2,tpot=0.12,e2e=10 in seconds, or chat.
         log_requests: one JSON line for each request on standard error, without prompts.
         data_dir: folder of files and batch jobs; default: ridgeline in the user's data folder.
+        encryption_key_file: file of a key (32 bytes, or 64 hexadecimal digits, its owner's alone)
+            with which files, batches and the KV tier on disk are encrypted.
         batch_concurrency: batch lines that run at once, at the lowest priority.
         batch_price_factor: what a batch token costs relative to an online one.
         price_input: price of 1M prompt tokens; with it, usage has the cost.
@@ -73,8 +78,10 @@ class ServerConfig:
     drain_s: float = 30.0
     allow_origin: tuple[str, ...] = ()
     vllm_metrics: bool = True
+    slo: str | None = None
     log_requests: bool = True
     data_dir: str | None = None
+    encryption_key_file: str | None = None
     batch_concurrency: int = 8
     batch_price_factor: float = 0.5
     price_input: float | None = None
@@ -90,6 +97,11 @@ class ServerConfig:
         for name in _PRICES:
             if getattr(self, name) is not None:
                 check_float(name, getattr(self, name), 0, 1e9, error=SettingsError)
+        if self.slo is not None:
+            try:
+                parse_slo(self.slo)
+            except InvalidRequestError as error:
+                raise SettingsError(str(error)) from None
         if (self.price_input is None) != (self.price_output is None):
             raise SettingsError("price_input and price_output go together.")
         for what, parsers in (

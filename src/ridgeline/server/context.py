@@ -15,7 +15,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.conversation import TOLD_PARSER
 from ridgeline.server.errors import ApiError, Family
 from ridgeline.server.keys import Caller, Keys
-from ridgeline.server.limits import Limits
+from ridgeline.server.limits import Limits, Reservation
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.tracing import Tracing
 from ridgeline.text import ChatTemplate, Tokenizer
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TEXT_THREADS = 2
+SHUTTING_DOWN = "The server is shutting down."
+_LONG_TEXT_CHARS = 1 << 18
 
 
 class Server:
@@ -42,8 +44,11 @@ class Server:
         self.is_warm = False
         self.first_request = "The first request is running."  # or what became of it
         self.is_draining = False
+        self.open_requests: set[asyncio.Task[None]] = set()  # each ends when its client has left
         self._jobs: Jobs | None = None
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")
+        # One at a time: they take seconds and gigabytes, and short texts do not wait for them.
+        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-long-text")
 
     @property
     def model_name(self) -> str:
@@ -81,7 +86,12 @@ class Server:
     def check_taking_work(self) -> None:
         """Raise EngineUnavailableError while the server drains."""
         if self.is_draining:
-            raise EngineUnavailableError("The server is shutting down.")
+            raise EngineUnavailableError(SHUTTING_DOWN)
+
+    def end_requests(self) -> None:
+        """Answer what is still in progress with an error, in the stream if it has begun."""
+        for request in self.open_requests:
+            request.cancel()
 
     @property
     def jobs(self) -> "Jobs":
@@ -131,16 +141,21 @@ class Server:
         wanted = self.config.reasoning_parser
         return _chosen(wanted, choose_reasoning_parser, self.template_source)
 
-    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run what would hold up the event loop: tokenizing, rendering, files."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+    async def in_thread(self, function: Callable[..., T], *arguments: Any, num_chars: int = 0) -> T:
+        """Run what would hold up the event loop: tokenizing, rendering, files.
+
+        ``num_chars``: the length of the text that it reads.
+        """
+        threads = self._long_texts if num_chars > _LONG_TEXT_CHARS else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
 
     def close(self) -> None:
         """End the threads, send the last spans and release the data folder."""
         self.tracing.close()
         if self._jobs is not None:
             self._jobs.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._long_texts):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _chosen(wanted: str, choose: Callable[[str], str | None], template: str) -> str | None:
@@ -160,7 +175,8 @@ class Call:
 
     ``path`` is the route's pattern, ``prompt_field`` its field for what the model reads;
     ``is_probe``: it only asks how the server is.
-    ``arrival_s`` is on the ``time.monotonic`` clock. Closing
+    ``arrival_s`` is on the ``time.monotonic`` clock. ``published_s``: when there was the first text
+    that a user sees; ``is_complete``: no output is missing. Closing
     ``admission`` gives back the place that `admit` took.
     """
 
@@ -178,13 +194,19 @@ class Call:
     prompt_field: str = "prompt"
     outcome: str = "ok"
     ttft_s: float | None = None
+    published_s: float | None = None
+    is_streamed: bool = False
+    is_complete: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     admission: ExitStack = field(default_factory=ExitStack)
+    reservation: Reservation | None = None
 
-    def admit(self) -> ExitStack:
+    def admit(self, *, num_outputs: int = 1, max_tokens: int | None = 0) -> ExitStack:
         """Take a place among the requests in progress, before anything costly is done for it.
+
+        ``max_tokens``: the most that each output may have, ``None`` for as many as the context.
 
         Raises:
             ApiError: 429 with Retry-After, when the server is full or a limit is reached; not for
@@ -193,9 +215,20 @@ class Call:
         """
         self.server.check_taking_work()
         limits = self.server.limits
-        place = limits.admitted_line() if self.is_batch else limits.admitted(self.caller)
-        self.admission.enter_context(place)
+        if self.is_batch:
+            self.admission.enter_context(limits.admitted_line())
+            return self.admission
+        context = self.server.engine.config.max_model_len
+        most = context if max_tokens is None else min(max_tokens, context)
+        self.reservation = self.admission.enter_context(
+            limits.admitted(self.caller, num_outputs=num_outputs, output_tokens=num_outputs * most)
+        )
         return self.admission
+
+    def publish(self) -> None:
+        """Note that there is text that a user sees, if it is the first."""
+        if self.published_s is None:
+            self.published_s = time.monotonic()
 
     def charge_input(self, num_tokens: int) -> None:
         """Count prompt tokens towards the key's limit, as `Limits.charge_input` does."""
@@ -205,4 +238,4 @@ class Call:
     def charge_output(self, num_tokens: int) -> None:
         """Count generated tokens towards the key's limit."""
         if not self.is_batch:
-            self.server.limits.charge_output(self.caller, num_tokens)
+            self.server.limits.charge_output(self.caller, num_tokens, self.reservation)

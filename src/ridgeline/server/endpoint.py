@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.core.errors import RidgelineError
+from ridgeline.core.errors import EngineUnavailableError, RidgelineError
 from ridgeline.server.body import (
     ClientDisconnectedError,
     check_encoding,
@@ -19,7 +19,7 @@ from ridgeline.server.body import (
     decode_body,
     read_body,
 )
-from ridgeline.server.context import Call, Server
+from ridgeline.server.context import SHUTTING_DOWN, Call, Server
 from ridgeline.server.errors import ApiError, Family, to_api_error
 from ridgeline.server.replies import EventStream, FileReply, Reply, encode
 
@@ -43,8 +43,10 @@ class Operation:
     ASGI ``receive`` where ``reads_raw``. ``answer`` is the schema of the reply, for
     ``/openapi.json``, as are ``query`` (JSON Schema by parameter) and ``form`` (that of a multipart
     body). ``prompt_field``: where a request has what the model reads. ``needs_admin``: only the
-    admin key will do. ``in_batches``: lines of a batch may ask for it. ``is_probe``: monitors ask
-    it all the time, so that only what goes wrong with it is logged.
+    admin key will do. ``generates``: its calls count as requests, for RPM and goodput.
+    ``in_batches``: lines of a batch may ask for it. ``is_probe``: monitors ask
+    it all the time, so that only what goes wrong with it is logged. ``is_counted``: it counts as
+    one of the key's requests a minute, as what takes a place among those in progress does.
     """
 
     method: str
@@ -57,8 +59,10 @@ class Operation:
     reads_raw: bool = False
     needs_admin: bool = False
     prompt_field: str = "prompt"
+    generates: bool = False
     in_batches: bool = False
     is_probe: bool = False
+    is_counted: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     form: Mapping[str, Any] | None = None
 
@@ -83,12 +87,13 @@ class Endpoint:
         sender = _Sender(send, is_head=scope["method"] == "HEAD")
         try:
             with call.admission:
+                if self._operation.is_counted:
+                    self._server.limits.count_request(call.caller)
                 arguments = await self._arguments(call, scope, receive)
                 answering = self._answer(call, arguments, sender)
-                if self._operation.reads_raw:
-                    await answering
-                else:
-                    await _until_disconnect(answering, receive)
+                # Who reads the body itself sees the disconnect, too.
+                leaving = _never() if self._operation.reads_raw else _disconnected(receive)
+                await self._unless(leaving, answering)
         except ClientDisconnectedError:
             call.outcome = "disconnected"
         except Exception as error:  # every failure has an answer, or an end of the stream
@@ -101,15 +106,16 @@ class Endpoint:
             return [receive]
         if self._decoder is None:
             return []
-        config = self._server.config
-        limit = config.max_body_mib << 20
+        limit = self._server.config.max_body_mib << 20
         headers = dict(scope["headers"])
         check_encoding(headers)
         declared_length(headers, limit)
-        body = await read_body(receive, limit=limit, timeout_s=config.body_timeout_s)
+        body = await read_body(receive, limit=limit)
         return [decode_body(self._decoder, body)]
 
     async def _answer(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
+        if self._operation.generates:
+            self._server.metrics.count("received")
         reply = await self._operation.handler(call, *arguments)
         match reply:
             case Reply():
@@ -117,7 +123,35 @@ class Endpoint:
             case FileReply():
                 await self._send_file(reply, sender)
             case EventStream():
+                call.is_streamed = True
                 await self._stream(call, reply, sender)
+
+    async def _unless(
+        self, leaving: Coroutine[Any, Any, None], answering: Coroutine[Any, Any, None]
+    ) -> None:
+        """Answer, unless the client goes away first or the server ends; then the work is cancelled.
+
+        Raises:
+            ClientDisconnectedError: the client went away.
+            EngineUnavailableError: the server ends.
+        """
+        work = asyncio.create_task(answering)
+        gone = asyncio.create_task(leaving)
+        self._server.open_requests.add(gone)
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                if gone.cancelled():
+                    raise EngineUnavailableError(SHUTTING_DOWN)
+                raise ClientDisconnectedError
+            await work
+        finally:
+            self._server.open_requests.discard(gone)
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await work
 
     async def _stream(self, call: Call, stream: EventStream, sender: "_Sender") -> None:
         """The head goes out with the first event, so that an early error has its own status."""
@@ -137,13 +171,15 @@ class Endpoint:
             pings.cancel()
 
     async def _send_file(self, reply: FileReply, sender: "_Sender") -> None:
-        file = await asyncio.to_thread(open, reply.path, "rb")
+        file = await asyncio.to_thread(reply.open)
         try:
+            data = await asyncio.to_thread(file.read, _FILE_CHUNK_BYTES)
             await sender.start(
                 200, [(b"content-type", reply.content_type.encode()), *reply.headers]
             )
-            while data := await asyncio.to_thread(file.read, _FILE_CHUNK_BYTES):
+            while data:
                 await sender.body(data)
+                data = await asyncio.to_thread(file.read, _FILE_CHUNK_BYTES)
             await sender.end()
         finally:
             file.close()
@@ -151,6 +187,8 @@ class Endpoint:
     async def _fail(self, call: Call, sender: "_Sender", error: Exception) -> None:
         api_error = to_api_error(error, call.prompt_field)
         call.outcome = f"error {api_error.status}"
+        if self._operation.generates and (api_error.status == 429 or api_error.status >= 500):
+            self._server.metrics.count("failed")
         if not isinstance(error, ApiError | RidgelineError):
             _log.error("A request failed inside.", exc_info=error)
         elif api_error.status == 500:
@@ -223,23 +261,10 @@ class _Sender:
                 await self.event(data)
 
 
-async def _until_disconnect(answering: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Answer, unless the client goes away first; then the work is cancelled."""
-    work = asyncio.create_task(answering)
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnectedError
-        await work
-    finally:
-        gone.cancel()
-        if not work.done():
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()

@@ -7,6 +7,7 @@ from typing import Any
 
 from ridgeline.core.errors import (
     ContextLengthError,
+    CorruptFileError,
     EngineError,
     EngineUnavailableError,
     MachineError,
@@ -117,6 +118,8 @@ def to_api_error(error: Exception, prompt_field: str) -> ApiError:
             return ApiError(503, str(error), code="unavailable", retry_after_s=_RETRY_AFTER_S)
         case OverloadedError(retry_after_s=seconds):
             return ApiError(503, str(error), code="overloaded", retry_after_s=seconds)
+        case CorruptFileError():  # what it has stored itself
+            return ApiError(500, str(error))
         case MachineError():
             return ApiError(503, "The server lacks resources.", retry_after_s=_RETRY_AFTER_S)
         case NoTokenError() | NotFiniteError():

@@ -74,6 +74,7 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
                         "The queue is full of more urgent requests.", retry_after_s=1.0
                     )
                 yield choice, chunk
+            call.is_complete = True
         except InvalidRequestError as error:
             raise refused_format(error, job.format_fields) from None
         finally:

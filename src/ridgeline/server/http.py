@@ -1,18 +1,30 @@
-"""HTTP/1.1 by uvicorn and httptools, with limits on a request's head and on slow readers."""
+"""HTTP/1.1 by uvicorn and httptools, with limits on what a request is and on slow readers."""
 
 import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from ridgeline.server.context import new_id
-from ridgeline.server.errors import bad_request, family_of
+from ridgeline.server.errors import ApiError, bad_request, family_of
 from ridgeline.server.replies import encode
 
 MAX_HEAD_BYTES = 64 << 10
-_ONCE = (b"content-length", b"transfer-encoding", b"host")
+_CHUNK_BYTES = 32  # allowed around the data of each chunk
+_MIN_BODY_RATE = 16 << 10  # bytes per second, below which a sender is given up
+_MAX_PIPELINE = 64  # requests on one connection that wait for their turn
+_ONCE = (
+    b"content-length", b"transfer-encoding", b"host",
+    b"authorization", b"x-api-key", b"origin", b"content-type", b"content-encoding",
+)  # fmt: skip
+_ASK_AFTER_S = (0.0, 0.25, 0.5, 2.0)  # the second tells who left, after a round trip
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEAD_END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_LONG = "The head of the request is too long."
@@ -20,48 +32,63 @@ _UNDECIDED = (_HEAD_END, b"\r\nupgrade:")
 
 
 def http_protocol(
-    *, head_timeout_s: float, stall_timeout_s: float, refused: Callable[[str], None]
+    *,
+    part_timeout_s: float,
+    stall_timeout_s: float,
+    max_body_bytes: int,
+    refused: Callable[[str, int], None],
 ) -> type[HttpToolsProtocol]:
-    """A `BoundedHttpProtocol` with these timeouts.
+    """A `BoundedHttpProtocol` with these bounds.
 
-    ``refused`` is called with the id of each request that is answered here, since it is none.
+    ``refused`` is called with the id and status of each request that is answered here, since it is
+    none, or not a whole one.
     """
     settings = {
-        "head_timeout_s": head_timeout_s,
+        "part_timeout_s": part_timeout_s,
         "stall_timeout_s": stall_timeout_s,
+        "max_body_bytes": max_body_bytes,
         "refused": staticmethod(refused),
     }
     return type("HttpProtocol", (BoundedHttpProtocol,), settings)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Ends a connection whose head is too long, too slow, or has two readings; or whose reader
+    """Ends a connection whose request is too long, too slow, or has two readings; or whose reader
     takes nothing for ``stall_timeout_s`` while there is more than the buffers hold.
 
-    Two readings: both a Content-Length and a Transfer-Encoding, or one of these or Host twice; a
-    proxy in front may go by the other one. A stream over HTTP/1.0 or 0.9, without chunks, ends with
-    the connection.
+    Too long: what is not body (request line, headers, chunk sizes and extensions) over
+    `MAX_HEAD_BYTES` and 32 bytes a chunk, or a body over ``max_body_bytes``, which is more than any
+    route takes. Too slow: a head that is not whole after
+    ``part_timeout_s``, or less than 16 KiB/s of body over each such time, until the last byte of
+    the message. Trailers are refused. Two readings: both a Content-Length and a Transfer-Encoding,
+    one of these or what decides who asks twice, or a coding other than chunks; a proxy in front may
+    go by another one. A stream over HTTP/1.0 or 0.9, without chunks, ends with the connection.
+    Who only reads after its requests (a connection half closed) gets the answers.
     """
 
-    head_timeout_s: float
+    part_timeout_s: float
     stall_timeout_s: float
-    refused: Callable[[str], None]
+    max_body_bytes: int
+    refused: Callable[[str, int], None]
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._head_bytes = 0
         self._in_head = True
+        self._framing_bytes = 0  # of the message that is read: all that is not body
+        self._max_framing_bytes = MAX_HEAD_BYTES
+        self._body_bytes = 0
+        self._body_bytes_before = 0  # when the timer was set
         self._offers = _Offers()
         self._problem: str | None = None
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._sender_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch_head()
+        self._watch_sender()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch_head()
+        self._unwatch_sender()
         self._unwatch_reader()
         super().connection_lost(exc)
 
@@ -73,18 +100,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unwatch_reader()
         super().resume_writing()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open: there are answers to come, and no half request."""
+        is_between = self._in_head and self._sender_timer is None
+        if not is_between or self.cycle is None or self.cycle.response_complete:
+            return False
+        self.cycle.keep_alive = False  # the last one
+        self._ask_reader(*_ASK_AFTER_S)
+        return True
+
+    def _ask_reader(self, after_s: float, *later_s: float) -> None:
+        """Find out who has left instead of only ending what it sends: to write to it fails.
+
+        HTTP/1.1 lets servers say 100 (Continue) as often as they like (RFC 9110, section 15.2); to
+        HTTP/1.0 nothing can be said before its answer.
+        """
+
+        def ask() -> None:
+            if self.transport.is_closing() or self.cycle.response_started:
+                return
+            if not self.pipeline and self.scope["http_version"] == "1.1":
+                self.transport.write(_CONTINUE)
+            if later_s:
+                self._ask_reader(*later_s)
+
+        self.loop.call_later(after_s, ask)
+
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._framing_bytes += len(data)
         if self._in_head:
-            self._head_bytes += len(data)
             data = self._offers.removed(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._framing_bytes > self._max_framing_bytes:
             self.send_400_response(_TOO_LONG)
+        elif self._in_head and (self.cycle is None or self.cycle.response_complete):
+            self._watch_sender()  # also empty lines, after which no request need come
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, in the shape of other errors, and end the connection.
+        """Answer what is no request, as `_end_with` does."""
+        self._end_with(bad_request(self._problem or msg))
+
+    def _end_with(self, error: ApiError) -> None:
+        """Answer in the shape of other errors, and end the connection.
 
         Where the error would be taken for the answer to another request, or for a part of one, the
         connection ends without it.
@@ -94,14 +155,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         request_id = new_id("req-").encode()
         family = family_of(getattr(self, "url", b"").decode("latin-1"))
-        body = encode(bad_request(self._problem or msg).body(family, request_id.decode()))
+        body = encode(error.body(family, request_id.decode()))
         self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            b"%bcontent-type: application/json\r\n"
             b"content-length: %d\r\nconnection: close\r\nx-request-id: %b\r\nrequest-id: %b\r\n"
-            b"x-content-type-options: nosniff\r\n\r\n%b" % (len(body), request_id, request_id, body)
+            b"x-content-type-options: nosniff\r\n\r\n%b"
+            % (STATUS_LINE[error.status], len(body), request_id, request_id, body)
         )
         self.transport.close()
-        self.refused(request_id.decode())
+        self.refused(request_id.decode(), error.status)
 
     def _may_answer(self) -> bool:
         """Whether what is written now is an answer to the request that is being read."""
@@ -110,13 +172,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return not self.pipeline and not self.cycle.response_started
 
     def on_message_begin(self) -> None:
-        self._in_head = True
-        self._watch_head()
+        self._watch_sender()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            self._refuse("Fields after the body (trailers) are not taken.")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._head_bytes = 0
-        self._unwatch_head()
+        is_old = self.parser.get_http_version() in ("0.9", "1.0")
+        self._check_headers(is_old)
+        if self.parser.should_upgrade():  # CONNECT, or an offer that a pipeline hid from us
+            self._refuse("The protocol cannot be changed.")
+        if len(self.pipeline) == _MAX_PIPELINE:
+            self._refuse("Too many requests wait on this connection.")
+        super().on_headers_complete()
+        self._in_head = False  # from here on, the cycle is that of the request that is read
+        self._unwatch_sender()
+        self._watch_sender()
+        if is_old:
+            _end_with_connection(self.cycle)
+
+    def _check_headers(self, is_old: bool) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
             self._refuse(_TOO_LONG)
@@ -125,30 +203,56 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         has_two_lengths = counts[b"content-length"] and counts[b"transfer-encoding"]
         if has_two_lengths or max(counts.values()) > 1:
             self._refuse("The request has two readings: a header is there twice, or two lengths.")
-        if self.parser.should_upgrade():  # CONNECT, or an offer that a pipeline hid from us
-            self._refuse("The protocol cannot be changed.")
-        super().on_headers_complete()
-        self._in_head = False  # from here on, the cycle is that of the request that is read
-        if self.parser.get_http_version() in ("0.9", "1.0"):
-            _end_with_connection(self.cycle)
+        coding = dict(self.headers).get(b"transfer-encoding", b"chunked")
+        if coding.strip().lower() != b"chunked" or (counts[b"transfer-encoding"] and is_old):
+            self._refuse("The only Transfer-Encoding is chunked, and not in HTTP/1.0.")
+
+    def on_chunk_header(self) -> None:
+        """Called by the parser after the size of each chunk."""
+        self._max_framing_bytes += _CHUNK_BYTES
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > self.max_body_bytes:
+            self._refuse("The body is too large.")
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_head = True
+        self._framing_bytes = self._body_bytes = 0
+        self._max_framing_bytes = MAX_HEAD_BYTES
+        self._unwatch_sender()
 
     def _refuse(self, problem: str) -> None:
         """End the parsing, whose error becomes a 400 that tells the problem."""
         self._problem = problem
         raise ValueError(problem)
 
-    def _watch_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self._give_up)
+    def _watch_sender(self) -> None:
+        if self._sender_timer is None:
+            self._body_bytes_before = self._body_bytes
+            self._sender_timer = self.loop.call_later(self.part_timeout_s, self._look_at_sender)
 
-    def _unwatch_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _unwatch_sender(self) -> None:
+        if self._sender_timer is not None:
+            self._sender_timer.cancel()
+            self._sender_timer = None
+
+    def _look_at_sender(self) -> None:
+        """Give up whose head is not whole, or whose body has not kept its pace."""
+        self._sender_timer = None
+        if self.transport.is_closing():
+            return
+        came = self._body_bytes - self._body_bytes_before
+        keeps_pace = not self._in_head and came >= _MIN_BODY_RATE * self.part_timeout_s
+        if keeps_pace or self.flow.read_paused:  # then we are slow, not the sender
+            self._watch_sender()
+        elif self._in_head:
+            self.transport.close()
+        else:
+            self._end_with(ApiError(408, "The body did not arrive in time."))
 
     def _watch_reader(self) -> None:
         unread = self.transport.get_write_buffer_size()
@@ -165,11 +269,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-
-    def _give_up(self) -> None:
-        self._head_timer = None
-        if not self.transport.is_closing():
-            self.transport.close()
 
 
 class _Offers:

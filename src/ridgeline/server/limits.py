@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ridgeline.server.errors import ApiError
+from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.keys import Caller
 
 _WINDOW_S = 60
@@ -47,10 +47,26 @@ class SlidingCount:
 
 class _Tenant:
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.running = 0
+        self.running = 0  # outputs in progress
+        self.reserved = 0  # output tokens that these may still make
         self.requests = SlidingCount(clock)
         self.inputs = SlidingCount(clock)
         self.outputs = SlidingCount(clock)
+
+
+class Reservation:
+    """Output tokens that a request in progress may still make."""
+
+    def __init__(self, tenant: _Tenant, num_tokens: int) -> None:
+        self._tenant = tenant
+        self.left = num_tokens
+        tenant.reserved += num_tokens
+
+    def spend(self, num_tokens: int) -> None:
+        """Let go of so many, or of what is left."""
+        num_tokens = min(num_tokens, self.left)
+        self.left -= num_tokens
+        self._tenant.reserved -= num_tokens
 
 
 class Limits:
@@ -84,12 +100,28 @@ class Limits:
         finally:
             self._running_lines -= 1
 
-    @contextmanager
-    def admitted(self, caller: Caller) -> Iterator[None]:
-        """Within it the request counts as in progress.
+    def count_request(self, caller: Caller) -> None:
+        """Count a request towards those of a minute.
 
         Raises:
-            ApiError: 429 with Retry-After, when the server is full or a limit is reached.
+            ApiError: 429 with Retry-After if that limit is reached.
+        """
+        tenant = self._tenants[caller.tenant]
+        _check(tenant.requests, caller.limits.requests_per_minute, "requests a minute", 1)
+        tenant.requests.add(1)
+
+    @contextmanager
+    def admitted(
+        self, caller: Caller, *, num_outputs: int = 1, output_tokens: int = 0
+    ) -> Iterator["Reservation"]:
+        """Within it the request counts as in progress, each of its outputs towards concurrency.
+
+        It reserves ``output_tokens``, the most that all its outputs may have, or the whole limit of
+        a minute where that is less; what was not made by its end is given back.
+
+        Raises:
+            ApiError: 429 with Retry-After, when the server is full or a limit is reached; 400 for
+                more outputs than the key may ever have at once.
         """
         if self._running >= self._max_queue:
             raise ApiError(
@@ -99,17 +131,30 @@ class Limits:
                 retry_after_s=_RETRY_AFTER_S,
             )
         tenant, limits = self._tenants[caller.tenant], caller.limits
-        if limits.concurrency is not None and tenant.running >= limits.concurrency:
-            raise _exceeded("requests at once", limits.concurrency, _RETRY_AFTER_S)
-        _check(tenant.requests, limits.requests_per_minute, "requests a minute", 1)
-        _check(tenant.outputs, limits.output_tokens_per_minute, "output tokens a minute", 1)
-        tenant.requests.add(1)
-        tenant.running += 1
+        if limits.concurrency is not None:
+            if num_outputs > limits.concurrency:
+                raise bad_request(
+                    f"The request asks for {num_outputs} outputs, and the key may have "
+                    f"{limits.concurrency} at once, over all prompts and n."
+                )
+            if tenant.running + num_outputs > limits.concurrency:
+                raise _exceeded("outputs at once", limits.concurrency, _RETRY_AFTER_S)
+        reserved = 0
+        if (limit := limits.output_tokens_per_minute) is not None:
+            reserved = min(output_tokens, limit)
+            what = "output tokens a minute"
+            _check(tenant.outputs, limit, what, max(reserved, 1))
+            if tenant.outputs.total() + tenant.reserved + reserved > limit:
+                raise _exceeded(what, limit, _RETRY_AFTER_S)  # what runs may give some back
+        self.count_request(caller)
+        reservation = Reservation(tenant, reserved)
+        tenant.running += num_outputs
         self._running += 1
         try:
-            yield
+            yield reservation
         finally:
-            tenant.running -= 1
+            reservation.spend(reservation.left)
+            tenant.running -= num_outputs
             self._running -= 1
 
     def charge_input(self, caller: Caller, num_tokens: int) -> None:
@@ -130,10 +175,14 @@ class Limits:
         _check(tenant.inputs, limit, "input tokens a minute", num_tokens)
         tenant.inputs.add(num_tokens)
 
-    def charge_output(self, caller: Caller, num_tokens: int) -> None:
-        """Count tokens that were generated."""
+    def charge_output(
+        self, caller: Caller, num_tokens: int, reservation: "Reservation | None" = None
+    ) -> None:
+        """Count tokens that were generated, from what was reserved for them."""
         if caller.limits.output_tokens_per_minute is not None:
             self._tenants[caller.tenant].outputs.add(num_tokens)
+            if reservation is not None:
+                reservation.spend(num_tokens)
 
 
 def _check(count: SlidingCount, limit: int | None, what: str, wanted: int) -> None:

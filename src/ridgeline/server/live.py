@@ -1,17 +1,16 @@
 """What is going on, for people who watch."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.engine.async_engine import AsyncEngine
-from ridgeline.roofline.live import RooflineReport
+from ridgeline.roofline.metrics import shown_percentiles
+from ridgeline.roofline.utilization import roof_of, utilization_between
 from ridgeline.server.metrics import Metrics
 
 _RATE_WINDOW_S = 5.0
 _LATENCY_WINDOW_S = 300.0
-_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_MINUTE_S = 60.0
 
 
 class LiveView:
@@ -20,16 +19,17 @@ class LiveView:
     def __init__(self, engine: AsyncEngine, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._phases = phase_totals(engine.stats().roofline)
+        self._report = engine.stats().roofline
         self._totals: list[tuple[float, int, int]] = []  # (time, prompt tokens, output tokens)
+        self._requests: list[tuple[float, dict[str, int]]] = []
 
     def snapshot(self) -> dict[str, Any]:
-        """Rates over 5 s, latencies over 5 minutes, and a point of the roofline for each phase."""
+        """Tokens over 5 s, requests over a minute, latencies over 5 minutes, and what each phase
+        did since the last snapshot."""
         now = time.monotonic()
         stats = self._engine.stats()
-        phases = phase_totals(stats.roofline)
-        points = points_between(self._phases, phases)
-        self._phases = phases
+        uses = utilization_between(self._report, stats.roofline)
+        self._report = stats.roofline
         self._totals.append((now, stats.prompt_tokens, stats.generated_tokens))
         self._totals = [entry for entry in self._totals if now - entry[0] <= _RATE_WINDOW_S]
         first = self._totals[0]
@@ -47,75 +47,39 @@ class LiveView:
             "prompt_tok_s": max(0.0, (stats.prompt_tokens - first[1]) / seconds),
             "output_tok_s": max(0.0, (stats.generated_tokens - first[2]) / seconds),
             "requests": len(recent),
-            "ttft_s": quantiles([r.ttft_s for r in recent if r.ttft_s is not None]),
-            "tpot_s": quantiles([r.tpot_s for r in recent if r.tpot_s is not None]),
-            "points": points,
+            **self._rates(now),
+            "slo": str(self._metrics.slo),
+            "ttft_s": shown_percentiles([r.ttft_s for r in recent]),
+            "publish_s": shown_percentiles(
+                [r.publish_s for r in recent if r.publish_s is not None]
+            ),
+            "tpot_s": shown_percentiles([r.tpot_s for r in recent if r.tpot_s is not None]),
+            "stall_s": shown_percentiles([r.stall_s for r in recent if r.stall_s is not None]),
+            "points": [
+                {
+                    "kind": phase,
+                    "seconds": use.seconds,
+                    "tokens": use.tokens,
+                    "flops": use.useful_flops,
+                    "bytes": use.moved_bytes,
+                    "mfu": use.mfu,
+                    "mbu": use.mbu,
+                }
+                for phase, use in uses.items()
+            ],
             "roof": roof_of(stats.roofline),
         }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTotals:
-    """What a phase has done up to now."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    flops: float = 0.0
-    num_bytes: float = 0.0
-
-
-def phase_totals(report: RooflineReport | None) -> dict[str, PhaseTotals]:
-    """Totals by the name of the phase; empty where steps are not priced."""
-    if report is None:
-        return {}
-    return {
-        name: PhaseTotals(
-            seconds=phase.seconds,
-            tokens=phase.tokens,
-            flops=phase.useful_flops,
-            num_bytes=phase.moved_bytes,
-        )
-        for name, phase in (("prefill", report.prefill), ("decode", report.decode))
-    }
-
-
-def points_between(
-    before: Mapping[str, PhaseTotals], now: Mapping[str, PhaseTotals]
-) -> list[dict[str, Any]]:
-    """One point for each phase that did something in between."""
-    points = []
-    for name, totals in now.items():
-        first = before.get(name, PhaseTotals())
-        if totals.seconds > first.seconds and totals.num_bytes > first.num_bytes:
-            points.append(
-                {
-                    "kind": name,
-                    "seconds": totals.seconds - first.seconds,
-                    "tokens": totals.tokens - first.tokens,
-                    "flops": totals.flops - first.flops,
-                    "bytes": totals.num_bytes - first.num_bytes,
-                }
-            )
-    return points
-
-
-def roof_of(report: RooflineReport | None) -> dict[str, float] | None:
-    """The machine's ceilings, FLOP/s and bytes/s; ``None`` where they were not measured."""
-    for phase in () if report is None else (report.decode, report.prefill):
-        if phase.mfu and phase.mbu and phase.seconds:
-            return {
-                "flops": phase.useful_flops / (phase.seconds * phase.mfu),
-                "bandwidth": phase.moved_bytes / (phase.seconds * phase.mbu),
-            }
-    return None
-
-
-def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p90, p95 and p99 by nearest rank; empty without values."""
-    ordered = sorted(values)
-    if not ordered:
-        return {}
-    return {
-        f"p{round(share * 100)}": ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-        for share in _QUANTILES
-    }
+    def _rates(self, now: float) -> dict[str, Any]:
+        """Requests per minute, over the last one or since the watcher came; and how many of those
+        that ended were good."""
+        self._requests.append((now, dict(self._metrics.counts)))
+        self._requests = [each for each in self._requests if now - each[0] <= _MINUTE_S]
+        then, before = self._requests[0]
+        minutes = max(now - then, 1.0) / 60
+        new = {name: count - before[name] for name, count in self._metrics.counts.items()}
+        ended = new["completed"] + new["failed"]
+        return {
+            "rpm": {name: count / minutes for name, count in new.items()},
+            "good_share": new["good"] / ended if ended else None,
+        }

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -16,6 +16,8 @@ from ridgeline.core.speculation_figures import DraftChoices, SpeculationFigures
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.stats import StepRecord
 from ridgeline.roofline.live import RooflineReport
+from ridgeline.roofline.slo import SLO_NAMES, Slo, parse_slo
+from ridgeline.roofline.utilization import roof_of
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.keys import Caller
 
@@ -37,6 +39,14 @@ ALIASED = frozenset({
     "spec_decode_num_accepted_tokens_per_pos",
 })  # fmt: skip
 _PREFIX = "ridgeline:"
+# What becomes of requests. Mistakes of the caller are neither completed nor failed, and nor is what
+# the client gave up; lines of batches, for which nobody waits, are not in it.
+_REQUESTS = {
+    "received": "Requests that came.",
+    "completed": "Requests that were answered to the end.",
+    "good": "Completed requests that met every limit (--slo).",
+    "failed": "Requests that were refused for load, or failed inside.",
+}
 
 
 class CallCounts(Protocol):
@@ -44,6 +54,10 @@ class CallCounts(Protocol):
 
     caller: Caller
     arrival_s: float
+    published_s: float | None
+    is_streamed: bool
+    is_complete: bool
+    is_batch: bool
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -51,11 +65,16 @@ class CallCounts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRequest:
-    """What the live view shows of a request; seconds, as the server saw them."""
+    """What the live view shows of a request; seconds, as the server saw them.
+
+    ``publish_s`` is to the first text that a user sees, ``stall_s`` the largest gap.
+    """
 
     finished_s: float
-    ttft_s: float | None
+    ttft_s: float
+    publish_s: float | None
     tpot_s: float | None
+    stall_s: float | None
 
 
 class Metrics:
@@ -66,6 +85,8 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self._tenants = CollectorRegistry(auto_describe=False)  # not for every tenant to see
         self.recent: deque[FinishedRequest] = deque(maxlen=_KEPT_REQUESTS)
+        self.slo = Slo() if config.slo is None else parse_slo(config.slo)
+        self.counts = dict.fromkeys(_REQUESTS, 0)
         self._last_step = 0
         self._engine = engine
         model = (model_name,)
@@ -77,6 +98,12 @@ class Metrics:
             return metric.labels(*model)
 
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token.")
+        self.publish = histogram(
+            "time_to_publish_seconds",
+            "Arrival to the first text that a user sees: after reasoning and calls of tools; the "
+            "end of what is not streamed.",
+        )
+        self.stall = histogram("request_stall_seconds", "The largest gap of an output.")
         self.itl = histogram("inter_token_latency_seconds", "Gaps per token of one output.")
         self.tpot = histogram(
             "request_time_per_output_token_seconds", "Mean of a request, first token left out."
@@ -93,6 +120,25 @@ class Metrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        self._requests = {
+            name: Counter(
+                f"{_PREFIX}requests_{name}", text, ["model_name"], registry=self.registry
+            ).labels(*model)
+            for name, text in _REQUESTS.items()
+        }
+        self._missed = Counter(
+            _PREFIX + "slo_missed",
+            "Completed requests that missed a limit.",
+            ["model_name", "slo"],
+            registry=self.registry,
+        )
+        limits = Gauge(
+            _PREFIX + "slo_seconds", "Limits.", ["model_name", "slo"], registry=self.registry
+        )
+        for name, limit in self.slo.limits.items():
+            limits.labels(*model, name).set(limit)
+        for name in SLO_NAMES:
+            self._missed.labels(*model, name)  # 0, and not nothing
         self.tokens = Counter(
             _PREFIX + "tenant_tokens",
             "Tokens of each key: prompt, cached (of those) and output.",
@@ -115,6 +161,20 @@ class Metrics:
         """Count an answer; status 0 is a client that went away first."""
         known = method if method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
         self._http.labels(route, known, str(status)).inc()
+
+    def count(self, name: str) -> None:
+        """One more request that was received, completed, good or failed."""
+        self.counts[name] += 1
+        self._requests[name].inc()
+
+    def judge(self, *, ttft_s: float, tpot_s: float | None, end_to_end_s: float) -> None:
+        """Count a completed request, as good if it meets every limit."""
+        self.count("completed")
+        missed = self.slo.missed(ttft_s=ttft_s, tpot_s=tpot_s, end_to_end_s=end_to_end_s)
+        for name in missed:
+            self._missed.labels(*self._model, name).inc()
+        if not missed:
+            self.count("good")
 
     def meter(self, call: CallCounts) -> "Meter":
         return Meter(self, call)
@@ -144,7 +204,8 @@ class Meter:
         self._call = call
         self._last_s: dict[int, float] = {}
         self._first_s: float | None = None
-        self._timings: RequestTimings | None = None
+        self._stall_s: float | None = None
+        self._tpot_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:
@@ -160,13 +221,13 @@ class Meter:
                 self._metrics.ttft.observe(now - self._call.arrival_s)
             if (last := self._last_s.get(choice)) is not None:
                 count = len(chunk.token_ids)
+                self._stall_s = max(self._stall_s or 0.0, now - last)
                 for _ in range(count):
                     self._metrics.itl.observe((now - last) / count)
             self._last_s[choice] = now
         if chunk.finish_reason is not None:
             self._metrics.finished(chunk.finish_reason)
         if chunk.timings is not None:
-            self._timings = chunk.timings
             self._observe(chunk.timings)
 
     def _observe(self, timings: RequestTimings) -> None:
@@ -180,6 +241,7 @@ class Meter:
             metrics.decode.observe(max(0.0, end - timings.ttft_s))
         if timings.tpot_s is not None:
             metrics.tpot.observe(timings.tpot_s)
+            self._tpot_s = max(self._tpot_s or 0.0, timings.tpot_s)  # of several prompts
 
     def close(self, cost: float | None) -> None:
         """The call is over, whether it finished or not."""
@@ -192,14 +254,32 @@ class Meter:
             metrics.tokens.labels(call.caller.tenant, kind).inc(count)
         if cost is not None:
             metrics.cost.labels(call.caller.tenant).inc(cost)
-        if self._timings is not None and self._first_s is not None:
-            metrics.recent.append(
-                FinishedRequest(
-                    finished_s=time.monotonic(),
-                    ttft_s=self.ttft_s,
-                    tpot_s=self._timings.tpot_s,
-                )
+        if call.is_complete and not call.is_batch:
+            self._completed()
+
+    def _completed(self) -> None:
+        call, metrics, ttft_s = self._call, self._metrics, self.ttft_s
+        if ttft_s is None:
+            metrics.count("completed")  # and there was nothing to say
+            metrics.count("good")
+            return
+        last_s = max(self._last_s.values())
+        publish_s = None
+        if call.published_s is not None:
+            publish_s = (call.published_s if call.is_streamed else last_s) - call.arrival_s
+            metrics.publish.observe(publish_s)
+        if self._stall_s is not None:
+            metrics.stall.observe(self._stall_s)
+        metrics.judge(ttft_s=ttft_s, tpot_s=self._tpot_s, end_to_end_s=last_s - call.arrival_s)
+        metrics.recent.append(
+            FinishedRequest(
+                finished_s=time.monotonic(),
+                ttft_s=ttft_s,
+                publish_s=publish_s,
+                tpot_s=self._tpot_s,
+                stall_s=self._stall_s,
             )
+        )
 
 
 class _EngineCollector(Collector):
@@ -288,6 +368,15 @@ class _EngineCollector(Collector):
             for phase, totals in phases:
                 if (value := getattr(totals, field)) is not None:
                     gauge.add_metric([self._model, phase], value)
+            yield gauge
+        roof = roof_of(report) or {}
+        for name, text, key in (
+            ("ceiling_flops_per_second", "Measured ceiling of products.", "flops"),
+            ("ceiling_bytes_per_second", "Measured ceiling of the memory.", "bandwidth"),
+        ):
+            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["model_name"])
+            if key in roof:
+                gauge.add_metric([self._model], roof[key])
             yield gauge
         for name, text, field in (
             ("step_seconds", "Measured seconds of steps.", "seconds"),

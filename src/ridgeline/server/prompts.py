@@ -5,6 +5,7 @@ from typing import Any
 
 from ridgeline.core.errors import RequestError
 from ridgeline.core.sampling_params import MAX_TOKENS
+from ridgeline.engine.prompts import check_length
 from ridgeline.server.context import Server
 from ridgeline.server.errors import bad_request, named_field
 from ridgeline.server.schemas.completions import MAX_PROMPTS
@@ -32,24 +33,56 @@ def split_prompts(value: str | list[Any], param: str) -> list[RawPrompt]:
     return value
 
 
+def count_prompts(value: str | list[Any]) -> int:
+    """How many prompts `split_prompts` makes of a field, without a look at each token."""
+    is_list = isinstance(value, list) and bool(value) and not _is_token_id(value[0])
+    return len(value) if is_list else 1
+
+
 def _is_token_id(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_TOKENS
 
 
 async def tokenize(
-    server: Server, prompt: RawPrompt, *, add_special_tokens: bool = True, param: str = "prompt"
-) -> tuple[int, ...]:
-    """Token ids of a prompt, the request's ``param``; long texts take a thread to tokenize.
+    server: Server,
+    value: str | list[Any],
+    *,
+    add_special_tokens: bool = True,
+    param: str = "prompt",
+    is_cut: bool = False,
+) -> list[tuple[int, ...]]:
+    """Token ids of each prompt in a field of a request: a string, token ids, or a list of either.
+
+    ``is_cut``: the prompts are truncated afterwards, so none is too long. What takes time is done
+    in a thread, and for text without the interpreter's lock.
 
     Raises:
-        ApiError, InvalidRequestError: no tokenizer, no token, or a token id out of range.
+        ApiError, InvalidRequestError: not as described, no tokenizer, no token, or no such token.
+        ContextLengthError: a prompt is at once seen to be longer than the context.
     """
+    max_model_len = None if is_cut else server.engine.config.max_model_len
+
+    def work() -> list[tuple[int, ...]]:
+        return [
+            _token_ids(server, prompt, add_special_tokens, param, max_model_len)
+            for prompt in split_prompts(value, param)
+        ]
+
+    if isinstance(value, str) and len(value) <= _SHORT_TEXT_CHARS:
+        return work()
+    texts = [value] if isinstance(value, str) else value[:MAX_PROMPTS]
+    num_chars = sum(len(text) for text in texts if isinstance(text, str))
+    return await server.in_thread(work, num_chars=num_chars)
+
+
+def _token_ids(
+    server: Server, prompt: RawPrompt, add_special_tokens: bool, param: str, limit: int | None
+) -> tuple[int, ...]:
+    if limit is not None:
+        check_length(prompt, server.engine.tokenizer, limit)
     if isinstance(prompt, str):
         tokenizer = server.tokenizer
-        if len(prompt) <= _SHORT_TEXT_CHARS:
-            ids = tokenizer.encode(prompt, add_special_tokens)
-        else:
-            ids = await server.in_thread(tokenizer.encode, prompt, add_special_tokens)
+        ids = tokenizer.encode(prompt, add_special_tokens)
         if not ids and tokenizer.bos_token_id is not None:
             ids = [tokenizer.bos_token_id]
     else:

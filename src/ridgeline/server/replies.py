@@ -1,8 +1,8 @@
 """What a route gives back."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -34,9 +34,9 @@ class EventStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileReply:
-    """The content of a file on disk."""
+    """The content of a file; ``open`` and reading it raise DiskError, and may block."""
 
-    path: str
+    open: Callable[[], IO[bytes]]
     content_type: str = "application/octet-stream"
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())
 

@@ -9,12 +9,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import EngineError, MachineError, NoTokenError
+from ridgeline.core.encryption import Encryption
+from ridgeline.core.errors import EngineError, MachineError, NoTokenError, SettingsError
 from ridgeline.core.request import FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.async_engine import AsyncEngine
@@ -25,6 +27,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
 from ridgeline.server.http import http_protocol
 from ridgeline.server.jobs.jobs import Jobs, default_folder
+from ridgeline.server.jobs.upload import MAX_UPLOAD_BYTES
 from ridgeline.server.keys import Keys
 from ridgeline.server.logs import log_request, setup_request_log
 
@@ -65,8 +68,12 @@ async def _serve(
     progress: Progress | None,
     announce: Announce,
 ) -> None:
-    # A port that is taken and a bad key file are found before the model is loaded.
+    # A port that is taken and bad key files are found before the model is loaded.
     Keys(config).check_policy(engine_config.scheduling_policy)
+    Encryption.from_file(config.encryption_key_file)
+    has_tier = engine_config.kv_disk_tier_path is not None
+    if has_tier and engine_config.encryption_key_file != config.encryption_key_file:
+        raise SettingsError("encryption_key_file must be that of the data folder in both settings.")
     listener = open_listener(config)
     engine = AsyncEngine(engine_config, progress=progress)
     try:
@@ -106,6 +113,7 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     warming.cancel()
     working.cancel()
     await _drain(server, announce, stopping)
+    server.end_requests()
     http.should_exit = True
     await serving
     await asyncio.gather(working, return_exceptions=True)
@@ -141,9 +149,10 @@ def http_server(server: Server) -> uvicorn.Server:
         uvicorn.Config(
             build_app(server),
             http=http_protocol(
-                head_timeout_s=server.config.body_timeout_s,
+                part_timeout_s=server.config.body_timeout_s,
                 stall_timeout_s=server.config.stall_timeout_s,
-                refused=lambda request_id: _count_refusal(server, request_id),
+                max_body_bytes=max(server.config.max_body_mib << 20, MAX_UPLOAD_BYTES) + (1 << 20),
+                refused=partial(_count_refusal, server),
             ),
             ws="none",
             lifespan="off",
@@ -152,20 +161,20 @@ def http_server(server: Server) -> uvicorn.Server:
             server_header=False,
             date_header=False,
             timeout_keep_alive=60,
-            timeout_graceful_shutdown=math.ceil(_CLOSE_S),
+            timeout_graceful_shutdown=math.ceil(_CLOSE_S) + 1,
         )
     )
 
 
-def _count_refusal(server: Server, request_id: str) -> None:
+def _count_refusal(server: Server, request_id: str, status: int) -> None:
     """Count and log what was no request.
 
-    A request whose body stops being HTTP counts twice: here, and by the line of its route, which
-    had begun to read it.
+    A request whose body stops being HTTP, or stops, counts twice: here, and by the line of its
+    route, which had begun to read it.
     """
-    server.metrics.http("refused", "other", 400)
+    server.metrics.http("refused", "other", status)
     if server.config.log_requests:
-        log_request("", None, request_id, 400, 0.0)
+        log_request("", None, request_id, status, 0.0)
 
 
 async def _drain(server: Server, announce: Announce, stopping: asyncio.Event) -> None:
@@ -215,7 +224,18 @@ async def warm_up(server: Server, announce: Announce) -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers, which would end streams that are in progress."""
+    """uvicorn without its own signal handlers, which would end streams that are in progress.
+
+    Who does not take the end of an answer is left before uvicorn would cancel the answer's task.
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(_CLOSE_S, self._abort_connections)
+        await super().shutdown(sockets)
+
+    def _abort_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.text.chat_template_files import find_chat_template
 from ridgeline.text.decoding import DecoderPlan
+from ridgeline.text.length_bound import LengthBound, length_bound
 from ridgeline.text.reading import backend_errors, read_json
 from ridgeline.text.special_tokens import SpecialTokens, add_missing_tokens, eos_token_ids
 from ridgeline.text.tokenizer_files import load_backend
@@ -88,7 +89,16 @@ class Tokenizer:
                 "character, or stands for a byte that was not UTF-8."
             ) from error
         with backend_errors("The tokenizer failed on the text"):
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Of the library's methods the one that lets go of the interpreter's lock meanwhile.
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return encoding.ids
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that `encode` gives at least, found without tokenizing."""
+        bound = self._length_bound
+        return 0 if bound is None else bound.least_tokens(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; ids that the vocabulary lacks stand for nothing.
@@ -99,7 +109,10 @@ class Tokenizer:
         if any(not isinstance(index, int) or not 0 <= index < _ID_LIMIT for index in ids):
             raise InvalidRequestError("A token id must be an integer from 0 to 2**32 - 1.")
         with backend_errors("The tokenizer failed on the token ids"):
-            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            (text,) = self._backend.decode_batch(
+                [list(ids)], skip_special_tokens=skip_special_tokens
+            )
+            return text
 
     @property
     def bos_token_id(self) -> int | None:
@@ -144,6 +157,11 @@ class Tokenizer:
         Two models may share token ids (a draft and its target) iff their digests are equal.
         """
         return self._digest
+
+    @cached_property
+    def _length_bound(self) -> LengthBound | None:
+        with backend_errors("The tokenizer cannot be used"):
+            return length_bound(self._backend)
 
     @cached_property
     def _digest(self) -> str:

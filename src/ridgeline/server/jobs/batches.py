@@ -1,13 +1,16 @@
 """Batch jobs as rows: every change of state is a compare-and-set, every result is written once."""
 
+import contextlib
 import json
 import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
+from ridgeline.core.encryption import Writer
+from ridgeline.core.errors import DiskError
 from ridgeline.server.context import new_id
 from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs.database import Database, row_dict
@@ -71,7 +74,8 @@ class BatchStore:
                 "INSERT INTO batches (id, tenant, endpoint, input_file, completion_window,"
                 " metadata, status, created, expires)"
                 " VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?)",
-                (batch_id, tenant, endpoint, input_file, window, json.dumps(metadata), now,
+                (batch_id, tenant, endpoint, input_file, window,
+                 self._seal(json.dumps(metadata), "metadata", batch_id, tenant), now,
                  now + window_s),
             )  # fmt: skip
             return self._json(db, self._row(db, batch_id, tenant))
@@ -140,6 +144,16 @@ class BatchStore:
 
         return await self._database.run(work)
 
+    async def fail(self, lease: Lease, errors: Sequence[dict[str, Any]]) -> bool:
+        """End a batch for what is wrong with its input, as `move`."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            tenant = self._row(db, lease.batch)["tenant"]
+            sealed = self._seal(json.dumps(errors), "errors", lease.batch, tenant)
+            return _holds(db, lease) and move(db, lease.batch, "failed", errors=sealed)
+
+        return await self._database.run(work)
+
     async def done_lines(self, batch_id: str) -> set[int]:
         """Lines with a result."""
         return await self._database.run(
@@ -155,27 +169,39 @@ class BatchStore:
         def work(db: sqlite3.Connection) -> bool:
             if not _holds(db, lease) or self._row(db, lease.batch)["status"] != "in_progress":
                 return False
+            seal = self._database.encryption.seal
             db.executemany(
                 "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)",
-                [(lease.batch, r.line, int(r.is_error), r.body) for r in results],
+                [
+                    (
+                        lease.batch,
+                        r.line,
+                        int(r.is_error),
+                        seal(r.body, _result_name(lease.batch, r.line)),
+                    )
+                    for r in results
+                ],
             )
             return True
 
         return await self._database.run(work)
 
-    async def finish(self, lease: Lease, to: str, missing: Sequence[Result]) -> bool:
+    async def finish(
+        self, lease: Lease, to: str, missing: Sequence[Result], total: int | None = None
+    ) -> bool:
         """Write the output files from the results and end the batch, in one transaction.
 
-        The results themselves are deleted, their counts kept. ``missing`` stand in the error file
-        for lines that have no result. A crash in between leaves files without rows, which are
-        removed at the next start.
+        The results themselves are deleted, their counts kept. ``total``: how many lines there are;
+        a batch that was cancelled early has not been told. ``missing`` stand in the error file for
+        lines that have no result. A crash in between leaves files without rows, which are removed
+        at the next start.
         """
 
         def work(db: sqlite3.Connection) -> bool:
             row = self._row(db, lease.batch)
             if not _holds(db, lease) or to not in TRANSITIONS.get(row["status"], ()):
                 return False
-            columns: dict[str, Any] = {}
+            columns: dict[str, Any] = {} if total is None else {"total": total}
             for kind, counted, is_error in (
                 ("output", "completed", False),
                 ("error", "failed", True),
@@ -185,13 +211,44 @@ class BatchStore:
                 if not extra and not columns[counted]:
                     continue
                 name = f"{lease.batch}_{kind}.jsonl"
-                write = partial(_write_lines, db, lease.batch, is_error, extra)
+                write = partial(self._write_lines, db, lease.batch, is_error, extra)
                 stored = self._files.add_within(db, row["tenant"], name, "batch_output", write)
                 columns[f"{kind}_file"] = stored.id
             db.execute("DELETE FROM results WHERE batch = ?", (lease.batch,))
             return move(db, lease.batch, to, **columns)
 
-        return await self._database.run(work)
+        has_ended = await self._database.run(work)
+        if has_ended:
+            with contextlib.suppress(DiskError):  # the next deletion tries again
+                await self._database.erase()
+        return has_ended
+
+    def _write_lines(
+        self,
+        db: sqlite3.Connection,
+        batch_id: str,
+        is_error: bool,
+        extra: Sequence[Result],
+        writer: Writer,
+    ) -> None:
+        unseal = self._database.encryption.unseal
+        query = "SELECT line, body FROM results WHERE batch = ? AND is_error = ? ORDER BY line"
+        for row in db.execute(query, (batch_id, int(is_error))):
+            name = _result_name(batch_id, row["line"])
+            writer.write(unseal(row["body"], name) + b"\n")
+        for result in extra:
+            writer.write(result.body + b"\n")
+
+    def _seal(self, text: str, column: str, batch_id: str, tenant: str) -> str:
+        return self._database.encryption.seal_text(text, f"{column} {batch_id} {tenant}")
+
+    def _unseal(self, row: sqlite3.Row, column: str) -> Any:
+        """A column of JSON; ``None`` if it is empty."""
+        if row[column] is None:
+            return None
+        name = f"{column} {row['id']} {row['tenant']}"
+        unseal = self._database.encryption.unseal_text
+        return json.loads(unseal(row[column], name))
 
     def _row(self, db: sqlite3.Connection, batch_id: str, tenant: str | None = None) -> sqlite3.Row:
         row: sqlite3.Row | None = db.execute(
@@ -202,7 +259,7 @@ class BatchStore:
         return row
 
     def _json(self, db: sqlite3.Connection, row: sqlite3.Row) -> dict[str, Any]:
-        errors = json.loads(row["errors"]) if row["errors"] else None
+        errors = self._unseal(row, "errors")
         return {
             "id": row["id"],
             "object": "batch",
@@ -221,7 +278,7 @@ class BatchStore:
                 "completed": row["completed"] + _count(db, row["id"], False),
                 "failed": row["failed"] + _count(db, row["id"], True),
             },
-            "metadata": json.loads(row["metadata"]),
+            "metadata": self._unseal(row, "metadata"),
         }
 
 
@@ -230,18 +287,8 @@ def _count(db: sqlite3.Connection, batch_id: str, is_error: bool) -> int:
     return int(db.execute(query, (batch_id, int(is_error))).fetchone()[0])
 
 
-def _write_lines(
-    db: sqlite3.Connection,
-    batch_id: str,
-    is_error: bool,
-    extra: Sequence[Result],
-    file: IO[bytes],
-) -> None:
-    query = "SELECT body FROM results WHERE batch = ? AND is_error = ? ORDER BY line"
-    for row in db.execute(query, (batch_id, int(is_error))):
-        file.write(row["body"] + b"\n")
-    for result in extra:
-        file.write(result.body + b"\n")
+def _result_name(batch_id: str, line: int) -> str:
+    return f"result {batch_id} {line}"
 
 
 def move(db: sqlite3.Connection, batch_id: str, to: str, **columns: Any) -> bool:

@@ -1,17 +1,30 @@
 """The SQLite database of a data folder, used by one process and one thread at a time."""
 
 import asyncio
+import contextlib
 import fcntl
+import logging
 import os
 import sqlite3
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ridgeline.core.errors import DiskError, InvalidRequestError
+from ridgeline.core.encryption import Encryption, Writer
+from ridgeline.core.errors import (
+    CorruptFileError,
+    DiskError,
+    InvalidRequestError,
+    RidgelineError,
+    SettingsError,
+)
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
+_NAME = "jobs.sqlite"
+_CHECK = "ridgeline data folder"  # what the key of an encrypted folder has to decrypt
 
 # A batch that is over has its counts in its row, and no results.
 _SCHEMA = """
@@ -32,6 +45,7 @@ CREATE TABLE IF NOT EXISTS results (
     batch TEXT NOT NULL, line INTEGER NOT NULL, is_error INTEGER NOT NULL, body BLOB NOT NULL,
     UNIQUE (batch, line)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS encryption (key_check BLOB NOT NULL) STRICT;
 """
 
 
@@ -40,18 +54,26 @@ class Database:
 
     A transaction is on disk when `run` returns (WAL, synchronous=FULL).
 
+    What is in the folder is for its owner alone; a folder that is not gets a warning. With a key,
+    callers encrypt what users have written before they store it, with ``encryption``; a folder is
+    encrypted from its start, or not at all.
+
     Raises:
-        DiskError: the folder cannot be used.
+        DiskError: the folder cannot be used, or the database is damaged.
         InvalidRequestError: another server uses it.
+        SettingsError: it is encrypted with another key, or not encrypted and a key is given.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, encryption: Encryption | None = None) -> None:
         self.folder = folder
+        self.encryption = encryption or Encryption()
+        self._undo: list[Callable[[], None]] = []
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            os.close(self._lock)
             raise InvalidRequestError(
                 f"Another server uses the data folder {folder}; give this one another --data-dir."
             ) from error
@@ -60,10 +82,45 @@ class Database:
                 f"The data folder {folder} cannot be used: {error.strerror}."
             ) from error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-jobs")
-        self._connection = self._thread.submit(self._open).result()
+        try:
+            self._protect()
+            self._connection = self._thread.submit(self._open).result()
+        except (sqlite3.DatabaseError, OSError) as error:
+            self._release()
+            raise self._problem(error) from error
+        try:
+            self.run_blocking(self._check_key)
+        except RidgelineError:
+            self.close()
+            raise
+
+    def _protect(self) -> None:
+        mode = stat.S_IMODE(self.folder.stat().st_mode)
+        if mode & 0o077:
+            _log.warning(
+                "The data folder %s is open to other users (mode %04o); make it 0700.",
+                self.folder, mode,
+            )  # fmt: skip
+        # SQLite gives its other files the mode of the database.
+        os.close(os.open(self.folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for path in (self.folder / "lock", *self.folder.glob(f"{_NAME}*")):
+            path.chmod(0o600)
+
+    def _problem(self, error: Exception) -> DiskError:
+        """What to say of an error of SQLite's or of the disk's."""
+        path = self.folder / _NAME
+        match error:
+            case OSError():
+                return DiskError(f"{self.folder} cannot be used: {error.strerror}.")
+            case sqlite3.OperationalError():  # no room, no permission, no answer of the disk
+                return DiskError(f"The database {path} cannot be used: {error}.")
+        return DiskError(
+            f"The database {path} is damaged ({error}); put a copy in its place, or move it away "
+            "to begin anew without its files and batches."
+        )
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.folder / "jobs.sqlite", isolation_level=None)
+        connection = sqlite3.connect(self.folder / _NAME, isolation_level=None)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
@@ -72,11 +129,33 @@ class Database:
         _add_counts(connection)
         return connection
 
+    def _check_key(self, db: sqlite3.Connection) -> None:
+        row = db.execute("SELECT key_check FROM encryption").fetchone()
+        if row is None and self.encryption.is_on:
+            if db.execute("SELECT 1 FROM files UNION ALL SELECT 1 FROM batches").fetchone():
+                raise SettingsError(
+                    f"The data folder {self.folder} has files that are not encrypted; encryption "
+                    "begins with an empty --data-dir."
+                )
+            check = self.encryption.seal(_CHECK.encode(), _CHECK)
+            db.execute("INSERT INTO encryption VALUES (?)", (check,))
+        elif row is not None and not self.encryption.is_on:
+            raise SettingsError(
+                f"The data folder {self.folder} is encrypted; give its --encryption-key-file."
+            )
+        elif row is not None:
+            try:
+                self.encryption.unseal(row["key_check"], _CHECK)
+            except CorruptFileError:
+                raise SettingsError(
+                    f"The data folder {self.folder} is encrypted with another key."
+                ) from None
+
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do ``work`` in one transaction.
 
         Raises:
-            DiskError: it could not be written; nothing of it was.
+            DiskError: it could not be written, of which nothing was, or the database is damaged.
         """
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._transaction, work
@@ -86,25 +165,51 @@ class Database:
         """The same for callers without an event loop."""
         return self._thread.submit(self._transaction, work).result()
 
+    async def erase(self) -> None:
+        """Make what was deleted vanish from the disk, where the log of changes still has it.
+
+        Raises:
+            DiskError: the database could not be written.
+        """
+
+        def checkpoint() -> None:
+            try:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.DatabaseError as error:
+                raise self._problem(error) from error
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, checkpoint)
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        """Within ``work``: undo what it did outside the database, if the transaction fails."""
+        self._undo.append(undo)
+
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connection
+        self._undo.clear()
         try:
             connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = work(connection)
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
+            result = work(connection)
             connection.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise DiskError("The data folder cannot be written.") from error
+        except BaseException as error:
+            if connection.in_transaction:  # SQLite may have ended it itself
+                with contextlib.suppress(sqlite3.DatabaseError):
+                    connection.execute("ROLLBACK")
+            for undo in self._undo:
+                with contextlib.suppress(OSError):
+                    undo()
+            if isinstance(error, sqlite3.DatabaseError | OSError):
+                raise self._problem(error) from error
+            raise
         return result
 
     def close(self) -> None:
         """Finish what runs, then release the folder."""
-        self._thread.submit(self._connection.close).result()
+        with contextlib.suppress(sqlite3.DatabaseError):
+            self._thread.submit(self._connection.close).result()
+        self._release()
+
+    def _release(self) -> None:
         self._thread.shutdown()
         os.close(self._lock)
 
@@ -121,10 +226,12 @@ def row_dict(row: sqlite3.Row) -> dict[str, Any]:
     return dict(zip(row.keys(), row, strict=True))
 
 
-def write_durably(path: Path, write: Callable[[Any], None]) -> int:
+def write_durably(
+    path: Path, write: Callable[[Writer], None], encryption: Encryption, name: str
+) -> int:
     """Create a file that is whole or not there: temporary, fsync, rename, fsync of the folder.
 
-    ``write`` gets the open file. Returns the size in bytes.
+    ``write`` gets what writes to the file, under a name. Returns the size of the content in bytes.
 
     Raises:
         DiskError: there is no room, or no permission.
@@ -133,10 +240,11 @@ def write_durably(path: Path, write: Callable[[Any], None]) -> int:
     try:
         try:
             with open(temporary, "xb") as file:
-                write(file)
+                writer = encryption.writer(file, name)
+                write(writer)
+                writer.finish()
                 file.flush()
                 os.fsync(file.fileno())
-                size = file.tell()
             temporary.rename(path)
             sync_folder(path.parent)
         except BaseException:
@@ -144,7 +252,7 @@ def write_durably(path: Path, write: Callable[[Any], None]) -> int:
             raise
     except OSError as error:
         raise DiskError(f"A file could not be written: {error.strerror}.") from error
-    return size
+    return writer.size
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,13 +1,16 @@
 """Uploaded and produced files: a row each, and a file whose name the server made."""
 
+import contextlib
 import re
 import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from ridgeline.core.encryption import Writer
+from ridgeline.core.errors import DiskError
 from ridgeline.server.context import new_id
 from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs.database import Database, row_dict, sync_folder, write_durably
@@ -45,16 +48,23 @@ class StoredFile:
 
 
 class FileStore:
-    """Files of all tenants; one never sees another's."""
+    """Files of all tenants; one never sees another's.
+
+    Raises:
+        DiskError: the folder cannot be used, or the database is damaged.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._folder = database.folder / "files"
+        database.run_blocking(self._clean)
+
+    def _clean(self, db: sqlite3.Connection) -> None:
+        """Make the folder, and remove what a crash left before its row was written."""
         self._folder.mkdir(exist_ok=True, mode=0o700)
-        known = database.run_blocking(
-            lambda db: {row["id"] for row in db.execute("SELECT id FROM files")}
-        )
-        for path in self._folder.iterdir():  # left by a crash before the row was written
+        self._folder.chmod(0o700)
+        known = {row["id"] for row in db.execute("SELECT id FROM files")}
+        for path in self._folder.iterdir():
             if path.name not in known:
                 path.unlink()
 
@@ -64,7 +74,7 @@ class FileStore:
         return self._folder / file_id
 
     async def add(
-        self, tenant: str, filename: str, purpose: str, write: Callable[[Any], None]
+        self, tenant: str, filename: str, purpose: str, write: Callable[[Writer], None]
     ) -> StoredFile:
         """Store a file; it is durable when this returns. ``write`` runs in a thread.
 
@@ -81,29 +91,49 @@ class FileStore:
         tenant: str,
         filename: str,
         purpose: str,
-        write: Callable[[Any], None],
+        write: Callable[[Writer], None],
     ) -> StoredFile:
         """The same within a transaction that does more."""
         file_id = new_id("file-")
-        size = write_durably(self.path(file_id), write)
+        self._database.on_rollback(self.path(file_id).unlink)
+        path, encryption = self.path(file_id), self._database.encryption
+        size = write_durably(path, write, encryption, _content_name(tenant, file_id))
         return self._insert(db, file_id, tenant, filename, purpose, size)
 
     async def adopt(
-        self, temporary: Path, tenant: str, filename: str, purpose: str, size: int
+        self, file_id: str, tenant: str, filename: str, purpose: str, size: int
     ) -> StoredFile:
-        """Take over an upload that is complete and synced, under an id of its own."""
-        file_id = new_id("file-")
+        """Take over an upload that is complete and synced."""
 
         def work(db: sqlite3.Connection) -> StoredFile:
-            temporary.rename(self.path(file_id))
+            self._database.on_rollback(self.path(file_id).unlink)
+            self.temporary(file_id).rename(self.path(file_id))
             sync_folder(self._folder)
             return self._insert(db, file_id, tenant, filename, purpose, size)
 
         return await self._database.run(work)
 
-    def temporary(self) -> Path:
+    def temporary(self, file_id: str) -> Path:
         """Where an upload is written before it is complete."""
-        return self._folder / new_id("upload-")
+        return self.path(file_id).with_suffix(".upload")
+
+    def writer(self, file: IO[bytes], tenant: str, file_id: str) -> Writer:
+        """Writes a tenant's upload to its temporary file."""
+        return self._database.encryption.writer(file, _content_name(tenant, file_id))
+
+    def reader(self, tenant: str, file_id: str) -> IO[bytes]:
+        """The content of a tenant's file, of which there is a row.
+
+        Raises (when it is read, as well):
+            DiskError: it is not there.
+            CorruptFileError: it is damaged, or not encrypted as the others are.
+        """
+        try:
+            file = open(self.path(file_id), "rb")  # noqa: SIM115
+        except OSError as error:
+            raise DiskError(f"A file cannot be read: {error.strerror}.") from error
+        name = _content_name(tenant, file_id)
+        return self._database.encryption.reader(file, name)
 
     def _insert(
         self, db: sqlite3.Connection, file_id: str, tenant: str, name: str, purpose: str, size: int
@@ -116,7 +146,8 @@ class FileStore:
             bytes=size,
             created=int(time.time()),
         )
-        row = (file.id, tenant, file.filename, purpose, size, file.created)
+        sealed = self._database.encryption.seal_text(file.filename, _filename_name(tenant, file.id))
+        row = (file.id, tenant, sealed, purpose, size, file.created)
         db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", row)
         return file
 
@@ -133,7 +164,13 @@ class FileStore:
         ).fetchone()
         if row is None:
             raise ApiError(404, "There is no such file.", param=param)
-        return StoredFile(**row_dict(row))
+        return self._stored(row)
+
+    def _stored(self, row: sqlite3.Row) -> StoredFile:
+        values = row_dict(row)
+        name = _filename_name(values["tenant"], values["id"])
+        values["filename"] = self._database.encryption.unseal_text(values["filename"], name)
+        return StoredFile(**values)
 
     async def list(
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, order: str
@@ -153,7 +190,7 @@ class FileStore:
                 values.append(after)
             query += f" ORDER BY rowid {direction} LIMIT ?"
             rows = db.execute(query, [*values, limit + 1])
-            return [StoredFile(**row_dict(row)) for row in rows]
+            return [self._stored(row) for row in rows]
 
         found = await self._database.run(work)
         return found[:limit], len(found) > limit
@@ -177,4 +214,15 @@ class FileStore:
             db.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
         await self._database.run(work)
-        self.path(file_id).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what has no row goes at the next start
+            self.path(file_id).unlink()
+        with contextlib.suppress(DiskError):  # the next deletion tries again
+            await self._database.erase()
+
+
+def _content_name(tenant: str, file_id: str) -> str:
+    return f"content {file_id} {tenant}"
+
+
+def _filename_name(tenant: str, file_id: str) -> str:
+    return f"filename {file_id} {tenant}"

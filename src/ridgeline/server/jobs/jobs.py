@@ -1,12 +1,15 @@
 """Everything of files and batches that a server holds."""
 
 import os
+import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ridgeline.core.encryption import Encryption
+from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs.batches import BatchStore
 from ridgeline.server.jobs.database import Database
-from ridgeline.server.jobs.files import FileStore
+from ridgeline.server.jobs.files import TERMINAL, FileStore
 from ridgeline.server.jobs.worker import BatchWorker
 
 if TYPE_CHECKING:
@@ -14,13 +17,43 @@ if TYPE_CHECKING:
 
 
 class Jobs:
-    """The stores and the worker over one data folder."""
+    """The stores and the worker over one data folder, encrypted if the server has a key for it.
+
+    Raises what `Database` and `Encryption.from_file` raise.
+    """
 
     def __init__(self, server: "Server", folder: Path) -> None:
-        self._database = Database(folder)
+        encryption = Encryption.from_file(server.config.encryption_key_file)
+        self._database = Database(folder, encryption)
         self.files = FileStore(self._database)
         self.batches = BatchStore(self._database, self.files)
         self.worker = BatchWorker(server, self.batches, self.files)
+
+    async def delete_tenant(self, tenant: str) -> tuple[int, int]:
+        """Remove all files and batches of a tenant; how many of each there were.
+
+        Raises:
+            ApiError: 409 while one of its batches is not over.
+            DiskError: it may be asked for once more.
+        """
+
+        def work(db: sqlite3.Connection) -> tuple[list[str], int]:
+            rows = db.execute("SELECT id, status FROM batches WHERE tenant = ?", (tenant,))
+            batches = rows.fetchall()
+            if any(row["status"] not in TERMINAL for row in batches):
+                raise ApiError(409, "A batch of this tenant is not over.", code="in_use")
+            for row in batches:
+                db.execute("DELETE FROM results WHERE batch = ?", (row["id"],))
+            db.execute("DELETE FROM batches WHERE tenant = ?", (tenant,))
+            found = db.execute("SELECT id FROM files WHERE tenant = ?", (tenant,)).fetchall()
+            db.execute("DELETE FROM files WHERE tenant = ?", (tenant,))
+            return [row["id"] for row in found], len(batches)
+
+        files, batches = await self._database.run(work)
+        for file_id in files:  # what a crash leaves is removed at the next start
+            self.files.path(file_id).unlink(missing_ok=True)
+        await self._database.erase()
+        return len(files), batches
 
     def close(self) -> None:
         """Release the folder; what is unfinished goes on at the next start."""

@@ -1,9 +1,9 @@
 """The lines of a batch: what they must look like, how they are run, what comes out."""
 
 import asyncio
+import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -64,7 +64,7 @@ class LinePlace:
 _LINE = msgspec.json.Decoder(BatchLine)
 
 
-def read_lines(path: Path, endpoint: str) -> tuple[list[LinePlace], list[dict[str, Any]]]:
+def read_lines(file: IO[bytes], endpoint: str) -> tuple[list[LinePlace], list[dict[str, Any]]]:
     """Check an input file; returns its lines and what is wrong with them.
 
     As at OpenAI, a file with a line that is no request at all is refused as a whole, before any of
@@ -72,38 +72,34 @@ def read_lines(path: Path, endpoint: str) -> tuple[list[LinePlace], list[dict[st
     """
     places: list[LinePlace] = []
     errors: list[dict[str, Any]] = []
-    if path.stat().st_size > MAX_BYTES:
+    if file.seek(0, os.SEEK_END) > MAX_BYTES:
         return [], [_error("too_large", f"A batch may have {MAX_BYTES:,} bytes.", None)]
+    file.seek(0)
     seen: set[str] = set()
-    with open(path, "rb") as file:
-        number = offset = 0
-        while data := file.readline(_MAX_LINE_BYTES + 1):
-            number += 1
-            place = LinePlace(number=number, offset=offset, size=len(data), custom_id="")
-            offset += len(data)
-            if not data.strip():
-                continue
-            if len(places) == MAX_LINES:
-                errors.append(_error("too_many", f"{MAX_LINES} lines at the most.", number))
+    number = offset = 0
+    while data := file.readline(_MAX_LINE_BYTES + 1):
+        number += 1
+        place = LinePlace(number=number, offset=offset, size=len(data), custom_id="")
+        offset += len(data)
+        if not data.strip():
+            continue
+        if len(places) == MAX_LINES:
+            errors.append(_error("too_many", f"{MAX_LINES} lines at the most.", number))
+            break
+        try:
+            line = _check(data, endpoint)
+            if line.custom_id in seen:
+                raise bad_request("custom_id is there twice.", "custom_id", "duplicate_custom_id")
+        except ApiError as error:
+            code = _CODES.get(error.code or "", error.code) or "invalid_line"
+            errors.append(_error(code, error.message, number, error.param))
+            if len(errors) >= _MAX_ERRORS:
                 break
-            try:
-                line = _check(data, endpoint)
-                if line.custom_id in seen:
-                    raise bad_request(
-                        "custom_id is there twice.", "custom_id", "duplicate_custom_id"
-                    )
-            except ApiError as error:
-                code = _CODES.get(error.code or "", error.code) or "invalid_line"
-                errors.append(_error(code, error.message, number, error.param))
-                if len(errors) >= _MAX_ERRORS:
-                    break
-                continue
-            seen.add(line.custom_id)
-            places.append(
-                LinePlace(
-                    number=number, offset=place.offset, size=place.size, custom_id=line.custom_id
-                )
-            )
+            continue
+        seen.add(line.custom_id)
+        places.append(
+            LinePlace(number=number, offset=place.offset, size=place.size, custom_id=line.custom_id)
+        )
     if not places and not errors:
         errors.append(_error("empty_file", "The file has no requests.", None))
     return places, errors
@@ -122,11 +118,10 @@ def _error(code: str, message: str, line: int | None, param: str | None = None) 
     return {"code": code, "message": message, "line": line, "param": param}
 
 
-def read_line(path: Path, place: LinePlace) -> BatchLine:
+def read_line(file: IO[bytes], place: LinePlace) -> BatchLine:
     """One line that has been checked before."""
-    with open(path, "rb") as file:
-        file.seek(place.offset)
-        return _LINE.decode(file.read(place.size))
+    file.seek(place.offset)
+    return _LINE.decode(file.read(place.size))
 
 
 async def run_line(server: Server, caller: Caller, place: LinePlace, line: BatchLine) -> Result:

@@ -12,7 +12,14 @@ from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.loading import Progress
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
-from ridgeline.server.jobs.lines import ENDPOINTS, LinePlace, read_line, read_lines, run_line
+from ridgeline.server.jobs.lines import (
+    ENDPOINTS,
+    BatchLine,
+    LinePlace,
+    read_line,
+    read_lines,
+    run_line,
+)
 from ridgeline.server.keys import ANONYMOUS, Caller
 
 
@@ -32,7 +39,8 @@ class OfflineBatch:
         self._errors = output.with_name(f"{output.stem}.errors{output.suffix}")
         self._concurrency = concurrency
         try:
-            places, problems = read_lines(source, _endpoint(source))
+            with source.open("rb") as file:
+                places, problems = read_lines(file, _endpoint(source))
         except OSError as error:
             raise InvalidRequestError(f"The input cannot be read: {error.strerror}.") from error
         if output.exists() and output.samefile(source):
@@ -74,6 +82,10 @@ class OfflineBatch:
                     server.close()
         return self._counts()
 
+    def _read_line(self, place: LinePlace) -> BatchLine:
+        with self._source.open("rb") as file:
+            return read_line(file, place)
+
     def _counts(self) -> dict[str, int]:
         return {
             "completed": len(_custom_ids(self._output)),
@@ -86,7 +98,7 @@ class OfflineBatch:
 
         async def one(place: LinePlace) -> None:
             async with slots:
-                line = await server.in_thread(read_line, self._source, place)
+                line = await server.in_thread(self._read_line, place)
                 result = await run_line(server, caller, place, line)
             target = self._errors if result.is_error else self._output
             try:

@@ -3,37 +3,47 @@
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from ridgeline.core.encryption import Writer
 from ridgeline.core.errors import DiskError
 from ridgeline.server.body import ClientDisconnectedError, Receive, too_large
-from ridgeline.server.errors import ApiError, bad_request
+from ridgeline.server.errors import bad_request
 from ridgeline.server.jobs.files import MAX_FILE_BYTES
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the caller is told
 
+MAX_UPLOAD_BYTES = MAX_FILE_BYTES + (1 << 20)  # with the form around it
+_INVALID = "The body is not valid multipart/form-data."
+_MAX_BOUNDARY_BYTES = 70  # RFC 2046, section 5.1.1
 _MAX_FIELD_BYTES = 4096
 _MAX_PARTS = 16
 _MAX_HEADER_BYTES = 8192
-_OVERHEAD_BYTES = 1 << 20
 
 
 class Upload:
-    """Reads ``file`` into a temporary file and the other parts into ``fields``."""
+    """Reads ``file`` into a temporary file and the other parts into ``fields``.
 
-    def __init__(self, content_type: bytes, temporary: Path) -> None:
+    ``writer`` makes what writes to that file once it is open.
+    """
+
+    def __init__(
+        self, content_type: bytes, temporary: Path, writer: Callable[[IO[bytes]], Writer] = Writer
+    ) -> None:
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
             raise bad_request("The body must be multipart/form-data.")
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
-        self.size = 0
         self._temporary = temporary
+        self._make_writer = writer
+        self._writer: Writer | None = None
         self._file: IO[bytes] | None = None
         self._header = [b"", b""]
         self._headers: dict[bytes, bytes] = {}
@@ -42,6 +52,8 @@ class Upload:
         self._parts = 0
         self._is_file = False
         self._is_complete = False
+        if len(boundary) > _MAX_BOUNDARY_BYTES:
+            raise bad_request(_INVALID)
         self._parser = MultipartParser(
             boundary,
             {
@@ -56,37 +68,40 @@ class Upload:
             },
         )
 
-    async def read(self, receive: Receive, timeout_s: float) -> None:
+    @property
+    def size(self) -> int:
+        """Bytes of the file so far."""
+        return 0 if self._writer is None else self._writer.size
+
+    async def read(self, receive: Receive) -> None:
         """Take the whole body; the file is synced when this returns.
 
-        ``timeout_s`` is the longest wait for the next piece.
-
         Raises:
-            ApiError: the body is too large, too slow, or not as it should be.
+            ApiError: the body is too large, or not as it should be.
+            ClientDisconnectedError: the client went away.
             DiskError: there is no room.
         """
         received = 0
         try:
             more = True
             while more:
-                async with asyncio.timeout(timeout_s):
-                    message = await receive()
+                message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnectedError
                 data = message.get("body", b"")
                 received += len(data)
-                if received > MAX_FILE_BYTES + _OVERHEAD_BYTES:
+                if received > MAX_UPLOAD_BYTES:
                     raise too_large(MAX_FILE_BYTES)
                 await asyncio.to_thread(self._parser.write, data)
                 more = message.get("more_body", False)
             if not self._is_complete or self._file is None:
                 raise bad_request("The body has no complete part called file.", "file")
+            assert self._writer is not None
+            self._writer.finish()
             self._file.flush()
             await asyncio.to_thread(os.fsync, self._file.fileno())
-        except TimeoutError:
-            raise ApiError(408, "The body did not arrive in time.") from None
-        except MultipartParseError:
-            raise bad_request("The body is not valid multipart/form-data.") from None
+        except FormParserError:
+            raise bad_request(_INVALID) from None
         except OSError as error:
             raise DiskError(f"The upload could not be stored: {error.strerror}.") from error
         finally:
@@ -120,15 +135,15 @@ class Upload:
                 raise bad_request("The body has two files.", "file")
             self.filename = options.get(b"filename", b"upload").decode("utf-8", "replace")
             self._file = open(self._temporary, "xb")  # noqa: SIM115
+            self._writer = self._make_writer(self._file)
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         piece = data[start:end]
         if self._is_file:
-            assert self._file is not None
-            self.size += len(piece)
+            assert self._writer is not None
+            self._writer.write(piece)
             if self.size > MAX_FILE_BYTES:
                 raise too_large(MAX_FILE_BYTES)
-            self._file.write(piece)
             return
         self._value += piece
         if len(self._value) > _MAX_FIELD_BYTES:

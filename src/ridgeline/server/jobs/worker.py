@@ -1,17 +1,23 @@
 """Runs batches in the capacity that online requests leave."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.core.errors import DiskError
+from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.server.context import Server
 from ridgeline.server.jobs.batches import BatchStore, Lease, Result
 from ridgeline.server.jobs.files import FileStore
-from ridgeline.server.jobs.lines import LinePlace, read_line, read_lines, run_line, unanswered
+from ridgeline.server.jobs.lines import (
+    BatchLine,
+    LinePlace,
+    read_line,
+    read_lines,
+    run_line,
+    unanswered,
+)
 from ridgeline.server.keys import Caller
 
 _log = logging.getLogger(__name__)
@@ -37,6 +43,7 @@ class BatchWorker:
 
     async def run(self) -> None:
         """Until cancelled."""
+        told = _Told()
         try:
             while True:
                 self._wake.clear()
@@ -44,7 +51,7 @@ class BatchWorker:
                     for batch_id in await self._batches.unfinished():
                         self._begin(batch_id)
                 except DiskError as error:
-                    _log.error("Batches wait: %s", error)
+                    told.log("Batches wait", error)
                     await asyncio.sleep(_DISK_RETRY_S)
                     continue
                 await self._wake.wait()
@@ -60,24 +67,24 @@ class BatchWorker:
             task.add_done_callback(lambda _: self._tasks.pop(batch_id, None))
 
     async def _carry(self, batch_id: str) -> None:
-        """Retry through disk errors; a batch never gets lost."""
+        """Retry through disk errors and while a file is damaged; a batch never gets lost."""
+        told = _Told()
         while True:
             try:
                 lease, row = await self._batches.claim(batch_id)
                 await self._work(lease, row)
                 return
-            except DiskError as error:
-                _log.error("Batch %s waits: %s", batch_id, error)
+            except (DiskError, CorruptFileError, OSError) as error:
+                told.log(f"Batch {batch_id} waits", error)
             except Exception:
                 _log.exception("Batch %s failed inside; it is tried again.", batch_id)
             await asyncio.sleep(_DISK_RETRY_S)
 
     async def _work(self, lease: Lease, row: dict[str, Any]) -> None:
-        path = self._files.path(row["input_file"])
-        places, errors = await asyncio.to_thread(read_lines, path, row["endpoint"])
+        places, errors = await asyncio.to_thread(self._read_lines, row)
         if row["status"] == "validating":
             if errors:
-                await self._batches.move(lease, "failed", errors=json.dumps(errors))
+                await self._batches.fail(lease, errors)
             else:
                 await self._batches.move(lease, "in_progress", total=len(places))
         if await self._batches.status(lease.batch) == "in_progress":
@@ -85,6 +92,14 @@ class BatchWorker:
             await self._run_lines(lease, caller, row, places)
             await self._batches.move(lease, "finalizing")
         await self._end(lease, places)
+
+    def _read_lines(self, row: dict[str, Any]) -> tuple[list[LinePlace], list[dict[str, Any]]]:
+        with self._files.reader(row["tenant"], row["input_file"]) as file:
+            return read_lines(file, row["endpoint"])
+
+    def _read_line(self, row: dict[str, Any], place: LinePlace) -> BatchLine:
+        with self._files.reader(row["tenant"], row["input_file"]) as file:
+            return read_line(file, place)
 
     async def _end(self, lease: Lease, places: Sequence[LinePlace]) -> None:
         """Write the files; what has no result stands in the error file with the reason."""
@@ -98,17 +113,19 @@ class BatchWorker:
         else:
             code, text = "batch_expired", "The batch expired first."
             to = "expired" if rest else "completed"
-        await self._batches.finish(lease, to, [unanswered(place, code, text) for place in rest])
+        missing = [unanswered(place, code, text) for place in rest]
+        await self._batches.finish(lease, to, missing, total=len(places))
 
     async def _run_lines(
         self, lease: Lease, caller: Caller, row: dict[str, Any], places: Sequence[LinePlace]
     ) -> None:
         """Run what has no result, until all is done, or the batch is cancelled or expires.
 
+        While results cannot be written no line begins, and none that has ended is lost.
+
         Raises what kept a line from being run at all, after the others' results are recorded.
         """
         done = await self._batches.done_lines(lease.batch)
-        path = self._files.path(row["input_file"])
         recorder = _Recorder(self._batches, lease)
         recording = asyncio.create_task(recorder.run())
         tasks: set[asyncio.Task[None]] = set()
@@ -116,7 +133,7 @@ class BatchWorker:
 
         async def one(place: LinePlace) -> None:
             try:
-                line = await self._server.in_thread(read_line, path, place)
+                line = await self._server.in_thread(self._read_line, row, place)
                 recorder.put(await run_line(self._server, caller, place, line))
             except Exception as error:
                 failures.append(error)
@@ -130,6 +147,7 @@ class BatchWorker:
                 for place in places:
                     if place.number in done:
                         continue
+                    await recorder.is_writable.wait()
                     await self._slots.acquire()
                     if failures or recorder.has_ended or recording.done():
                         self._slots.release()
@@ -141,18 +159,39 @@ class BatchWorker:
                     await asyncio.wait((*tasks, recording), return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             pass  # expired: what is done is kept, the rest is not run
+        except asyncio.CancelledError:
+            recorder.is_last_try = True  # the server ends, and does not wait for the disk
+            raise
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             recorder.close()
-            await recording
+            if recorder.is_last_try:
+                await asyncio.gather(recording, return_exceptions=True)
+            else:
+                await recording
         if failures:
             raise failures[0]
 
 
+class _Told:
+    """Says a lasting trouble once."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def log(self, what: str, error: Exception) -> None:
+        if str(error) != self._last:
+            self._last = str(error)
+            _log.error("%s: %s", what, error)
+
+
 class _Recorder:
-    """Writes results in groups, since each transaction waits for the disk."""
+    """Writes results in groups, since each transaction waits for the disk.
+
+    What cannot be written is kept and tried again; ``is_writable`` is clear until then.
+    """
 
     def __init__(self, batches: BatchStore, lease: Lease) -> None:
         self._batches = batches
@@ -160,6 +199,10 @@ class _Recorder:
         self._pending: list[Result] = []
         self._changed = asyncio.Event()
         self._closed = False
+        self._told = _Told()
+        self.is_writable = asyncio.Event()
+        self.is_writable.set()
+        self.is_last_try = False
         self.has_ended = False  # the batch takes no more results
 
     def put(self, result: Result) -> None:
@@ -173,7 +216,11 @@ class _Recorder:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until closed, or until the batch is cancelled or taken over."""
+        """Until closed, or until the batch is cancelled or taken over.
+
+        Raises:
+            DiskError: results could not be written, at the last try.
+        """
         while not self.has_ended:
             try:
                 async with asyncio.timeout(_FLUSH_S):
@@ -182,8 +229,18 @@ class _Recorder:
                 pass
             self._changed.clear()
             closing = self._closed
-            results, self._pending = self._pending, []
-            # An empty group asks whether the batch still runs.
-            self.has_ended = not await self._batches.record(self._lease, results)
+            results = self._pending.copy()
+            try:
+                # An empty group asks whether the batch still runs.
+                self.has_ended = not await self._batches.record(self._lease, results)
+            except DiskError as error:
+                if self.is_last_try:
+                    raise
+                self.is_writable.clear()
+                self._told.log(f"Batch {self._lease.batch} waits", error)
+                await asyncio.sleep(_DISK_RETRY_S)
+                continue
+            self.is_writable.set()
+            del self._pending[: len(results)]
             if closing and not self._pending:
                 return

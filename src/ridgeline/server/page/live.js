@@ -29,8 +29,12 @@ function show(live, rates, roofline) {
   byId("kv-meter").value = live.kv_usage;
   byId("hits").textContent = live.prefix_hit_rate === null ? "–" : percent(live.prefix_hit_rate);
   byId("hits-meter").value = live.prefix_hit_rate ?? 0;
-  quantiles("ttft", live.ttft_s);
-  quantiles("tpot", live.tpot_s);
+  byId("rpm").textContent = `${live.rpm.received.toFixed(0)} in, ${live.rpm.completed.toFixed(0)} out`;
+  const share = live.good_share === null ? "" : ` (${percent(live.good_share)})`;
+  byId("goodput").textContent = live.slo ? live.rpm.good.toFixed(0) + share : "–";
+  byId("good-meter").value = live.slo ? (live.good_share ?? 0) : 0;
+  byId("slo").textContent = `${live.slo ? `Good: ${live.slo}` : "No limits for good requests (--slo)"}. p99 from 1,000 requests on.`;
+  for (const name of ["ttft", "publish", "tpot", "stall"]) quantiles(name, live[`${name}_s`]);
   spark(byId("rate-line"), rates.output, live.output_tok_s);
   spark(byId("prompt-line"), rates.prompt, live.prompt_tok_s);
   roofline.take(live.roof, live.points);

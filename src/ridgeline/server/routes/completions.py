@@ -4,6 +4,8 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.context import Call, new_id
@@ -11,7 +13,7 @@ from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import Job, generate, priority_of, usage_of
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from ridgeline.server.output_formats import wanted_format
-from ridgeline.server.prompts import check_room, split_prompts, tokenize, truncate
+from ridgeline.server.prompts import check_room, count_prompts, split_prompts, tokenize, truncate
 from ridgeline.server.replies import DONE, EventStream, Reply, event
 from ridgeline.server.sampling import (
     check_stream_options,
@@ -62,21 +64,32 @@ class _Run:
         check_stream_options(request)
         if request.suffix:
             raise bad_request("suffix: this model cannot fill in the middle.", "suffix")
-        if request.best_of is not None and request.best_of != (request.n or 1):
-            raise bad_request("best_of is not supported, unless it is n.", "best_of")
+        count = request.n or 1
+        drawn = count if request.best_of is None else request.best_of
+        if drawn < count:
+            raise bad_request("best_of must be at least n.", "best_of")
+        if drawn > count and request.stream:
+            raise bad_request("best_of above n cannot be streamed.", "best_of")
         max_tokens = max_tokens_of(request)
         if max_tokens == 0 and not request.echo:
             raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
         output_tokens = _DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1)
-        call.admit()
+        num_outputs = count_prompts(request.prompt) * (request.n or 1)
+        call.admit(num_outputs=num_outputs, max_tokens=output_tokens)
         adds_special = request.add_special_tokens is not False
         context = server.engine.config.max_model_len
-        prompts = []
-        for prompt in split_prompts(request.prompt, "prompt"):
-            ids = await tokenize(server, prompt, add_special_tokens=adds_special)
-            ids = truncate(ids, request.truncate_prompt_tokens, context, output_tokens)
+        limit = request.truncate_prompt_tokens
+        prompts = [
+            truncate(ids, limit, context, output_tokens)
+            for ids in await tokenize(
+                server,
+                request.prompt,
+                add_special_tokens=adds_special,
+                is_cut=limit is not None,
+            )
+        ]
+        for ids in prompts:
             check_room(ids, max_tokens, context, limit_name(request))
-            prompts.append(ids)
         wanted = wanted_format(request)
         asked = request.prompt_logprobs
         echoed = request.logprobs if request.echo else None
@@ -88,8 +101,8 @@ class _Run:
                 request,
                 max_tokens=output_tokens,
                 structured=None if wanted is None else wanted.grammar,
-                n=request.n,
-                logprobs=request.logprobs,
+                n=drawn,
+                logprobs=request.logprobs if drawn == count else request.logprobs or 0,
                 prompt_logprobs=echoed if asked is None else max(asked, echoed or 0),
             ),
             adapter=server.adapter(model),
@@ -113,9 +126,29 @@ class _Run:
 
     async def response(self) -> CompletionResponse:
         parts: list[list[CompletionChoice]] = [[] for _ in self._begun]
+        logprobs: list[list[float]] = [[] for _ in self._begun]
         async for choice, chunk in generate(self._job):
             parts[choice].append(self._choice(choice, chunk))
-        return self._chunk([_joined(each) for each in parts], self._usage())
+            logprobs[choice] += [entry.logprob for entry in chunk.logprobs]
+        choices = self._best([_joined(each) for each in parts], logprobs)
+        return self._chunk(choices, self._usage())
+
+    def _best(
+        self, choices: list[CompletionChoice], logprobs: Sequence[Sequence[float]]
+    ) -> list[CompletionChoice]:
+        """Of each prompt's samples the n with the highest mean log-probability, best first."""
+        drawn, wanted = self._job.params.n, self._request.n or 1
+        if drawn == wanted:
+            return choices
+        best: list[CompletionChoice] = []
+        for first in range(0, len(choices), drawn):
+            ranked = sorted(
+                range(first, first + drawn),
+                key=lambda index: -sum(logprobs[index]) / max(1, len(logprobs[index])),
+            )
+            for index in ranked[:wanted]:
+                best.append(msgspec.structs.replace(choices[index], index=len(best)))
+        return best
 
     def _usage(self) -> Usage:
         if self._hides_output:
@@ -140,6 +173,8 @@ class _Run:
             self._prompt_logprobs[prompt] = chunk.prompt.logprobs
         is_first, self._begun[choice] = not self._begun[choice], True
         text = "" if self._hides_output else chunk.text
+        if text:
+            self._call.publish()
         token_ids = () if self._hides_output else chunk.token_ids
         entries: Sequence[TokenLogprobs | None] = () if self._hides_output else chunk.logprobs
         write = self._writers[choice].write
@@ -185,8 +220,10 @@ def _echoes(call: Call, request: CompletionRequest, job: Job) -> list[_Echo]:
         return []
     tokenizer = call.server.tokenizer
     echoes = []
-    for prompt, ids in zip(split_prompts(request.prompt, "prompt"), job.prompts, strict=True):
-        if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+    is_whole = request.truncate_prompt_tokens is None
+    sent = split_prompts(request.prompt, "prompt") if is_whole else job.prompts
+    for prompt, ids in zip(sent, job.prompts, strict=True):
+        if isinstance(prompt, str):
             adds_special = request.add_special_tokens is not False
             echoes.append(_Echo(text=prompt, hides_special=adds_special))
         else:

@@ -1,7 +1,9 @@
 """``/v1/files``."""
 
+from functools import partial
+
 from ridgeline.server.body import Receive
-from ridgeline.server.context import Call
+from ridgeline.server.context import Call, new_id
 from ridgeline.server.errors import bad_request
 from ridgeline.server.jobs.upload import Upload
 from ridgeline.server.replies import FileReply, Reply
@@ -12,11 +14,15 @@ PURPOSES = ("batch", "user_data")
 
 async def upload_file(call: Call, receive: Receive) -> Reply:
     """Store a file; once this answers, a crash does not lose it."""
-    jobs = call.server.jobs
-    temporary = jobs.files.temporary()
+    files, tenant, file_id = call.server.jobs.files, call.caller.tenant, new_id("file-")
+    temporary = files.temporary(file_id)
     try:
-        upload = Upload(call.headers.get(b"content-type", b""), temporary)
-        await upload.read(receive, call.server.config.body_timeout_s)
+        upload = Upload(
+            call.headers.get(b"content-type", b""),
+            temporary,
+            lambda file: files.writer(file, tenant, file_id),
+        )
+        await upload.read(receive)
         purpose = upload.fields.pop("purpose", None)
         if purpose not in PURPOSES:
             raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}.", "purpose")
@@ -24,9 +30,7 @@ async def upload_file(call: Call, receive: Receive) -> Reply:
             if unknown.startswith("expires_after"):
                 raise bad_request(f"{unknown}: files do not expire; delete them.", "expires_after")
             raise bad_request(f"{unknown}: this field is not known.", unknown)
-        file = await jobs.files.adopt(
-            temporary, call.caller.tenant, upload.filename or "upload", purpose, upload.size
-        )
+        file = await files.adopt(file_id, tenant, upload.filename or "upload", purpose, upload.size)
     finally:
         await call.server.in_thread(lambda: temporary.unlink(missing_ok=True))
     return Reply(body=file.json())
@@ -58,7 +62,7 @@ async def get_file_content(call: Call) -> FileReply:
     files = call.server.jobs.files
     file = await files.get(call.caller.tenant, call.path_params["file_id"])
     return FileReply(
-        path=str(files.path(file.id)),
+        open=partial(files.reader, file.tenant, file.id),
         headers=(
             (b"content-disposition", b"attachment"),
             (b"content-length", str(file.bytes).encode()),

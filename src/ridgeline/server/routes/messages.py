@@ -74,7 +74,7 @@ async def count_tokens(call: Call, request: CountTokensRequest) -> Reply:
     """The length of the prompt that a message would have."""
     call.server.check_model(request.model, call.caller)
     prompt = await prompt_of(call, _conversation(request))
-    ids = await tokenize(call.server, prompt, add_special_tokens=False, param=call.prompt_field)
+    (ids,) = await tokenize(call.server, prompt, add_special_tokens=False, param=call.prompt_field)
     return Reply(body=CountTokensResponse(input_tokens=len(ids)))
 
 

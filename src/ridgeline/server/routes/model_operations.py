@@ -21,6 +21,7 @@ def model_operations() -> list[Operation]:
         Operation(
             method="POST",
             path="/v1/completions",
+            generates=True,
             handler=completions.completions,
             summary="Continue prompts",
             request=CompletionRequest,
@@ -30,6 +31,7 @@ def model_operations() -> list[Operation]:
         Operation(
             method="POST",
             path="/v1/chat/completions",
+            generates=True,
             handler=chat.chat,
             summary="Answer a conversation",
             request=ChatRequest,
@@ -40,6 +42,7 @@ def model_operations() -> list[Operation]:
         Operation(
             method="POST",
             path="/v1/responses",
+            generates=True,
             handler=responses.responses,
             summary="Answer an input, without state",
             request=ResponsesRequest,
@@ -49,6 +52,7 @@ def model_operations() -> list[Operation]:
         Operation(
             method="POST",
             path="/v1/messages",
+            generates=True,
             handler=messages.messages,
             summary="Answer a conversation, Anthropic's way",
             request=MessagesRequest,
@@ -65,6 +69,7 @@ def model_operations() -> list[Operation]:
             prompt_field="messages",
             answer=CountTokensResponse,
             family=Family.ANTHROPIC,
+            is_counted=True,
         ),
         Operation(
             method="POST",

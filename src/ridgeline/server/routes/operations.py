@@ -84,6 +84,15 @@ async def usage(call: Call) -> Reply:
     return Reply(body={"object": "list", "data": [{"tenant": t, **u} for t, u in tenants.items()]})
 
 
+async def delete_tenant(call: Call) -> Reply:
+    """Remove all that is kept for a tenant: files, batches, and KV in memory and on disk."""
+    tenant = call.path_params["tenant"]
+    files, batches = await call.server.jobs.delete_tenant(tenant)
+    await call.server.engine.delete_tenant(tenant)
+    body = {"object": "tenant.deleted", "tenant": tenant, "files": files, "batches": batches}
+    return Reply(body={**body, "deleted": True})
+
+
 async def live(call: Call) -> EventStream:
     """What the web page draws, twice a second."""
     view = LiveView(call.server.engine, call.server.metrics)

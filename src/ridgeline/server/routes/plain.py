@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import NotFiniteError
+from ridgeline.engine.prompts import check_length
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call, Server, new_id
 from ridgeline.server.conversation import Conversation
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
-from ridgeline.server.generation import MAX_SEQUENCES, priority_of
+from ridgeline.server.generation import priority_of
 from ridgeline.server.logprobs import token_text
-from ridgeline.server.prompts import check_in_vocabulary, split_prompts, tokenize, truncate
+from ridgeline.server.prompts import check_in_vocabulary, count_prompts, tokenize, truncate
 from ridgeline.server.replies import Reply
 from ridgeline.server.routes.chat import message_input, tool_specs
 from ridgeline.server.schemas.plain import (
@@ -45,19 +46,10 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
     size = request.dimensions or width
     if size > width:
         raise bad_request(f"dimensions may be {width} at the most.", "dimensions")
-    inputs = split_prompts(request.input, "input")
-    if len(inputs) > MAX_SEQUENCES:
-        raise bad_request(f"input may hold {MAX_SEQUENCES} texts at the most.", "input")
-    context = server.engine.config.max_model_len
-    with call.admit():
-        prompts = [
-            truncate(
-                await tokenize(server, prompt, param="input"),
-                request.truncate_prompt_tokens,
-                context,
-            )
-            for prompt in inputs
-        ]
+    context, limit = server.engine.config.max_model_len, request.truncate_prompt_tokens
+    with call.admit(num_outputs=count_prompts(request.input)):
+        inputs = await tokenize(server, request.input, param="input", is_cut=limit is not None)
+        prompts = [truncate(ids, limit, context) for ids in inputs]
         call.charge_input(sum(map(len, prompts)))
         embedding = [
             server.engine.embed(
@@ -164,29 +156,33 @@ async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:
         )
     if request.add_special_tokens is not None:
         specials = request.add_special_tokens
-    tokenizer = server.tokenizer
-    tokens = await server.in_thread(tokenizer.encode, text, specials)
-    return Reply(
-        body=TokenizeResponse(
-            count=len(tokens),
-            max_model_len=server.engine.config.max_model_len,
-            tokens=tokens,
-            token_strs=(
-                [token_text(tokenizer, token) for token in tokens]
-                if request.return_token_strs
-                else None
-            ),
+    assert text is not None
+    tokenizer, context = server.tokenizer, server.engine.config.max_model_len
+    check_length(text, tokenizer, context)
+
+    def work() -> TokenizeResponse:
+        tokens = tokenizer.encode(text, specials)
+        strings = None
+        if request.return_token_strs:
+            strings = [token_text(tokenizer, token) for token in tokens]
+        return TokenizeResponse(
+            count=len(tokens), max_model_len=context, tokens=tokens, token_strs=strings
         )
-    )
+
+    return Reply(body=await server.in_thread(work, num_chars=len(text)))
 
 
 async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
     """The text of token ids."""
     server = call.server
     server.check_model(request.model, call.caller)
-    check_in_vocabulary(server, request.tokens, "tokens")
-    text = await server.in_thread(server.tokenizer.decode, request.tokens, False)
-    return Reply(body=DetokenizeResponse(prompt=text))
+    tokenizer = server.tokenizer
+
+    def work() -> str:
+        check_in_vocabulary(server, request.tokens, "tokens")
+        return tokenizer.decode(request.tokens, skip_special_tokens=False)
+
+    return Reply(body=DetokenizeResponse(prompt=await server.in_thread(work)))
 
 
 async def tokenizer_info(call: Call) -> Reply:

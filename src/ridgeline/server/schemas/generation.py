@@ -11,6 +11,7 @@ from ridgeline.core.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOKENS,
 )
+from ridgeline.core.structured_outputs import TextFormat
 
 MAX_PRIORITY = 1_000_000
 MAX_DEADLINE_MS = 86_400_000
@@ -33,6 +34,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
     regex: str | None = None
     choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
     grammar: str | None = None
+    format: TextFormat | None = None
     json_object: bool | None = None
 
 
