@@ -11,6 +11,7 @@ import shutil
 import pytest
 import torch
 from tests.tiny import CONFIG, tiny_model
+from tests.user_folders import remove, use_own_folders
 
 from ridgeline.kernels.gpu import missing_for_gpu
 
@@ -30,9 +31,15 @@ if settings is not None:
     settings.register_profile("explore", max_examples=2000, deadline=None)
     settings.load_profile("repeatable")
 
+_FOLDERS = use_own_folders(full=os.environ.get("RIDGELINE_TEST_FOLDERS") == "full")
 NO_GPU = missing_for_gpu()
 if NO_GPU is not None:  # before the first import of a Triton kernel
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_unconfigure():
+    """Leaves nothing behind."""
+    remove(_FOLDERS)
 
 
 def pytest_collection_modifyitems(items):

@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ridgeline.cli.main import build_parser, main
@@ -14,6 +16,8 @@ from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import executor_names
 from ridgeline.kernels.cpu.library import chosen_level
 from ridgeline.kernels.gpu import missing_for_gpu
+from ridgeline.roofline.calibration import calibration_path, save, typical
+from ridgeline.roofline.catalogue import load_catalogue
 
 
 def run(capsys, *arguments):
@@ -286,8 +290,8 @@ def test_every_setting_is_an_option_and_help_fits_a_screen(capsys):
 def test_the_set_of_commands_is_what_the_docs_say():
     (commands,) = build_parser()._subparsers._group_actions
     assert set(commands.choices) == {
-        "batch", "bench", "bench-ladder", "bench-serve", "chat", "collect-env", "generate", "plan",
-        "probe", "roofline", "serve",
+        "batch", "bench", "bench-ladder", "bench-serve", "chat", "collect-env", "cost", "generate",
+        "hardware", "memory", "plan", "probe", "roofline", "serve",
     }  # fmt: skip
 
 
@@ -312,6 +316,18 @@ def test_collect_env(capsys, monkeypatch):
     facts = json.loads(out)
     assert "'none' cannot run here" in facts["cpu_level"]
     assert facts["executors"]["cpu"] == facts["cpu_level"]
+
+
+def test_collect_env_answers_whatever_is_kept_for_a_level_that_does_not_run(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = replace(load_catalogue().device("l4").ceilings(), measured=True)
+    save(msgspec.structs.replace(typical(measured), executor="cpu"), calibration_path("cpu"))
+    monkeypatch.setenv("RIDGELINE_CPU_LEVEL", "none")
+    code, out, _ = run(capsys, "collect-env", "--json")
+    assert code == 0
+    assert "'none' cannot run here" in json.loads(out)["step_price"]
 
 
 def test_token_ids_as_prompt(model_folder, capsys):

@@ -5,30 +5,47 @@ import json
 import pytest
 from tests.server.running import running
 
-from ridgeline.bench.serve.probe import LengthPoint, _line
+from ridgeline.bench.serve.metrics import Quantile
+from ridgeline.bench.serve.probe import LengthPoint, _line, saturation
 from ridgeline.cli import main
+from ridgeline.server import serving
 
 
 def test_probe_measures_a_server(model_folder, tmp_path, capsys):
     with running(model_folder, data_dir=tmp_path) as server:
         options = ["--input-lens", "8,64", "--concurrency", "1,2", "--requests", "3",
                    "--max-token-id", "250"]  # fmt: skip
-        code = main(["probe", server.url, *options, "--output-len", "8", "--weights-gb", "1",
-                     "--json"])  # fmt: skip
+        code = main(["probe", server.url, *options, "--output-len", "8", "--json"])
     assert code == 0
     report = json.loads(capsys.readouterr().out)
     assert [point["input_tokens"] for point in report["lengths"]] == [8, 64]
-    assert report["loads"][0]["output_tokens_s"] > 0
-    assert report["loads"][0]["num_failed"] == 0
-    tpot_s = report["loads"][0]["tpot_p50_s"]
-    assert report["implied"]["bytes_per_s"] == pytest.approx(1e9 / tpot_s)
+    assert report["points"][0]["output_tokens_s"] > 0
+    assert report["points"][0]["num_failed"] == 0
 
 
 def test_prefill_speed_is_the_slope():
-    points = [LengthPoint(input_tokens=n, ttft_s=0.01 + n / 5000) for n in (10, 100, 1000)]
+    points = [
+        LengthPoint(input_tokens=n, ttft_s=Quantile(value=0.01 + n / 5000, low=None, high=None))
+        for n in (10, 100, 1000)
+    ]
     slope, overhead = _line(points)
     assert 1 / slope == pytest.approx(5000)
     assert overhead == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "found"),
+    [
+        # One noisy pair (100, 96) is no saturation: there is more at 4 and 8.
+        ([[100, 99, 101], [96, 180, 190], [380, 370, 360], [700, 690, 710]], None),
+        ([[100, 99, 101], [190, 200, 180], [350, 210, 360], [355, 365, 350]], (4, 4, 8)),
+        ([[100, 99, 101], [190, 200, 180], [201, 199, 195], [202, 198, 200]], (2, 2, 4)),
+        ([[0, 0, 0]] * 4, None),
+    ],
+)
+def test_saturation_is_that_of_the_middle_of_the_rounds(outputs, found):
+    it = saturation([1, 2, 4, 8], outputs)
+    assert found == (None if it is None else (it.concurrency, it.low, it.high))
 
 
 def test_probe_of_nothing_is_one_sentence(capsys):
@@ -86,3 +103,14 @@ def test_the_input_is_not_taken_for_its_own_answers(tmp_path, capsys):
     source.write_text(json.dumps(line(0)) + "\n")
     assert main(["batch", str(source), "no-such-model", "-o", str(source), "--json"]) == 2
     assert "into the input" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_tier", [True, False])
+def test_one_key_file_is_for_the_data_folder_and_the_tier_on_disk(monkeypatch, has_tier):
+    seen = []
+    monkeypatch.setattr(serving, "serve", lambda *configs, **_: seen.extend(configs))
+    tier = ["--kv-disk-tier-path", "kv"] if has_tier else []
+    assert main(["serve", "--encryption-key-file", "key", *tier]) == 0
+    engine, server = seen
+    assert server.encryption_key_file == "key"
+    assert engine.encryption_key_file == ("key" if has_tier else None)
