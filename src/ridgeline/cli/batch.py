@@ -4,11 +4,12 @@ import argparse
 import asyncio
 import json
 import sys
+from itertools import count
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ridgeline.cli.display import error_console, loading_bar
+from ridgeline.cli.display import error_console, loading_bar, progress_lines
 from ridgeline.cli.options import Parser, add_model_options, engine_settings
 from ridgeline.core.config import EngineConfig, with_overrides
 
@@ -42,9 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
             disable=arguments.json or not sys.stderr.isatty(),
         ) as bar:  # fmt: skip
             task = bar.add_task("lines", total=batch.total, completed=batch.done)
-            counts = asyncio.run(
-                batch.run(config, progress=loading, on_line=lambda: bar.advance(task))
-            )
+            show, done = progress_lines(), count(batch.done + 1)
+
+            def advance() -> None:
+                bar.advance(task)
+                if bar.disable and not arguments.json:
+                    show(next(done), batch.total, "lines")
+
+            counts = asyncio.run(batch.run(config, progress=loading, on_line=advance))
     if arguments.json:
         print(json.dumps(counts))
     else:

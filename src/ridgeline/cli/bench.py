@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.display import loading_bar
+from ridgeline.cli.display import loading_bar, output_console
 from ridgeline.cli.options import Parser, add_model_options, engine_settings, numbers
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import InvalidRequestError
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def print_report(result: Mapping[str, Any]) -> None:
     """A table of the cases, and the ceilings under it."""
-    console = Console(highlight=False)
+    console = output_console()
     bits = result["bits_per_weight"]
     console.print(f"{result['model']} · {result['executor']} · {result['dtype']} · "
                   f"{bits:.2f} bits per weight")  # fmt: skip

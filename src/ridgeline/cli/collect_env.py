@@ -6,15 +6,16 @@ import importlib.util
 import json
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.display import output_console
 from ridgeline.cli.options import Parser
-from ridgeline.core.errors import CorruptFileError
+from ridgeline.core.errors import RidgelineError
 from ridgeline.core.host import cpu_name, usable_cores
 
 PACKAGES = (
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         elif isinstance(value, list):
             value = " ".join(value)
         table.add_row(name, str(value))
-    Console().print(table)
+    output_console().print(table)
     return 0
 
 
@@ -58,38 +59,41 @@ def collect() -> dict[str, Any]:
         missing_for,
     )
     from ridgeline.executors.cpu.cuts import ops_without_kernel
-    from ridgeline.kernels.cpu.library import available_levels, native_kernels_run
+    from ridgeline.kernels.cpu.library import (
+        available_levels,
+        native_kernels_run,
+        native_level,
+    )
     from ridgeline.kernels.flash_attention import flash_attention_versions
     from ridgeline.models import model_types
 
     memory = psutil.virtual_memory()
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "cpu": cpu_name(),
-        "cores": usable_cores(),
-        "isa": _isa_flags(),
-        "cpu_level": _cpu_level(),
-        "cpu_levels": list(available_levels()) if native_kernels_run() else [],
-        "cpu_ops_by_reference": list(ops_without_kernel()),
-        "memory_bytes": memory.total,
-        "available_bytes": memory.available,
-        "gpus": _gpus(),
-        "executors": {name: missing_for(name) or "runs" for name in executor_names()},
-        "flash_attention": flash_attention_versions(),
-        "step_price": _step_price(),
-        "model_types": list(model_types()),
+    facts: dict[str, Callable[[], Any]] = {
+        "python": lambda: sys.version.split()[0],
+        "platform": platform.platform,
+        "packages": lambda: {name: _version(name) for name in PACKAGES},
+        "cpu": cpu_name,
+        "cores": usable_cores,
+        "isa": _isa_flags,
+        "cpu_level": native_level,
+        "cpu_levels": lambda: list(available_levels()) if native_kernels_run() else [],
+        "cpu_ops_by_reference": lambda: list(ops_without_kernel()),
+        "memory_bytes": lambda: memory.total,
+        "available_bytes": lambda: memory.available,
+        "gpus": _gpus,
+        "executors": lambda: {name: missing_for(name) or "runs" for name in executor_names()},
+        "flash_attention": flash_attention_versions,
+        "step_price": _step_price,
+        "model_types": lambda: list(model_types()),
     }
+    return {name: _answer(fact) for name, fact in facts.items()}
 
 
-def _cpu_level() -> str | None:
-    """The instruction-set level of the CPU kernels, or why there is none."""
-    from ridgeline.kernels.cpu import NativeLibraryError, native_level
-
+def _answer(fact: Callable[[], Any]) -> Any:
+    """The fact, or the sentence that says why there is none: bug reports need the others."""
     try:
-        return native_level()
-    except NativeLibraryError as error:
+        return fact()
+    except (RidgelineError, OSError) as error:
         return str(error)
 
 
@@ -104,11 +108,8 @@ def _step_price() -> str:
         measured_elsewhere,
     )
 
-    try:
-        found = load(calibration_path(default_executor()))
-        return (measured_elsewhere(found, native_level()) if found else None) or describe(found)
-    except CorruptFileError as error:
-        return str(error)
+    found = load(calibration_path(default_executor()))
+    return (measured_elsewhere(found, native_level()) if found else None) or describe(found)
 
 
 def _version(package: str) -> str:

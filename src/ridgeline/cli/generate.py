@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,16 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json and params.n == 1:
             stream = llm.stream(prompt, params, adapter=arguments.adapter)
             print(text, end="", flush=True)
-            for chunk in stream:
-                print(chunk.text, end="", flush=True)
+            with suppress(NoTokenError):  # said at the end
+                for chunk in stream:
+                    print(chunk.text, end="", flush=True)
             output = stream.output()
             print("" if llm.tokenizer else _ids(output.outputs[0]))
         else:
-            (output,) = llm.generate(prompt, params, adapter=arguments.adapter)
+            try:
+                (output,) = llm.generate(prompt, params, adapter=arguments.adapter)
+            except NoTokenError as error:
+                (output,) = error.outputs
         report = llm.roofline()
         if arguments.json:
             print(json.dumps(to_json(llm.name, output) | {"roofline": asdict(report)}))

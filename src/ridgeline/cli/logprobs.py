@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.cli.display import output_console
 from ridgeline.core.request import RequestOutput
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.text import Tokenizer
@@ -42,7 +42,7 @@ def _print(
             "  ".join(others),
         )
         table.add_row(*map(Text, cells))
-    Console(highlight=False).print(table)
+    output_console().print(table)
 
 
 def _shown(token_id: int, tokenizer: Tokenizer | None) -> str:

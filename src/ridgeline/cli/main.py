@@ -13,9 +13,12 @@ from ridgeline.cli import (
     bench,
     bench_ladder,
     bench_serve,
+    catalogue,
     chat,
     collect_env,
+    cost,
     generate,
+    memory,
     plan,
     probe,
     roofline,
@@ -26,8 +29,8 @@ from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 
 COMMANDS = (
-    serve, generate, chat, batch, probe, bench, bench_serve, bench_ladder, plan, roofline,
-    collect_env,
+    serve, generate, chat, batch, probe, bench, bench_serve, bench_ladder, plan, memory,
+    cost, catalogue, roofline, collect_env,
 )  # fmt: skip
 _BENCHES = ("serve", "ladder")
 _INTERRUPTED = 130

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.display import output_console
 from ridgeline.cli.hardware import (
     THIS,
     add_machine_options,
@@ -152,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(result))
         return 0
-    console = Console(highlight=False)
+    console = output_console()
     console.print(title)
     width = max(16, min(72, console.width - 7))  # 7 are the axis
     console.print(draw_text(found, roof, beside, width=width), markup=False)
@@ -170,12 +171,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _layout(
     tensor: int, model: PricedModel, calibration: Calibration, *, is_this: bool
 ) -> ParallelLayout:
-    from ridgeline.planning.replica import splits  # torch takes a second: not for --help
+    from ridgeline.planning.replica import pad_heads, splits  # torch takes a second: not for --help
 
     if is_this and tensor != 1:
         raise InvalidRequestError("There is one machine like this; -tp is for others.")
-    if not splits(model.spec, tensor):
-        raise InvalidRequestError(f"The model's heads cannot be split over {tensor} ranks.")
+    if not splits(model.spec, tensor) or pad_heads(model, tensor) is not model:
+        raise InvalidRequestError(
+            f"The model's heads cannot be split evenly over {tensor} ranks; `plan` pads them."
+        )
     if tensor > 1 and not calibration.ceilings.link_bytes_per_s:
         name = calibration.ceilings.name
         raise InvalidRequestError(f"How fast {name} devices exchange data is not known.")
@@ -191,7 +194,6 @@ def _fit(
         model,
         memory_bytes=memory_bytes,
         context=context,
-        step_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
         kv_share=kv_share,
     )

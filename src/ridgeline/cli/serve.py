@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = ServerConfig(**given_settings(arguments, ServerConfig))
     # By priority, so that batch jobs run in what online requests leave; equals in their order.
     settings = {"scheduling_policy": "priority"} | engine_settings(arguments)
+    if "kv_disk_tier_path" not in settings:
+        settings.pop("encryption_key_file", None)  # it is the data folder's then
     engine_config = with_overrides(EngineConfig(model=arguments.model), **settings)
     with ExitStack() as loading:
         progress = loading.enter_context(loading_bar())
