@@ -20,7 +20,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
-from ridgeline.engine import EngineLoop
+from ridgeline.engine.loop import EngineLoop
 from ridgeline.models import read_config
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 from ridgeline.text import Tokenizer

@@ -21,8 +21,8 @@ from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.request import Request
 from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.engine import EngineLoop
 from ridgeline.engine.loading import load_model
+from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.observing import make_observer
 from ridgeline.executors import create_executor
 from ridgeline.models import PRESETS, describe, lower

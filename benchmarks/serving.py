@@ -34,7 +34,7 @@ from ridgeline.bench.serve.targets import EngineTarget
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import usable_cores
 from ridgeline.core.spec import ModelSpec
-from ridgeline.engine import AsyncEngine
+from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.models import PRESETS, read_config
 from ridgeline.roofline.metrics import percentile
 from ridgeline.weights import locate_model

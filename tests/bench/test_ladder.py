@@ -24,7 +24,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.executors.simulated import VirtualClock
-from ridgeline.kernels.cpu import native_kernels_run
+from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.models import describe, lower
 from ridgeline.roofline.calibration import typical
 from ridgeline.roofline.catalogue import load_catalogue

@@ -18,7 +18,7 @@ from ridgeline.bench.serve.workload import Workload, parse_length, read_trace
 from ridgeline.cli import main
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, NetworkError
-from ridgeline.engine import AsyncEngine
+from ridgeline.engine.async_engine import AsyncEngine
 
 
 def workload(**fields):

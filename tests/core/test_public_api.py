@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import ridgeline
+from ridgeline.cli.main import COMMANDS
 
 PACKAGES = sorted(
     name
@@ -25,7 +26,12 @@ def test_all_names_exist_and_are_sorted(name):
         assert getattr(module, attribute) is not None
 
 
-@pytest.mark.parametrize("name", ["ridgeline", "ridgeline.core.plan", "ridgeline.text"])
+@pytest.mark.parametrize(
+    "name",
+    ["ridgeline", "ridgeline.core.plan", "ridgeline.text", "ridgeline.engine.loop"]
+    + [f"ridgeline.cli.{module}" for module, _ in COMMANDS.values()],
+)
 def test_torch_is_not_imported_by(name):
+    """It takes a second, and ``--help`` of no command needs it."""
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

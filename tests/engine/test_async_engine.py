@@ -19,7 +19,9 @@ from ridgeline.core.errors import (
     UnsupportedModelError,
 )
 from ridgeline.core.request import FinishReason, GenerateRequest
-from ridgeline.engine import AsyncEngine, EngineStatus, streams
+from ridgeline.engine import streams
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.stats import EngineStatus
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SAMPLED = SamplingParams(temperature=1.2, seed=7, max_tokens=12, n=3)

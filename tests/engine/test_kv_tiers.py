@@ -15,15 +15,14 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, SettingsError
 from ridgeline.core.request import GenerateRequest
-from ridgeline.engine import AsyncEngine
+from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.messages import Stop
 from ridgeline.engine.process_host import Patience
 from ridgeline.engine.worker import Worker
 from ridgeline.executors.cpu import executor as cpu_executor
-from ridgeline.kernels.cpu import available_levels, chosen_level
 from ridgeline.kernels.cpu import pool as cpu_pool
-from ridgeline.kernels.cpu.library import LEVEL_VARIABLE
+from ridgeline.kernels.cpu.library import LEVEL_VARIABLE, available_levels, chosen_level
 from ridgeline.kvcache.tiers import DiskTier, transfer_thread, transfers
 from ridgeline.weights.digest import content_digest
 

@@ -9,7 +9,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineUnavailableError, OverloadedError
 from ridgeline.core.request import GenerateRequest
-from ridgeline.engine import AsyncEngine
+from ridgeline.engine.async_engine import AsyncEngine
 
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 

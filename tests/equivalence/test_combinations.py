@@ -13,7 +13,7 @@ from tests.equivalence.conftest import _write
 from tests.tiny import CONFIG, WINDOWED
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.kernels.cpu import native_kernels_run
+from ridgeline.kernels.cpu.library import native_kernels_run
 
 DOCS = Path(__file__).parents[2] / "docs" / "combinations.md"
 BLOCK = 16

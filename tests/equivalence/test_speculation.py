@@ -11,7 +11,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine import loading
-from ridgeline.kernels.cpu import native_kernels_run
+from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.roofline.memory import weights_bytes
 from ridgeline.weights import locate_model
 

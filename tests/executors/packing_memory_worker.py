@@ -8,7 +8,7 @@ from pathlib import Path
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu.weights import pack_weights
-from ridgeline.kernels.cpu import shared_pool
+from ridgeline.kernels.cpu.pool import shared_pool
 from ridgeline.weights.loading import open_checkpoint
 
 

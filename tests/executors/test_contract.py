@@ -37,7 +37,7 @@ from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.cpu import CPUExecutor
 from ridgeline.kernels import reference as kernels
-from ridgeline.kernels.cpu import native_kernels_run
+from ridgeline.kernels.cpu.library import native_kernels_run
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
 LOGITS = Outputs(sample=True, logits=True)

@@ -22,7 +22,7 @@ from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import Outputs
 from ridgeline.executors.cpu import CPUExecutor
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.cpu import available_levels
+from ridgeline.kernels.cpu.library import available_levels
 
 MODELS = {
     "dense": CONFIG,

@@ -23,7 +23,8 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu.codes import matrix_codes, pack_matrix_codes
 from ridgeline.executors.cpu.weights import pack_weights
-from ridgeline.kernels.cpu import native_kernels_run, shared_pool
+from ridgeline.kernels.cpu.library import native_kernels_run
+from ridgeline.kernels.cpu.pool import shared_pool
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.quant.gguf_formats import GGUF_FORMATS
 from ridgeline.weights import expanded_weights

@@ -18,7 +18,8 @@ from ridgeline.engine.loading import packed_cache as settings_cache
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.cpu import PackedCache, packed_cache
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
-from ridgeline.kernels.cpu import available_levels, native_kernels_run, shared_pool
+from ridgeline.kernels.cpu.library import available_levels, native_kernels_run
+from ridgeline.kernels.cpu.pool import shared_pool
 
 pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 

@@ -21,7 +21,8 @@ from ridgeline.executors import ExecutorModel
 from ridgeline.executors.cpu import codes
 from ridgeline.executors.cpu.roles import packed_bytes
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
-from ridgeline.kernels.cpu import native_kernels_run, shared_pool
+from ridgeline.kernels.cpu.library import native_kernels_run
+from ridgeline.kernels.cpu.pool import shared_pool
 from ridgeline.models import describe, lower
 from ridgeline.weights import DummyWeights, Weight, weight_shapes
 from ridgeline.weights.gguf import GGUFFile

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tests.weights.gguf_export import write_keys
 
-from ridgeline.kernels.cpu import native_kernels_run
+from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.models import TensorSource, describe, lower
 from ridgeline.weights import weight_shapes
 from ridgeline.weights.gguf.names import ARCHITECTURES

@@ -12,7 +12,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.executors import ExecutorModel, create_executor
 from ridgeline.executors.cpu.roles import packed_bytes
 from ridgeline.executors.priced import held_formats, priced_as_cpu, priced_model
-from ridgeline.kernels.cpu import shared_pool
+from ridgeline.kernels.cpu.pool import shared_pool
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes

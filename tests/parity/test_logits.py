@@ -7,7 +7,7 @@ from tests.parity.oracle import DECODED
 from tests.parity.ours import load, run
 
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.engine import LLM
+from ridgeline.engine.llm import LLM
 
 # By executor: native kernels sum each row's products in one order, where PyTorch sums by halves.
 TOLERANCES = {"reference": 1e-4, "cpu": 3e-4}

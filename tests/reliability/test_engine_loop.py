@@ -9,9 +9,9 @@ from tests.fakes import FakeExecutor
 from ridgeline import SamplingParams
 from ridgeline.core.errors import EngineError
 from ridgeline.core.request import FinishReason, Request
-from ridgeline.engine import EngineLoop
 from ridgeline.engine import loop as loop_module
 from ridgeline.engine import sample_output as sample_output_module
+from ridgeline.engine.loop import EngineLoop
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
 NUM_BLOCKS = 24

@@ -16,7 +16,8 @@ from ridgeline import SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, EngineUnavailableError
 from ridgeline.core.request import FinishReason, GenerateRequest
-from ridgeline.engine import AsyncEngine, EngineStatus
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.stats import EngineStatus
 
 FULL = pytest.mark.slow
 PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -122,7 +123,7 @@ import asyncio, sys
 from ridgeline import SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.request import GenerateRequest
-from ridgeline.engine import AsyncEngine
+from ridgeline.engine.async_engine import AsyncEngine
 
 async def one(engine, name):
     params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)

@@ -8,7 +8,7 @@ from tests.fakes import FakeExecutor
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.request import FinishReason, Request
-from ridgeline.engine import EngineLoop
+from ridgeline.engine.loop import EngineLoop
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 from ridgeline.scheduler.replay import MAX_REPLAY_STEPS, Replay
 

@@ -15,7 +15,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import on_load_format
 from ridgeline.engine.loading import load_model
 from ridgeline.executors.cpu.weights import pack_weights
-from ridgeline.kernels.cpu import shared_pool
+from ridgeline.kernels.cpu.pool import shared_pool
 from ridgeline.weights import CheckpointWeights, DummyWeights, dummy_weights, expanded_weights
 from ridgeline.weights.gguf import GGUFCheckpoint, GGUFFile
 from ridgeline.weights.safetensors_file import SafetensorsFile

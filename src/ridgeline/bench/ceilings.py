@@ -17,7 +17,7 @@ from ridgeline.bench.caches import CacheSizes, cache_sizes
 from ridgeline.bench.conditions import Conditions, Watch
 from ridgeline.bench.native_loops import NativeLoops
 from ridgeline.core.host import cpu_name, usable_cores
-from ridgeline.kernels.cpu import native_level
+from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 
 # The last-level cache may be shared with neighbours whose size the system does not tell.

@@ -17,7 +17,7 @@ from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.engine.loading import load_model, packed_cache
 from ridgeline.executors import create_executor
 from ridgeline.executors.priced import held_formats, priced_model
-from ridgeline.kernels.cpu import native_level
+from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import batches_of
 from ridgeline.roofline.calibration import calibration_path, load, measured_elsewhere

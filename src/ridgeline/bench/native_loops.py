@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from ridgeline.core.errors import MachineError
-from ridgeline.kernels.cpu import NativeLibraryError, load_library
+from ridgeline.kernels.cpu.library import NativeLibraryError, load_library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from ridgeline.cli.options import Parser, add_model_options, engine_settings
 from ridgeline.core.config import EngineConfig, with_overrides
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("batch", help="answer a JSONL file of requests")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     parser.add_argument("input", type=Path, metavar="INPUT", help="JSONL as for the Batch API")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE",

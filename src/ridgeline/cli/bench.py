@@ -14,9 +14,8 @@ from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import InvalidRequestError
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("bench", help="measure prefill and decode, and the ceilings")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     add_model_options(parser)
     parser.add_argument(
         "--shape", metavar="NAME", help="random weights of a published shape: llama-3.2-1b"

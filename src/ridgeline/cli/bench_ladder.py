@@ -16,13 +16,8 @@ from ridgeline.core.errors import DiskError, InvalidRequestError
 _SUBJECTS = ("embedded", "1b")
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser(
-        "bench-ladder",
-        prog="ridgeline bench ladder",
-        help="what kernels, formats and speculation give, predicted and measured",
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     parser.add_argument(
         "--subjects",
         default=",".join(_SUBJECTS),

@@ -33,11 +33,8 @@ _LEAST = {
 _MOST = 1_000_000
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser(
-        "bench-serve", prog="ridgeline bench serve", help="measure an engine or a URL under load"
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     add_model_options(parser)
     target = parser.add_argument_group("target")
     target.add_argument("--url", help="OpenAI-compatible server, instead of an engine here")
@@ -108,7 +105,7 @@ async def _run(
     from ridgeline.bench.serve.session import Load, run_point, warm_up
     from ridgeline.bench.serve.targets import EngineTarget, Target
     from ridgeline.bench.serve.workload import Workload, read_trace
-    from ridgeline.engine import AsyncEngine
+    from ridgeline.engine.async_engine import AsyncEngine
 
     engine: AsyncEngine | None = None
     target: Target

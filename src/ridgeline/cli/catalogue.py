@@ -17,11 +17,8 @@ from ridgeline.roofline.catalogue import Catalogue, Cell, Device, load_catalogue
 NO_PRICE = "no price"
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser(
-        "hardware", help="list the catalogue's machines, with the source of every figure"
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these, with every source")
     parser.add_argument("--catalogue", type=Path, metavar="FILE", help="devices of your own")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -23,15 +23,15 @@ from ridgeline.core.request import FinishReason
 from ridgeline.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ridgeline.engine import LLM, CompletionStream
+    from ridgeline.engine.llm import LLM
+    from ridgeline.engine.stream import CompletionStream
 
 HELP = "/reset forgets the conversation, /exit ends it; Ctrl-C stops an answer."
 _COMMAND = re.compile(r"/\w*(\s.*)?")  # a path, such as /etc/hosts, is none
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("chat", help="talk to a model")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_options(parser)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read turns from standard input until it ends; answers stream to standard output."""
     if sampling_params(arguments).n != 1:
         raise InvalidRequestError("A chat has one answer to each turn; n must be 1.")
-    from ridgeline.engine import LLM  # torch takes a second: not for --help
+    from ridgeline.engine.llm import LLM  # torch takes a second: not for --help
 
     with loading_bar() as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))

@@ -28,9 +28,8 @@ ISA_FLAGS = (
 )  # fmt: skip
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("collect-env", help="describe machine and installation")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -100,7 +99,7 @@ def _answer(fact: Callable[[], Any]) -> Any:
 def _step_price() -> str:
     """What the scheduler predicts the seconds of steps with."""
     from ridgeline.executors import default_executor
-    from ridgeline.kernels.cpu import native_level
+    from ridgeline.kernels.cpu.library import native_level
     from ridgeline.roofline.calibration import (
         calibration_path,
         describe,

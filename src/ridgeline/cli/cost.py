@@ -17,9 +17,8 @@ _POSITIVE = (
 _MONTH_HOURS = 730.0
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("cost", help="what measured rates cost, in tokens and requests")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     parser.add_argument("--hardware", metavar="NAME", help="a device of the catalogue: its price")
     parser.add_argument("--catalogue", type=Path, metavar="FILE", help="devices of your own")
     parser.add_argument("--count", type=int, metavar="N", help="devices; default 1")

@@ -28,9 +28,8 @@ from ridgeline.core.errors import InvalidRequestError, NoTokenError
 from ridgeline.core.request import CompletionOutput, FinishReason, RequestOutput
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("generate", help="complete a prompt")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     add_model_options(parser)
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="text to complete (else standard input)")
@@ -49,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     sampling_params(arguments)  # a mistake in it is found before the model is loaded
     prompt = arguments.prompt_ids or read_prompt(arguments)
     text = prompt if isinstance(prompt, str) else ""
-    from ridgeline.engine import LLM  # torch takes a second: not for --help
+    from ridgeline.engine.llm import LLM  # torch takes a second: not for --help
 
     with loading_bar() as progress:
         llm = LLM(arguments.model, progress=progress, **engine_settings(arguments))

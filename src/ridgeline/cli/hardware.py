@@ -10,7 +10,7 @@ from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
 from ridgeline.core.config import DEFAULT_KV_SHARE
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.kernels.cpu import native_level
+from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline.calibration import (
     Calibration,
     calibration_path,

@@ -10,7 +10,6 @@ from rich.console import Console
 from ridgeline.cli.display import figure, print_columns, with_interval
 from ridgeline.cli.options import Parser, positive
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.planning.cost import TokenPrices
 from ridgeline.roofline.metrics import MIN_P99_SAMPLES
 from ridgeline.roofline.slo import SLO_NAMES, Slo, parse_slo
 
@@ -74,6 +73,8 @@ def prices_of(arguments: argparse.Namespace) -> "Prices":
         return Prices(usd_per_hour=hour)
     if hour is not None:
         raise InvalidRequestError("--usd-per-hour is of a machine, the others are of an API.")
+    from ridgeline.planning.cost import TokenPrices  # torch takes a second: not for --help
+
     return Prices(tokens=TokenPrices(input=per_input, output=per_output))
 
 

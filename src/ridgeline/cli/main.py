@@ -8,30 +8,30 @@ import sys
 from collections.abc import Sequence
 
 import ridgeline
-from ridgeline.cli import (
-    batch,
-    bench,
-    bench_ladder,
-    bench_serve,
-    catalogue,
-    chat,
-    collect_env,
-    cost,
-    generate,
-    memory,
-    plan,
-    probe,
-    roofline,
-    serve,
-)
 from ridgeline.cli.config_file import apply_config_file
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 
-COMMANDS = (
-    serve, generate, chat, batch, probe, bench, bench_serve, bench_ladder, plan, memory,
-    cost, catalogue, roofline, collect_env,
-)  # fmt: skip
+# The module that has the options and runs each command, and a line of --help.
+COMMANDS = {
+    "serve": ("serve", "serve a model over HTTP"),
+    "generate": ("generate", "complete a prompt"),
+    "chat": ("chat", "talk to a model"),
+    "batch": ("batch", "answer a JSONL file of requests"),
+    "probe": ("probe", "measure an OpenAI-compatible endpoint"),
+    "bench": ("bench", "measure prefill and decode, and the ceilings"),
+    "bench-serve": ("bench_serve", "measure an engine or a URL under load"),
+    "bench-ladder": (
+        "bench_ladder",
+        "what kernels, formats and speculation give, predicted and measured",
+    ),
+    "plan": ("plan", "predict memory, latency, throughput and cost on any hardware"),
+    "memory": ("memory", "bytes of weights, KV cache and activations"),
+    "cost": ("cost", "what measured rates cost, in tokens and requests"),
+    "hardware": ("catalogue", "list the catalogue's machines, with the source of every figure"),
+    "roofline": ("roofline", "what bounds a model here, and what to try next"),
+    "collect-env": ("collect_env", "describe machine and installation"),
+}
 _BENCHES = ("serve", "ladder")
 _INTERRUPTED = 130
 
@@ -71,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="ridgeline", description="LLM inference that knows its bound.")
     parser.add_argument("--version", action="version", version=ridgeline.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in COMMANDS:
-        module.add_parser(commands)
+    for name, (module, text) in COMMANDS.items():
+        prog = f"ridgeline {name.replace('bench-', 'bench ')}"
+        commands.add_parser(name, prog=prog, help=text, module=f"ridgeline.cli.{module}")
     return parser

@@ -19,9 +19,8 @@ from ridgeline.roofline.model import PricedModel
 _MOST = 10**9
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("memory", help="bytes of weights, KV cache and activations")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     add_model_options(parser)
     parser.add_argument(
         "--context", type=int, metavar="N", help="tokens of a sequence; default 2048"

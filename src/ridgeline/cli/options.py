@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib
 import inspect
 import json
 import math
@@ -32,11 +33,15 @@ _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNOR
 
 
 class Parser(argparse.ArgumentParser):
-    """Exit code 2 and one line for a wrong command line; ``--help-all`` beside ``--help``."""
+    """Exit code 2 and one line for a wrong command line; ``--help-all`` beside ``--help``.
 
-    def __init__(self, **kwargs: Any) -> None:
+    ``module`` has the options of a command, and is imported when the command is chosen.
+    """
+
+    def __init__(self, *, module: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs, allow_abbrev=False)
         self.hidden: list[tuple[argparse.Action, str]] = []
+        self._module = module
 
     def parse_known_args(  # type: ignore[override]
         self,
@@ -44,6 +49,9 @@ class Parser(argparse.ArgumentParser):
         namespace: argparse.Namespace | None = None,
     ) -> tuple[argparse.Namespace, list[str]]:
         """Refuse what is not known here, where the options of the command are."""
+        if self._module is not None:
+            importlib.import_module(self._module).add_options(self)
+            self._module = None
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])

@@ -31,11 +31,8 @@ if TYPE_CHECKING:  # torch takes a second: not for --help
     from ridgeline.planning import Load, Machine, Question
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser(
-        "plan", help="predict memory, latency, throughput and cost on any hardware"
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     add_model_options(parser)
     add_machine_options(parser, default=None)
     parser.add_argument("--count", type=int, metavar="N", help="devices; default 1")

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 _LEAST = {"output_len": 2, "requests": 1, "rounds": 1, "max_token_id": 1, "tensor_parallel": 1}
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("probe", help="measure an OpenAI-compatible endpoint")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     parser.add_argument("url", metavar="URL", help="of the server, or of its /v1")
     parser.add_argument("--model-name", metavar="NAME", help="default: the first that is listed")
     parser.add_argument("--api-key", metavar="KEY")

@@ -45,9 +45,8 @@ from ridgeline.roofline.memory import MemoryFit, fit
 from ridgeline.roofline.predict import StepPredictor
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("roofline", help="what bounds a model here, and what to try next")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     add_model_options(parser)
     add_machine_options(parser, default=THIS)
     parser.add_argument(

@@ -15,9 +15,8 @@ from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.server.config import ServerConfig
 
 
-def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
-    """Add this command to the command line."""
-    parser = commands.add_parser("serve", help="serve a model over HTTP")
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
     add_model_options(parser)
     add_settings(parser, ServerConfig, title="server")
     parser.set_defaults(run=run)

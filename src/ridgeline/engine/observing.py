@@ -10,7 +10,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
 from ridgeline.executors import ExecutorModel
 from ridgeline.executors.priced import held_formats, priced_model
-from ridgeline.kernels.cpu import native_level
+from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline import history
 from ridgeline.roofline.calibration import (
     calibration_path,

@@ -28,7 +28,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.cpu import chosen_level, native_kernels_run
+from ridgeline.kernels.cpu.library import chosen_level, native_kernels_run
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.kernels import NativeKernels
 from ridgeline.weights import Adapter

@@ -120,7 +120,7 @@ def missing_for(name: str) -> str | None:
 def default_executor(*, block_tokens: int = 16, dtype: torch.dtype = torch.float32) -> str:
     """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
     from ridgeline.executors.cpu import KV_SUB_BLOCK
-    from ridgeline.kernels.cpu import native_kernels_run
+    from ridgeline.kernels.cpu.library import native_kernels_run
 
     if dtype == torch.float64:
         return "reference"

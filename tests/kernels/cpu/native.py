@@ -7,8 +7,9 @@ from functools import cache
 
 import numpy as np
 
-from ridgeline.kernels.cpu import Format, Pool, available_levels, load_library
-from ridgeline.kernels.cpu.structs import SEQUENCE, Attention, Batch, KVGroup
+from ridgeline.kernels.cpu.library import available_levels, load_library
+from ridgeline.kernels.cpu.pool import Pool
+from ridgeline.kernels.cpu.structs import SEQUENCE, Attention, Batch, Format, KVGroup
 
 FORMATS = {"f32": Format.F32, "f16": Format.F16, "bf16": Format.BF16, "int8": Format.INT8}
 LEVELS = available_levels()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.kernels.cpu.native import LEVELS, pool
 
-from ridgeline.kernels.cpu import pack
+from ridgeline.kernels.cpu.matrix import pack
 from ridgeline.kernels.cpu.structs import ActivationFunction, Batch, Buffer, Linear
 
 WIDTH = 21

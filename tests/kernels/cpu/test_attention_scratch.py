@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.kernels.cpu.native import LEVELS, Cache, Part
 
-from ridgeline.kernels.cpu import Format, load_library
-from ridgeline.kernels.cpu.structs import SEQUENCE, Attention, Batch, KVGroup
+from ridgeline.kernels.cpu.library import load_library
+from ridgeline.kernels.cpu.structs import SEQUENCE, Attention, Batch, Format, KVGroup
 
 LENGTH = 131_072
 CHUNKS = (1, 2, 8, 47, 180, 333, 700, 1023, 2048)

@@ -10,7 +10,8 @@ from tests.kernels.cpu import levels
 from ridgeline.executors.cpu.kv_cache import KV_SUB_BLOCK
 from ridgeline.executors.cpu.roles import FACTOR_COLUMNS
 from ridgeline.executors.priced import native_kernels
-from ridgeline.kernels.cpu import Format, library, matrix, structs
+from ridgeline.kernels.cpu import library, matrix, structs
+from ridgeline.kernels.cpu.structs import Format
 
 HEADERS = levels.SOURCES.parent / "cpu"
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from tests.kernels.cpu.native import LEVELS, pool
 
-from ridgeline.kernels.cpu import Format, MatrixFormat, pack, pack_codes
+from ridgeline.kernels.cpu.matrix import MatrixFormat, pack, pack_codes
+from ridgeline.kernels.cpu.structs import Format
 
 SHAPES = [(16, 33), (37, 100), (64, 256), (100, 513)]  # rows and columns, whole tiles or not
 TOKENS = [1, 2, 3, 5, 6, 8, 13, 16]

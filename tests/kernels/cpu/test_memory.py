@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ridgeline.kernels.cpu import Slabs
+from ridgeline.kernels.cpu.memory import Slabs
 
 
 def test_slabs_hold_each_matrix_apart() -> None:

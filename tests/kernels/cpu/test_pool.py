@@ -69,7 +69,8 @@ WITHOUT_MEMORY = """
 import resource, sys
 import numpy as np
 from ridgeline.core.errors import OutOfMemoryError
-from ridgeline.kernels.cpu import Pool, load_library
+from ridgeline.kernels.cpu.library import load_library
+from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import SAMPLING
 
 pool = Pool(load_library(sys.argv[1]), 3)

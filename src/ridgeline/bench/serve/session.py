@@ -14,7 +14,7 @@ from ridgeline.bench.serve.metrics import RequestTrace, Summary, summarize
 from ridgeline.bench.serve.runner import Progress, run_closed_loop, run_open_loop
 from ridgeline.bench.serve.targets import Target
 from ridgeline.bench.serve.workload import Conversation, Workload
-from ridgeline.engine import AsyncEngine
+from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.stats import StepRecord
 from ridgeline.roofline.live import RooflineReport
 from ridgeline.roofline.slo import Slo

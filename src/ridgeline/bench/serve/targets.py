@@ -8,7 +8,7 @@ from typing import Protocol
 from ridgeline.core.errors import NetworkError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.engine import AsyncEngine
+from ridgeline.engine.async_engine import AsyncEngine
 
 THROTTLED = (429, 503)
 

@@ -4,8 +4,9 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.kernels.cpu import Format, MatrixFormat, Pool, pack
-from ridgeline.kernels.cpu.structs import Adapter, AdapterPart
+from ridgeline.kernels.cpu.matrix import MatrixFormat, pack
+from ridgeline.kernels.cpu.pool import Pool
+from ridgeline.kernels.cpu.structs import Adapter, AdapterPart, Format
 from ridgeline.weights import Adapter as LoRA
 
 _FLOAT32 = MatrixFormat(format=Format.F32)

@@ -7,20 +7,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ridgeline.kernels.cpu import (
+from ridgeline.kernels.cpu.matrix import (
     TILE_ROWS,
-    Allocate,
-    Format,
     MatrixFormat,
     PackedMatrix,
-    Pool,
-    aligned_bytes,
     empty_matrix,
     largest_scale,
     matrix_struct,
     put_codes,
     scale_multiplier,
 )
+from ridgeline.kernels.cpu.memory import Allocate, aligned_bytes
+from ridgeline.kernels.cpu.pool import Pool
+from ridgeline.kernels.cpu.structs import Format
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.quant.gguf_codes import code_layout, split_codes, split_scales
 

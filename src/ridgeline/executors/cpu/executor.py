@@ -32,7 +32,8 @@ from ridgeline.executors.outputs import SegmentContext, rows_to_draw, segment_re
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
-from ridgeline.kernels.cpu import ABI_VERSION, chosen_level, shared_pool
+from ridgeline.kernels.cpu.library import ABI_VERSION, chosen_level
+from ridgeline.kernels.cpu.pool import shared_pool
 
 Floats = npt.NDArray[np.float32]
 

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import ModelSpec, kv_groups
-from ridgeline.kernels.cpu import Format, Pool, aligned_bytes
-from ridgeline.kernels.cpu.structs import KVGroup
+from ridgeline.kernels.cpu.memory import aligned_bytes
+from ridgeline.kernels.cpu.pool import Pool
+from ridgeline.kernels.cpu.structs import Format, KVGroup
 
 LAYOUT_VERSION = 1
 KV_SUB_BLOCK = 16

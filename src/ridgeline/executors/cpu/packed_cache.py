@@ -15,7 +15,8 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.executors.cpu.packed_file import read_packed, write_packed
 from ridgeline.executors.cpu.weights import PackedWeights, expected_bytes, pack_weights
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.cpu import ABI_VERSION, Pool
+from ridgeline.kernels.cpu.library import ABI_VERSION
+from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.weights import CheckpointWeights, DummyWeights
 
 _log = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ import numpy.typing as npt
 
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.executors.cpu.weights import PackedWeights
-from ridgeline.kernels.cpu import ABI_VERSION, PackedMatrix
+from ridgeline.kernels.cpu.library import ABI_VERSION
+from ridgeline.kernels.cpu.matrix import PackedMatrix
 from ridgeline.kernels.cpu.structs import Matrix
 
 _MAGIC = b"RLPACKED"

@@ -25,7 +25,8 @@ from ridgeline.core.spec import (
     kv_groups,
 )
 from ridgeline.executors.cpu.weights import PackedWeights
-from ridgeline.kernels.cpu import PackedMatrix, Pool
+from ridgeline.kernels.cpu.matrix import PackedMatrix
+from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import (
     ActivationFunction,
     Attention,

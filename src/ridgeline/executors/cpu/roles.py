@@ -8,14 +8,9 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.core.formats import NumberFormat, head_format, number_format, table_format
-from ridgeline.kernels.cpu import (
-    Format,
-    MatrixFormat,
-    Pool,
-    matrix_bytes,
-    matrix_struct,
-    plain_format,
-)
+from ridgeline.kernels.cpu.matrix import MatrixFormat, matrix_bytes, matrix_struct, plain_format
+from ridgeline.kernels.cpu.pool import Pool
+from ridgeline.kernels.cpu.structs import Format
 from ridgeline.weights import weight_shapes
 
 PRODUCT, HEAD, TABLE, PLAIN = "product", "head", "table", "plain"

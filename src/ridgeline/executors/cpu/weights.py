@@ -28,18 +28,17 @@ from ridgeline.executors.cpu.roles import (
     weight_roles,
 )
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.cpu import (
-    Allocate,
-    Format,
+from ridgeline.kernels.cpu.matrix import (
     PackedMatrix,
-    Pool,
-    Slabs,
     empty_matrix,
     matrix_struct,
     pack,
     plain_format,
     put_rows,
 )
+from ridgeline.kernels.cpu.memory import Allocate, Slabs
+from ridgeline.kernels.cpu.pool import Pool
+from ridgeline.kernels.cpu.structs import Format
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.weights import CheckpointWeights, Weight, expanded, weight_parts, weight_shapes
 
