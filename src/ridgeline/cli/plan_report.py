@@ -1,0 +1,208 @@
+"""The answers of ``ridgeline plan``, for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.display import output_console
+from ridgeline.roofline.slo import Slo
+
+
+def print_plan(result: Mapping[str, Any]) -> None:
+    """The answer for people; the intervals hold eight times of ten."""
+    console = output_console()
+    replicas = f"{result['replicas']} × tensor-parallel {result['tensor_parallel']}"
+    console.print(f"{result['model']} on {result['count']} × {result['hardware']} ({replicas})")
+    console.print(
+        f"  weights {result['weights_bytes'] / 1e9:.2f} GB in {result['weights_format']}, KV "
+        f"{result['kv_bytes_per_token'] / 1e3:.1f} kB a token, activations of a step "
+        f"{result['activation_bytes'] / 1e9:.2f} GB"
+    )
+    if not result["fits"]:
+        console.print(
+            "  does not fit: not one sequence of this length has room beside the weights on "
+            f"{result['tensor_parallel']} × {result['hardware']}",
+            soft_wrap=True,
+        )
+        _print_notes(console, result["notes"])
+        return
+    console.print(
+        f"  fits: {result['max_batch']:,} sequences of this length, or one of "
+        f"{result['max_context']:,} tokens"
+    )
+    intervals = result["interval_80"]
+    bound = result["bound"]
+    for label, name, scale, unit in (
+        ("TTFT", "ttft_s", 1e3, "ms"),
+        ("TPOT", "tpot_s", 1e3, "ms"),
+        ("output", "output_tok_s", 1, "tok/s"),
+    ):
+        if intervals[name] is None:
+            continue
+        low, high = intervals[name]
+        console.print(
+            f"  {label:<7} {result[name] * scale:9.1f} {unit:<6} "
+            f"({low * scale:.1f} to {high * scale:.1f})"
+        )
+    console.print(
+        f"  loaded  TPOT {_milliseconds(result['loaded_tpot_s'])} ms; "
+        f"alone: TTFT {result['alone_ttft_s'] * 1e3:.1f} ms, "
+        f"TPOT {_milliseconds(result['alone_tpot_s'])} ms"
+    )
+    console.print(f"  bound   prefill: {bound['prefill']}, decode: {bound['decode']}")
+    console.print(f"  load    {_goodput(result)}", soft_wrap=True)
+    if result["usd_per_1m_output"] is not None:
+        thousand = result["usd_per_1k_requests"]
+        per_thousand = "–" if thousand is None else f"${thousand:.3f}"
+        console.print(
+            f"  cost    ${result['usd_per_1m_output']:.3f} per 1M output tokens, "
+            f"{per_thousand} per 1K requests, at ${result['usd_per_hour']:.2f} an hour"
+        )
+        _print_money(console, result)
+    if result["power_w"] is not None:
+        joules = result["joules_per_output_token_at_most"]
+        per_token = "" if joules is None else f", so {joules:.3g} J per output token"
+        console.print(
+            f"  power   at most {result['power_w']:,.0f} W by the datasheet{per_token}: an upper "
+            "bound of the devices alone, not measured",
+            soft_wrap=True,
+        )
+    past = result["past_error"]["decode"]
+    if result["measured"] and past["median"] is not None:
+        console.print(
+            f"  measured machine; past error of decode steps: median {past['median']:.0%}, "
+            f"p90 {past['p90']:.0%} over {past['count']} steps",
+            style="dim",
+        )
+    else:
+        console.print(
+            "  not measured: datasheet and typical efficiencies of tuned engines, not of our cuda "
+            "executor",
+            style="dim",
+            soft_wrap=True,
+        )
+    _print_notes(console, result["notes"])
+
+
+def print_cheapest(plans: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
+    """The machines of the catalogue that hold a load, the cheapest first."""
+    console = output_console()
+    if not plans:
+        print("No machine of the catalogue that has a price holds this load, up to eight devices.")
+        _print_notes(console, notes)
+        return
+    table = Table("machine", "devices", "$/h", "TTFT s", "TPOT ms", "$/1M out", "meets SLO")
+    for plan in plans:
+        table.add_row(
+            plan["hardware"],
+            f"{plan['count']} (tp {plan['tensor_parallel']})",
+            f"{plan['usd_per_hour']:.2f}",
+            f"{plan['ttft_s']:.2f}",
+            _milliseconds(plan["tpot_s"]),
+            f"{plan['usd_per_1m_output']:.2f}",
+            f"{plan['slo_attainment']:.0%}",
+        )
+    console.print(table)
+    console.print(
+        "Predicted from datasheets and typical efficiencies of tuned engines, not measured.",
+        style="dim",
+        soft_wrap=True,
+    )
+    of_plans = (note for plan in plans for note in plan["notes"])
+    _print_notes(console, list(dict.fromkeys([*notes, *of_plans])))
+
+
+def print_disaggregation(result: Mapping[str, Any], rate_rps: float | None) -> None:
+    """Instances for prefill and for decode alone, and what moves between them."""
+    ratio = result["ratio"]
+    link_s = result["transfer_s"]
+    sent = "" if link_s is None else f", {link_s * 1e3:.1f} ms on the link"
+    best = f"{ratio['prefill']}:{ratio['decode']}"
+    print(f"prefill:decode  {best}, of up to 8 instances the best for each of them")
+    print(f"  prefill  {result['prefill_rps']:.2f} requests/s an instance within the TTFT")
+    print(
+        f"  decode   {result['decode_rps']:.2f} requests/s an instance within the TPOT, "
+        f"{result['decode_batch']:,} at once"
+    )
+    print(f"  KV       {result['transfer_bytes'] / 1e6:,.1f} MB to move for a prompt{sent}")
+    if result["instances"]:
+        counts = result["instances"]
+        print(
+            f"  load     {rate_rps:g} requests/s: {counts['prefill']} for prefill, "
+            f"{counts['decode']} for decode"
+        )
+    _print_notes(output_console(), result["notes"])
+
+
+def print_placement(result: Mapping[str, Any], *, form: str, memory_share: float) -> None:
+    """Which device holds which models; ``form`` is the format of their weights."""
+    console = output_console()
+    for device, names in result["devices"].items():
+        console.print(f"{device}: {', '.join(names) or '(free)'}")
+    if result["left_over"]:
+        console.print(f"left over: {', '.join(result['left_over'])}")
+    if result["usd_per_hour"] is not None:
+        console.print(f"${result['usd_per_hour']:.2f} an hour")
+    else:
+        console.print("no price is known of all of these devices")
+    console.print(
+        f"weights in {form}, KV of one sequence each or of the load, in {memory_share:.0%} of the "
+        "memory",
+        style="dim",
+    )
+    _print_notes(console, result["notes"])
+
+
+def _goodput(result: Mapping[str, Any]) -> str:
+    """Requests that are answered in a second, and of them those that meet the limits, if any."""
+    load = {
+        "saturation": "with all of them sent at once",
+        "trace": "of the trace",
+        "poisson": f"of {result['rate_rps'] or 0.0:.2f} that arrive in a second",
+    }[result["load"]]
+    answered = f"{result['completed_rps']:.2f} requests/s are answered, {load}"
+    if not result["keeps_up"]:
+        answered += ": it does not keep up, and the longer it lasts the longer they wait"
+    limits = [
+        f"{name.upper()} up to {limit:g} s" for name, limit in Slo(**result["slo"]).limits.items()
+    ]
+    if not limits:
+        return f"{answered}; how many are good needs limits (--slo)"
+    return (
+        f"{answered}; goodput {result['goodput_rps']:.2f}/s: {result['slo_attainment']:.0%} have "
+        f"{' and '.join(limits)}"
+    )
+
+
+def _print_money(console: Console, result: Mapping[str, Any]) -> None:
+    lines = []
+    if "usd_per_1m_bytes" in result:
+        lines.append(f"${result['usd_per_1m_bytes']:.3f} per 1M bytes of output")
+    if "break_even_output_tok_s" in result:
+        needed, rate = result["break_even_output_tok_s"], result["output_tok_s"]
+        verdict = "cheaper" if needed < rate else "dearer"
+        lines.append(
+            f"{verdict} than the API: break-even at {needed:,.0f} output tok/s all the time, "
+            f"{needed / rate:.0%} of what it answers"
+        )
+    if "prompt_cache_bytes" in result:
+        uses = result["cache_uses_to_pay_per_month"]
+        pays = "" if uses is None else f": it pays from {uses:.3g} uses a month"
+        lines.append(
+            f"a prompt's KV kept: {result['prompt_cache_bytes'] / 1e6:,.1f} MB, "
+            f"${result['prompt_cache_usd_per_month']:.2g} a month; computed anew "
+            f"${result['prompt_prefill_usd']:.2g}{pays}"
+        )
+    for line in lines:
+        console.print(f"          {line}", soft_wrap=True)
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(f"  note: {note}", soft_wrap=True, markup=False)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.1f}"
