@@ -371,3 +371,50 @@ def test_a_full_disk_is_one_sentence(model_folder):
     assert process.returncode == 1
     assert b"Traceback" not in process.stderr
     assert b"cannot be written" in process.stderr
+
+
+def test_beams_are_printed_best_first(model_folder, capsys):
+    options = ("--beams", 3, "--max-tokens", 5, "--ignore-eos", "--logprobs", 1)
+    result = json.loads(generate(capsys, model_folder, *options, "--json")[1])
+    sums = [sum(entry["logprob"] for entry in sample["logprobs"]) for sample in result["samples"]]
+    assert len(sums) == 3
+    assert sums == sorted(sums, reverse=True)
+    greedy = ("--temperature", 0, "--max-tokens", 5, "--ignore-eos", "--logprobs", 0, "--json")
+    (_, out, _) = generate(capsys, model_folder, *greedy)
+    assert sums[0] >= sum(entry["logprob"] for entry in json.loads(out)["logprobs"]) - 1e-6
+    code, out, _ = generate(capsys, model_folder, *options[:5])
+    assert code == 0
+    assert out.splitlines()[0] == f"[0] the cat{result['text']}"
+    shorter = generate(capsys, model_folder, "--beams", 2, "--length-penalty", -2, "--json")
+    assert shorter[0] == 0
+
+
+def test_the_best_of_more_samples(model_folder, capsys):
+    options = ("--seed", 5, "--max-tokens", 4, "--ignore-eos", "--json", "--temperature", 2)
+    drawn = json.loads(generate(capsys, model_folder, *options, "--n", 6, "--logprobs", 0)[1])
+    best = json.loads(generate(capsys, model_folder, *options, "--best-of", 6, "--n", 2)[1])
+
+    def mean(sample):
+        return sum(entry["logprob"] for entry in sample["logprobs"])
+
+    ranked = sorted(drawn["samples"], key=mean, reverse=True)
+    assert [each["text"] for each in best["samples"]] == [each["text"] for each in ranked[:2]]
+    assert "logprobs" not in best
+    code, out, _ = generate(capsys, model_folder, *options[:5], "--temperature", 2, "--best-of", 6)
+    assert (code, out.splitlines()[0]) == (0, f"[0] the cat{best['text']}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--beams", 65), "--beams must be between 1 and 64"),
+        (("--beams", 2, "--temperature", 1), "--temperature has no part in a beam search"),
+        (("--beams", 2, "--best-of", 3), "--best-of has no part in a beam search"),
+        (("--length-penalty", 1), "--length-penalty needs --beams"),
+        (("--best-of", 2, "--n", 3), "--best-of must be at least --n"),
+    ],
+)
+def test_beams_and_draws_exclude_each_other(model_folder, capsys, options, message):
+    code, _, err = generate(capsys, model_folder, *options)
+    assert code == 2
+    assert message in err

@@ -36,6 +36,25 @@ def completions():
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+def beams():
+    settings = {"model": MODEL, "max_tokens": 8, "n": 3}
+    wanted = {"use_beam_search": True, "length_penalty": 1.0}
+    whole = client.completions.create(**settings, prompt="import os", logprobs=0, extra_body=wanted)
+    sums = [sum(choice.logprobs.token_logprobs) for choice in whole.choices]
+    lengths = [len(choice.logprobs.token_logprobs) for choice in whole.choices]
+    scores = [total / length for total, length in zip(sums, lengths, strict=True)]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    assert whole.usage.completion_tokens == sum(lengths)
+    answer = client.chat.completions.create(**settings, messages=HI, extra_body=wanted)
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    try:
+        client.completions.create(**settings, prompt="a", stream=True, extra_body=wanted)
+    except BadRequestError as error:
+        assert error.param == "stream"
+    else:
+        raise AssertionError("a beam search was streamed")
+
+
 def chat():
     whole = client.chat.completions.create(
         model=MODEL,
@@ -156,7 +175,7 @@ def errors():
 
 
 for check in (
-    completions, chat, chat_stream, tools, structured_output, responses, embeddings,
+    completions, beams, chat, chat_stream, tools, structured_output, responses, embeddings,
     files_and_batches, errors,
 ):  # fmt: skip
     try:

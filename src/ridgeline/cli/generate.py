@@ -3,9 +3,9 @@
 import argparse
 import json
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.cli.display import (
     error_console,
@@ -20,12 +20,20 @@ from ridgeline.cli.options import (
     add_model_options,
     add_sampling_options,
     engine_settings,
+    given_settings,
     read_prompt,
     sampling_params,
     token_ids,
 )
 from ridgeline.core.errors import InvalidRequestError, NoTokenError
 from ridgeline.core.request import CompletionOutput, FinishReason, RequestOutput
+from ridgeline.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ridgeline.engine import LLM
+    from ridgeline.engine.beam_search import BeamParams
+
+_OF_BEAMS = {"max_tokens", "ignore_eos", "logprobs"}  # sampling options that beams have, too
 
 
 def add_options(parser: Parser) -> None:
@@ -39,6 +47,18 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--adapter", metavar="NAME", help="which of --adapters to use")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.add_argument(
+        "--best-of", type=int, metavar="N", help="draw N samples, print the --n likeliest"
+    )
+    parser.add_argument(
+        "--beams", type=int, metavar="N", help="search with N beams instead of sampling"
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="X",
+        help="of --beams: log-probabilities are divided by the length to this power (1.0)",
+    )
     add_sampling_options(parser)
     parser.set_defaults(run=run)
 
@@ -46,6 +66,7 @@ def add_options(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, complete, print; the text streams unless ``--json`` or several samples are wanted."""
     sampling_params(arguments)  # a mistake in it is found before the model is loaded
+    beams = _beam_params(arguments)
     prompt = arguments.prompt_ids or read_prompt(arguments)
     text = prompt if isinstance(prompt, str) else ""
     from ridgeline.engine.llm import LLM  # torch takes a second: not for --help
@@ -58,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{llm.name} has no tokenizer; give the prompt as token ids: --prompt-ids 1,2,3."
             )
         params = sampling_params(arguments, **llm.sampling_defaults)
-        if not arguments.json and params.n == 1:
+        if beams is None and not arguments.json and _num_drawn(arguments, params) == 1:
             stream = llm.stream(prompt, params, adapter=arguments.adapter)
             print(text, end="", flush=True)
             with suppress(NoTokenError):  # said at the end
@@ -68,24 +89,83 @@ def run(arguments: argparse.Namespace) -> int:
             print("" if llm.tokenizer else _ids(output.outputs[0]))
         else:
             try:
-                (output,) = llm.generate(prompt, params, adapter=arguments.adapter)
+                output = _complete(llm, prompt, params, beams, arguments)
             except NoTokenError as error:
-                (output,) = error.outputs
+                output, *_ = error.outputs  # of beams, all of a step's
         report = llm.roofline()
         if arguments.json:
             print(json.dumps(to_json(llm.name, output) | {"roofline": asdict(report)}))
-        elif params.n > 1:
+        elif beams is not None or _num_drawn(arguments, params) > 1:
             _print_samples(output, has_text=llm.tokenizer is not None)
         if not arguments.json:
             print_logprobs(output, llm.tokenizer)
     if not arguments.json:
         _print_timing(output)
         error_console.print(roofline_line(report), style="dim", markup=False, soft_wrap=True)
-    if (warning := full_context_line(output, params.max_tokens)) is not None:
+    max_tokens = params.max_tokens if beams is None else beams.max_tokens
+    if (warning := full_context_line(output, max_tokens)) is not None:
         error_console.print(warning, style="yellow", soft_wrap=True)
     if any(sample.finish_reason == FinishReason.ERROR for sample in output.outputs):
         raise NoTokenError
     return 0
+
+
+def _beam_params(arguments: argparse.Namespace) -> "BeamParams | None":
+    """The beam search that the command line asks for.
+
+    Raises:
+        InvalidRequestError: it asks for a draw as well, or a value is out of bounds.
+    """
+    if arguments.beams is None:
+        if arguments.length_penalty is not None:
+            raise InvalidRequestError("--length-penalty needs --beams.")
+        if arguments.best_of is not None:
+            _num_drawn(arguments, sampling_params(arguments))
+        return None
+    from ridgeline.engine.beam_search import MAX_BEAMS, BeamParams  # tokenizers take their time
+
+    if not 1 <= arguments.beams <= MAX_BEAMS:
+        raise InvalidRequestError(f"--beams must be between 1 and {MAX_BEAMS}.")
+    given = given_settings(arguments, SamplingParams)
+    if arguments.best_of is not None:
+        given["best_of"] = arguments.best_of
+    if other := [name for name in given if name not in _OF_BEAMS]:
+        option = "--" + other[0].replace("_", "-")
+        raise InvalidRequestError(f"{option} has no part in a beam search: leave out one of both.")
+    if arguments.length_penalty is not None:
+        given["length_penalty"] = arguments.length_penalty
+    return BeamParams(beam_width=arguments.beams, **given)
+
+
+def _num_drawn(arguments: argparse.Namespace, params: SamplingParams) -> int:
+    """How many samples are drawn, of which ``params.n`` are printed."""
+    drawn: int = params.n if arguments.best_of is None else arguments.best_of
+    if drawn < params.n:
+        raise InvalidRequestError("--best-of must be at least --n.")
+    return drawn
+
+
+def _complete(
+    llm: "LLM",
+    prompt: str | list[int],
+    params: SamplingParams,
+    beams: "BeamParams | None",
+    arguments: argparse.Namespace,
+) -> RequestOutput:
+    """The whole output: beams, samples, or the best of more samples."""
+    if beams is not None:
+        return llm.beam_search(prompt, beams, adapter=arguments.adapter)[0]
+    drawn = _num_drawn(arguments, params)
+    if drawn == params.n:
+        return llm.generate(prompt, params, adapter=arguments.adapter)[0]
+    from ridgeline.engine.beam_search import best_of
+
+    wanted = replace(params, n=drawn, logprobs=params.logprobs or 0)
+    found = best_of(llm.generate(prompt, wanted, adapter=arguments.adapter)[0], params.n)
+    shown = found.outputs
+    if params.logprobs is None:
+        shown = tuple(replace(sample, logprobs=None) for sample in shown)
+    return replace(found, outputs=shown)
 
 
 def _print_samples(output: RequestOutput, *, has_text: bool) -> None:

@@ -252,6 +252,10 @@ class AsyncEngine:
         return self._loaded().sampling_defaults
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._loaded().eos_token_ids
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the LoRA adapters that a request can choose."""
         return self._loaded().adapters

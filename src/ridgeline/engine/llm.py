@@ -22,7 +22,7 @@ from ridgeline.core.request import FinishReason, Request, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import ModelSpec
 from ridgeline.core.speculation_figures import SpeculationFigures
-from ridgeline.engine.beam_search import BeamParams, as_completion, beam_search
+from ridgeline.engine.beam_search import BeamParams, BeamSearch, as_completions, beam_search
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.loading import Progress
 from ridgeline.engine.prompts import Prompt, as_prompts, check_length, encode_prompt
@@ -30,7 +30,7 @@ from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stream import CompletionStream
 from ridgeline.kvcache import MissReport
 from ridgeline.roofline.live import RooflineReport
-from ridgeline.text import IncrementalDetokenizer, Tokenizer
+from ridgeline.text import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -259,50 +259,32 @@ class LLM:
         return self._engine.observer.report()
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamParams | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamParams | None = None,
+        *,
+        adapter: str | None = None,
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
         """The most likely completions of each prompt that a beam search finds, best first."""
         batch, params = as_prompts(prompts), params or BeamParams()
-        ids = [self._encode(prompt) for prompt in batch]
-        ends = frozenset[int]() if params.ignore_eos else self.eos_token_ids
-        found = beam_search(
-            self.generate,
-            ids,
-            params,
-            eos_token_ids=ends,
-            max_model_len=self.config.max_model_len,
-        )
+        searches = [
+            BeamSearch(
+                tuple(self._encode(prompt)), params, self.eos_token_ids, self.config.max_model_len
+            )
+            for prompt in batch
+        ]
+        beam_search(partial(self.generate, adapter=adapter, cache_salt=cache_salt), searches)
         return [
             RequestOutput(
                 request_id=number,
                 prompt=prompt if isinstance(prompt, str) else None,
-                prompt_token_ids=tuple(prompt_ids),
-                outputs=tuple(
-                    as_completion(
-                        index,
-                        self._continuation(prompt_ids, token_ids, ends),
-                        token_ids,
-                        logprob,
-                        ended=token_ids[-1] in ends,
-                    )
-                    for index, (token_ids, logprob) in enumerate(beams)
-                ),
+                prompt_token_ids=search.prompt_ids,
+                outputs=as_completions(search, self.tokenizer),
                 finished=True,
             )
-            for number, (prompt, prompt_ids, beams) in enumerate(
-                zip(batch, ids, found, strict=True)
-            )
+            for number, (prompt, search) in enumerate(zip(batch, searches, strict=True))
         ]
-
-    def _continuation(
-        self, prompt_ids: Sequence[int], token_ids: Sequence[int], ends: frozenset[int]
-    ) -> str:
-        """The text that tokens add to a prompt's, without that of an end."""
-        if self.tokenizer is None:
-            return ""
-        detokenizer = IncrementalDetokenizer(self.tokenizer, context_ids=prompt_ids)
-        shown = token_ids[:-1] if token_ids[-1] in ends else token_ids
-        return detokenizer.push(shown) + detokenizer.finish()
 
     def close(self) -> None:
         """Free weights and KV; every later call raises `EngineError`."""

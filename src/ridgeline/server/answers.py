@@ -8,6 +8,8 @@ from typing import Any
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionChunk, FinishReason
+from ridgeline.engine.beam_search import BeamParams
+from ridgeline.server.beams import refused_in_beams
 from ridgeline.server.call_ids import new_call_id, with_template_ids
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, explain_tools
@@ -168,6 +170,7 @@ async def prepare_answer(
     limit_name: str | None,
     format_schema: FormatSchema | None = None,
     add_special_tokens: bool = False,
+    beams: BeamParams | None = None,
     **settings: Any,
 ) -> AnswerJob:
     """Admit and check a request and render its prompt; ``settings`` go to the sampling parameters.
@@ -197,6 +200,8 @@ async def prepare_answer(
         reasoning_parser = server.reasoning_parser
         if tools:
             tool_parser = server.tool_parser
+    if beams is not None and grammar is not None:
+        raise refused_in_beams("tool_choice")
     prompt = await prompt_of(call, conversation)
     if forced is not None or reads_special_tokens(tool_parser, reasoning_parser):
         settings["skip_special_tokens"] = False
@@ -227,6 +232,7 @@ async def prepare_answer(
         priority=priority_of(call, fields.priority),
         deadline_s=deadline_s(server, fields),
         format_fields=format_fields,
+        beams=beams,
     )
     schemas = {tool.name: tool.parameters or {} for tool in tools}
 

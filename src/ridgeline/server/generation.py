@@ -5,9 +5,16 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from ridgeline.core.errors import InvalidRequestError, NoTokenError, OverloadedError
-from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest
+from ridgeline.core.errors import (
+    EngineUnavailableError,
+    InvalidRequestError,
+    NoTokenError,
+    OverloadedError,
+)
+from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest, RequestTimings
+from ridgeline.core.result import TokenLogprobs
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.engine.beam_search import BeamParams, BeamSearch, finish_reason
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
@@ -15,6 +22,7 @@ from ridgeline.server.output_formats import refused_format
 from ridgeline.server.schemas.generation import PromptTokensDetails, Usage
 
 MAX_SEQUENCES = 2048
+MAX_BEAM_TOKENS = 1 << 17  # of prompts, which each step of a beam search sends to the engine anew
 BATCH_PRIORITY = 1 << 30  # after everything that somebody waits for
 _BUFFERED_CHUNKS = 64
 
@@ -24,6 +32,7 @@ class Job:
     """The prompts of a call as token ids, and how to continue them.
 
     ``format_fields``: those of the request from which the grammar of the output was made.
+    ``beams``: look for the likeliest ``params.n`` outputs, rather than draw them.
     """
 
     call: Call
@@ -34,11 +43,16 @@ class Job:
     priority: int = 0
     deadline_s: float | None = None
     format_fields: tuple[str, ...] = ()
+    beams: BeamParams | None = None
 
     def __post_init__(self) -> None:
         if len(self.prompts) * self.params.n > MAX_SEQUENCES:
             raise bad_request(
                 f"A request may ask for {MAX_SEQUENCES} outputs at the most, over all prompts.", "n"
+            )
+        if self.beams and sum(map(len, self.prompts)) * self.params.n > MAX_BEAM_TOKENS:
+            raise bad_request(
+                f"A beam search may have {MAX_BEAM_TOKENS} tokens of prompts, times n.", "n"
             )
 
 
@@ -58,14 +72,16 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
     with call.admission:
         call.charge_input(sum(map(len, job.prompts)))
         meter = server.metrics.meter(call)
-        source = _one(job, 0) if len(job.prompts) == 1 else _merged(job)
+        sources = [_pieces(job, prompt) for prompt in range(len(job.prompts))]
+        source = sources[0] if len(sources) == 1 else _merged(sources)
         try:
             async for choice, chunk in source:
                 if chunk.prompt is not None:
                     call.prompt_tokens += chunk.prompt.num_tokens
                     call.cached_tokens += chunk.prompt.num_cached_tokens
                 call.output_tokens += len(chunk.token_ids)
-                call.charge_output(len(chunk.token_ids))
+                if job.beams is None:  # which are charged as they grow
+                    call.charge_output(len(chunk.token_ids))
                 meter.take(choice, chunk)
                 if chunk.finish_reason is FinishReason.ERROR:
                     raise NoTokenError
@@ -84,20 +100,28 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
             await source.aclose()
 
 
-async def _one(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
+def _pieces(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
+    ids, first = job.prompts[prompt], prompt * job.params.n
+    if job.beams is not None:
+        return _beams(job, ids, job.beams, first)
+    return _one(job, ids, job.params, first)
+
+
+async def _one(
+    job: Job, prompt: tuple[int, ...], params: SamplingParams, first: int
+) -> AsyncGenerator[Piece, None]:
     call = job.call
     request = GenerateRequest(
         request_id=new_id("gen-"),  # clients may use one x-request-id twice at a time
-        prompt=job.prompts[prompt],
-        params=job.params,
+        prompt=prompt,
+        params=params,
         adapter=job.adapter,
-        cache_salt=f"{call.caller.tenant}\0{job.cache_salt}",
+        cache_salt=salt_of(call.caller.tenant, job.cache_salt),
         tenant=call.caller.tenant,
         priority=job.priority,
         deadline_s=job.deadline_s,
         arrival_s=call.arrival_s,
     )
-    first = prompt * job.params.n
     source = call.server.engine.generate(request)
     assert isinstance(source, AsyncGenerator)
     async with contextlib.aclosing(source):
@@ -105,19 +129,82 @@ async def _one(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
             yield first + chunk.index, chunk
 
 
-async def _merged(job: Job) -> AsyncGenerator[Piece, None]:
-    """All prompts at once, their pieces as they come."""
+async def _beams(
+    job: Job, prompt: tuple[int, ...], params: BeamParams, first: int
+) -> AsyncGenerator[Piece, None]:
+    """The best beams after a prompt, each in one piece, once the search is over.
+
+    A step of all beams is a request of one token after each. They are charged as they are computed,
+    those that are dropped later as well.
+
+    Raises:
+        EngineUnavailableError: a step was aborted.
+    """
+    engine = job.call.server.engine
+    search = BeamSearch(prompt, params, engine.eos_token_ids, engine.config.max_model_len)
+    begin = end = None
+    while search.live:
+        steps: dict[int, TokenLogprobs] = {}
+        sources = [_one(job, ids, params.of_step, i) for i, ids in enumerate(search.prompts())]
+        async with contextlib.aclosing(_merged(sources)) as pieces:
+            async for number, chunk in pieces:
+                if not chunk.logprobs:
+                    if chunk.finish_reason is FinishReason.ABORT:
+                        raise EngineUnavailableError("The request was aborted.")
+                    yield first, chunk  # an error, for the caller to raise
+                    return
+                steps[number] = chunk.logprobs[0]
+                begin, end = begin or chunk, chunk
+        job.call.charge_output(len(steps))
+        search.advance([steps[number] for number in range(len(steps))])
+    assert begin is not None
+    assert end is not None
+    for index, beam in enumerate(search.finished):
+        yield (
+            first + index,
+            CompletionChunk(
+                request_id=end.request_id,
+                index=index,
+                text=search.text(
+                    beam, engine.tokenizer, skip_special_tokens=job.params.skip_special_tokens
+                ),
+                token_ids=beam.token_ids,
+                logprobs=beam.logprobs,
+                finish_reason=finish_reason(search, beam),
+                prompt=None if index else begin.prompt,
+                timings=None if index else _timings(begin, end, search),
+            ),
+        )
+
+
+def _timings(begin: CompletionChunk, end: CompletionChunk, search: BeamSearch) -> RequestTimings:
+    """Of a whole search, by the first and the last of its steps, all of which arrived with it."""
+    assert begin.timings is not None
+    assert end.timings is not None
+    count = max(len(beam.token_ids) for beam in search.finished)
+    end_s, ttft_s = end.timings.end_to_end_s, begin.timings.ttft_s
+    return RequestTimings(
+        queue_s=begin.timings.queue_s,
+        ttft_s=ttft_s,
+        tpot_s=None if ttft_s is None or count < 2 else (end_s - ttft_s) / (count - 1),
+        end_to_end_s=end_s,
+    )
+
+
+async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """All of them at once, their pieces as they come."""
     queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(_BUFFERED_CHUNKS)
 
-    async def pump(prompt: int) -> None:
+    async def pump(source: AsyncGenerator[Piece, None]) -> None:
         try:
-            async for piece in _one(job, prompt):
-                await queue.put(piece)
+            async with contextlib.aclosing(source):
+                async for piece in source:
+                    await queue.put(piece)
             await queue.put(None)
         except Exception as error:  # raised again by the reader
             await queue.put(error)
 
-    tasks = [asyncio.create_task(pump(prompt)) for prompt in range(len(job.prompts))]
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
     running = len(tasks)
     try:
         while running:
@@ -132,6 +219,11 @@ async def _merged(job: Job) -> AsyncGenerator[Piece, None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def salt_of(tenant: str, cache_salt: str = "") -> str:
+    """What separates the cached prefixes of tenants, and of their own salts."""
+    return f"{tenant}\0{cache_salt}"
 
 
 def priority_of(call: Call, wanted: int | None = None) -> int:

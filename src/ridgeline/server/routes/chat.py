@@ -12,6 +12,7 @@ from ridgeline.server.answers import (
     answer_pieces,
     prepare_answer,
 )
+from ridgeline.server.beams import beam_params
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.conversation import Conversation, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
@@ -52,15 +53,19 @@ async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
         raise bad_request("max_tokens must be at least 1.", "max_tokens")
     if request.stream and request.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs is not available in a stream.", "prompt_logprobs")
+    max_tokens, logprobs = max_tokens_of(request), None
+    if request.logprobs:
+        logprobs = request.top_logprobs or 0
     answer = await prepare_answer(
         call,
         request,
         conversation_of(request),
-        max_tokens=max_tokens_of(request),
+        max_tokens=max_tokens,
         limit_name=limit_name(request),
         add_special_tokens=bool(request.add_special_tokens),
+        beams=beam_params(call.server, request, max_tokens=max_tokens, logprobs=logprobs),
         n=request.n,
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
     )
     run = _Run(call, request, answer)

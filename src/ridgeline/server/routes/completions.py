@@ -8,6 +8,7 @@ import msgspec
 
 from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
+from ridgeline.server.beams import beam_params, refused_in_beams
 from ridgeline.server.context import Call, new_id
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import Job, generate, priority_of, usage_of
@@ -74,8 +75,10 @@ class _Run:
         if max_tokens == 0 and not request.echo:
             raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
         output_tokens = _DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1)
-        num_outputs = count_prompts(request.prompt) * (request.n or 1)
-        call.admit(num_outputs=num_outputs, max_tokens=output_tokens)
+        beams = beam_params(server, request, max_tokens=output_tokens, logprobs=request.logprobs)
+        if beams is not None:
+            _check_beams(request)
+        call.admit(num_outputs=count_prompts(request.prompt) * drawn, max_tokens=output_tokens)
         adds_special = request.add_special_tokens is not False
         context = server.engine.config.max_model_len
         limit = request.truncate_prompt_tokens
@@ -110,6 +113,7 @@ class _Run:
             priority=priority_of(call, request.priority),
             deadline_s=deadline_s(server, request),
             format_fields=() if wanted is None else (wanted.field,),
+            beams=beams,
         )
         return cls(call, request, model, job)
 
@@ -213,6 +217,14 @@ class _Echo:
 
     text: str
     hides_special: bool
+
+
+def _check_beams(request: CompletionRequest) -> None:
+    """Refuse what only completions have and beams have not."""
+    if request.best_of is not None:
+        raise refused_in_beams("best_of")
+    if request.echo and request.logprobs is not None:
+        raise bad_request("echo with logprobs has no part in a beam search.", "echo")
 
 
 def _echoes(call: Call, request: CompletionRequest, job: Job) -> list[_Echo]:

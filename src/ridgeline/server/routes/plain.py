@@ -15,7 +15,7 @@ from ridgeline.server.context import Call, Server, new_id
 from ridgeline.server.conversation import Conversation
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
-from ridgeline.server.generation import priority_of
+from ridgeline.server.generation import priority_of, salt_of
 from ridgeline.server.logprobs import token_text
 from ridgeline.server.prompts import check_in_vocabulary, count_prompts, tokenize, truncate
 from ridgeline.server.replies import Reply
@@ -56,7 +56,7 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
                 prompt,
                 request_id=new_id("emb-"),
                 adapter=server.adapter(model),
-                cache_salt=f"{call.caller.tenant}\0",
+                cache_salt=salt_of(call.caller.tenant),
                 tenant=call.caller.tenant,
                 priority=priority_of(call),
             )

@@ -86,6 +86,8 @@ class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
 class OpenAIGeneration(Generation, kw_only=True):
     """What completions and chat share beyond that.
 
+    ``use_beam_search``: the outputs are the ``n`` best beams.
+
     Inert, because SDKs send them: ``user``, ``metadata``, ``store``, ``service_tier``,
     ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_options``,
     ``prompt_cache_retention``.
@@ -97,6 +99,8 @@ class OpenAIGeneration(Generation, kw_only=True):
     stream_options: StreamOptions | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] | None = None
     response_format: "ResponseFormat | None" = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
