@@ -52,7 +52,7 @@ lint: $(VENV)/.installed-dev
 # is that of compilers.
 test-gpu:
 	@failed=0; \
-	PYTHONPATH=src $(PYTHON) -m ridgeline.bench.gpu --check || failed=1; \
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu --check || failed=1; \
 	if PYTHONPATH=src $(PYTHON) -c "import sys; from importlib.util import find_spec; \
 	  from ridgeline.kernels.gpu import missing_for_gpu; \
 	  sys.exit(find_spec('pytest') is None or missing_for_gpu() is not None)"; then \
@@ -65,10 +65,10 @@ test-gpu:
 
 # On a machine with a GPU; needs nothing but PYTHON with torch, triton and numpy.
 bench-gpu:
-	PYTHONPATH=src $(PYTHON) -m ridgeline.bench.gpu
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu
 
 bench-honesty: $(VENV)/.installed-dev
-	$(BIN)/python -m ridgeline.bench.honesty
+	$(BIN)/python -m benchmarks.honesty
 
 embedded-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.embedded --docs docs

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 import torch
+from benchmarks.gpu import checks
 from tests.executors.host_cuda import RecordsLaunches
 
-from ridgeline.bench.gpu import checks
 from ridgeline.executors.cuda.triton_kernels import TritonKernels
 from ridgeline.kernels.gpu import missing_for_gpu
 

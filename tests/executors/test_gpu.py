@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from benchmarks.gpu.checks import _CASES, check_all
 
-from ridgeline.bench.gpu.checks import _CASES, check_all
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.opening import gpu_kernels, open_gpu
 from ridgeline.executors.cuda.torch_kernels import TorchKernels, unpacked

@@ -10,8 +10,8 @@ from math import ceil
 
 import torch
 
-from ridgeline.bench.gpu.progress import Bench
-from ridgeline.bench.gpu.settings import Settings
+from benchmarks.gpu.progress import Bench
+from benchmarks.gpu.settings import Settings
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.formats import number_format
 from ridgeline.core.plan import (

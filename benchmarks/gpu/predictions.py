@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
-from ridgeline.bench.gpu.steps import StepTime
+from benchmarks.gpu.steps import StepTime
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.features import pass_terms
 from ridgeline.roofline.fitting import Sample, fit, held_out_errors

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ridgeline.bench.gpu.progress import Bench
+from benchmarks.gpu.progress import Bench
 from ridgeline.core.formats import number_format
 from ridgeline.core.ops import Op
 from ridgeline.core.plan import (

@@ -6,7 +6,7 @@ from math import ceil
 
 import torch
 
-from ridgeline.bench.gpu.settings import Settings
+from benchmarks.gpu.settings import Settings
 from ridgeline.executors.cuda.device import Device
 
 _CALLS = 16  # that a graph has at the least: what is between graphs counts little

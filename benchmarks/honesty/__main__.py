@@ -4,17 +4,17 @@
 import argparse
 from pathlib import Path
 
-from ridgeline.bench.honesty.cases import CALIBRATED_FORMATS
-from ridgeline.bench.honesty.measured import load, save
-from ridgeline.bench.honesty.page import page
-from ridgeline.bench.honesty.report import report
-from ridgeline.bench.honesty.run import HonestyRun
+from benchmarks.honesty.cases import CALIBRATED_FORMATS
+from benchmarks.honesty.measured import load, save
+from benchmarks.honesty.page import page
+from benchmarks.honesty.report import report
+from benchmarks.honesty.run import HonestyRun
 from ridgeline.roofline.storage import write_json
 
 
 def main() -> None:
     """Measure, or take what was measured; fit, compare, and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m ridgeline.bench.honesty", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.honesty", description=__doc__)
     parser.add_argument("--executor", choices=tuple(CALIBRATED_FORMATS), default="cpu")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--page", type=Path, default=Path("docs/honesty.md"))

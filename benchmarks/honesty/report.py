@@ -5,11 +5,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ridgeline.bench.calibration import SMALL, price_of, samples_of
-from ridgeline.bench.honesty import cases
-from ridgeline.bench.honesty.lies import AGAIN, judge_lies
-from ridgeline.bench.honesty.measured import Measurements, TrafficTimes
-from ridgeline.bench.honesty.scoring import (
+from benchmarks.honesty import cases
+from benchmarks.honesty.lies import AGAIN, judge_lies
+from benchmarks.honesty.measured import Measurements, TrafficTimes
+from benchmarks.honesty.scoring import (
     Baselines,
     Claim,
     Outcome,
@@ -17,7 +16,8 @@ from ridgeline.bench.honesty.scoring import (
     speed_ups,
     summarise,
 )
-from ridgeline.bench.honesty.traffic import predicted_ttft_s, ttft_entry
+from benchmarks.honesty.traffic import predicted_ttft_s, ttft_entry
+from ridgeline.bench.calibration import SMALL, price_of, samples_of
 from ridgeline.bench.step_timing import StepShape, StepTimes
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline import PricedModel

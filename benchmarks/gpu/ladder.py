@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ridgeline.bench.gpu.progress import Bench
-from ridgeline.bench.gpu.steps import StepBench, StepTime, random_model
+from benchmarks.gpu.progress import Bench
+from benchmarks.gpu.steps import StepBench, StepTime, random_model
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
 _COMPILE_S = 75.0  # that PyTorch may take to compile a step of 16 layers

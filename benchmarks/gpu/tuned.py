@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ridgeline.bench.gpu.progress import Bench
-from ridgeline.bench.gpu.steps import StepBench, random_model
+from benchmarks.gpu.progress import Bench
+from benchmarks.gpu.steps import StepBench, random_model
 from ridgeline.executors.cuda.tuning_cache import Tuned
 
 _CONTEXT = 32  # tokens; products are the same for all

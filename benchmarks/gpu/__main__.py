@@ -1,4 +1,4 @@
-"""``python -m ridgeline.bench.gpu``: measure, print a table, write a file."""
+"""``python -m benchmarks.gpu``: measure, print a table, write a file."""
 
 import argparse
 import sys
@@ -14,10 +14,10 @@ def main(arguments: list[str] | None = None) -> int:
     missing = missing_for_triton()
     if missing is not None:
         return _nothing(missing)
-    from ridgeline.bench.gpu.run import check, run  # which need what is not missing
-    from ridgeline.bench.gpu.settings import FULL, MINIATURE
+    from benchmarks.gpu.run import check, run  # which need what is not missing
+    from benchmarks.gpu.settings import FULL, MINIATURE
 
-    parser = argparse.ArgumentParser(prog="python -m ridgeline.bench.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, help="no other case is begun after these")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder")
     parser.add_argument("--shapes", nargs="+", choices=tuple(FULL.shapes), help="only these")

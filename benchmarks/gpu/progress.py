@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ridgeline.bench.gpu.settings import Settings
+from benchmarks.gpu.settings import Settings
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.kernels import Kernels

@@ -7,19 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from ridgeline.bench.gpu.ceilings import bench_ceilings
-from ridgeline.bench.gpu.checks import bench_checks, case_names
-from ridgeline.bench.gpu.compilation import compile_ahead
-from ridgeline.bench.gpu.kernels import bench_kernels
-from ridgeline.bench.gpu.ladder import climb
-from ridgeline.bench.gpu.peers import bench_transformers
-from ridgeline.bench.gpu.predictions import predictions
-from ridgeline.bench.gpu.processes import Job, Part, conduct
-from ridgeline.bench.gpu.progress import Message
-from ridgeline.bench.gpu.report import Report
-from ridgeline.bench.gpu.settings import Settings
-from ridgeline.bench.gpu.steps import bench_steps
-from ridgeline.bench.gpu.tuned import bench_tuning
+from benchmarks.gpu.ceilings import bench_ceilings
+from benchmarks.gpu.checks import bench_checks, case_names
+from benchmarks.gpu.compilation import compile_ahead
+from benchmarks.gpu.kernels import bench_kernels
+from benchmarks.gpu.ladder import climb
+from benchmarks.gpu.peers import bench_transformers
+from benchmarks.gpu.predictions import predictions
+from benchmarks.gpu.processes import Job, Part, conduct
+from benchmarks.gpu.progress import Message
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.steps import bench_steps
+from benchmarks.gpu.tuned import bench_tuning
 
 # Of the first model, and of the others in the first formats, all steps are measured; else the
 # first, which the figures to be shown are about.

@@ -10,6 +10,19 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.honesty import cases
+from benchmarks.honesty.lies import measure_lies
+from benchmarks.honesty.measured import SCHEMA, Measurements, ModelTimes, TrafficTimes
+from benchmarks.honesty.report import (
+    baselines_of,
+    calibration_of,
+    calibration_samples,
+    make_claims,
+    predicted_ttft,
+    priced,
+)
+from benchmarks.honesty.scoring import Baselines
+from benchmarks.honesty.traffic import make_trace, measured_ttfts_s
 from ridgeline.bench.calibration import (
     SHAPES,
     STEPS,
@@ -24,19 +37,6 @@ from ridgeline.bench.calibration import (
     with_best,
 )
 from ridgeline.bench.conditions import Watch
-from ridgeline.bench.honesty import cases
-from ridgeline.bench.honesty.lies import measure_lies
-from ridgeline.bench.honesty.measured import SCHEMA, Measurements, ModelTimes, TrafficTimes
-from ridgeline.bench.honesty.report import (
-    baselines_of,
-    calibration_of,
-    calibration_samples,
-    make_claims,
-    predicted_ttft,
-    priced,
-)
-from ridgeline.bench.honesty.scoring import Baselines
-from ridgeline.bench.honesty.traffic import make_trace, measured_ttfts_s
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.ceilings import Ceilings

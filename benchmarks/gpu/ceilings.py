@@ -7,8 +7,8 @@ from importlib.resources import files
 
 import torch
 
-from ridgeline.bench.gpu.progress import Bench
-from ridgeline.bench.gpu.timing import measure
+from benchmarks.gpu.progress import Bench
+from benchmarks.gpu.timing import measure
 from ridgeline.kernels.gpu import has_fp8
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 

@@ -13,8 +13,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from ridgeline.bench.gpu.progress import NO_TIME, Bench, Message, Progress
-from ridgeline.bench.gpu.settings import Settings
+from benchmarks.gpu.progress import NO_TIME, Bench, Message, Progress
+from benchmarks.gpu.settings import Settings
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.host_device import HostDevice

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.bench.gpu.progress import Bench
+from benchmarks.gpu.progress import Bench
 
 _COMPILE_S = 60.0  # that it takes at the least
 _PROMPT, _OUTPUT = 512, 64

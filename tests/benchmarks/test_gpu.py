@@ -12,21 +12,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks.gpu import peers, steps
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.ceilings import datasheet
+from benchmarks.gpu.kernels import _Timer, bench_kernels
+from benchmarks.gpu.ladder import climb
+from benchmarks.gpu.processes import Job, Part, _Run, _work, conduct
+from benchmarks.gpu.progress import Bench, Message, Progress
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.run import parts
+from benchmarks.gpu.settings import FULL, MINIATURE
+from benchmarks.gpu.steps import _Decode, bench_steps
+from benchmarks.gpu.timing import measure
+from benchmarks.gpu.tuned import TunedProduct, bench_tuning
 from tests.executors.flash_standin import Package
 
-from ridgeline.bench.gpu import peers, steps
-from ridgeline.bench.gpu.__main__ import main
-from ridgeline.bench.gpu.ceilings import datasheet
-from ridgeline.bench.gpu.kernels import _Timer, bench_kernels
-from ridgeline.bench.gpu.ladder import climb
-from ridgeline.bench.gpu.processes import Job, Part, _Run, _work, conduct
-from ridgeline.bench.gpu.progress import Bench, Message, Progress
-from ridgeline.bench.gpu.report import Report
-from ridgeline.bench.gpu.run import parts
-from ridgeline.bench.gpu.settings import FULL, MINIATURE
-from ridgeline.bench.gpu.steps import _Decode, bench_steps
-from ridgeline.bench.gpu.timing import measure
-from ridgeline.bench.gpu.tuned import TunedProduct, bench_tuning
 from ridgeline.core.plan import step_in_flight
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.host_device import HostDevice
@@ -50,7 +50,8 @@ class Refuse(MetaPathFinder):
 
 sys.meta_path.insert(0, Refuse())
 """
-SOURCES = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+PATHS = f"{ROOT / 'src'}:{ROOT}"
 REFUSED = {
     "huggingface_hub", "jinja2", "llguidance", "msgspec", "prometheus_client", "psutil", "zmq",
     "rich", "safetensors", "starlette", "tokenizers", "transformers", "uvicorn",
@@ -60,8 +61,8 @@ REFUSED = {
 def test_everything_is_measured_with_nothing_but_torch_triton_and_numpy(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(ALONE.format(refused=REFUSED))
     done = subprocess.run(
-        [sys.executable, "-m", "ridgeline.bench.gpu", "--host", "--out", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{SOURCES}"},
+        [sys.executable, "-m", "benchmarks.gpu", "--host", "--out", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{PATHS}"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -96,10 +97,10 @@ def test_tests_of_kernels_need_nothing_more_than_pytest(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(ALONE.format(refused=REFUSED | {"hypothesis"}))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "tests/kernels/triton"],
-        cwd=SOURCES.parent,
+        cwd=ROOT,
         env=os.environ
         | {
-            "PYTHONPATH": f"{tmp_path}:{SOURCES}",
+            "PYTHONPATH": f"{tmp_path}:{PATHS}",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "RIDGELINE_TEST_FOLDERS": "",
         },
@@ -218,8 +219,8 @@ def test_without_a_gpu_it_says_so(capsys):
 
 def test_without_torch_it_says_so():
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "ridgeline.bench.gpu"],  # without site-packages
-        env={"PYTHONPATH": str(SOURCES)},
+        [sys.executable, "-S", "-m", "benchmarks.gpu"],  # without site-packages
+        env={"PYTHONPATH": PATHS},
         capture_output=True,
         text=True,
         check=False,
@@ -466,4 +467,4 @@ def test_datasheets_are_found_by_the_drivers_names():
 def test_it_needs_no_build():
     """The command of the Makefile runs on the sources alone."""
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    assert "PYTHONPATH=src $(PYTHON) -m ridgeline.bench.gpu" in makefile
+    assert "PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu" in makefile

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.honesty.measured import TrafficTimes
 from ridgeline.bench.calibration import BenchModel
-from ridgeline.bench.honesty.measured import TrafficTimes
 from ridgeline.core.config import EngineConfig, resolve
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.request import Request

@@ -9,10 +9,10 @@ from math import ceil, prod
 import numpy as np
 import torch
 
-from ridgeline.bench.gpu.progress import Bench
-from ridgeline.bench.gpu.settings import Settings as BenchSettings
-from ridgeline.bench.gpu.steps import random_model
-from ridgeline.bench.gpu.timing import measure
+from benchmarks.gpu.progress import Bench
+from benchmarks.gpu.settings import Settings as BenchSettings
+from benchmarks.gpu.steps import random_model
+from benchmarks.gpu.timing import measure
 from ridgeline.core import ops
 from ridgeline.core.formats import number_format
 from ridgeline.core.spec import Activation, RoutingSpec, Scoring, kv_groups

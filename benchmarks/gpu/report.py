@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ridgeline.bench.gpu.ceilings import datasheet, measured_ceilings
-from ridgeline.bench.gpu.kernels import KernelTime
-from ridgeline.bench.gpu.ladder import Climbed
-from ridgeline.bench.gpu.predictions import Predictions
-from ridgeline.bench.gpu.progress import Message
-from ridgeline.bench.gpu.steps import StepTime
-from ridgeline.bench.gpu.tuned import TunedProduct
+from benchmarks.gpu.ceilings import datasheet, measured_ceilings
+from benchmarks.gpu.kernels import KernelTime
+from benchmarks.gpu.ladder import Climbed
+from benchmarks.gpu.predictions import Predictions
+from benchmarks.gpu.progress import Message
+from benchmarks.gpu.steps import StepTime
+from benchmarks.gpu.tuned import TunedProduct
 from ridgeline.core.formats import number_format
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.metrics import mbu, mfu

@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from tests.roofline.test_fitting import CEILINGS
-
-from ridgeline.bench.calibration import SHAPES, STEPS
-from ridgeline.bench.honesty import cases, lies, report
-from ridgeline.bench.honesty.measured import (
+from benchmarks.honesty import cases, lies, report
+from benchmarks.honesty.measured import (
     SCHEMA,
     Measurements,
     ModelTimes,
@@ -16,8 +13,8 @@ from ridgeline.bench.honesty.measured import (
     load,
     save,
 )
-from ridgeline.bench.honesty.page import page
-from ridgeline.bench.honesty.scoring import (
+from benchmarks.honesty.page import page
+from benchmarks.honesty.scoring import (
     Baselines,
     Claim,
     Outcome,
@@ -26,6 +23,9 @@ from ridgeline.bench.honesty.scoring import (
     speed_ups,
     summarise,
 )
+from tests.roofline.test_fitting import CEILINGS
+
+from ridgeline.bench.calibration import SHAPES, STEPS
 from ridgeline.bench.step_timing import StepShape, StepTimes
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.planning import Arrival

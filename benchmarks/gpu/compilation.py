@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
 
-from ridgeline.bench.gpu.processes import Job, Part, conduct
-from ridgeline.bench.gpu.progress import Bench, Message
-from ridgeline.bench.gpu.settings import Settings
-from ridgeline.bench.gpu.steps import StepBench, random_model
+from benchmarks.gpu.processes import Job, Part, conduct
+from benchmarks.gpu.progress import Bench, Message
+from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.steps import StepBench, random_model
 
 _MOST_PROCESSES = 15
 _AT_MOST_S = 60.0

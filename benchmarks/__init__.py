@@ -1,0 +1,1 @@
+"""Benchmarks, run from the root of the repository."""
