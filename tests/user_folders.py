@@ -52,7 +52,7 @@ def _fill() -> None:
     from ridgeline.roofline.history import history_path
     from ridgeline.roofline.storage import cache_folder, config_folder, write_json
     from ridgeline.server.jobs.database import Database
-    from ridgeline.server.jobs.jobs import default_folder
+    from ridgeline.server.jobs.folder import default_folder
 
     config_folder().mkdir(parents=True)
     (config_folder() / "hardware.toml").write_text(OWN_DEVICE)
@@ -65,7 +65,7 @@ def _fill() -> None:
     for folder in ("packed", "tuned"):
         (cache_folder() / folder).mkdir()
         (cache_folder() / folder / "from-another-version").write_bytes(b"\0" * 100)
-    Database(default_folder()).close()
+    Database(default_folder(8000)).close()
 
 
 def _run(number: int) -> dict[str, object]:

@@ -82,7 +82,7 @@ def die_at(point):
 
 async def run(folder, lines):
     """Upload and queue a batch if there is none; work until it is over."""
-    jobs = Jobs(StandIn(), folder)
+    jobs = Jobs(StandIn(), database.Database(folder))
     worker.run_line = answer
     worker._FLUSH_S = 0.002
     working = asyncio.create_task(jobs.worker.run())

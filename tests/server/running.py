@@ -10,6 +10,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
+from ridgeline.server.jobs.folder import open_data_folder
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.serving import http_server, open_listener, warm_up
 
@@ -30,7 +31,7 @@ class Running:
 @contextmanager
 def running(model, *, data_dir, engine=None, **settings):
     """Serve a model in this process until the block ends."""
-    config = ServerConfig(**{"port": 0, "log_requests": False, **settings})
+    config = ServerConfig(**{"port": 0, "log_requests": False, "data_dir": data_dir, **settings})
     defaults = {"dtype": "float32", "block_tokens": 4, "max_num_seqs": 8}
     engine_config = EngineConfig(model=str(model), **(defaults | (engine or {})))
     ready, holder = threading.Event(), {}
@@ -40,7 +41,7 @@ def running(model, *, data_dir, engine=None, **settings):
         listener = open_listener(config)
         async with AsyncEngine(engine_config, in_process=True) as engine:
             server = Server(engine, config)
-            server.open_jobs(Jobs(server, data_dir))
+            server.open_jobs(Jobs(server, open_data_folder(config, config.port)))
             working = asyncio.create_task(server.jobs.worker.run())
             http = http_server(server)
             serving = asyncio.create_task(http.serve(sockets=[listener]))

@@ -13,6 +13,7 @@ from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.stats import EngineStatus, Health
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
+from ridgeline.server.jobs.database import Database
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.serving import open_listener, run
 
@@ -24,7 +25,7 @@ def test_a_server_ends_with_an_error_when_its_engine_is_given_up(model_folder, t
     async def main():
         async with AsyncEngine(EngineConfig(model=str(model_folder)), in_process=True) as engine:
             server = Server(engine, config)
-            server.open_jobs(Jobs(server, tmp_path))
+            server.open_jobs(Jobs(server, Database(tmp_path)))
 
             def announce(line):
                 if line == "Ready.":

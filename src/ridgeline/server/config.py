@@ -51,7 +51,7 @@ class ServerConfig:
         vllm_metrics: also publish metrics under the vllm: names that dashboards know.
         slo: limits of a good request, for goodput: ttft=0.2,tpot=0.12,e2e=10 in seconds, or chat.
         log_requests: one JSON line for each request on standard error, without prompts.
-        data_dir: folder of files and batch jobs; default: ridgeline in the user's data folder.
+        data_dir: folder of files and batch jobs; default: ridgeline-PORT in the user's data folder.
         encryption_key_file: file of a key (32 bytes, or 64 hexadecimal digits, its owner's alone)
             with which files, batches and the KV tier on disk are encrypted.
         batch_concurrency: batch lines that run at once, at the lowest priority.

@@ -1,7 +1,6 @@
 """`serve`: the engine, the application and the socket, from start to a clean end."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import math
@@ -9,13 +8,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
 
 import uvicorn
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.encryption import Encryption
 from ridgeline.core.errors import EngineError, MachineError, NoTokenError, SettingsError
 from ridgeline.core.request import FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
@@ -26,7 +24,8 @@ from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
 from ridgeline.server.http import http_protocol
-from ridgeline.server.jobs.jobs import Jobs, default_folder
+from ridgeline.server.jobs.folder import open_data_folder
+from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.jobs.upload import MAX_UPLOAD_BYTES
 from ridgeline.server.keys import Keys
 from ridgeline.server.logs import log_request, setup_request_log
@@ -52,7 +51,8 @@ def serve(
 
     Raises:
         EngineError: the engine was lost, and could not be started again.
-        RidgelineError: the model cannot be loaded, a setting is wrong, or the port is taken.
+        RidgelineError: the model cannot be loaded, a setting is wrong, or the port or the data
+            folder is taken.
     """
     if sys.platform == "win32":
         asyncio.run(_serve(engine_config, config, progress, announce))
@@ -68,24 +68,25 @@ async def _serve(
     progress: Progress | None,
     announce: Announce,
 ) -> None:
-    # A port that is taken and bad key files are found before the model is loaded.
+    # A port or data folder that is taken and bad key files are found before the model is loaded.
     Keys(config).check_policy(engine_config.scheduling_policy)
-    Encryption.from_file(config.encryption_key_file)
     has_tier = engine_config.kv_disk_tier_path is not None
     if has_tier and engine_config.encryption_key_file != config.encryption_key_file:
         raise SettingsError("encryption_key_file must be that of the data folder in both settings.")
-    listener = open_listener(config)
-    engine = AsyncEngine(engine_config, progress=progress)
-    try:
-        await engine.start()
-        server = Server(engine, config)
-        server.open_jobs(Jobs(server, Path(config.data_dir or default_folder())))
-        if config.log_requests:
-            setup_request_log()
-        await run(server, listener, announce)
-    finally:
-        listener.close()
-        await engine.shutdown()
+    with (
+        open_listener(config) as listener,
+        closing(open_data_folder(config, listener.getsockname()[1])) as database,
+    ):
+        engine = AsyncEngine(engine_config, progress=progress)
+        try:
+            await engine.start()
+            server = Server(engine, config)
+            server.open_jobs(Jobs(server, database))
+            if config.log_requests:
+                setup_request_log()
+            await run(server, listener, announce)
+        finally:
+            await engine.shutdown()
 
 
 async def run(server: Server, listener: socket.socket, announce: Announce) -> None:
@@ -237,7 +238,7 @@ class _HttpServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 

@@ -23,7 +23,7 @@ from ridgeline.core.errors import (
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_NAME = "jobs.sqlite"
+NAME = "jobs.sqlite"
 _CHECK = "ridgeline data folder"  # what the key of an encrypted folder has to decrypt
 
 # A batch that is over has its counts in its row, and no results.
@@ -68,6 +68,7 @@ class Database:
         self.folder = folder
         self.encryption = encryption or Encryption()
         self._undo: list[Callable[[], None]] = []
+        self._is_open = True
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -102,13 +103,13 @@ class Database:
                 self.folder, mode,
             )  # fmt: skip
         # SQLite gives its other files the mode of the database.
-        os.close(os.open(self.folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        for path in (self.folder / "lock", *self.folder.glob(f"{_NAME}*")):
+        os.close(os.open(self.folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for path in (self.folder / "lock", *self.folder.glob(f"{NAME}*")):
             path.chmod(0o600)
 
     def _problem(self, error: Exception) -> DiskError:
         """What to say of an error of SQLite's or of the disk's."""
-        path = self.folder / _NAME
+        path = self.folder / NAME
         match error:
             case OSError():
                 return DiskError(f"{self.folder} cannot be used: {error.strerror}.")
@@ -120,7 +121,7 @@ class Database:
         )
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.folder / _NAME, isolation_level=None)
+        connection = sqlite3.connect(self.folder / NAME, isolation_level=None)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
@@ -204,7 +205,10 @@ class Database:
         return result
 
     def close(self) -> None:
-        """Finish what runs, then release the folder."""
+        """Finish what runs, then release the folder; nothing if that was done."""
+        if not self._is_open:
+            return
+        self._is_open = False
         with contextlib.suppress(sqlite3.DatabaseError):
             self._thread.submit(self._connection.close).result()
         self._release()

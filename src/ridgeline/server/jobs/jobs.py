@@ -1,11 +1,8 @@
 """Everything of files and batches that a server holds."""
 
-import os
 import sqlite3
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.core.encryption import Encryption
 from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs.batches import BatchStore
 from ridgeline.server.jobs.database import Database
@@ -17,14 +14,10 @@ if TYPE_CHECKING:
 
 
 class Jobs:
-    """The stores and the worker over one data folder, encrypted if the server has a key for it.
+    """The stores and the worker over one data folder, which is closed with them."""
 
-    Raises what `Database` and `Encryption.from_file` raise.
-    """
-
-    def __init__(self, server: "Server", folder: Path) -> None:
-        encryption = Encryption.from_file(server.config.encryption_key_file)
-        self._database = Database(folder, encryption)
+    def __init__(self, server: "Server", database: Database) -> None:
+        self._database = database
         self.files = FileStore(self._database)
         self.batches = BatchStore(self._database, self.files)
         self.worker = BatchWorker(server, self.batches, self.files)
@@ -58,9 +51,3 @@ class Jobs:
     def close(self) -> None:
         """Release the folder; what is unfinished goes on at the next start."""
         self._database.close()
-
-
-def default_folder() -> Path:
-    """Where data lies without ``--data-dir``."""
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "ridgeline"
