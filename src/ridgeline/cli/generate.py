@@ -30,8 +30,8 @@ from ridgeline.core.request import CompletionOutput, FinishReason, RequestOutput
 from ridgeline.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ridgeline.engine import LLM
     from ridgeline.engine.beam_search import BeamParams
+    from ridgeline.engine.llm import LLM
 
 _OF_BEAMS = {"max_tokens", "ignore_eos", "logprobs"}  # sampling options that beams have, too
 
