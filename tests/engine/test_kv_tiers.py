@@ -1,6 +1,7 @@
 """KV that outlives its blocks, and its engine: outputs are as without, and only its own hit."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -70,6 +71,19 @@ def test_only_the_same_model_dtype_and_salt_hit(model_folder, tmp_path):
     assert ask(model_folder, salt="tenant", **disk)[0] == 0
     assert ask(model_folder, block_tokens=8, **disk)[0] == 0
     assert ask(model_folder, **disk)[0] == 56
+
+
+def test_contexts_share_unless_they_decide_about_longrope(model_folder, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(model_folder, other)
+    config = json.loads((other / "config.json").read_text())
+    section = {"rope_type": "longrope", "original_max_position_embeddings": 70}
+    section |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+    (other / "config.json").write_text(json.dumps(config | {"rope_scaling": section}))
+    for folder, hits in ((model_folder, [0, 56, 56]), (other, [0, 56, 0])):
+        disk = {"kv_disk_tier_path": str(tmp_path / f"kv-{hits[-1]}")}
+        contexts = (69, 70, 71)
+        assert [ask(folder, max_model_len=length, **disk)[0] for length in contexts] == hits
 
 
 @pytest.fixture

@@ -35,21 +35,21 @@ CONFIG = SIZES | {
 }
 
 
-def rope_of(**changes):
-    return describe(CONFIG | changes).spec.layers[0].attention.rope
+def rope_of(*, context=None, **changes):
+    return describe(CONFIG | changes, context=context).spec.layers[0].attention.rope
 
 
-@pytest.mark.parametrize("length", [1, 1024, 1025, 4000])
+@pytest.mark.parametrize("context", [1, 1024, 1025, None])
 @pytest.mark.parametrize("more", [{}, {"factor": 2.5}, {"attention_factor": 1.7}, {"factor": 0.5}])
-def test_equal_to_transformers(length, more):
+def test_equal_to_transformers(context, more):
     scaling = SCALING | more
     config = transformers.Phi3Config(
         **SIZES, rope_theta=10_000.0, rope_scaling=dict(scaling), partial_rotary_factor=0.75
     )
-    theirs, factor = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=length)
-    rope = rope_of(rope_scaling=scaling)
+    theirs, factor = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=context or 4096)
+    rope = rope_of(rope_scaling=scaling, context=context)
     assert rope.rotary_dim == 2 * PAIRS
-    ours = inverse_frequencies(rope, sequence_length=length)
+    ours = inverse_frequencies(rope, sequence_length=0)
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=3e-7)
     assert math.isclose(rope_attention_factor(rope), factor, rel_tol=1e-12)
 
@@ -60,10 +60,11 @@ def test_old_names(old):
 
 
 def test_the_length_outside_of_the_section_counts():
-    inner = SCALING | {"original_max_position_embeddings": 77}
-    assert rope_of(rope_scaling=inner).scaling.original_max_position == 1024
-    outer_absent = rope_of(rope_scaling=inner, original_max_position_embeddings=None)
-    assert outer_absent.scaling.original_max_position == 4096
+    inner = {"rope_scaling": SCALING | {"original_max_position_embeddings": 77}}
+    short, long = (tuple(SCALING[name]) for name in ("short_factor", "long_factor"))
+    for changes, original in (({}, 1024), ({"original_max_position_embeddings": None}, 4096)):
+        for context, factors in ((original, short), (original + 1, long)):
+            assert rope_of(context=context, **inner, **changes).scaling.factors == factors
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,14 @@ LLAMA_3 = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A config: `SIZES` with some changes."""
+    """A config: `SIZES` with some changes, and the context that it is read for."""
 
     family: str
     name: str
     changes: dict[str, object]
     prompt_tokens: int = 72
     seed: int = 0
+    max_model_len: int | None = None
 
     @property
     def id(self) -> str:

@@ -1,5 +1,7 @@
 """Tiny models of the dense families beyond the first: norms, positions and multipliers."""
 
+from dataclasses import replace
+
 from tests.parity.cases import LLAMA_3, THETA, YARN, Case
 
 _SHORT = [1.0, 1.1, 1.3, 1.2, 1.7, 2.0, 2.5, 3.0]
@@ -40,10 +42,8 @@ DENSE_CASES = [
     _case("phi3", "partial-window", partial_rotary_factor=0.75, sliding_window=13),
     _case("phi3", "partial-tied", rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
           num_key_value_heads=4, tie_word_embeddings=True),
-    _case("phi3", "longrope-short", **_long_rope(104, factor=4.0)),
-    _case("phi3", "longrope-at", **_long_rope(72)),  # the prompt, and every decoded token beyond
-    _case("phi3", "longrope-beyond", **_long_rope(71, attention_factor=1.3)),
-    _case("phi3", "longrope-crossing", **_long_rope(74, factor=6.0), sliding_window=40),
+    replace(_case("phi3", "longrope-within", **_long_rope(104, factor=4.0)), max_model_len=104),
+    _case("phi3", "longrope-beyond", **_long_rope(71, attention_factor=1.3), sliding_window=40),
     _case("olmo2", "plain"),
     _case("olmo2", "biases", attention_bias=True, num_key_value_heads=4),
     _case("olmo2", "tied-yarn", tie_word_embeddings=True, rope_parameters=YARN),
@@ -81,7 +81,8 @@ DENSE_CASES = [
 
 DENSE_TELLING = (
     "phi3-partial-window",
-    "phi3-longrope-crossing",
+    "phi3-longrope-within",
+    "phi3-longrope-beyond",
     "olmo2-biases",
     "gpt2-plain",
     "gpt2-scales",

@@ -15,8 +15,8 @@ _BLOCK_TOKENS = 16
 _LOGITS = Outputs(logits=True)
 
 
-def load(folder: Path) -> LoadedModel:
-    return load_model(EngineConfig(model=str(folder), dtype="float32"))
+def load(folder: Path, *, max_model_len: int | None = None) -> LoadedModel:
+    return load_model(EngineConfig(model=str(folder), dtype="float32", max_model_len=max_model_len))
 
 
 def run(

@@ -19,7 +19,7 @@ ALL_EXECUTORS = pytest.mark.parametrize("executor", TOLERANCES)
 @ALL_CASES
 def test_prefill(case, executor, oracle_of):
     oracle = oracle_of(case.id)
-    with LLM(model=str(oracle.folder), executor=executor, dtype="float32") as llm:
+    with _llm(case, oracle, executor) as llm:
         logits = llm.logits(oracle.prompt)
     expected = oracle.logits[: len(oracle.prompt)]
     assert logits.shape == expected.shape
@@ -30,7 +30,7 @@ def test_prefill(case, executor, oracle_of):
 @ALL_CASES
 def test_cached_decode(case, executor, oracle_of):
     oracle = oracle_of(case.id)
-    model = load(oracle.folder).model
+    model = load(oracle.folder, max_model_len=case.max_model_len).model
     logits = run(model, oracle.token_ids, prompt_tokens=len(oracle.prompt), name=executor)
     assert np.abs(logits - oracle.logits).max() <= TOLERANCES[executor]
 
@@ -40,7 +40,7 @@ def test_cached_decode(case, executor, oracle_of):
 def test_greedy_tokens(case, executor, oracle_of):
     oracle = oracle_of(case.id)
     params = SamplingParams(temperature=0.0, max_tokens=DECODED, ignore_eos=True)
-    with LLM(model=str(oracle.folder), executor=executor, dtype="float32") as llm:
+    with _llm(case, oracle, executor) as llm:
         (output,) = llm.generate([oracle.prompt], params)
     tokens = output.outputs[0].token_ids
     for ours, theirs, logits in zip(
@@ -49,3 +49,8 @@ def test_greedy_tokens(case, executor, oracle_of):
         if ours != theirs:
             assert logits[theirs] - logits[ours] <= 2 * TOLERANCES[executor], "not a tie"
             return  # what follows is another text
+
+
+def _llm(case, oracle, executor):
+    settings = {"executor": executor, "dtype": "float32", "max_model_len": case.max_model_len}
+    return LLM(model=str(oracle.folder), **settings)

@@ -99,14 +99,11 @@ class Llama3Scaling:
 class LongRopeScaling:
     """LongRoPE (Ding et al. 2024, arXiv 2402.13753): each pair's wavelength has its own factor.
 
-    ``long_factors`` hold for tokens that see more than ``original_max_position`` tokens, and
-    ``short_factors`` for the others; ``rotary_dim / 2`` of each. ``attention_factor`` multiplies
-    cos and sin of both.
+    Of a model's two lists of ``rotary_dim / 2`` factors, the context decides which one is here
+    (docs/decisions/0004-dynamic-rope.md). ``attention_factor`` multiplies cos and sin.
     """
 
-    short_factors: tuple[float, ...]
-    long_factors: tuple[float, ...]
-    original_max_position: int
+    factors: tuple[float, ...]
     attention_factor: float
 
 

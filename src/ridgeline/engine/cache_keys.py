@@ -2,7 +2,7 @@
 
 import hashlib
 
-from ridgeline.core.spec import DynamicScaling, LongRopeScaling, ModelSpec
+from ridgeline.core.spec import DynamicScaling, ModelSpec
 
 
 def cache_key(
@@ -15,6 +15,4 @@ def cache_key(
         match rope and rope.scaling:
             case DynamicScaling(original_max_position=limit) if num_prompt_tokens > limit:
                 parts.append(str(num_prompt_tokens))
-            case LongRopeScaling(original_max_position=limit) if num_prompt_tokens > limit:
-                parts.append("long")
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).digest()

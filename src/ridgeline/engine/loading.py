@@ -102,7 +102,7 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
         )
     folder = tokenizer = None
     if config.load_format == "dummy" and preset is not None:
-        definition = describe(preset, strict=config.strict)
+        definition = describe(preset, strict=config.strict, context=config.max_model_len)
     else:
         described: list[tuple[ModelDefinition, Tokenizer | None]] = []
         folder = locate_model(
@@ -198,12 +198,12 @@ def packed_cache(config: EngineConfig) -> PackedCache | None:
 def _described(path: Path, config: EngineConfig) -> tuple[ModelDefinition, Tokenizer | None]:
     """The model and the tokenizer of a folder, or of a GGUF file, which has both in it."""
     if path.is_dir():
-        definition = describe(read_config(path), strict=config.strict)
+        definition = describe(read_config(path), strict=config.strict, context=config.max_model_len)
         if definition.quantization is not None:
             read_scheme(definition.quantization, strict=config.strict)  # refused before a download
         return definition, _load_tokenizer(path)
     with GGUFCheckpoint(path) as checkpoint:
-        definition = describe_gguf(checkpoint, strict=config.strict)
+        definition = describe_gguf(checkpoint, strict=config.strict, context=config.max_model_len)
         tokenizer = tokenizer_from_gguf(checkpoint.metadata)
     if tokenizer is None:
         _log.warning("%s has no tokenizer; prompts must be token ids.", path)

@@ -66,9 +66,14 @@ class ConfigReader:
     A key that is ``null`` counts as absent, except for the ``optional_…`` getters, where ``null``
     gives ``None``. All getters raise `CorruptFileError` for a value of the wrong type, out of
     bounds, or absent without a default.
+
+    ``context`` is what the model is read for, in tokens; ``None``: the longest that it has.
     """
 
-    def __init__(self, values: Mapping[str, object], *, prefix: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, object], *, prefix: str = "", context: int | None = None
+    ) -> None:
+        self.context = context
         self._values = values
         self._prefix = prefix
         self._consumed: set[str] = set()
@@ -195,7 +200,9 @@ class ConfigReader:
             value = self._take(name, {})
             if not isinstance(value, Mapping):
                 raise self._wrong(name, "an object")
-            self._sections[name] = ConfigReader(value, prefix=f"{self._prefix}{name}.")
+            self._sections[name] = ConfigReader(
+                value, prefix=f"{self._prefix}{name}.", context=self.context
+            )
         return self._sections[name]
 
     def mapping(self, name: str) -> Mapping[str, object]:

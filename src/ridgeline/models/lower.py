@@ -137,9 +137,7 @@ class _Layer:
             assert spec.qk_norm_scope is NormScope.HEAD, "there is no norm that it could change"
         if spec.rope is not None:
             if isinstance(spec.rope.scaling, LongRopeScaling):
-                pairs = spec.rope.rotary_dim // 2
-                assert len(spec.rope.scaling.short_factors) == pairs
-                assert len(spec.rope.scaling.long_factors) == pairs
+                assert len(spec.rope.scaling.factors) == spec.rope.rotary_dim // 2
             rope = Rope(
                 spec=spec.rope,
                 num_heads=spec.num_heads,

@@ -56,8 +56,10 @@ def model_types() -> tuple[str, ...]:
     return tuple(sorted(_FAMILIES))
 
 
-def describe(config: Mapping[str, object], *, strict: bool = False) -> ModelDefinition:
-    """What the config of a checkpoint says, as a spec.
+def describe(
+    config: Mapping[str, object], *, strict: bool = False, context: int | None = None
+) -> ModelDefinition:
+    """What the config of a checkpoint says, as a spec, for contexts of up to ``context`` tokens.
 
     Keys that nobody knows are listed in one warning.
 
@@ -66,7 +68,7 @@ def describe(config: Mapping[str, object], *, strict: bool = False) -> ModelDefi
         UnsupportedModelError: the model needs what Ridgeline lacks; or, if ``strict``, there are
             unknown keys.
     """
-    reader = ConfigReader(config)
+    reader = ConfigReader(config, context=context)
     model_type = reader.text("model_type")
     family = _FAMILIES.get(model_type)
     if family is None:

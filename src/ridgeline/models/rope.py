@@ -26,7 +26,7 @@ def inverse_frequencies(rope: RopeSpec, *, sequence_length: int) -> _Floats:
 
     θ^(−2i/d) for pair i (Su et al. 2021, arXiv 2104.09864, §3.2.2), changed by the scaling.
     ``sequence_length`` is what the token sees: the prompt's length for tokens of the prompt, and
-    position + 1 for those after it. Only dynamic scaling and LongRoPE depend on it.
+    position + 1 for those after it. Only dynamic scaling depends on it.
     """
     match rope.scaling:
         case None:
@@ -39,8 +39,9 @@ def inverse_frequencies(rope: RopeSpec, *, sequence_length: int) -> _Floats:
             return _yarn(rope, scaling)
         case Llama3Scaling() as scaling:
             return _llama3(_unscaled(rope, rope.theta), scaling)
-        case LongRopeScaling() as scaling:
-            return _longrope(rope, scaling, sequence_length)
+        case LongRopeScaling(factors=factors):
+            stretched = np.array(factors, dtype=np.float32) * _powers(rope, rope.theta)
+            return np.float32(1.0) / stretched  # ``_compute_longrope_parameters`` of transformers
 
 
 def rope_attention_factor(rope: RopeSpec) -> float:
@@ -137,13 +138,3 @@ def _llama3(frequencies: _Floats, scaling: Llama3Scaling) -> _Floats:
     scaled = np.where(wavelengths > np.float32(low), frequencies / factor, frequencies)
     in_band = (wavelengths >= np.float32(high)) & (wavelengths <= np.float32(low))
     return np.where(in_band, blended, scaled).astype(np.float32)
-
-
-def _longrope(rope: RopeSpec, scaling: LongRopeScaling, sequence_length: int) -> _Floats:
-    """Divide each frequency by its factor, of the short or the long list by what a token sees.
-
-    ``_compute_longrope_parameters`` of transformers.
-    """
-    long = sequence_length > scaling.original_max_position
-    factors = np.array(scaling.long_factors if long else scaling.short_factors, dtype=np.float32)
-    return np.float32(1.0) / (factors * _powers(rope, rope.theta))

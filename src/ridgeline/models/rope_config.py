@@ -179,7 +179,10 @@ def _scaling(
     if kind == "yarn":
         return _yarn(section, original=original, max_position=max_position)
     if kind == "longrope":
-        return _longrope(section, original, rotary_dim=head_dim, max_position=max_position)
+        context = config.context or max_position
+        return _longrope(
+            section, original, rotary_dim=head_dim, max_position=max_position, context=context
+        )
     factor = section.number("factor", minimum=1e-3, maximum=_MAX_FACTOR)
     if kind == "linear":
         return LinearScaling(factor=factor)
@@ -231,17 +234,19 @@ def _yarn(section: ConfigReader, *, original: int, max_position: int) -> YarnSca
 
 
 def _longrope(
-    section: ConfigReader, original: int, *, rotary_dim: int, max_position: int
+    section: ConfigReader, original: int, *, rotary_dim: int, max_position: int, context: int
 ) -> LongRopeScaling:
+    """The long factors where a context of ``context`` tokens is beyond the original, else short."""
     default = section.number(
         "factor", minimum=1e-3, maximum=_MAX_FACTOR, default=max_position / original
     )
     if original < 2:  # the default of attention_factor divides by its logarithm
         raise UnsupportedModelError("rope_type longrope needs an original length above 1.")
+    short, long = (
+        _pair_factors(section, name, rotary_dim // 2) for name in ("short_factor", "long_factor")
+    )
     return LongRopeScaling(
-        short_factors=_pair_factors(section, "short_factor", rotary_dim // 2),
-        long_factors=_pair_factors(section, "long_factor", rotary_dim // 2),
-        original_max_position=original,
+        factors=long if context > original else short,
         attention_factor=section.number(
             "attention_factor",
             minimum=1e-3,

@@ -14,7 +14,6 @@ from ridgeline.core.spec import (
     ClampedSwiGLU,
     DynamicScaling,
     GroupScore,
-    LongRopeScaling,
     ModelSpec,
     NormKind,
     NormScope,
@@ -325,7 +324,7 @@ class Program:
 
 def depends_on_length(spec: RopeSpec) -> bool:
     """Whether a token's rotary frequencies depend on how long its sequence is."""
-    return isinstance(spec.scaling, DynamicScaling | LongRopeScaling)
+    return isinstance(spec.scaling, DynamicScaling)
 
 
 def _norm_struct(spec: NormSpec) -> Norm:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ridgeline.core.spec import DynamicScaling, LongRopeScaling, RopeSpec
+from ridgeline.core.spec import DynamicScaling, RopeSpec
 from ridgeline.executors.cuda.inputs import RopeRows
 from ridgeline.kernels import reference
 
@@ -55,4 +55,4 @@ class RopeTables:
 
 
 def _by_length(spec: RopeSpec) -> bool:
-    return isinstance(spec.scaling, DynamicScaling | LongRopeScaling)
+    return isinstance(spec.scaling, DynamicScaling)

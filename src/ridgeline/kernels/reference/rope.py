@@ -2,7 +2,7 @@
 
 import torch
 
-from ridgeline.core.spec import DynamicScaling, LongRopeScaling, RopeSpec
+from ridgeline.core.spec import DynamicScaling, RopeSpec
 from ridgeline.models import inverse_frequencies, rope_attention_factor
 
 
@@ -15,7 +15,7 @@ def rope_tables(
     it (dynamic) read it. Tables are float32 in every executor, as checkpoints were trained.
     """
     angles = torch.empty(len(positions_T), spec.rotary_dim // 2)
-    depends = isinstance(spec.scaling, DynamicScaling | LongRopeScaling)
+    depends = isinstance(spec.scaling, DynamicScaling)
     lengths_T = lengths_T if depends else torch.zeros_like(lengths_T)
     for length in torch.unique(lengths_T).tolist():
         rows = lengths_T == length

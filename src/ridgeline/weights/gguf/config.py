@@ -26,8 +26,10 @@ _DTYPE_OF_FILE_TYPE: Mapping[int, str] = {0: "float32", 1: "float16"}  # ``enum 
 _GUESSED_FILE_TYPE = 1024  # a flag
 
 
-def describe_gguf(checkpoint: GGUFCheckpoint, *, strict: bool = False) -> ModelDefinition:
-    """The model in a GGUF file; its sources are names of GGUF tensors.
+def describe_gguf(
+    checkpoint: GGUFCheckpoint, *, strict: bool = False, context: int | None = None
+) -> ModelDefinition:
+    """The model in a GGUF file; its sources are names of GGUF tensors. See `describe`.
 
     Raises:
         CorruptFileError: a key is missing, of the wrong type, or absurd.
@@ -42,7 +44,7 @@ def describe_gguf(checkpoint: GGUFCheckpoint, *, strict: bool = False) -> ModelD
             f"The GGUF file has the architecture {show(name)}; supported are "
             f"{', '.join(ARCHITECTURES)}."
         )
-    definition = describe(config_of(checkpoint, name), strict=strict)
+    definition = describe(config_of(checkpoint, name), strict=strict, context=context)
     architecture, theirs = ARCHITECTURES[name], definition.family.tensors
     tensors = {
         # Adapters have the names of Hugging Face's layout.
