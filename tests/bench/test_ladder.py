@@ -19,6 +19,7 @@ from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
 from ridgeline.bench.ladder.subjects import DRAFT_100M, SUBJECTS
 from ridgeline.bench.ladder.texts import WORKLOADS, guesses, read_texts
 from ridgeline.cli import main
+from ridgeline.cli.display import with_interval
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import ExecutorModel
@@ -177,8 +178,35 @@ def test_what_was_measured_is_printed_even_if_it_cannot_be_drawn(monkeypatch, ca
     words = ["--measure-only", "--json", "--svg", str(tmp_path / "no folder" / "a.svg")]
     assert main(["bench", "ladder", *words]) == 1
     captured = capsys.readouterr()
-    assert set(json.loads(captured.out)["subjects"]) == {"embedded", "1b"}
+    assert set(json.loads(captured.out)["subjects"]) == {"embedded"}
     assert "cannot be written" in captured.err
+
+
+def test_rungs_are_printed_as_they_come_and_nothing_else_is_measured(monkeypatch, capsys, tmp_path):
+    """A newcomer's ladder does not begin with minutes of calibration."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("ridgeline.bench.calibration.calibrate_here", lambda *_, **__: 1 / 0)
+    printed = []
+
+    def climb(subject, calibrations, *, show, **_):
+        assert (subject, calibrations) == ("embedded", {})
+        for rung in report({subject: climbed()}, Watch())["subjects"][subject]:
+            show(rung)
+            printed.append(capsys.readouterr().out.splitlines())
+        return climbed()
+
+    monkeypatch.setattr("ridgeline.bench.ladder.ladder.climb", climb)
+    assert main(["bench", "ladder"]) == 0
+    header, *_ = printed[0]
+    rows = [lines[-1] for lines in printed]
+    assert header.startswith("embedded") and len(printed[0]) == 2
+    assert [len(lines) for lines in printed[1:]] == [1] * (len(RUNGS) - 1)
+    for number, (row, rung) in enumerate(zip(rows, RUNGS, strict=True), start=1):
+        rates = sorted([9.0 * number, 10.0 * number, 90.0])
+        assert row.startswith(rung.name)
+        assert len(row) <= len(header) <= 100
+        assert with_interval(rates[1], rates[0], rates[2]) in row
+    assert "Nothing is predicted for reference and cpu" in capsys.readouterr().out
 
 
 @pytest.mark.slow

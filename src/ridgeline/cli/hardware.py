@@ -57,6 +57,12 @@ def this_calibration(arguments: argparse.Namespace) -> Calibration:
     return calibration_of(executor, anew=arguments.calibrate)
 
 
+def kept_calibration(executor: str) -> Calibration | None:
+    """What `calibration_of` has measured here before, if it has. Raises `CorruptFileError`."""
+    found = load(calibration_path(executor))
+    return None if found is None or measured_elsewhere(found, native_level()) else found
+
+
 def calibration_of(executor: str, *, anew: bool) -> Calibration:
     """An executor's calibration on this machine, measured if there is none, or ``anew``.
 

@@ -31,6 +31,7 @@ from ridgeline.roofline.model import PricedModel, weights_of
 _EAGER_TEXTS, _EAGER_TOKENS = 1, 24  # of a rung without our kernels, which is slow
 
 Progress = Callable[[int, int, str], None]
+Show = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,12 @@ def climb(
     rounds: int = 3,
     rungs: Sequence[Rung] = RUNGS,
     progress: Progress | None = None,
+    show: Show | None = None,
 ) -> list[Step]:
-    """All rungs of a subject; those of executors without a calibration have no prediction."""
+    """All rungs of a subject; those of executors without a calibration have no prediction.
+
+    ``show`` gets each rung of the report as soon as it is measured.
+    """
     models = [priced_models(SUBJECTS[subject], rung) for rung in rungs]
     work = [_work(rung, num_texts, num_tokens) for rung in rungs]
     forecasts = [
@@ -94,6 +99,8 @@ def climb(
                 quality=found,
             )
         )
+        if show is not None:
+            show(_plain(steps[-1], steps[0]))
     return steps
 
 
