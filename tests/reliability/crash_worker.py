@@ -29,7 +29,8 @@ DIED = 9
 class StandIn:
     """What the worker needs of a server."""
 
-    def __init__(self):
+    def __init__(self, jobs):
+        self.jobs = jobs
         self.config = ServerConfig(batch_concurrency=4)
         self.keys = Keys(self.config)
 
@@ -82,10 +83,10 @@ def die_at(point):
 
 async def run(folder, lines):
     """Upload and queue a batch if there is none; work until it is over."""
-    jobs = Jobs(StandIn(), database.Database(folder))
+    jobs = Jobs(database.Database(folder))
     worker.run_line = answer
     worker._FLUSH_S = 0.002
-    working = asyncio.create_task(jobs.worker.run())
+    working = asyncio.create_task(worker.BatchWorker(StandIn(jobs)).run())
     listed, _ = await jobs.batches.list(TENANT, after=None, limit=1)
     if not listed:
         content = "\n".join(
@@ -106,7 +107,7 @@ async def run(folder, lines):
             TENANT, endpoint="/v1/completions", input_file=file.id, window="24h",
             window_s=86400, metadata={},
         )  # fmt: skip
-        jobs.worker.notify()
+        jobs.changed.set()
     while True:
         (batch,), _ = await jobs.batches.list(TENANT, after=None, limit=1)
         if batch["status"] in ("completed", "failed", "expired", "cancelled"):

@@ -12,14 +12,18 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
 from ridgeline.server.jobs.folder import open_data_folder
 from ridgeline.server.jobs.jobs import Jobs
+from ridgeline.server.jobs.worker import BatchWorker
 from ridgeline.server.serving import http_server, open_listener, warm_up
 
 
 class Running:
-    """``url`` to call; ``server`` to look inside; `on_loop` runs a coroutine in its event loop."""
+    """``url`` to call; ``server`` and ``worker`` to look inside.
 
-    def __init__(self, loop, server, url):
-        self.loop, self.server, self.url = loop, server, url
+    `on_loop` runs a coroutine in its event loop.
+    """
+
+    def __init__(self, loop, server, worker, url):
+        self.loop, self.server, self.worker, self.url = loop, server, worker, url
 
     def client(self, **settings):
         return httpx.Client(base_url=self.url, timeout=30, **settings)
@@ -40,15 +44,15 @@ def running(model, *, data_dir, engine=None, **settings):
         holder["stop"] = asyncio.Event()
         listener = open_listener(config)
         async with AsyncEngine(engine_config, in_process=True) as engine:
-            server = Server(engine, config)
-            server.open_jobs(Jobs(server, open_data_folder(config, config.port)))
-            working = asyncio.create_task(server.jobs.worker.run())
+            server = Server(engine, config, Jobs(open_data_folder(config, config.port)))
+            worker = BatchWorker(server)
+            working = asyncio.create_task(worker.run())
             http = http_server(server)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             await warm_up(server, lambda _: None)
             port = listener.getsockname()[1]
             url = f"http://127.0.0.1:{port}"
-            holder["running"] = Running(asyncio.get_running_loop(), server, url)
+            holder["running"] = Running(asyncio.get_running_loop(), server, worker, url)
             ready.set()
             await holder["stop"].wait()
             server.is_draining = True

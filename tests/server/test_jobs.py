@@ -221,7 +221,7 @@ def test_lines_that_cannot_be_read_for_a_while_are_run_later(http, served, monke
     batch = finished(http, start(http, batch_file(30))["id"])
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
-    assert served.server.jobs.worker._slots._value == served.server.config.batch_concurrency
+    assert served.worker._slots._value == served.server.config.batch_concurrency
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
@@ -303,7 +303,7 @@ def test_a_tenant_whose_batch_is_not_over_is_not_deleted(keyed, monkeypatch):
     async def waits(batch_id):
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(keyed.server.jobs.worker, "_carry", waits)
+    monkeypatch.setattr(keyed.worker, "_carry", waits)
     with with_key(keyed, "a") as ours, with_key(keyed, "c") as admin:
         batch = start(ours, batch_file(1))
         answer = admin.delete(f"/admin/tenants/{tenant_of(keyed, 'a')}")

@@ -82,10 +82,11 @@ def test_chat_streams(page):
 
 def test_stop_works(page, page_server):
     set_max_tokens(page, 1500)
+    page.eval_on_selector("#temperature", "input => input.value = 0")  # which meets no end token
     page.click("#tab-completion")
     page.fill("#prompt", "the cat")
     page.press("#prompt", "Control+Enter")
-    page.wait_for_selector(".turn.completion.busy")
+    page.wait_for_selector(".turn.completion.busy", state="attached")
     wait_for(page, lambda: len(page.text_content(".turn.completion")) > 12)
     page.keyboard.press("Escape")
     page.wait_for_selector("#send:enabled")

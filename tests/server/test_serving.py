@@ -24,8 +24,7 @@ def test_a_server_ends_with_an_error_when_its_engine_is_given_up(model_folder, t
 
     async def main():
         async with AsyncEngine(EngineConfig(model=str(model_folder)), in_process=True) as engine:
-            server = Server(engine, config)
-            server.open_jobs(Jobs(server, Database(tmp_path)))
+            server = Server(engine, config, Jobs(Database(tmp_path)))
 
             def announce(line):
                 if line == "Ready.":

@@ -9,8 +9,9 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.config import is_loopback
-from ridgeline.server.context import Call, Server, new_id
+from ridgeline.server.context import Call, Server
 from ridgeline.server.errors import ApiError, Family, family_of
+from ridgeline.server.ids import new_id
 from ridgeline.server.keys import Caller
 from ridgeline.server.logs import log_request
 from ridgeline.server.origins import ANY, Origins

@@ -1,28 +1,25 @@
 """What the routes share."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.conversation import TOLD_PARSER
 from ridgeline.server.errors import ApiError, Family
+from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.keys import Caller, Keys
 from ridgeline.server.limits import Limits, Reservation
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.tracing import Tracing
 from ridgeline.text import ChatTemplate, Tokenizer
 from ridgeline.text.output import choose_reasoning_parser, choose_tool_parser
-
-if TYPE_CHECKING:
-    from ridgeline.server.jobs.jobs import Jobs
 
 T = TypeVar("T")
 _TEXT_THREADS = 2
@@ -33,7 +30,7 @@ _LONG_TEXT_CHARS = 1 << 18
 class Server:
     """The engine, the keys and limits, the metrics; and whether new work is taken."""
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, jobs: Jobs | None = None) -> None:
         self.engine = engine
         self.config = config
         self.keys = Keys(config)
@@ -45,7 +42,7 @@ class Server:
         self.first_request = "The first request is running."  # or what became of it
         self.is_draining = False
         self.open_requests: set[asyncio.Task[None]] = set()  # each ends when its client has left
-        self._jobs: Jobs | None = None
+        self._jobs = jobs
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")
         # One at a time: they take seconds and gigabytes, and short texts do not wait for them.
         self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-long-text")
@@ -94,14 +91,10 @@ class Server:
             request.cancel()
 
     @property
-    def jobs(self) -> "Jobs":
-        """Files and batches; `open_jobs` comes first."""
+    def jobs(self) -> Jobs:
+        """Files and batches, of a server that has a data folder."""
         assert self._jobs is not None
         return self._jobs
-
-    def open_jobs(self, jobs: "Jobs") -> None:
-        """Take charge of the data folder."""
-        self._jobs = jobs
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -162,11 +155,6 @@ def _chosen(wanted: str, choose: Callable[[str], str | None], template: str) -> 
     if wanted == "auto":
         return choose(template)
     return None if wanted == "none" else wanted
-
-
-def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
-    return f"{prefix}{secrets.token_hex(12)}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,9 +15,10 @@ from ridgeline.core.request import CompletionChunk, FinishReason, GenerateReques
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.beam_search import BeamParams, BeamSearch, finish_reason
-from ridgeline.server.context import Call, new_id
+from ridgeline.server.context import Call
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
+from ridgeline.server.ids import new_id
 from ridgeline.server.output_formats import refused_format
 from ridgeline.server.schemas.generation import PromptTokensDetails, Usage
 

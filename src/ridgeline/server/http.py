@@ -11,8 +11,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from ridgeline.server.context import new_id
 from ridgeline.server.errors import ApiError, bad_request, family_of
+from ridgeline.server.ids import new_id
 from ridgeline.server.replies import encode
 
 MAX_HEAD_BYTES = 64 << 10

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ridgeline.server.context import new_id
+from ridgeline.server.ids import new_id
 from ridgeline.server.schemas.chat import ChosenLogprob
 
 

@@ -27,6 +27,7 @@ from ridgeline.server.http import http_protocol
 from ridgeline.server.jobs.folder import open_data_folder
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.jobs.upload import MAX_UPLOAD_BYTES
+from ridgeline.server.jobs.worker import BatchWorker
 from ridgeline.server.keys import Keys
 from ridgeline.server.logs import log_request, setup_request_log
 
@@ -80,8 +81,7 @@ async def _serve(
         engine = AsyncEngine(engine_config, progress=progress)
         try:
             await engine.start()
-            server = Server(engine, config)
-            server.open_jobs(Jobs(server, database))
+            server = Server(engine, config, Jobs(database))
             if config.log_requests:
                 setup_request_log()
             await run(server, listener, announce)
@@ -106,7 +106,7 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     for note in start_notes(server):
         announce(note)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
-    working = asyncio.create_task(server.jobs.worker.run())
+    working = asyncio.create_task(BatchWorker(server).run())
     warming = asyncio.create_task(_become_ready(server, announce))
     stopped = asyncio.create_task(stopping.wait())
     lost = asyncio.create_task(_lost(server))

@@ -11,8 +11,8 @@ from typing import IO, Any
 
 from ridgeline.core.encryption import Writer
 from ridgeline.core.errors import DiskError
-from ridgeline.server.context import new_id
 from ridgeline.server.errors import ApiError
+from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.database import Database, row_dict, sync_folder, write_durably
 
 MAX_FILE_BYTES = 512 << 20

@@ -1,26 +1,25 @@
 """Everything of files and batches that a server holds."""
 
+import asyncio
 import sqlite3
-from typing import TYPE_CHECKING
 
 from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs.batches import BatchStore
 from ridgeline.server.jobs.database import Database
 from ridgeline.server.jobs.files import TERMINAL, FileStore
-from ridgeline.server.jobs.worker import BatchWorker
-
-if TYPE_CHECKING:
-    from ridgeline.server.context import Server
 
 
 class Jobs:
-    """The stores and the worker over one data folder, which is closed with them."""
+    """The stores over one data folder, which is closed with them.
 
-    def __init__(self, server: "Server", database: Database) -> None:
+    ``changed`` is set when there is a new batch, or one is to be cancelled.
+    """
+
+    def __init__(self, database: Database) -> None:
         self._database = database
         self.files = FileStore(self._database)
         self.batches = BatchStore(self._database, self.files)
-        self.worker = BatchWorker(server, self.batches, self.files)
+        self.changed = asyncio.Event()
 
     async def delete_tenant(self, tenant: str) -> tuple[int, int]:
         """Remove all files and batches of a tenant; how many of each there were.

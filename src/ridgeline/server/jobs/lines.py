@@ -16,9 +16,10 @@ from ridgeline.core.errors import (
 )
 from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.body import decode_body
-from ridgeline.server.context import Call, Server, new_id
+from ridgeline.server.context import Call, Server
 from ridgeline.server.endpoint import Operation
 from ridgeline.server.errors import ApiError, Family, bad_request, to_api_error
+from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.batches import Result
 from ridgeline.server.keys import Caller
 from ridgeline.server.replies import Reply, encode

@@ -9,7 +9,6 @@ from typing import Any
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.server.context import Server
 from ridgeline.server.jobs.batches import BatchStore, Lease, Result
-from ridgeline.server.jobs.files import FileStore
 from ridgeline.server.jobs.lines import (
     BatchLine,
     LinePlace,
@@ -29,24 +28,20 @@ _DISK_RETRY_S = 1.0
 class BatchWorker:
     """Takes every unfinished batch, after a crash as well, and carries it to its end."""
 
-    def __init__(self, server: Server, batches: BatchStore, files: FileStore) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._batches = batches
-        self._files = files
+        self._batches = server.jobs.batches
+        self._files = server.jobs.files
+        self._changed = server.jobs.changed
         self._slots = asyncio.Semaphore(server.config.batch_concurrency)
-        self._wake = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    def notify(self) -> None:
-        """There is a new batch, or one is to be cancelled."""
-        self._wake.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         told = _Told()
         try:
             while True:
-                self._wake.clear()
+                self._changed.clear()
                 try:
                     for batch_id in await self._batches.unfinished():
                         self._begin(batch_id)
@@ -54,7 +49,7 @@ class BatchWorker:
                     told.log("Batches wait", error)
                     await asyncio.sleep(_DISK_RETRY_S)
                     continue
-                await self._wake.wait()
+                await self._changed.wait()
         finally:
             for task in self._tasks.values():
                 task.cancel()

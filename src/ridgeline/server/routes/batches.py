@@ -26,7 +26,7 @@ async def create_batch(call: Call, request: BatchRequest) -> Reply:
         window_s=_WINDOW_S,
         metadata=request.metadata or {},
     )
-    call.server.jobs.worker.notify()
+    call.server.jobs.changed.set()
     return Reply(body=batch)
 
 
@@ -48,5 +48,5 @@ async def cancel_batch(call: Call) -> Reply:
     """End a batch early; what is done by then can be read."""
     jobs = call.server.jobs
     batch = await jobs.batches.cancel(call.caller.tenant, call.path_params["batch_id"])
-    jobs.worker.notify()
+    jobs.changed.set()
     return Reply(body=batch)

@@ -13,10 +13,11 @@ from ridgeline.server.answers import (
     prepare_answer,
 )
 from ridgeline.server.beams import beam_params
-from ridgeline.server.context import Call, new_id
+from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import usage_of
+from ridgeline.server.ids import new_id
 from ridgeline.server.logprobs import chat_logprobs, prompt_logprobs
 from ridgeline.server.replies import DONE, EventStream, Reply, event
 from ridgeline.server.sampling import check_stream_options, limit_name, max_tokens_of

@@ -9,9 +9,10 @@ import msgspec
 from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.beams import beam_params, refused_in_beams
-from ridgeline.server.context import Call, new_id
+from ridgeline.server.context import Call
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import Job, generate, priority_of, usage_of
+from ridgeline.server.ids import new_id
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from ridgeline.server.output_formats import wanted_format
 from ridgeline.server.prompts import check_room, count_prompts, split_prompts, tokenize, truncate

@@ -3,8 +3,9 @@
 from functools import partial
 
 from ridgeline.server.body import Receive
-from ridgeline.server.context import Call, new_id
+from ridgeline.server.context import Call
 from ridgeline.server.errors import bad_request
+from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.upload import Upload
 from ridgeline.server.replies import FileReply, Reply
 from ridgeline.server.routes.paging import page_limit, page_of

@@ -16,10 +16,11 @@ from ridgeline.server.answers import (
     prepare_answer,
     prompt_of,
 )
-from ridgeline.server.context import Call, new_id
+from ridgeline.server.context import Call
 from ridgeline.server.conversation import Choice, Conversation, ToolSpec, call_input
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import ApiError, bad_request
+from ridgeline.server.ids import new_id
 from ridgeline.server.output_formats import FormatSchema
 from ridgeline.server.prompts import tokenize
 from ridgeline.server.replies import EventStream, Reply, event

@@ -11,11 +11,12 @@ import numpy.typing as npt
 from ridgeline.core.errors import NotFiniteError
 from ridgeline.engine.prompts import check_length
 from ridgeline.server.answers import prompt_of
-from ridgeline.server.context import Call, Server, new_id
+from ridgeline.server.context import Call, Server
 from ridgeline.server.conversation import Conversation
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import priority_of, salt_of
+from ridgeline.server.ids import new_id
 from ridgeline.server.logprobs import token_text
 from ridgeline.server.prompts import check_in_vocabulary, count_prompts, tokenize, truncate
 from ridgeline.server.replies import Reply

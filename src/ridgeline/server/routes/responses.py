@@ -13,10 +13,11 @@ from ridgeline.server.answers import (
     answer_pieces,
     prepare_answer,
 )
-from ridgeline.server.context import Call, new_id
+from ridgeline.server.context import Call
 from ridgeline.server.conversation import Conversation, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import usage_of
+from ridgeline.server.ids import new_id
 from ridgeline.server.logprobs import chat_logprobs
 from ridgeline.server.output_formats import FormatSchema
 from ridgeline.server.replies import EventStream, Reply, event
