@@ -158,7 +158,7 @@ def climbed():
 def test_the_report_and_the_drawing(tmp_path):
     result = report({"1b": climbed()}, Watch())
     rungs = result["subjects"]["1b"]
-    assert [rung["speed_up"] for rung in rungs] == pytest.approx([1, 2, 3, 4, 5, 6])
+    assert [rung["speed_up"] for rung in rungs] == pytest.approx([1, 2, 3, 4, 5, 6, 7])
     assert rungs[1]["predicted_speed_up"] is None
     assert json.loads(json.dumps(result)) == result
     path = tmp_path / "ladder.svg"
@@ -217,5 +217,5 @@ def test_the_embedded_model_climbs(capsys, tmp_path):
     result = json.loads(capsys.readouterr().out)
     rungs = result["subjects"]["embedded"]
     assert [rung["name"] for rung in rungs] == [rung.name for rung in RUNGS]
-    assert rungs[2]["speed_up"] > 2
+    assert rungs[3]["speed_up"] > max(2, 2 * rungs[2]["speed_up"])  # own kernels, no KV cache
     assert all(rung["kl"] < 0.05 for rung in rungs)

@@ -193,8 +193,34 @@ def test_the_command_ends_in_one_object_or_a_table(monkeypatch, capsys):
                 "energy_valid"}  # fmt: skip
     assert all(required <= set(case) for case in report["cases"])
     assert report["ceilings"]["conditions"]["threads"] >= 1
+    assert report["kv_reuse"] == []
     assert main(command) == 0
     assert "decode 2" in capsys.readouterr().out
+
+
+def test_what_kv_reuse_gives_is_measured_beside_its_prediction(monkeypatch, capsys):
+    """Without it a token takes the seconds of its whole context: the longer, the more."""
+    monkeypatch.setattr(executor_bench, "load_native_loops", FakeLoops)
+    command = ["bench", "--executor", "reference", "--prompt", "", "--batch", "", "--context",
+               "4,400", "--rounds", "1", "--no-reuse-kv"]  # fmt: skip
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    cases = {case["name"]: case for case in report["cases"]}
+    assert set(cases) == {
+        f"decode 1 at {at}{rest}" for at in (4, 400) for rest in ("", ", no KV cache")
+    }
+    short, long = report["kv_reuse"]
+    assert (short["context"], long["context"]) == (4, 400)
+    for row in (short, long):
+        kept, anew = (
+            cases[f"decode 1 at {row['context']}{rest}"] for rest in ("", ", no KV cache")
+        )
+        assert row["ratio"] == pytest.approx(anew["measured_s"] / kept["measured_s"])
+        assert row["predicted_ratio"] == pytest.approx(anew["predicted_s"] / kept["predicted_s"])
+        assert anew["decode_tok_s"] == pytest.approx(1 / anew["measured_s"])
+    assert long["predicted_ratio"] > 5 * short["predicted_ratio"]
+    assert main(command) == 0
+    assert "KV reuse at 400: a token comes " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

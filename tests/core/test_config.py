@@ -92,6 +92,8 @@ def test_numbers_may_come_as_text():
             "draft_model has no effect without speculation",
         ),
         ({"draft_quantization": "int4"}, "draft_quantization has no effect without"),
+        ({"reuse_kv": False, "speculation": "ngram"}, "speculation has no effect without reuse_kv"),
+        ({"reuse_kv": False, "batching": "static"}, "batching has no effect without reuse_kv"),
         ({"verification": "rejection"}, "verification has no effect without speculation"),
         (
             {"kv_ram_tier_bytes": 1, "enable_prefix_caching": False},

@@ -1,7 +1,10 @@
-"""What `ridgeline bench` measures: prompts, and decode steps of a batch at a context."""
+"""What `ridgeline bench` measures: prompts, decode steps of a batch at a context, and tokens that
+are decoded without a KV cache.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ridgeline.core.errors import ContextLengthError
 from ridgeline.core.spec import ModelSpec
@@ -31,21 +34,48 @@ class DecodeCase:
         return f"decode {self.batch}{suffix}"
 
 
-Case = PrefillCase | DecodeCase
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeCase:
+    """One token of one sequence, ``context`` tokens behind it, all of which are computed again."""
+
+    batch: ClassVar[int] = 1
+    context: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return max(self.context, 1) + 1
+
+    @property
+    def name(self) -> str:
+        return f"{DecodeCase(batch=self.batch, context=self.context).name}, no KV cache"
+
+
+Case = PrefillCase | DecodeCase | RecomputeCase
 
 
 def make_cases(
-    prompts: Sequence[int], batches: Sequence[int], contexts: Sequence[int]
+    prompts: Sequence[int],
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    *,
+    reuse_kv: bool = True,
 ) -> tuple[Case, ...]:
-    """One case for each prompt length, and one for each batch at each context."""
+    """One case for each prompt length, and one for each batch at each context.
+
+    Without ``reuse_kv`` there is one sequence at each context beside them, with and without a KV
+    cache.
+    """
     prefills = tuple(PrefillCase(prompt_tokens=prompt) for prompt in prompts)
-    decodes = (DecodeCase(batch=batch, context=at) for at in contexts for batch in batches)
-    return (*prefills, *decodes)
+    if not reuse_kv:
+        batches = sorted({*batches, RecomputeCase.batch})
+    decodes = tuple(DecodeCase(batch=batch, context=at) for at in contexts for batch in batches)
+    anew = () if reuse_kv else tuple(RecomputeCase(context=at) for at in contexts)
+    return (*prefills, *decodes, *anew)
 
 
 def positions(case: Case, decode_steps: int) -> int:
     """KV positions that each sequence of the case needs."""
-    if isinstance(case, PrefillCase):
+    if not isinstance(case, DecodeCase):
         return case.prompt_tokens
     return max(case.context, 1) + decode_steps
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ridgeline.bench.cases import Case, PrefillCase, check_cases
+from ridgeline.bench.cases import Case, DecodeCase, PrefillCase, RecomputeCase, check_cases
 from ridgeline.bench.ceilings import CeilingMeter, CeilingReport
 from ridgeline.bench.measure import Measurement, reached, run_rounds
 from ridgeline.bench.native_loops import load_native_loops
@@ -62,7 +62,21 @@ class BenchReport:
             "ceilings": self.ceilings.to_json(),
             "predicted_by": "roof" if self.predictor is None else "calibration",
             "cases": [self._case(measurement) for measurement in self.measurements],
+            "kv_reuse": self._kv_reuse(),
         }
+
+    def _kv_reuse(self) -> list[dict[str, Any]]:
+        """How many times as fast a token is with a KV cache, by context, where it was measured."""
+        found = {each.case: each for each in self.measurements}
+        rows = []
+        for anew in self.measurements:
+            if isinstance(anew.case, RecomputeCase):
+                at = anew.case.context
+                kept = found[DecodeCase(batch=anew.case.batch, context=at)]
+                ratio = anew.seconds / kept.seconds
+                predicted = self._predicted(anew) / self._predicted(kept)
+                rows.append({"context": at, "ratio": ratio, "predicted_ratio": predicted})
+        return rows
 
     def _case(self, measurement: Measurement) -> dict[str, Any]:
         case, rate = measurement.case, measurement.tokens_per_s
@@ -78,7 +92,7 @@ class BenchReport:
             "mfu": share.mfu,
             "mbu": share.mbu,
             "bound": share.bound,
-            "predicted_s": sum(map(self._predicted_s, measurement.plans)),
+            "predicted_s": self._predicted(measurement),
             "measured_s": measurement.seconds,
             "joules_per_token": measurement.joules_per_token,
             "energy_source": measurement.energy.source,
@@ -86,6 +100,9 @@ class BenchReport:
             "energy_valid": measurement.energy.valid and not self.ceilings.conditions["contended"],
             "samples": measurement.num_samples,
         }
+
+    def _predicted(self, measurement: Measurement) -> float:
+        return sum(map(self._predicted_s, measurement.plans))
 
     def _predicted_s(self, plan: StepPlan) -> float:
         """By the calibration; without one, what the measured ceilings allow at the least."""

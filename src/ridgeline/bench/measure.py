@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.bench.cases import Case, DecodeCase
+from ridgeline.bench.cases import Case, PrefillCase
 from ridgeline.bench.ceilings import CeilingMeter
 from ridgeline.bench.energy import UNKNOWN, Energy, EnergyMeter, add_energies
 from ridgeline.bench.workloads import Sample, Workload
@@ -39,9 +39,9 @@ class Measurement:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that one sample computes."""
+        """Tokens that one sample is for: those of a prompt, or one of each sequence."""
         case = self.case
-        return case.batch if isinstance(case, DecodeCase) else case.prompt_tokens
+        return case.prompt_tokens if isinstance(case, PrefillCase) else case.batch
 
     @property
     def tokens_per_s(self) -> float:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from ridgeline.bench.cases import Case, DecodeCase, PrefillCase, positions
+from ridgeline.bench.cases import Case, DecodeCase, PrefillCase, RecomputeCase, positions
 from ridgeline.bench.steps import Place, StepRunner, TimedStep
 from ridgeline.core.protocols import Executor
 
@@ -29,7 +29,7 @@ class Workload(Protocol):
 class PrefillWorkload:
     """A prompt that is computed from the start each time; one sample a visit."""
 
-    def __init__(self, runner: StepRunner, case: PrefillCase, place: Place) -> None:
+    def __init__(self, runner: StepRunner, case: PrefillCase | RecomputeCase, place: Place) -> None:
         self.case = case
         self._runner, self._place = runner, place
 

@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ridgeline.bench.cases import make_cases
     from ridgeline.bench.executor_bench import bench_executor  # torch takes a second
 
-    cases = make_cases(arguments.prompt, arguments.batch, arguments.context)
+    cases = make_cases(
+        arguments.prompt, arguments.batch, arguments.context, reuse_kv=config.reuse_kv
+    )
     with loading_bar(of_bytes=False) as progress:
         report = bench_executor(config, cases, rounds=arguments.rounds, progress=progress)
     result = report.to_json()
@@ -65,6 +67,11 @@ def print_report(result: Mapping[str, Any]) -> None:
         predicted = f"{case['predicted_s'] * 1e3:.2f}"
         table.add_row(case["name"], f"{rate:,.1f}", milliseconds, predicted, *shares, case["bound"])
     console.print(table)
+    for row in result["kv_reuse"]:
+        console.print(
+            f"KV reuse at {row['context']}: a token comes {row['ratio']:.1f} times as fast "
+            f"(predicted {row['predicted_ratio']:.1f})."
+        )
     if result["predicted_by"] == "roof":
         console.print(
             "Predicted is the least that the ceilings allow: this machine is not calibrated "

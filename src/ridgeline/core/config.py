@@ -31,7 +31,7 @@ _PATHS = (  # that may be os.PathLike
     "packed_cache_path", "tuning_cache_path",
 )  # fmt: skip
 _KINDS: Sequence[tuple[type | UnionType, str, Sequence[str]]] = (
-    (bool, "be true or false", ("enable_prefix_caching", "offline", "strict")),
+    (bool, "be true or false", ("enable_prefix_caching", "reuse_kv", "offline", "strict")),
     (
         str,
         "be text",
@@ -109,6 +109,8 @@ class EngineConfig:
         max_num_batched_tokens: tokens computed in one step.
         block_tokens: tokens in one KV block.
         enable_prefix_caching: reuse the KV of prefixes that were computed before.
+        reuse_kv: off, for comparison only, each token computes K and V of its whole context again,
+            and no prefix is cached.
         kv_cache_memory_bytes: size of the KV pool.
         gpu_memory_utilization: share of a GPU's memory that weights, KV and steps may take; 0.9
             without it.
@@ -170,6 +172,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     block_tokens: int = 16
     enable_prefix_caching: bool = True
+    reuse_kv: bool = True
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     attention_backend: str = "auto"
@@ -279,6 +282,10 @@ def _check_effects(config: EngineConfig) -> None:
         ("kv_disk_tier_bytes", "kv_disk_tier_path", on_disk),
         ("encryption_key_file", "kv_disk_tier_path", on_disk),
         ("packed_cache_bytes", "packed_cache_path", config.packed_cache_path != "off"),
+        ("speculation", "reuse_kv", config.reuse_kv),
+        ("batching", "reuse_kv", config.reuse_kv),
+        ("kv_ram_tier_bytes", "reuse_kv", config.reuse_kv),
+        ("kv_disk_tier_path", "reuse_kv", config.reuse_kv),
         ("batch_window_s", "batching dynamic", config.batching == "dynamic"),
     ):
         if not is_there and getattr(config, name) != defaults[name].default:
@@ -374,7 +381,7 @@ def resolve(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and config.reuse_kv,
         num_blocks=num_blocks[: len(kv_groups(spec))],
         num_draft_blocks=num_blocks[len(kv_groups(spec)) :],
         kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),

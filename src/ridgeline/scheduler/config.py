@@ -29,6 +29,7 @@ class SchedulerConfig:
     replay_s: float = 0.0
     kv_ttl_s: float | None = None
     verification: str = "exact"
+    reuse_kv: bool = True
 
     def __post_init__(self) -> None:
         for window, num_blocks in zip(self.windows, self.num_blocks, strict=True):
@@ -53,7 +54,8 @@ class SchedulerConfig:
             batch_window_s=config.batch_window_s,
             max_num_waiting=config.max_num_waiting,
             tpot_slo_s=config.tpot_slo_s,
-            replay_s=config.decode_replay_s,
+            replay_s=config.decode_replay_s if config.reuse_kv else 0.0,
             kv_ttl_s=config.kv_ttl_s,
             verification=config.verification,
+            reuse_kv=config.reuse_kv,
         )

@@ -167,7 +167,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or ``None`` if nothing can be computed now (see `wait_s`)."""
         assert len(self._flights) < MAX_IN_FLIGHT, "the step before the last has not been reported"
-        if self._flights and self.speculation.needs_results:
+        if self._flights and (self.speculation.needs_results or not self.config.reuse_kv):
             return None  # a drafter goes by the tokens that are still to come
         now_s = self._clock()
         self._tick(now_s)
@@ -217,7 +217,10 @@ class Scheduler:
         self.speculation.note_drafts(plan, result)
         if plan.passes[-1].role is ModelRole.TARGET:
             outcomes = zip(plan.passes[-1].segments, result.passes[-1], strict=True)
-            updates += self._outcomes.apply(flight.sequences, outcomes)
+            applied = self._outcomes.apply(flight.sequences, outcomes)
+            if not self.config.reuse_kv:
+                self._forget_kv(each.sequence for each in applied if each.new_token_ids)
+            updates += applied
         self._had_running = bool(self._running)
         return updates
 
@@ -403,6 +406,19 @@ class Scheduler:
         return self._waiting.last_of(ready)
 
     def _preempt(self, sequence: Sequence) -> None:
+        self._start_anew(sequence)
+        self.num_preemptions += 1
+
+    def _forget_kv(self, sequences: Iterable[Sequence]) -> None:
+        """Have these compute all that they know again for their next tokens, and their samples."""
+        for sequence in sequences:
+            if sequence.status is SequenceStatus.RUNNING:
+                self._start_anew(sequence)
+        while self._waiting.drop_holder():
+            pass
+
+    def _start_anew(self, sequence: Sequence) -> None:
+        """Give up slot and blocks, and queue for them again."""
         self._leave(sequence)
         self._blocks.release(sequence)
         sequence.num_computed = 0
@@ -410,7 +426,6 @@ class Scheduler:
         sequence.may_load = True
         sequence.status = SequenceStatus.WAITING
         self._waiting.push(sequence)
-        self.num_preemptions += 1
 
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None

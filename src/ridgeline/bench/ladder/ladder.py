@@ -28,7 +28,7 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.model import PricedModel, weights_of
 
-_EAGER_TEXTS, _EAGER_TOKENS = 1, 24  # of a rung without our kernels, which is slow
+_SLOW_TEXTS, _SLOW_TOKENS = 1, 24  # of a rung without our kernels, or without a KV cache
 
 Progress = Callable[[int, int, str], None]
 Show = Callable[[Mapping[str, Any]], None]
@@ -140,9 +140,9 @@ def _plain(step: Step, first: Step) -> dict[str, Any]:
 def _work(rung: Rung, num_texts: int, num_tokens: int) -> tuple[Sequence[RecordedText], int]:
     """What a rung decodes: texts, and tokens of each."""
     texts = read_texts("continue", rung.draft_quantization)[:num_texts]
-    if rung.executor == "cpu":
+    if rung.executor == "cpu" and rung.reuses_kv:
         return texts, num_tokens
-    return texts[:_EAGER_TEXTS], min(num_tokens, _EAGER_TOKENS)
+    return texts[:_SLOW_TEXTS], min(num_tokens, _SLOW_TOKENS)
 
 
 def _forecast(
@@ -157,7 +157,8 @@ def _forecast(
         return None
     if rung.speculates:
         return best_forecast(models, calibration, texts, num_tokens, "draft")
-    return forecast(models, calibration, texts, num_tokens, Drafting())
+    reuse_kv = rung.reuses_kv
+    return forecast(models, calibration, texts, num_tokens, Drafting(), reuse_kv=reuse_kv)
 
 
 def _usual_drafting(rung: Rung) -> Drafting:

@@ -74,7 +74,10 @@ def _measure_here(
     executor = open_executor(SUBJECTS[subject], rung, texts)
     try:
         decoder = TextDecoder(
-            executor, max_model_len=longest(texts, num_tokens), has_draft=rung.speculates
+            executor,
+            max_model_len=longest(texts, num_tokens),
+            has_draft=rung.speculates,
+            reuse_kv=rung.reuses_kv,
         )
         decoder.run(texts[:1], drafting, min(num_tokens, 8))
         runs = [decoder.run(texts, drafting, num_tokens) for _ in range(rounds)]

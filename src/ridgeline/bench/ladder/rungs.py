@@ -1,4 +1,4 @@
-"""The rungs: each one keeps what the one before changed."""
+"""The rungs: each one keeps what the one before changed, but one that shows what KV reuse gives."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8)  # of drafts, of which the best predicted one is
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
     """``quantization`` is of the weights as they are loaded, ``draft_quantization`` of a draft
-    model's; ``speculates``: with one.
+    model's; ``speculates``: with one. Without ``reuses_kv`` each token computes its whole context.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Rung:
     quantization: str | None = None
     draft_quantization: str | None = None
     speculates: bool = False
+    reuses_kv: bool = True
 
     @property
     def formats(self) -> dict[ModelRole, NumberFormat | None]:
@@ -42,6 +43,7 @@ class Rung:
 RUNGS = (
     Rung(name="eager PyTorch, float32", executor="reference", dtype="float32"),
     Rung(name="bfloat16", executor="reference", dtype="bfloat16"),
+    Rung(name="own kernels, no KV cache", executor="cpu", dtype="bfloat16", reuses_kv=False),
     Rung(name="own kernels", executor="cpu", dtype="bfloat16"),
     Rung(name="int8 weights", executor="cpu", dtype="bfloat16", quantization="int8"),
     Rung(name="int4 weights", executor="cpu", dtype="bfloat16", quantization="int4"),
@@ -76,6 +78,8 @@ def forecast(
     texts: Sequence[RecordedText],
     num_tokens: int,
     drafting: Drafting,
+    *,
+    reuse_kv: bool = True,
 ) -> Forecast:
     """The engine's own scheduler and drafters over a simulated executor."""
     clock = VirtualClock()
@@ -84,6 +88,7 @@ def forecast(
         max_model_len=longest(texts, num_tokens),
         has_draft=ModelRole.DRAFT in models,
         clock=clock,
+        reuse_kv=reuse_kv,
     )
     run = decoder.run(texts, drafting, num_tokens)
     return Forecast(drafting=drafting, tokens_per_s=run.tokens_per_s)

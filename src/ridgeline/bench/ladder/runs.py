@@ -67,6 +67,7 @@ class TextDecoder:
         has_draft: bool,
         price: StepPrice = DEFAULT_PRICE,
         clock: VirtualClock | None = None,
+        reuse_kv: bool = True,
     ) -> None:
         self._executor = executor
         self._price = price
@@ -75,6 +76,7 @@ class TextDecoder:
             max_num_seqs=1,
             max_model_len=max_model_len,
             enable_prefix_caching=False,
+            reuse_kv=reuse_kv,
             kv_cache_memory_bytes=1 << 40,
         )
         self._resolved = self._resolve(has_draft=has_draft)
