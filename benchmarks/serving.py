@@ -27,7 +27,6 @@ from typing import Any
 
 from benchmarks.peers.paths import PEERS
 from benchmarks.shapes import shape_folder
-
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.serve.targets import EngineTarget
