@@ -42,6 +42,20 @@ def test_a_pinned_prefix_is_not_evicted(windows):
     assert serve(scheduler, executor, range(25)) == 0
 
 
+def test_what_is_deleted_of_a_tenant_is_not_pinned_any_more():
+    """Its blocks are free again, rather than held by pins that nobody can find."""
+    scheduler, executor = make(num_blocks=(64,)), FakeExecutor()
+    serve(scheduler, executor, range(21))
+    scheduler.pin_prefix(KEY, range(20), "a")
+    kept, _ = scheduler.pin_prefix(KEY, range(8), "b")
+    scheduler.delete_tenant("a")
+    scheduler.check_integrity()
+    (pool,) = scheduler.prefix_cache.pools
+    assert pool.num_free == 62
+    scheduler.unpin(kept)
+    assert pool.num_free == 64
+
+
 def test_pins_leave_room_for_a_sequence():
     scheduler, executor = make(num_blocks=(20,)), FakeExecutor()  # 16 hold a full sequence
     serve(scheduler, executor, range(40))

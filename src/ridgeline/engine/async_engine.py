@@ -24,13 +24,19 @@ from ridgeline.engine.messages import (
     Deleted,
     DeleteTenant,
     Event,
+    Explain,
+    Explained,
     Failed,
     Lost,
     Output,
+    Pin,
+    Pinned,
     Pooled,
     Refused,
+    Reply,
     Report,
     Started,
+    Unpin,
 )
 from ridgeline.engine.process_host import ProcessHost
 from ridgeline.engine.prompts import encode_prompt
@@ -38,6 +44,7 @@ from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.stats import EngineStats, EngineStatus, Health, StepRecord
 from ridgeline.engine.streams import RequestStream
 from ridgeline.engine.thread_host import ThreadHost
+from ridgeline.kvcache import MissReport
 from ridgeline.text import ChatTemplate, Tokenizer
 
 _KEPT_STEPS = 4096
@@ -51,6 +58,17 @@ class Embedding:
 
     vector: npt.NDArray[np.float32]
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedPrefix:
+    """A prefix of ``num_tokens`` (whole blocks) whose KV stays, and for whose requests."""
+
+    number: int
+    num_tokens: int
+    tenant: str
+    adapter: str | None
+    cache_salt: str
 
 
 class AsyncEngine:
@@ -82,6 +100,8 @@ class AsyncEngine:
         self._streams: dict[int, RequestStream] = {}
         self._numbers: dict[str, int] = {}  # the callers' ids of open requests
         self._deletions: set[str] = set()  # tenants; the worker has not said that they are done
+        self._asked: dict[int, asyncio.Future[Reply]] = {}
+        self._pins: dict[int, PinnedPrefix] = {}
         self._closing: Health | None = None
         self._stats = EngineStats()
         self._steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
@@ -184,7 +204,111 @@ class AsyncEngine:
         An engine that is just starting again does it before it computes anything.
         """
         self._deletions.add(tenant)
+        self._pins = {n: pin for n, pin in self._pins.items() if pin.tenant != tenant}
         self._host.send(DeleteTenant(tenant=tenant))
+
+    async def pin_prefix(
+        self,
+        token_ids: tuple[int, ...],
+        *,
+        request_id: str,
+        adapter: str | None = None,
+        cache_salt: str = "",
+        tenant: str = "",
+    ) -> PinnedPrefix:
+        """Compute a prefix, and keep the KV of its whole blocks until it is unpinned.
+
+        Only requests of the same adapter and ``cache_salt`` gain by it. An engine that starts again
+        has none, and neither has a tenant that was deleted.
+
+        Raises what `generate` raises, and:
+            InvalidRequestError: there is no prefix cache, or less than a block to keep.
+            OutOfMemoryError: what is left of the KV pool would not hold a sequence of full length.
+        """
+        request = self._prefix_request(token_ids, adapter, cache_salt, tenant)
+        if len(token_ids) < (least := self.config.block_tokens):
+            raise InvalidRequestError(f"A pinned prefix has {least} tokens or more, a KV block.")
+        wanted = GenerateRequest(
+            request_id=request_id,
+            prompt=token_ids,
+            params=request.params,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            tenant=tenant,
+        )
+        async for _ in self.generate(wanted):
+            pass
+        request = self._prefix_request(token_ids, adapter, cache_salt, tenant)  # of this engine
+        found = await self._ask(request.request_id, Pin(request=request))
+        assert isinstance(found, Pinned)
+        pin = PinnedPrefix(
+            number=found.prefix,
+            num_tokens=found.num_tokens,
+            tenant=tenant,
+            adapter=adapter,
+            cache_salt=cache_salt,
+        )
+        self._pins[pin.number] = pin
+        return pin
+
+    def unpin_prefix(self, number: int) -> None:
+        """Let go of a pinned prefix.
+
+        Raises:
+            InvalidRequestError: no prefix of that number is pinned.
+        """
+        if self._pins.pop(number, None) is None:
+            raise InvalidRequestError(f"No prefix of the number {number} is pinned.")
+        self._host.send(Unpin(prefix=number))
+
+    @property
+    def pinned_prefixes(self) -> tuple[PinnedPrefix, ...]:
+        return tuple(self._pins.values())
+
+    async def explain_miss(
+        self, token_ids: tuple[int, ...], *, adapter: str | None = None, cache_salt: str = ""
+    ) -> MissReport:
+        """How far a prompt is cached, and the first token that differs from what is.
+
+        Compared with prompts of the same adapter and ``cache_salt`` alone. Raises what `pin_prefix`
+        raises.
+        """
+        request = self._prefix_request(token_ids, adapter, cache_salt, "")
+        found = await self._ask(request.request_id, Explain(request=request))
+        assert isinstance(found, Explained)
+        return found.report
+
+    def _prefix_request(
+        self, token_ids: tuple[int, ...], adapter: str | None, cache_salt: str, tenant: str
+    ) -> Request:
+        if not self.config.enable_prefix_caching:
+            raise InvalidRequestError("There is no prefix cache: enable_prefix_caching.")
+        return self._factory().build(
+            token_ids,
+            SamplingParams(max_tokens=1),
+            adapter=adapter,
+            cache_salt=cache_salt,
+            tenant=tenant,
+        )
+
+    async def _ask(self, number: int, question: Pin | Explain) -> Reply:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._host.send(question)
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
+    def _answer(self, number: int, answer: Reply | errors.RidgelineError) -> None:
+        future = self._asked.get(number)
+        if future is None or future.done():
+            if isinstance(answer, Pinned):  # nobody waits for it any more
+                self._host.send(Unpin(prefix=answer.prefix))
+        elif isinstance(answer, errors.RidgelineError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
 
     def health(self) -> Health:
         """Whether requests are taken now; follows the progress of steps."""
@@ -313,11 +437,15 @@ class AsyncEngine:
             case Pooled(number=number, vector=vector):
                 if number in self._streams:
                     self._streams[number].put_vector(vector)
+            case Pinned(number=number) | Explained(number=number):
+                self._answer(number, event)
             case Deleted(tenant=tenant):
                 self._deletions.discard(tenant)
             case Refused(number=number, error=error, message=message, retry_after_s=retry_after_s):
+                failure = _to_error(error, message, retry_after_s)
                 if number in self._streams:
-                    self._streams[number].fail(_to_error(error, message, retry_after_s))
+                    self._streams[number].fail(failure)
+                self._answer(number, failure)
             case Started():
                 self._on_started()
             case Lost(message=message):
@@ -350,6 +478,9 @@ class AsyncEngine:
 
     def _on_lost(self, reason: str) -> None:
         """Fail what had output; the rest is retried once, since one of them may be the cause."""
+        self._pins.clear()
+        for number in self._asked:
+            self._answer(number, EngineUnavailableError(f"{reason} The request was lost."))
         for stream in self._streams.values():
             if stream.has_output or stream.num_retries:
                 stream.fail(EngineError(f"{reason} The request was lost."))
@@ -358,6 +489,8 @@ class AsyncEngine:
     def _on_failed(self, error: errors.RidgelineError) -> None:
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
+        for number in self._asked:
+            self._answer(number, EngineUnavailableError(str(error)))
         for stream in self._streams.values():
             stream.fail(EngineUnavailableError(str(error)))
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from ridgeline.core.config import ResolvedConfig
 from ridgeline.core.request import CompletionChunk, Request
 from ridgeline.engine.stats import EngineStats
+from ridgeline.kvcache import MissReport
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
@@ -25,6 +26,24 @@ class DeleteTenant(msgspec.Struct, tag=True, frozen=True):
     """Forget all cached KV that was computed for a tenant; `Deleted` follows."""
 
     tenant: str
+
+
+class Pin(msgspec.Struct, tag=True, frozen=True):
+    """Keep what is cached of a request's prompt; `Pinned` or `Refused` follows."""
+
+    request: Request
+
+
+class Unpin(msgspec.Struct, tag=True, frozen=True):
+    """Let go of what a `Pinned` named; nothing follows."""
+
+    prefix: int
+
+
+class Explain(msgspec.Struct, tag=True, frozen=True):
+    """Say how far a request's prompt is cached; `Explained` follows."""
+
+    request: Request
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -57,6 +76,21 @@ class Pooled(msgspec.Struct, tag=True, frozen=True):
 
     number: int
     vector: npt.NDArray[np.float32]
+
+
+class Pinned(msgspec.Struct, tag=True, frozen=True):
+    """The answer to the `Pin` of a request: the prefix's number, and its tokens that are kept."""
+
+    number: int
+    prefix: int
+    num_tokens: int
+
+
+class Explained(msgspec.Struct, tag=True, frozen=True):
+    """The answer to the `Explain` of a request."""
+
+    number: int
+    report: MissReport
 
 
 class Deleted(msgspec.Struct, tag=True, frozen=True):
@@ -104,5 +138,6 @@ class Pulse(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-Command = Add | Abort | DeleteTenant | Stop
-Event = Loading | Started | Output | Pooled | Deleted | Refused | Report | Failed | Lost
+Command = Add | Abort | DeleteTenant | Pin | Unpin | Explain | Stop
+Reply = Pinned | Explained
+Event = Loading | Started | Output | Pooled | Reply | Deleted | Refused | Report | Failed | Lost

@@ -1,5 +1,6 @@
 """The side of an `AsyncEngine` that owns the model: takes commands, runs steps, sends events."""
 
+import contextlib
 import logging
 import queue
 import time
@@ -7,7 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from ridgeline.core.errors import EngineError, OverloadedError, RidgelineError
+from ridgeline.core.errors import (
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    RidgelineError,
+)
 from ridgeline.core.protocols import Grammar
 from ridgeline.core.request import CompletionChunk, Request
 from ridgeline.engine.engine import Engine
@@ -19,13 +25,18 @@ from ridgeline.engine.messages import (
     Deleted,
     DeleteTenant,
     Event,
+    Explain,
+    Explained,
     Failed,
     Output,
+    Pin,
+    Pinned,
     Pooled,
     Refused,
     Report,
     Started,
     Stop,
+    Unpin,
 )
 from ridgeline.engine.request_state import RequestState
 
@@ -134,8 +145,31 @@ class Worker:
                 self._num_deletions += 1
                 done = partial(self._deleted.put, tenant)
                 self._engine.scheduler.delete_tenant(tenant, done)
+            case Pin(request=request):
+                self._pin(request)
+            case Unpin(prefix=prefix):
+                with contextlib.suppress(InvalidRequestError):  # it went with its tenant
+                    self._engine.scheduler.unpin(prefix)
+            case Explain(request=request):
+                assert request.cache_key is not None
+                report = self._engine.scheduler.explain_miss(
+                    request.cache_key, request.prompt_token_ids
+                )
+                self._send(Explained(number=request.request_id, report=report))
             case Stop():
                 self._running = False
+
+    def _pin(self, request: Request) -> None:
+        assert request.cache_key is not None
+        try:
+            prefix, num_tokens = self._engine.scheduler.pin_prefix(
+                request.cache_key, request.prompt_token_ids, request.tenant
+            )
+        except RidgelineError as error:
+            self._refuse(request.request_id, error)
+        else:
+            number = request.request_id
+            self._send(Pinned(number=number, prefix=prefix, num_tokens=num_tokens))
 
     def _add(self, request: Request, grammar: Grammar | None = None) -> None:
         try:

@@ -16,16 +16,17 @@ class PinnedPrefixes:
         self._cache = cache
         self._blocks = blocks
         self._tables: dict[int, list[list[int]]] = {}  # blocks of each group, by number
+        self._tenants: dict[int, str] = {}
         self._num_pins = 0
 
     def __iter__(self) -> Iterator[list[list[int]]]:
         """The blocks of each group, pin by pin."""
         return iter(self._tables.values())
 
-    def pin(self, cache_key: bytes, token_ids: Sequence[int]) -> tuple[int, int]:
+    def pin(self, cache_key: bytes, token_ids: Sequence[int], tenant: str = "") -> tuple[int, int]:
         """See `Scheduler.pin_prefix`."""
         number, tables = self._num_pins, self._cache.pin(cache_key, token_ids)
-        self._tables[number] = tables
+        self._tables[number], self._tenants[number] = tables, tenant
         try:
             self._blocks.check_pins(self._tables.values(), max_length=self._config.max_model_len)
         except OutOfMemoryError:
@@ -38,4 +39,10 @@ class PinnedPrefixes:
         """See `Scheduler.unpin`."""
         if number not in self._tables:
             raise InvalidRequestError(f"No prefix of the number {number} is pinned.")
+        del self._tenants[number]
         self._blocks.release_tables(self._tables.pop(number))
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Let go of all that was pinned for a tenant."""
+        for number in [number for number, owner in self._tenants.items() if owner == tenant]:
+            self.unpin(number)

@@ -256,13 +256,15 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
 
-    def pin_prefix(self, cache_key: bytes, token_ids: Seq[int]) -> tuple[int, int]:
+    def pin_prefix(
+        self, cache_key: bytes, token_ids: Seq[int], tenant: str = ""
+    ) -> tuple[int, int]:
         """Keep what is cached of a prefix until `unpin`; returns a number for that, and its tokens.
 
         Raises:
             OutOfMemoryError: what is left of the pool would not hold a sequence of full length.
         """
-        return self._pins.pin(cache_key, token_ids)
+        return self._pins.pin(cache_key, token_ids, tenant)
 
     def unpin(self, number: int) -> None:
         """Let go of a pinned prefix, which stays cached as others do; once for each number.
@@ -288,12 +290,14 @@ class Scheduler:
         return self._blocks.usage(self._running)
 
     def delete_tenant(self, tenant: str, done: Callable[[], None] = lambda: None) -> None:
-        """Forget all cached KV that was computed for a tenant, in the pool and in the tiers.
+        """Forget all cached KV that was computed for a tenant, in the pool and in the tiers, its
+        pinned prefixes as well.
 
         So does what drafts: its KV, and the tenant's outputs as drafts of others.
 
         The tiers take their time; ``done`` is called after that, perhaps by another thread.
         """
+        self._pins.delete_tenant(tenant)
         self.prefix_cache.delete_tenant(tenant)
         self.speculation.delete_tenant(tenant)
         if self.transfers is not None:

@@ -12,7 +12,7 @@ from ridgeline.server.errors import ApiError, family_of
 from ridgeline.server.openapi import openapi
 from ridgeline.server.page import page_operations
 from ridgeline.server.replies import Reply, encode
-from ridgeline.server.routes import batches, files, operations, plain
+from ridgeline.server.routes import batches, files, operations, plain, prefixes
 from ridgeline.server.routes.model_operations import model_operations
 from ridgeline.server.schemas import plain as plain_schemas
 from ridgeline.server.schemas.batches import FILES_QUERY, PAGE_QUERY, UPLOAD_FORM, BatchRequest
@@ -24,6 +24,7 @@ def api_operations() -> list[Operation]:
         *model_operations(),
         *_text(),
         *_jobs(),
+        *_prefixes(),
         _probe("/health", operations.health, "The process lives"),
         _probe("/ready", operations.ready, "Requests are taken"),
         _probe("/ping", operations.ping, "As /health"),
@@ -91,6 +92,44 @@ def _text() -> list[Operation]:
             handler=plain.tokenizer_info,
             summary="About the tokenizer",
             answer=plain_schemas.TokenizerInfo,
+        ),
+    ]
+
+
+def _prefixes() -> list[Operation]:
+    return [
+        Operation(
+            method="POST",
+            path="/explain_miss",
+            handler=prefixes.explain_miss,
+            summary="Why a prompt is not cached further than it is",
+            request=plain_schemas.ExplainRequest,
+            answer=plain_schemas.MissResponse,
+            is_counted=True,
+        ),
+        Operation(
+            method="POST",
+            path="/admin/prefixes",
+            handler=prefixes.pin_prefix,
+            summary="Keep the KV of a prefix",
+            request=plain_schemas.PrefixRequest,
+            answer=plain_schemas.PrefixCard,
+            needs_admin=True,
+        ),
+        Operation(
+            method="GET",
+            path="/admin/prefixes",
+            handler=prefixes.list_prefixes,
+            summary="Pinned prefixes",
+            answer=plain_schemas.PrefixList,
+            needs_admin=True,
+        ),
+        Operation(
+            method="DELETE",
+            path="/admin/prefixes/{prefix}",
+            handler=prefixes.unpin_prefix,
+            summary="Let go of a pinned prefix",
+            needs_admin=True,
         ),
     ]
 

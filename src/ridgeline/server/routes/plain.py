@@ -30,6 +30,7 @@ from ridgeline.server.schemas.plain import (
     EmbeddingUsage,
     ModelCard,
     ModelList,
+    TextFields,
     TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
@@ -139,6 +140,24 @@ async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:
     """Token ids of a text or a conversation, as generation would see them."""
     server = call.server
     server.check_model(request.model, call.caller)
+    text, specials = await text_of(call, request)
+    tokenizer, context = server.tokenizer, server.engine.config.max_model_len
+    check_length(text, tokenizer, context)
+
+    def work() -> TokenizeResponse:
+        tokens = tokenizer.encode(text, specials)
+        strings = None
+        if request.return_token_strs:
+            strings = [token_text(tokenizer, token) for token in tokens]
+        return TokenizeResponse(
+            count=len(tokens), max_model_len=context, tokens=tokens, token_strs=strings
+        )
+
+    return Reply(body=await server.in_thread(work, num_chars=len(text)))
+
+
+async def text_of(call: Call, request: TextFields) -> tuple[str, bool]:
+    """The prompt as text, and whether special tokens are added to it."""
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("Give either prompt or messages.", "prompt")
     text, specials = request.prompt, True
@@ -158,19 +177,7 @@ async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:
     if request.add_special_tokens is not None:
         specials = request.add_special_tokens
     assert text is not None
-    tokenizer, context = server.tokenizer, server.engine.config.max_model_len
-    check_length(text, tokenizer, context)
-
-    def work() -> TokenizeResponse:
-        tokens = tokenizer.encode(text, specials)
-        strings = None
-        if request.return_token_strs:
-            strings = [token_text(tokenizer, token) for token in tokens]
-        return TokenizeResponse(
-            count=len(tokens), max_model_len=context, tokens=tokens, token_strs=strings
-        )
-
-    return Reply(body=await server.in_thread(work, num_chars=len(text)))
+    return text, specials
 
 
 async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:

@@ -65,8 +65,8 @@ class ModelList(Struct, kw_only=True):
     data: list[ModelCard]
 
 
-class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Either ``prompt`` or ``messages``."""
+class TextFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Either ``prompt`` or ``messages``, as generation would read them."""
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)] | None = None
@@ -76,7 +76,59 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
+
+
+class TokenizeRequest(TextFields, kw_only=True):
+    """``return_token_strs``: the text of each token as well."""
+
     return_token_strs: bool | None = None
+
+
+class ExplainRequest(TextFields, kw_only=True):
+    """``cache_salt``: that of the requests which were to reuse the prompt."""
+
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+
+
+class MissResponse(Struct, kw_only=True):
+    """How far a prompt is cached, and where it leaves the nearest cached prompt of the same key.
+
+    There it has ``token`` where the other has ``cached_token``; without them one of the two ends.
+    ``evicted_tokens`` of the matching ones have lost their KV.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    matching_tokens: int
+    evicted_tokens: int
+    token_id: int | None
+    token: str | None
+    cached_token_id: int | None
+    cached_token: str | None
+
+
+class PrefixRequest(ExplainRequest, kw_only=True):
+    """``tenant``: the name of the key whose requests are to reuse it."""
+
+    tenant: Name
+
+
+class PrefixCard(Struct, kw_only=True):
+    """A pinned prefix; ``tokens`` of it are kept, which are whole KV blocks."""
+
+    id: int
+    object: str = "pinned_prefix"
+    model: str
+    tenant: str
+    tokens: int
+    cache_salt: str | None
+
+
+class PrefixList(Struct, kw_only=True):
+    """All of them."""
+
+    object: str = "list"
+    data: list[PrefixCard]
 
 
 class TokenizeResponse(Struct, kw_only=True):
