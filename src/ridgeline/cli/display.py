@@ -19,6 +19,7 @@ from rich.progress import (
 
 from ridgeline.core.request import FinishReason, RequestOutput, RequestTimings
 from ridgeline.roofline.live import RooflineReport
+from ridgeline.roofline.predict import is_known
 
 ProgressCallback = Callable[[int, int, str], None]
 
@@ -86,6 +87,11 @@ def with_interval(value: float, low: float | None, high: float | None) -> str:
     if low is None or high is None or {figure(low), figure(high)} == {text}:
         return text
     return f"{text} ({figure(low)}–{figure(high)})"
+
+
+def predicted_range(low: float, high: float, form: str) -> str:
+    """Where a prediction may lie, in words and figures of a format."""
+    return f"{low:{form}} to {high:{form}}" if is_known(low, high) else "error unknown"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.display import output_console
+from ridgeline.cli.display import output_console, predicted_range
 from ridgeline.roofline.slo import Slo
 
 
@@ -44,7 +44,7 @@ def print_plan(result: Mapping[str, Any]) -> None:
         low, high = intervals[name]
         console.print(
             f"  {label:<7} {result[name] * scale:9.1f} {unit:<6} "
-            f"({low * scale:.1f} to {high * scale:.1f})"
+            f"({predicted_range(low * scale, high * scale, '.1f')})"
         )
     console.print(
         f"  loaded  TPOT {_milliseconds(result['loaded_tpot_s'])} ms; "

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.display import output_console
+from ridgeline.cli.display import output_console, predicted_range
 from ridgeline.cli.hardware import (
     THIS,
     add_machine_options,
@@ -234,7 +234,8 @@ def _table(found: Sequence[Point], fits: Mapping[int, MemoryFit]) -> Table:
             f"{point.intensity:.1f}",
             f"{point.flops_per_s / 1e9:,.1f}",
             f"{point.roof_flops_per_s / 1e9:,.1f}",
-            f"{point.seconds * 1e3:.2f} ({point.low_s * 1e3:.2f} to {point.high_s * 1e3:.2f})",
+            f"{point.seconds * 1e3:.2f} "
+            f"({predicted_range(point.low_s * 1e3, point.high_s * 1e3, '.2f')})",
             point.bound if _has_room(point, fits) else f"{point.bound}; does not fit",
         )
     return table

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ridgeline.core.errors import MissingDependencyError
 from ridgeline.roofline.explain import Point
+from ridgeline.roofline.labels import POINTS_PER_INCH, place_labels
+from ridgeline.roofline.predict import is_known
 
 _MARKS = {"decode": "o", "prefill": "#"}
 
@@ -84,40 +86,53 @@ def draw_svg(
         MissingDependencyError: matplotlib is not installed.
     """
     try:
-        import matplotlib as mpl
-
-        mpl.use("svg")
-        from matplotlib import pyplot
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError("Drawing needs matplotlib: pip install matplotlib.") from error
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    figure = Figure(figsize=(8, 5.5), dpi=POINTS_PER_INCH, layout="constrained")
+    axes = figure.subplots()
     xs = [point.intensity for point in points]
     left, right = min(xs) / 2, max([*xs, machine.peak / machine.bytes_per_s]) * 4
-    for roof, style in ((machine, "k-"), (beside, "k:")):
-        if roof is not None:
-            heights = [left * roof.bytes_per_s, roof.peak, roof.peak]
-            axes.plot([left, roof.peak / roof.bytes_per_s, right], heights, style, label=roof.label)
+    lines = []
+    for roof, colour, style in ((machine, "black", "-"), (beside, "0.5", "--")):
+        if roof is None:
+            continue
+        ridge = roof.peak / roof.bytes_per_s
+        line = [(left, left * roof.bytes_per_s), (ridge, roof.peak), (right, roof.peak)]
+        lines.append(line)
+        label = f"{roof.label}, ridge at {ridge:.1f} FLOPs/byte"
+        axes.plot(*zip(*line, strict=True), color=colour, linestyle=style, label=label)
+        axes.plot(ridge, roof.peak, "^", color=colour, markersize=7)
+        axes.axvline(ridge, color=colour, linestyle=":", linewidth=0.7)
     for phase, mark, colour in (("decode", "o", "tab:blue"), ("prefill", "s", "tab:red")):
         chosen = [point for point in points if point.phase == phase]
         if not chosen:
             continue
         middle = [point.flops_per_s for point in chosen]
-        slow = [p.flops_per_s * (1 - p.seconds / p.high_s) for p in chosen]
-        fast = [p.flops_per_s * (p.seconds / p.low_s - 1) for p in chosen]
+        slowest = [p.flops_per_s * p.seconds / p.high_s for p in chosen]
+        fastest = [p.flops_per_s * p.seconds / p.low_s for p in chosen]
+        known = [is_known(p.low_s, p.high_s) for p in chosen]
+        below = [max(0.0, m - v) * k for m, v, k in zip(middle, slowest, known, strict=True)]
+        above = [max(0.0, v - m) * k for m, v, k in zip(middle, fastest, known, strict=True)]
         axes.errorbar(
             [point.intensity for point in chosen],
             middle,
-            yerr=[[max(0.0, v) for v in slow], [max(0.0, v) for v in fast]],
+            yerr=[below, above],
             fmt=mark,
+            markersize=5,
             color=colour,
-            label=phase,
+            label=f"{phase}, 80% interval" if all(known) else f"{phase}, error unknown",
         )
-        for point in chosen:
-            label = point.name.removeprefix(f"{phase} ")
-            axes.annotate(label, (point.intensity, point.flops_per_s), fontsize=6)
+        for point, low, high in zip(chosen, below, above, strict=True):
+            ends = point.flops_per_s - low, point.flops_per_s + high
+            lines.append([(point.intensity, end) for end in ends])
     axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s", title=title)
+    axes.set_xlim(left, right)
     axes.grid(visible=True, which="both", alpha=0.2)
-    axes.legend()
-    figure.tight_layout()
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+    named = [
+        (point.name.removeprefix(f"{point.phase} "), (point.intensity, point.flops_per_s))
+        for point in points
+    ]
+    place_labels(figure, axes, named, lines=lines)
     figure.savefig(path, format="svg")
-    pyplot.close(figure)

@@ -28,6 +28,7 @@ from ridgeline.roofline.price import Phase, phase_of
 
 _LENGTH_KNOTS = (1, 8, 32, 128, 512, 2048)  # of segments that are priced
 _NEAR_CONTEXT = 4096
+_UNKNOWN = 10.0  # times the lower end
 _ADAPTATION = 0.05  # weight of the newest step in the correction
 
 
@@ -53,6 +54,11 @@ class Prediction:
     seconds: float
     low_s: float
     high_s: float
+
+
+def is_known(low: float, high: float) -> bool:
+    """Whether an interval says something: its ends differ by less than a factor of ten."""
+    return high < _UNKNOWN * low
 
 
 class OnlineCorrection:
