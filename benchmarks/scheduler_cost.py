@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 
+from ridgeline.core.config import SCHEDULING_POLICIES
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
@@ -31,8 +32,8 @@ def result_of(plan: StepPlan) -> StepResult:
     return StepResult(step_id=plan.step_id, passes=(outcomes,))
 
 
-def decode_step_us(batch: int, *, steps: int) -> dict[str, float]:
-    """Microseconds of steps in which ``batch`` sequences of 8,192 tokens decode."""
+def decode_step_us(batch: int, *, steps: int, policy: str) -> dict[str, float]:
+    """Microseconds of steps in which ``batch`` sequences of 8,192 tokens decode, of 8 tenants."""
     blocks = batch * (CONTEXT // BLOCK_TOKENS + 1 + steps // BLOCK_TOKENS + 1)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -42,6 +43,7 @@ def decode_step_us(batch: int, *, steps: int) -> dict[str, float]:
             num_blocks=(blocks,),
             windows=(None,),
             block_tokens=BLOCK_TOKENS,
+            scheduling_policy=policy,
         )
     )
     for number in range(batch):
@@ -53,6 +55,7 @@ def decode_step_us(batch: int, *, steps: int) -> dict[str, float]:
                 params=SamplingParams(),
                 seed=number,
                 cache_key=number.to_bytes(4, "little"),
+                tenant=f"tenant {number % 8}",
             )
         )
     plan = scheduler.schedule()
@@ -100,11 +103,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 64, 512])
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--policy", choices=SCHEDULING_POLICIES, default="priority")
     arguments = parser.parse_args()
     report = {
         "context_tokens": CONTEXT,
+        "policy": arguments.policy,
         "schedule_and_update": [
-            decode_step_us(batch, steps=arguments.steps) for batch in arguments.batches
+            decode_step_us(batch, steps=arguments.steps, policy=arguments.policy)
+            for batch in arguments.batches
         ],
         "prefix_cache_us_per_token_at_0_hits": cache_miss_us_per_token(),
     }

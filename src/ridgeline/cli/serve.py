@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ridgeline.server.serving import serve  # torch takes a second: not for --help
 
     config = ServerConfig(**given_settings(arguments, ServerConfig))
-    # By priority, so that batch jobs run in what online requests leave; equals in their order.
+    # By priority, so that batch jobs run in what online requests leave; tenants share.
     settings = {"scheduling_policy": "priority"} | engine_settings(arguments)
     if "kv_disk_tier_path" not in settings:
         settings.pop("encryption_key_file", None)  # it is the data folder's then

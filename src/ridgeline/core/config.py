@@ -135,8 +135,8 @@ class EngineConfig:
         draft_quantization: what a draft model's matrices are quantized to as they are loaded, none,
             or auto for quantization. Coarser ones cost accepted drafts, and no quality.
         scheduling_policy: who runs first: fcfs, priority, edf (earliest deadline), or fair (share
-            of service between tenants).
-        tenant_weights: a tenant's share under the fair policy, relative to the others'; default 1.
+            of service between tenants, as among equal priorities).
+        tenant_weights: a tenant's share under fair or priority, relative to others'; default 1.
         batching: continuous; static (nobody joins a batch that runs); or dynamic (the same, and a
             batch starts when it is full or batch_window_s after its first request).
         batch_window_s: how long dynamic batching waits for a batch to fill.
@@ -290,8 +290,10 @@ def _check_effects(config: EngineConfig) -> None:
     ):
         if not is_there and getattr(config, name) != defaults[name].default:
             raise SettingsError(f"{name} has no effect without {needed}.")
-    if config.tenant_weights and config.scheduling_policy != "fair":
-        raise SettingsError("tenant_weights has no effect without scheduling_policy fair.")
+    if config.tenant_weights and config.scheduling_policy not in ("fair", "priority"):
+        raise SettingsError(
+            "tenant_weights has no effect without scheduling_policy fair or priority."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

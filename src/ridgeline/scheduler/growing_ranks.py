@@ -3,9 +3,12 @@
 import heapq
 from collections.abc import Callable, Collection
 from itertools import count
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name")
 
 
-class GrowingRanks:
+class GrowingRanks(Generic[Name]):
     """A heap of names by rank, put right only as far as its top is looked at.
 
     ``rank`` of a name never shrinks between looks. ``members`` are those who count: names that have
@@ -13,14 +16,16 @@ class GrowingRanks:
     goes first that was added, or put right, first.
     """
 
-    def __init__(self, rank: Callable[[str], float], members: Collection[str]) -> None:
+    def __init__(
+        self, rank: Callable[[Name], tuple[float, ...]], members: Collection[Name]
+    ) -> None:
         self._rank = rank
         self._members = members
-        self._heap: list[tuple[float, int, str]] = []
-        self._known: set[str] = set()  # those in the heap
+        self._heap: list[tuple[tuple[float, ...], int, Name]] = []
+        self._known: set[Name] = set()  # those in the heap
         self._serial = count()
 
-    def add(self, name: str) -> None:
+    def add(self, name: Name) -> None:
         """The name has become a member; adding one again changes nothing."""
         if name in self._known:
             return
@@ -31,7 +36,7 @@ class GrowingRanks:
         self._known.add(name)
         heapq.heappush(self._heap, (self._rank(name), next(self._serial), name))
 
-    def first(self) -> str | None:
+    def first(self) -> Name | None:
         """The member of the lowest rank."""
         while self._heap:
             rank, _, name = self._heap[0]

@@ -1,5 +1,6 @@
 """Who runs first: first come first served, by priority, by deadline, or by fair share."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
@@ -9,6 +10,7 @@ from ridgeline.scheduler.growing_ranks import GrowingRanks
 from ridgeline.scheduler.sequence import Sequence
 
 Rank = tuple[float, ...]
+Lane = tuple[int, str]  # a priority, and a tenant
 
 INPUT_TOKEN_COST, OUTPUT_TOKEN_COST = 1.0, 2.0
 
@@ -21,9 +23,9 @@ class QueuePolicy(Protocol):
     that would be last.
     """
 
-    def lane(self, sequence: Sequence) -> str: ...
+    def lane(self, sequence: Sequence) -> Lane: ...
 
-    def lane_rank(self, lane: str) -> float:
+    def lane_rank(self, lane: Lane) -> Rank:
         """It never shrinks while sequences wait in the lane, nor from one wait to the next."""
 
     def rank(self, sequence: Sequence) -> Rank: ...
@@ -61,11 +63,11 @@ class FirstComeFirstServed:
     preempts = False
     postpones = False
 
-    def lane(self, sequence: Sequence) -> str:
-        return ""
+    def lane(self, sequence: Sequence) -> Lane:
+        return 0, ""
 
-    def lane_rank(self, lane: str) -> float:
-        return 0.0
+    def lane_rank(self, lane: Lane) -> Rank:
+        return ()
 
     def rank(self, sequence: Sequence) -> Rank:
         return (sequence.order, sequence.sample_index)
@@ -81,25 +83,6 @@ class FirstComeFirstServed:
 
     def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
         yield from ()
-
-
-class Priority(FirstComeFirstServed):
-    """By ``Request.priority``, lowest first, then by arrival; running ones give way to lower ones.
-
-    Under lasting overload the highest numbers wait for ever.
-    """
-
-    preempts = True
-
-    def rank(self, sequence: Sequence) -> Rank:
-        return (sequence.request.priority, *super().rank(sequence))
-
-    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
-        return sequence.request.priority < other.request.priority
-
-    def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
-        higher = (each for each in waiting if newcomer.priority < each.request.priority)
-        yield from sorted(higher, key=self.rank, reverse=True)
 
 
 class EarliestDeadlineFirst(FirstComeFirstServed):
@@ -128,80 +111,127 @@ class FairShare(FirstComeFirstServed):
     Each tenant's counter grows by the service that it was given, input tokens once and output
     tokens twice (algorithm 2), over its weight. The tenant of the lowest counter goes next. One
     that comes back after a pause starts from the lowest counter of those that wait, so that
-    idleness earns no credit.
+    idleness earns no credit. Counters of different priorities are apart.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
-        self._counters: dict[str, float] = {}
-        self._waiting: Counter[str] = Counter()
-        self._least_served = GrowingRanks(self.lane_rank, self._waiting)  # of those who wait
-        self._last_left = ""  # the tenant whose last waiting sequence left last
+        self._counters: dict[Lane, float] = {}
+        self._waiting: Counter[Lane] = Counter()
+        self._least_served: dict[int, GrowingRanks[Lane]] = {}  # of those who wait, by priority
+        self._last_left: dict[int, Lane] = {}  # whose last waiting sequence left last
         self._prune_at = 1024
 
-    def lane(self, sequence: Sequence) -> str:
-        return sequence.request.tenant
+    def lane(self, sequence: Sequence) -> Lane:
+        return self._lane_of(sequence.request)
 
-    def lane_rank(self, lane: str) -> float:
-        return self._counters.get(lane, 0.0)
+    def lane_rank(self, lane: Lane) -> Rank:
+        return (self._counters.get(lane, 0.0),)
 
     def entered(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
-        if not self._waiting[tenant]:
-            floor = self._floor()
-            self._counters[tenant] = max(self._counters.get(tenant, floor), floor)
-        self._waiting[tenant] += 1
-        self._least_served.add(tenant)
+        lane = self.lane(sequence)
+        if not self._waiting[lane]:
+            floor = self._floor(lane[0])
+            self._counters[lane] = max(self._counters.get(lane, floor), floor)
+        self._waiting[lane] += 1
+        if lane[0] not in self._least_served:
+            self._least_served[lane[0]] = GrowingRanks(self.lane_rank, self._waiting)
+        self._least_served[lane[0]].add(lane)
 
     def left(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
-        self._waiting[tenant] -= 1
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
-            self._last_left = tenant
+        lane = self.lane(sequence)
+        self._waiting[lane] -= 1
+        if not self._waiting[lane]:
+            del self._waiting[lane]
+            self._last_left[lane[0]] = lane
             self._prune()
 
     def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None:
-        tenant = sequence.request.tenant
+        lane = self._lane_of(sequence.request)
         cost = INPUT_TOKEN_COST * num_input + OUTPUT_TOKEN_COST * num_output
-        cost /= self._weights.get(tenant, 1.0)
-        if tenant not in self._counters:  # forgotten since it waited last
-            self._counters[tenant] = self._floor()
-        self._counters[tenant] += cost
+        if self._weights:
+            cost /= self._weights.get(lane[1], 1.0)
+        if lane not in self._counters:  # forgotten since it waited last
+            self._counters[lane] = self._floor(lane[0])
+        self._counters[lane] += cost
 
     def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
-        """The latest of the tenant that has the most samples waiting, as long as that is more."""
-        num_waiting = self._waiting.copy()
-        num_mine = num_waiting[newcomer.tenant] + newcomer.params.n
-        of_tenant: dict[str, list[Sequence]] = {}
+        """The latest of the tenant that has the most samples waiting, as long as that is more.
+
+        Only those of the newcomer's priority count.
+        """
+        mine = self._lane_of(newcomer)
+        num_waiting = Counter({each: n for each, n in self._waiting.items() if each[0] == mine[0]})
+        num_mine = num_waiting[mine] + newcomer.params.n
+        of_lane: dict[Lane, list[Sequence]] = {}
         if max(num_waiting.values(), default=0) > num_mine:
             for sequence in sorted(waiting, key=self.rank):
-                of_tenant.setdefault(sequence.request.tenant, []).append(sequence)
-        while of_tenant:
-            most = max(of_tenant, key=num_waiting.__getitem__)
+                if (lane := self.lane(sequence)) in num_waiting:
+                    of_lane.setdefault(lane, []).append(sequence)
+        while of_lane:
+            most = max(of_lane, key=num_waiting.__getitem__)
             if num_waiting[most] <= num_mine:
                 return
-            latest = of_tenant[most].pop()
+            latest = of_lane[most].pop()
             num_waiting[most] -= latest.request.params.n
-            if not of_tenant[most]:
-                del of_tenant[most]
+            if not of_lane[most]:
+                del of_lane[most]
             yield latest
 
-    def _floor(self) -> float:
-        least = self._least_served.first()
-        return self._counters.get(self._last_left if least is None else least, 0.0)
+    def _lane_of(self, request: Request) -> Lane:
+        return 0, request.tenant
+
+    def _floor(self, priority: int) -> float:
+        heap = self._least_served.get(priority)
+        least = None if heap is None else heap.first()
+        lane = self._last_left.get(priority) if least is None else least
+        return 0.0 if lane is None else self._counters.get(lane, 0.0)
 
     def _prune(self) -> None:
-        """Forget tenants whose counter would be lifted anyway, so that memory stays bounded."""
+        """Forget tenants whose counter would be lifted anyway, so that memory stays bounded.
+
+        And all of a priority of which nobody waits.
+        """
         if len(self._counters) < self._prune_at:
             return
-        floor = self._floor()
+        floors = {priority: self._floor(priority) for priority, _ in self._waiting}
         self._counters = {
-            tenant: count
-            for tenant, count in self._counters.items()
-            if count > floor or tenant in self._waiting or tenant == self._last_left
+            lane: count
+            for lane, count in self._counters.items()
+            if lane in self._waiting or count > floors.get(lane[0], math.inf)
         }
+        for kept in (self._least_served, self._last_left):
+            for priority in kept.keys() - floors.keys():
+                del kept[priority]
         self._prune_at = max(1024, 2 * len(self._counters))
+
+
+class Priority(FairShare):
+    """By ``Request.priority``, lowest first; running ones give way to lower ones.
+
+    Tenants of one priority share fairly, and without tenants that is the order of arrival. Under
+    lasting overload the highest numbers wait for ever.
+    """
+
+    preempts = True
+
+    def lane_rank(self, lane: Lane) -> Rank:
+        return (lane[0], *super().lane_rank(lane))
+
+    def may_displace(self, sequence: Sequence, other: Sequence) -> bool:
+        return sequence.request.priority < other.request.priority
+
+    def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        """The latest of the highest number; then, as in `FairShare`, of the newcomer's own."""
+        waiting = list(waiting)
+        higher = (each for each in waiting if newcomer.priority < each.request.priority)
+        yield from sorted(
+            higher, key=lambda each: (each.request.priority, *self.rank(each)), reverse=True
+        )
+        yield from super().displaced_by(newcomer, waiting)
+
+    def _lane_of(self, request: Request) -> Lane:
+        return request.priority, request.tenant
 
 
 def create_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePolicy:
@@ -210,7 +240,7 @@ def create_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePolicy
         case "fcfs":
             return FirstComeFirstServed()
         case "priority":
-            return Priority()
+            return Priority(tenant_weights)
         case "edf":
             return EarliestDeadlineFirst()
         case "fair":

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterator
 
 from ridgeline.scheduler.growing_ranks import GrowingRanks
-from ridgeline.scheduler.policies import QueuePolicy, Rank
+from ridgeline.scheduler.policies import Lane, QueuePolicy, Rank
 from ridgeline.scheduler.sequence import Sequence
 
 
@@ -26,7 +26,7 @@ class WaitingQueue:
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
-        self._lanes: dict[str, list[_Entry]] = {}
+        self._lanes: dict[Lane, list[_Entry]] = {}
         self._lane_ranks = GrowingRanks(policy.lane_rank, self._lanes)
         self._entries: dict[Sequence, _Entry] = {}
         self._num_dead = 0
@@ -70,9 +70,9 @@ class WaitingQueue:
     def full_rank(self, sequence: Sequence) -> Rank:
         """The lane's rank and the rank within it; sequences that run have one, too."""
         lane = self._policy.lane(sequence)
-        return (self._policy.lane_rank(lane), *self._policy.rank(sequence))
+        return (*self._policy.lane_rank(lane), *self._policy.rank(sequence))
 
-    def _trim(self, lane: str) -> None:
+    def _trim(self, lane: Lane) -> None:
         """Let a lane start with a sequence that waits, or be gone."""
         entries = self._lanes[lane]
         while entries and entries[0].sequence is None:
