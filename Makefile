@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: demo test test-all test-changed test-clients test-emulated test-sanitized test-gpu lint bench-gpu \
-  bench-honesty embedded-model clean
+.PHONY: demo test test-all test-changed test-clients test-emulated test-sanitized test-gpu \
+  test-reliability lint bench-gpu bench-honesty embedded-model clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ridgeline generate --prompt "def fibonacci(n):" --max-tokens 64 --temperature 0
@@ -23,6 +23,10 @@ test-all: $(VENV)/.installed-dev lint test-sanitized
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile explore -m "not alone"
 	$(BIN)/python -m pytest -m alone
 	RIDGELINE_TEST_FOLDERS=full $(BIN)/python -m pytest -n 2 -m "not slow"
+
+# The 40 items of docs/reliability.md at their full counts, or ITEMS of them: item by item, hours in all.
+test-reliability: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.reliability.catalogue $(ITEMS)
 
 test-clients: $(VENV)/.installed-dev
 	$(BIN)/python tests/clients/run.py

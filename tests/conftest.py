@@ -107,6 +107,12 @@ def damaged_folder(model_folder, tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def counted(record_property):
+    """``counted(1000)``: so many cases were tried; `make test-reliability` adds them up."""
+    return lambda count: record_property("counted", count)
+
+
 @pytest.fixture(scope="session")
 def llm(model_folder):
     from ridgeline import LLM

@@ -50,7 +50,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ten_thousand_random_operations(seed):
+def test_ten_thousand_random_operations(seed, counted):
     rng, model = random.Random(seed), Model()
     evicted: list[int] = []
     pool = BlockPool(NUM_BLOCKS, on_evict=evicted.append)
@@ -97,6 +97,7 @@ def test_ten_thousand_random_operations(seed):
     for blocks in model.holders:
         pool.release(blocks)
     assert pool.num_free == NUM_BLOCKS
+    counted(10_000)
 
 
 def test_misuse_is_caught():

@@ -1,18 +1,22 @@
 """Runs one batch over a data folder, and dies at the k-th point where data becomes durable.
 
-``python crash_worker.py FOLDER LINES STEP``: for k = 1, 1 + STEP, … a fresh folder, a child that
+``python crash_worker.py FOLDER LINES STEP 0``: for k = 1, 1 + STEP, … a fresh folder, a child that
 dies at k, one that dies at k + 1, and one that finishes what is left; ends where a run is over
 before its point. Prints what each folder holds in the end as one JSON line. Lines are answered by a
-stand-in, since the store is what is tested.
+stand-in, since the store is what is tested. ``… FOLDER LINES 0 KILLS``: so many kills from
+outside at random times, two at most in each fresh folder before one finishes.
 """
 
 import asyncio
 import itertools
 import json
 import os
+import random
+import select
 import shutil
 import sqlite3
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -128,8 +132,8 @@ async def run(folder, lines):
     return report
 
 
-def child(folder, lines, point):
-    """Fork; True if the child ended by itself, and what it found."""
+def child(folder, lines, point=0, kill_after_s=None):
+    """Fork; what the child found, or None if it died, at a point or after a time."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -140,19 +144,44 @@ def child(folder, lines, point):
         os.write(writer, json.dumps(report).encode())
         os._exit(0)
     os.close(writer)
+    if not select.select([reader], [], [], kill_after_s)[0]:
+        os.kill(pid, DIED)
     with os.fdopen(reader, "rb") as pipe:
         text = pipe.read()
     _, status = os.waitpid(pid, 0)
     return json.loads(text) if status == 0 else None
 
 
-def main(base, lines, step):
+def at_random_times(base, lines, kills):
+    rng = random.Random(0)
+    began_s = time.monotonic()
+    folder = Path(base) / "whole"
+    folder.mkdir()
+    child(folder, lines)
+    whole_s = time.monotonic() - began_s
+    died = 0
+    while died < kills:
+        folder = Path(base) / f"random-{died}"
+        folder.mkdir()
+        deaths = sum(
+            child(folder, lines, kill_after_s=rng.random() * whole_s) is None for _ in "ab"
+        )
+        report = child(folder, lines)
+        print(json.dumps({"died": deaths, "report": report}))
+        shutil.rmtree(folder)
+        died += deaths
+
+
+def main(base, lines, step, kills):
+    if kills:
+        at_random_times(base, lines, kills)
+        return
     for point in itertools.count(1, step):
         folder = Path(base) / f"crash-{point}"
         folder.mkdir()
         died = child(folder, lines, point) is None
         again = child(folder, lines, point + 1) is None if died else False
-        report = child(folder, lines, 0)
+        report = child(folder, lines)
         print(json.dumps({"point": point, "died": died, "again": again, "report": report}))
         shutil.rmtree(folder)
         if not died:
@@ -160,4 +189,4 @@ def main(base, lines, step):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:4]))
+    main(sys.argv[1], *map(int, sys.argv[2:5]))

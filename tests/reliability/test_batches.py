@@ -15,12 +15,13 @@ from ridgeline.server.jobs.batches import TRANSITIONS, BatchStore, Lease, Result
 from ridgeline.server.jobs.database import Database
 from ridgeline.server.jobs.files import TERMINAL, FileStore
 
+FULL = pytest.mark.slow
 WORKER = Path(__file__).with_name("crash_worker.py")
 
 
-def crashes(folder, lines, step):
-    command = [sys.executable, str(WORKER), str(folder), str(lines), str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+def crashes(folder, lines, step, kills=0):
+    command = [sys.executable, str(WORKER), *map(str, (folder, lines, step, kills))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=7200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -46,7 +47,7 @@ def check(entry, lines):
         pytest.param(1000, 1, marks=pytest.mark.slow),
     ],
 )
-def test_dying_at_durable_points(tmp_path, lines, step):
+def test_dying_at_durable_points(tmp_path, lines, step, counted):
     """Items 38 and 39: before a commit, fsync or rename; and once more right after."""
     entries = crashes(tmp_path, lines, step)
     assert len(entries) > 5
@@ -54,6 +55,18 @@ def test_dying_at_durable_points(tmp_path, lines, step):
     assert all(entry["died"] for entry in entries[:-1])
     for entry in entries:
         check(entry, lines)
+    counted(len(entries))
+
+
+@pytest.mark.parametrize(("kills", "lines"), [(3, 12), pytest.param(200, 1000, marks=FULL)])
+def test_dying_at_random_times(tmp_path, kills, lines, counted):
+    """Item 38: SIGKILL from outside, whatever is being done."""
+    entries = crashes(tmp_path, lines, 0, kills)
+    died = sum(entry["died"] for entry in entries)
+    assert died >= kills
+    for entry in entries:
+        check(entry, lines)
+    counted(died)
 
 
 class Store:
@@ -172,7 +185,7 @@ def test_a_folder_of_a_version_without_counts(tmp_path):
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
-def test_races_end_in_one_legal_state(store, count):
+def test_races_end_in_one_legal_state(store, count, counted):
     """Item 40: workers, a cancel and an expiry race; late results are dropped."""
 
     async def race(seed):
@@ -222,6 +235,7 @@ def test_races_end_in_one_legal_state(store, count):
             await race(seed)
 
     asyncio.run(work())
+    counted(count)
 
 
 def test_two_servers_cannot_share_a_folder(store, tmp_path):

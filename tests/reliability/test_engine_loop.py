@@ -72,7 +72,7 @@ def outputs_of(requests, aborted, rng):
 
 
 @pytest.mark.parametrize("runs", [40, pytest.param(400, marks=pytest.mark.slow)])
-def test_aborts_at_any_step_leak_nothing_and_change_no_neighbour(runs):
+def test_aborts_at_any_step_leak_nothing_and_change_no_neighbour(runs, counted):
     num_aborts = 0
     for seed in range(runs):
         rng = random.Random(seed)
@@ -83,6 +83,7 @@ def test_aborts_at_any_step_leak_nothing_and_change_no_neighbour(runs):
         outputs = outputs_of(requests, aborted, random.Random(seed + 1))
         assert outputs == {number: expected[number] for number in outputs}
     assert num_aborts == 5 * runs
+    counted(num_aborts)
 
 
 def break_at(monkeypatch, owner, name, is_guilty):

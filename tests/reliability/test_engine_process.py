@@ -1,6 +1,7 @@
 """The engine's process is killed, stopped and orphaned (RELIABILITY 28 to 31, engine side)."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -61,7 +62,9 @@ def expected_tokens(llm):
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(50, marks=FULL)])
-def test_a_killed_engine_loses_no_request_silently_and_comes_back(model_folder, llm, times):
+def test_a_killed_engine_loses_no_request_silently_and_comes_back(
+    model_folder, llm, times, counted
+):
     expected = expected_tokens(llm)
     # The full count measures the promised 15 s; a busy machine may take longer to load torch.
     ready_s = 60 if times == 1 else 15
@@ -95,10 +98,13 @@ def test_a_killed_engine_loses_no_request_silently_and_comes_back(model_folder, 
         assert retried
 
     asyncio.run(main())
+    counted(times)
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=FULL)])
-def test_a_stopped_engine_is_noticed_and_goes_on_when_it_is_continued(model_folder, llm, times):
+def test_a_stopped_engine_is_noticed_and_goes_on_when_it_is_continued(
+    model_folder, llm, times, counted
+):
     expected = expected_tokens(llm)
 
     async def main():
@@ -116,6 +122,7 @@ def test_a_stopped_engine_is_noticed_and_goes_on_when_it_is_continued(model_fold
                 assert (finish, tokens) == (FinishReason.LENGTH, expected)
 
     asyncio.run(main())
+    counted(times)
 
 
 SERVE = """
@@ -150,7 +157,9 @@ def children_of(pid):
     ("times", "when"),
     [(1, "running"), (1, "starting"), pytest.param(50, "running", marks=FULL)],
 )
-def test_nothing_is_left_of_an_engine_whose_parent_is_killed(model_folder, times, when, tmp_path):
+def test_nothing_is_left_of_an_engine_whose_parent_is_killed(
+    model_folder, times, when, tmp_path, counted
+):
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     assert tempfile.gettempdir() != str(tmp_path)
     for _ in range(times):
@@ -165,12 +174,13 @@ def test_nothing_is_left_of_an_engine_whose_parent_is_killed(model_folder, times
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         parent.stdout.close()
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + (60 if times == 1 else 5)  # what is promised: a full count
         while any(map(is_alive, children)) or list(Path(tmp_path).glob("ridgeline-*")):
             if when == "starting" and not any(map(is_alive, children)):
                 break  # killed before it could tidy up: a private, empty folder may stay
             assert time.monotonic() < deadline_s, children
             time.sleep(0.02)
+        counted(1)
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.5])
@@ -277,7 +287,7 @@ def test_the_sockets_are_private_and_leave_no_file(model_folder, tmp_path, monke
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(50, marks=FULL)])
-def test_a_drain_completes_what_is_in_flight(model_folder, llm, times):
+def test_a_drain_completes_what_is_in_flight(model_folder, llm, times, counted):
     expected = expected_tokens(llm)
 
     async def main():
@@ -291,6 +301,7 @@ def test_a_drain_completes_what_is_in_flight(model_folder, llm, times):
             for finish, tokens, _ in await asyncio.gather(*tasks):
                 assert (finish, tokens) == (FinishReason.LENGTH, expected)
             assert not is_alive(pid)
+            counted(1)
 
     asyncio.run(main())
 
@@ -353,3 +364,41 @@ def test_a_long_step_is_not_a_stalled_engine():
     seen, longest_s = asyncio.run(main())
     assert seen == {EngineStatus.READY}
     assert longest_s > stalled_s + 0.25
+
+
+@pytest.mark.slow
+def test_a_prefill_of_a_minute_raises_no_alarm(tmp_path, counted):
+    """Item 29: one step of over 60 s, with the patience that servers have."""
+    shape = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1000,
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
+        "num_attention_heads": 8, "max_position_embeddings": 1 << 17, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    params = SamplingParams(max_tokens=1)
+
+    async def main():
+        fields = {"load_format": "dummy", "max_num_batched_tokens": 1 << 16, "block_tokens": 16}
+        config = settings(tmp_path, **fields, max_num_seqs=2, kv_cache_memory_bytes=6 << 30)
+        async with AsyncEngine(config) as engine:
+            seen, pid, count, seconds, first = set(), engine.worker_pid, 512, 0.0, 0
+
+            async def prefill():
+                prompt = tuple((first + index) % 1000 for index in range(count))
+                return [chunk async for chunk in engine.generate(wish(str(first), params, prompt))]
+
+            while seconds <= 60:
+                began_s = time.monotonic()
+                task = asyncio.create_task(prefill())
+                while not task.done():
+                    seen.add(engine.health().status)
+                    await asyncio.sleep(0.05)
+                await task
+                seconds, first = time.monotonic() - began_s, first + 1
+                count = min(2 * count if seconds < 25 else int(count * 75 / seconds), 1 << 15)
+            await until(lambda: max(step.seconds for step in engine.stats().steps) > 60, 5)
+            assert engine.worker_pid == pid
+            return seen
+
+    assert asyncio.run(main()) == {EngineStatus.READY}
+    counted(1)

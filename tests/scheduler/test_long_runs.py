@@ -85,8 +85,9 @@ def test_forty_random_workloads_of_everything():
 
 
 @pytest.mark.slow
-def test_a_thousand_random_workloads_of_everything():
+def test_a_thousand_random_workloads_of_everything(counted):
     assert sum(map(workload, range(1000))) > 1000
+    counted(1000)
 
 
 @pytest.mark.slow

@@ -69,13 +69,14 @@ def raw(server, method, path, headers=()):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_route_answers_without_a_key(guarded, path):
+def test_no_route_answers_without_a_key(guarded, path, counted):
     """Item 1: generated from the router's table, so that a new route is guarded or fails here."""
     for method in METHODS:
         for headers in ((), (("host", "a/?x="),), (("authorization", "Bearer "),)):
             status, _ = raw(guarded, method, path.replace("{", "").replace("}", ""), headers)
             is_public = path.encode() == PUBLIC_PATH and method in ("GET", "HEAD")
             assert status == (200 if is_public else 401), (method, path, headers)
+            counted(1)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_tenants_do_not_share_prefixes_or_files(guarded):
 
 
 @pytest.mark.slow
-def test_no_prefix_of_another_key_is_ever_found(guarded):
+def test_no_prefix_of_another_key_is_ever_found(guarded, counted):
     """Item 15: a thousand prompts that one key has just cached, asked for with another's."""
     own = hits = 0
     with (
@@ -287,6 +288,7 @@ def test_no_prefix_of_another_key_is_ever_found(guarded):
                 hits += bool(cached) and client is other
     assert own >= 1000
     assert hits == 0
+    counted(1000)
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch):

@@ -179,7 +179,7 @@ FAILS = [
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE], ids=errno.errorcode.get)
 @pytest.mark.parametrize(("place", "what"), FAILS)
 def test_what_the_disk_refuses_is_a_503_and_passes(
-    http, served, monkeypatch, caplog, code, place, what
+    http, served, monkeypatch, caplog, code, place, what, counted
 ):
     """Item 37: 12 times at each place; nothing is left behind, and then all is well."""
     form = {"files": {"file": ("a", b"content")}, "data": {"purpose": "user_data"}}
@@ -203,4 +203,5 @@ def test_what_the_disk_refuses_is_a_503_and_passes(
             assert "retry-after" in answer.headers
     assert len(list(folder.iterdir())) == before
     assert ask().status_code == 200
+    counted(12)
     assert not [record for record in caplog.records if record.exc_info]

@@ -5,6 +5,7 @@ import json
 import selectors
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.text.chat_families import CHATML
@@ -55,7 +56,7 @@ def _run_from(first: int, folders: Path, scratch: Path) -> tuple[dict[int, str],
     return outcomes, current + 1
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+def test_damaged_files(tmp_path: Path, counted: Callable[[int], None]) -> None:
     folders, scratch = tmp_path / "folders", tmp_path / "scratch"
     scratch.mkdir()
     for kind in ("gpt2", "llama3", "llama2", "unigram-bytes", "wordpiece"):
@@ -71,5 +72,6 @@ def test_damaged_files(tmp_path: Path) -> None:
         assert len(bad) < 5, bad
     assert not bad
     assert outcomes.keys() == set(range(CASES))
+    counted(CASES)
     counts = collections.Counter(outcomes.values())
     assert min(counts["works"], counts["refused"]) > CASES // 10, counts

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save
 
@@ -23,7 +25,7 @@ LIMIT_S = 5.0
 CLOCK_LIMIT_S = 120.0
 START_LIMIT_S = 180.0
 SPARE_BYTES = 48 << 20
-MUTATIONS = 300
+MUTATIONS = [300, pytest.param(1000, marks=pytest.mark.slow)]
 
 _spec = importlib.util.spec_from_file_location("fuzz_cases", HERE / "fuzz_cases.py")
 assert _spec is not None
@@ -116,14 +118,15 @@ def model() -> tuple[dict[str, list[int]], bytes, dict[str, bytes]]:
     return shapes, save(tensors, {"format": "pt"}), sharded
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutations", MUTATIONS)
+def test_damaged_files(tmp_path: Path, mutations: int, counted: Callable[[int], None]) -> None:
     shapes, single, sharded = model()
     command = [sys.executable, str(HERE / "fuzz_worker.py"), json.dumps(shapes)]
     worker = Watched(command, CLOCK_LIMIT_S)
     bad: dict[str, object] = {}
     tally: Counter[str] = Counter()
     outcomes: dict[str, str] = {}
-    for name, folder in cases.write_cases(tmp_path, single, sharded, MUTATIONS, seed=2024):
+    for name, folder in cases.write_cases(tmp_path, single, sharded, mutations, seed=2024):
         verdict = worker.run(folder)
         tally[verdict.outcome] += 1
         outcomes[name] = verdict.outcome
@@ -144,6 +147,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         "zero-size", "scalar", "name-nul", "name-newline-escape", "name-empty",
         "name-of-a-megabyte", "metadata-fine",
     }  # fmt: skip
+    counted(sum(tally.values()))
 
 
 SHAM_WORKER = """

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import pytest
 from tests.weights.gguf_export import export, write_checkpoint
-from tests.weights.test_fuzz import CLOCK_LIMIT_S, LIMIT_S, SPARE_BYTES, Watched
+from tests.weights.test_fuzz import CLOCK_LIMIT_S, LIMIT_S, MUTATIONS, SPARE_BYTES, Watched
 from tokenizers.pre_tokenizers import ByteLevel
 
 WORKER = Path(__file__).parent / "gguf_fuzz_worker.py"
-MUTATIONS = 300
 SIZES = {
     "vocab_size": 260,
     "hidden_size": 32,
@@ -184,12 +184,13 @@ KINDS: list[Callable[[bytearray, int, random.Random], None]] = [
 ]  # fmt: skip
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutations", MUTATIONS)
+def test_damaged_files(tmp_path: Path, mutations: int, counted: Callable[[int], None]) -> None:
     rng = random.Random(2024)
     good = models(tmp_path)
     heads = [gguf.GGUFReader(path).data_offset for path in sorted(tmp_path.glob("*.gguf"))][::-1]
     cases = {f"good-{index}": data for index, data in enumerate(good)} | crafted()
-    for index in range(MUTATIONS):
+    for index in range(mutations):
         data = good[index % 2]
         cases[f"mutation-{index}"] = mutated(data, heads[index % 2], rng)
     worker = Watched([sys.executable, str(WORKER)], CLOCK_LIMIT_S)
@@ -216,3 +217,4 @@ def test_damaged_files(tmp_path: Path) -> None:
     assert fine == set(), fine
     assert tally["loaded"] > 20, tally
     assert tally["CorruptFileError"] > 150, tally
+    counted(len(cases))

@@ -1,8 +1,9 @@
 """Bombs are refused in time, or harmless; and the streams of others go on meanwhile."""
 
 import asyncio
-import time
+import os
 
+import psutil
 import pytest
 from tests.decoding.grammars.bombs import cycle, every_bomb
 from tests.decoding.grammars.conftest import allowed
@@ -19,11 +20,17 @@ from ridgeline.engine.async_engine import AsyncEngine
 BOMBS = list(every_bomb())
 
 
+def cpu_seconds():
+    """Processor time of this process and its children; the clock depends on what else runs."""
+    children = psutil.Process().children(recursive=True)
+    return sum(os.times()[:4]) + sum(sum(child.cpu_times()[:2]) for child in children)
+
+
 @pytest.mark.slow
-def test_every_bomb_is_refused_within_two_seconds_or_harmless(compiler):
+def test_every_bomb_is_refused_within_two_seconds_or_harmless(compiler, counted):
     refused = 0
     for bomb in BOMBS:
-        started = time.monotonic()
+        started = cpu_seconds()
         try:
             one = compiler.prepare(StructuredOutputs.of(bomb))()
         except InvalidRequestError:
@@ -35,8 +42,9 @@ def test_every_bomb_is_refused_within_two_seconds_or_harmless(compiler):
                     break
                 one.advance([tokens[len(tokens) // 2]])
                 one.forced(16)
-        assert time.monotonic() - started < 2.0, str(bomb)[:80]
+        assert cpu_seconds() - started < 2.0, str(bomb)[:80]
     assert refused > 20
+    counted(len(BOMBS))
 
 
 def test_a_bomb_that_runs_for_hours_is_stopped_and_the_next_grammar_compiles(compiler):
@@ -48,7 +56,7 @@ def test_a_bomb_that_runs_for_hours_is_stopped_and_the_next_grammar_compiles(com
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])
-def test_others_stream_on(count):
+def test_others_stream_on(count, counted):
     """A stream and its neighbour's bombs: the stream's text is that without them."""
 
     async def complete(engine, number, **params):
@@ -79,6 +87,7 @@ def test_others_stream_on(count):
     expected, texts = asyncio.run(run())
     assert texts
     assert set(texts) == {expected}
+    counted(count)
 
 
 @pytest.mark.parametrize("in_process", [False, True], ids=["queued", "gated"])
