@@ -10,10 +10,14 @@ import shutil
 
 import pytest
 import torch
-from tests.tiny import CONFIG, tiny_model
-from tests.user_folders import remove, use_own_folders
 
-from ridgeline.kernels.gpu import missing_for_gpu
+# So that what fakes and servers of tests assert is asserted under `python -O`, too.
+pytest.register_assert_rewrite("tests")
+
+from tests.tiny import CONFIG, tiny_model  # noqa: E402
+from tests.user_folders import remove, use_own_folders  # noqa: E402
+
+from ridgeline.kernels.gpu import missing_for_gpu  # noqa: E402
 
 try:
     from hypothesis import settings

@@ -16,7 +16,7 @@ import psutil
 from ridgeline.bench.caches import CacheSizes, cache_sizes
 from ridgeline.bench.conditions import Conditions, Watch
 from ridgeline.bench.native_loops import NativeLoops
-from ridgeline.core.host import cpu_name, usable_cores
+from ridgeline.core.host import available_memory_bytes, cpu_name, usable_cores
 from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 
@@ -53,7 +53,7 @@ def levels(threads: int, sizes: CacheSizes | None = None) -> tuple[Level, ...]:
     """
     sizes = sizes or cache_sizes()
     l3_bytes = sizes.l3_bytes * ceil(threads / sizes.l3_cores)
-    room = psutil.virtual_memory().available * _MAX_MEMORY_SHARE
+    room = available_memory_bytes() * _MAX_MEMORY_SHARE
     dram = min(room, max(_MIN_DRAM_BYTES, _DRAM_TIMES_L3 * l3_bytes))
     return (
         Level(

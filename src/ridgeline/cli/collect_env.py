@@ -16,7 +16,7 @@ from rich.table import Table
 from ridgeline.cli.display import output_console
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.host import cpu_name, usable_cores
+from ridgeline.core.host import available_memory_bytes, cpu_name, usable_cores
 
 PACKAGES = (
     "ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub",
@@ -66,7 +66,6 @@ def collect() -> dict[str, Any]:
     from ridgeline.kernels.flash_attention import flash_attention_versions
     from ridgeline.models import model_types
 
-    memory = psutil.virtual_memory()
     facts: dict[str, Callable[[], Any]] = {
         "python": lambda: sys.version.split()[0],
         "platform": platform.platform,
@@ -77,8 +76,8 @@ def collect() -> dict[str, Any]:
         "cpu_level": native_level,
         "cpu_levels": lambda: list(available_levels()) if native_kernels_run() else [],
         "cpu_ops_by_reference": lambda: list(ops_without_kernel()),
-        "memory_bytes": lambda: memory.total,
-        "available_bytes": lambda: memory.available,
+        "memory_bytes": lambda: psutil.virtual_memory().total,
+        "available_bytes": available_memory_bytes,
         "gpus": _gpus,
         "executors": lambda: {name: missing_for(name) or "runs" for name in executor_names()},
         "flash_attention": flash_attention_versions,

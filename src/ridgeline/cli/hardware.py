@@ -4,12 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-import psutil
-
 from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
 from ridgeline.core.config import DEFAULT_KV_SHARE
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.host import available_memory_bytes
 from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline.calibration import (
     Calibration,
@@ -97,4 +96,4 @@ def this_engine_memory(executor: str) -> tuple[float, float | None]:
         import torch
 
         return float(torch.cuda.mem_get_info()[1]), None
-    return float(psutil.virtual_memory().available), DEFAULT_KV_SHARE
+    return float(available_memory_bytes()), DEFAULT_KV_SHARE

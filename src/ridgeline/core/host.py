@@ -1,11 +1,14 @@
-"""The processors that this process may run on."""
+"""The processors that this process may run on, and the memory that it may take."""
 
 import math
 import os
 import platform
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+
+import psutil
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -28,24 +31,55 @@ def cgroup_cores(
 ) -> int:
     """The least quota of this process's control groups and of those above them, rounded up.
 
-    Both versions are read, of a hierarchy mounted under ``mount``. Without any quota there are more
-    cores than a machine has. A container may see its own group at the root, under whatever path.
+    Without any quota there are more cores than a machine has.
     """
-    quotas: list[float] = [1 << 16]
+    quotas = (quota for group in _groups("cpu", membership, mount) for quota in _quotas(group))
+    return math.ceil(min(quotas, default=1 << 16))
+
+
+def available_memory_bytes() -> int:
+    """Memory that this process can still take: what the machine has left, its control groups and
+    its own limit of address space.
+
+    Beyond a group's limit the kernel ends the process without a word.
+    """
+    found = [psutil.virtual_memory().available, cgroup_memory_bytes()]
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        found.append(limit - psutil.Process().memory_info().vms)
+    return max(0, min(found))
+
+
+def cgroup_memory_bytes(
+    membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """What the control groups leave, files that can be dropped from memory counted as free.
+
+    Without any limit it is more than a machine has.
+    """
+    rooms = (room for group in _groups("memory", membership, mount) for room in _rooms(group))
+    return min(rooms, default=1 << 62)
+
+
+def _groups(controller: str, membership: Path, mount: Path) -> Iterator[Path]:
+    """This process's control groups and those above them.
+
+    Both versions are read, of a hierarchy mounted under ``mount``. A container may see its own
+    group at the root, under whatever path.
+    """
     with suppress(OSError, ValueError):
         for line in membership.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
                 roots = {mount}
-            elif "cpu" in controllers.split(","):
-                roots = {mount / controllers, mount / "cpu"}
+            elif controller in controllers.split(","):
+                roots = {mount / controllers, mount / controller}
             else:
                 continue
             inside = PurePosixPath(path.lstrip("/"))
             for root in roots:
                 for group in (inside, *inside.parents):
-                    quotas += _quotas(root / group)
-    return math.ceil(min(quotas))
+                    yield root / group
 
 
 def _quotas(group: Path) -> Iterator[float]:
@@ -58,3 +92,20 @@ def _quotas(group: Path) -> Iterator[float]:
         period = (group / "cpu.cfs_period_us").read_text(encoding="ascii")
         if int(quota) > 0:  # -1 where there is none
             yield int(quota) / int(period)
+
+
+def _rooms(group: Path) -> Iterator[int]:
+    """Bytes that one control group leaves, by version 2 and by version 1, if it says so."""
+    for limit, used, files in (
+        ("memory.max", "memory.current", "inactive_file "),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+    ):
+        with suppress(OSError, ValueError):
+            room = _number(group / limit) - _number(group / used)  # "max" is no number
+            lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+            dropped = (int(line[len(files) :]) for line in lines if line.startswith(files))
+            yield room + sum(dropped)
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text(encoding="ascii"))

@@ -1,10 +1,12 @@
 """`Engine`: a model, the executor that runs it, and the loop over both, in one thread."""
 
 import logging
-
-import psutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ridgeline.core.config import EngineConfig, resolve
+from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.core.host import available_memory_bytes
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.kv_tiers import kv_digest, make_transfers
@@ -17,6 +19,21 @@ from ridgeline.executors import create_executor, device_kv_bytes
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
 _log = logging.getLogger(__name__)
+_TORCH_HAS_NO_MEMORY = ("allocate memory", "bad_alloc")  # in its RuntimeErrors
+
+
+@contextmanager
+def _told_if_memory_ends() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = str(error)
+        if isinstance(error, MemoryError) or any(each in words for each in _TORCH_HAS_NO_MEMORY):
+            left = available_memory_bytes() / 1e9
+            raise OutOfMemoryError(
+                f"The memory ended while the model was loaded; {left:.2f} GB are left now."
+            ) from error
+        raise
 
 
 class Engine:
@@ -25,6 +42,7 @@ class Engine:
     Raises what loading a model raises, and `OutOfMemoryError` if the KV pool does not fit.
     """
 
+    @_told_if_memory_ends()
     def __init__(self, config: EngineConfig, *, progress: Progress | None = None) -> None:
         loaded = load_model(config, progress=progress)
         draft = load_draft(config, loaded, progress=progress)
@@ -50,7 +68,7 @@ class Engine:
             executor=self.executor.name,
             dtype=str(loaded.model.dtype).removeprefix("torch."),
             block_bytes=layout.block_bytes,
-            free_bytes=psutil.virtual_memory().available,
+            free_bytes=available_memory_bytes(),
             kv_bytes=device_kv_bytes(self.executor, config.max_num_batched_tokens),
             draft_spec=None if draft is None else draft.spec,
             draft_block_bytes=(

@@ -8,12 +8,12 @@ from math import prod
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 
 from ridgeline.core import ops
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat
+from ridgeline.core.host import available_memory_bytes
 from ridgeline.executors.cpu.codes import (
     MatrixCodes,
     matrix_codes,
@@ -100,7 +100,7 @@ def expected_bytes(pool: Pool, model: ExecutorModel) -> int:
 
 
 def _check_memory(pool: Pool, model: ExecutorModel) -> None:
-    needed, free = expected_bytes(pool, model), psutil.virtual_memory().available
+    needed, free = expected_bytes(pool, model), available_memory_bytes()
     if needed > free:
         raise OutOfMemoryError(
             f"The weights take {needed / 1e9:.1f} GB packed, and {free / 1e9:.1f} GB of memory are "

@@ -58,13 +58,13 @@ class DiskTier:
         *,
         ttl_s: float | None = None,
         encryption: Encryption | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._path = path
         self._capacity_bytes = capacity_bytes
         self._ttl_s = ttl_s
         self._encryption = encryption or Encryption()
-        self._clock = clock
+        self._clock = clock or _steady_clock()
         self._files: OrderedDict[bytes, _File] = OrderedDict()  # oldest first
         self._num_bytes = self._num_evicted = self._num_failures = 0
         try:
@@ -153,7 +153,8 @@ class DiskTier:
                         Path(item.path).unlink(missing_ok=True)
                         continue
                     stat = item.stat(follow_symlinks=False)
-                    file = _File(folder.name, stat.st_size, stat.st_mtime)
+                    used_s = min(stat.st_mtime, self._clock())  # its clock may have been ahead
+                    file = _File(folder.name, stat.st_size, used_s)
                     found.append((bytes.fromhex(name), file))
         for key, file in sorted(found, key=lambda each: each[1].used_s):
             self._files[key] = file
@@ -207,6 +208,12 @@ class DiskTier:
         if not self._num_failures:
             _log.warning("%s Further failures of the disk tier are counted only.", message)
         self._num_failures += 1
+
+
+def _steady_clock() -> Callable[[], float]:
+    """The time of day, of which later changes to the machine's clock are not seen."""
+    offset_s = time.time() - time.monotonic()
+    return lambda: offset_s + time.monotonic()
 
 
 def _folder_name(tenant: str) -> str:

@@ -16,11 +16,11 @@ class RamTier:
         capacity_bytes: int,
         *,
         ttl_s: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._capacity_bytes = capacity_bytes
         self._ttl_s = ttl_s
-        self._clock = clock
+        self._clock = clock or time.monotonic  # it never jumps
         self._entries: OrderedDict[bytes, tuple[Entry, float]] = OrderedDict()  # oldest first
         self._num_bytes = self._num_evicted = 0
 

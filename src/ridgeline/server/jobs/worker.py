@@ -138,7 +138,7 @@ class BatchWorker:
             self._slots.release()
 
         try:
-            async with asyncio.timeout(max(0.0, row["expires"] - time.time())):
+            async with asyncio.timeout(_left_s(row)):
                 for place in places:
                     if place.number in done:
                         continue
@@ -239,3 +239,9 @@ class _Recorder:
             del self._pending[: len(results)]
             if closing and not self._pending:
                 return
+
+
+def _left_s(row: dict[str, Any]) -> float:
+    """Until a batch expires; no more than it was given, should the clock have been set back."""
+    left_s = row["expires"] - time.time()
+    return float(min(max(0.0, left_s), row["expires"] - row["created"]))
