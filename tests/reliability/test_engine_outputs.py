@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.kernels.cpu import native_kernels_run
+from ridgeline.kernels.cpu.library import native_kernels_run
 
 pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
 SETTINGS = {"executor": "cpu", "dtype": "float32", "block_tokens": 16, "max_num_seqs": 8}
