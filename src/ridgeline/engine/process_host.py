@@ -210,4 +210,6 @@ def _how_it_ended(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"The engine process was ended by {name}."
+    # Packed weights are read where they lie, by kernels that cannot fail.
+    cut = ", as a file that it had mapped was cut or cannot be read" if name == "SIGBUS" else ""
+    return f"The engine process was ended by {name}{cut}."
