@@ -16,7 +16,8 @@ from ridgeline.core.plan import (
 )
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.executors import create_executor
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.models import describe, lower
 from ridgeline.weights import dummy_weights
 

@@ -34,7 +34,7 @@ from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.torch_kernels import unpacked
 from ridgeline.executors.cuda.weights import packed
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.reference import ReferenceExecutor
+from ridgeline.executors.reference.executor import ReferenceExecutor
 from ridgeline.models import describe, lower
 from ridgeline.weights import dummy_weights, expanded
 

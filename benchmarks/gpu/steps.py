@@ -118,7 +118,7 @@ class StepBench:
             attention=attention,
             tuning=tuning,
         )
-        self._priced = priced_model(model, "cuda", held=self.executor.weight_formats())
+        self._priced = priced_model(model, self.executor.name, held=self.executor.weight_formats())
         self._ids = count(1)
         self._live: tuple[int, ...] = ()
         layout = self.executor.kv_layout()

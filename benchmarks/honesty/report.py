@@ -20,6 +20,7 @@ from benchmarks.honesty.traffic import predicted_ttft_s, ttft_entry
 from ridgeline.bench.calibration import SMALL, price_of, samples_of
 from ridgeline.bench.step_timing import StepShape, StepTimes
 from ridgeline.core.plan import ModelRole
+from ridgeline.executors import executor_traits
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.calibration import Calibration, calibrate
@@ -54,7 +55,7 @@ def calibration_of(measured: Measurements, samples: Sequence[Sample]) -> Calibra
         samples,
         measured.ceilings,
         executor=measured.executor,
-        dense_attention=measured.executor == "reference",
+        dense_attention=executor_traits(measured.executor).dense_attention,
         host_step_s=measured.host_step_s,
         host_segment_s=measured.host_segment_s,
         needed=(SMALL,),

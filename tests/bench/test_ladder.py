@@ -22,7 +22,7 @@ from ridgeline.cli import main
 from ridgeline.cli.display import with_interval
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.plan import ModelRole
-from ridgeline.executors import ExecutorModel
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.executors.simulated import VirtualClock
 from ridgeline.kernels.cpu.library import native_kernels_run

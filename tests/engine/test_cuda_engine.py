@@ -12,6 +12,7 @@ from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import create_executor, default_executor, registry
 from ridgeline.executors.cuda.host_device import HostDevice
+from ridgeline.executors.cuda.traits import TRAITS
 from ridgeline.kernels.gpu import missing_for_gpu
 
 PROMPTS = ["the cat sat on the mat the cat", "a", "mat on the"]
@@ -36,7 +37,8 @@ def on_host(monkeypatch):
 
     def install(total=1 << 34):
         device = HostDevice(total=total)
-        monkeypatch.setitem(registry._FACTORIES, "cuda", partial(host_factory, device=device))
+        traits = replace(TRAITS, create=partial(host_factory, device=device))
+        monkeypatch.setitem(registry._TRAITS, "cuda", traits)
         return device
 
     return install
@@ -131,7 +133,7 @@ def test_without_a_gpu_cuda_is_refused_in_a_sentence_and_auto_goes_on(model_fold
 def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
     import torch
 
-    monkeypatch.setattr(registry, "missing_for_gpu", lambda: None)
+    monkeypatch.setattr("ridgeline.executors.cuda.traits.missing_for_gpu", lambda: None)
     assert default_executor() == "cuda"
     assert default_executor(dtype=torch.float64) == "reference"
 

@@ -5,6 +5,7 @@ something is wrong; the others promise equality in the type that they run in.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from ridgeline import LLM
 from ridgeline.decoding.drafters.budget import Budget
 from ridgeline.decoding.drafters.control import StepCosts
 from ridgeline.executors import registry
+from ridgeline.executors.cuda.traits import TRAITS
 from ridgeline.models import describe
 
 DRAFTERS = ("ngram", "suffix", "draft", "combined", "adaptive")
@@ -110,7 +112,7 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="session", params=EXECUTORS)
 def executor(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._FACTORIES, "cuda", host_factory)
+        patch.setitem(registry._TRAITS, "cuda", replace(TRAITS, create=host_factory))
         yield request.param
 
 

@@ -9,6 +9,7 @@ from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.executor import CUDAExecutor
 from ridgeline.executors.cuda.host_device import Call, HostDevice, HostGraph, Recorder
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
+from ridgeline.executors.cuda.traits import DEFAULT_MEMORY_SHARE
 
 
 class DecidesOnDevice(TorchKernels):
@@ -59,6 +60,6 @@ def host_factory(models, options, device=None):
         device=device,
         kv_cache_dtype=options.kv_cache_dtype,
         num_slots=options.max_num_seqs,
-        memory_share=options.gpu_memory_utilization,
+        memory_share=options.gpu_memory_utilization or DEFAULT_MEMORY_SHARE,
         attention=AttentionBackends(wanted=options.attention_backend),
     )

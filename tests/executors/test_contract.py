@@ -34,8 +34,8 @@ from ridgeline.core.plan import (
     step_in_flight,
 )
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.executors import ExecutorModel
-from ridgeline.executors.cpu import CPUExecutor
+from ridgeline.executors.cpu.executor import CPUExecutor
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels import reference as kernels
 from ridgeline.kernels.cpu.library import native_kernels_run
 

@@ -20,7 +20,7 @@ from tests.tiny import (
 
 from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import Outputs
-from ridgeline.executors.cpu import CPUExecutor
+from ridgeline.executors.cpu.executor import CPUExecutor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.library import available_levels
 

@@ -9,7 +9,7 @@ from tests.tiny import Driver, tiny_executor, tiny_model
 
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.plan import ModelRole, Outputs
-from ridgeline.executors.cpu import CPUExecutor
+from ridgeline.executors.cpu.executor import CPUExecutor
 from ridgeline.kernels.cpu.structs import Buffer
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]

@@ -6,7 +6,8 @@ from tests.tiny import tiny_model
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
-from ridgeline.executors.cpu import CPUExecutor, executor
+from ridgeline.executors.cpu import executor
+from ridgeline.executors.cpu.executor import CPUExecutor
 
 
 def test_sizes_of_blocks_are_refused_before_weights_are_packed(monkeypatch):

@@ -8,7 +8,8 @@ import torch
 from tests.tiny import CONFIG, Driver, tiny_executor
 
 from ridgeline.core.plan import Outputs
-from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.executors import create_executor
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.models import describe, lower
 from ridgeline.weights import dummy_weights
 

@@ -12,11 +12,11 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat, number_format, on_load_format
 from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole, Outputs
-from ridgeline.executors import ExecutorModel
 from ridgeline.executors.cuda.formats import weights_bytes
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.weights import load_weights
-from ridgeline.executors.priced import held_formats, priced_model
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.priced import priced_model
 from ridgeline.models import describe, lower
 from ridgeline.quant import QuantizedTensor
 from ridgeline.weights import LoRAWeights, dummy_weights
@@ -77,7 +77,7 @@ def test_codes_of_a_checkpoint_are_kept(bits, group, zeros):
     expected, found = logits(model, None), logits(model, host_executor)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     executor = host_executor({ModelRole.TARGET: model}, 4)
-    held = held_formats(executor, ModelRole.TARGET)
+    held = executor.weight_formats()
     assert {held[name].bits for name in ("layers.0.q", "layers.2.up", "layers.1.down")} == {bits}
     assert executor.weights_bytes() < 0.6 * sum(w.nbytes for w in plain.weights.values())
     executor.close()
@@ -107,8 +107,8 @@ def test_each_model_has_its_own_format():
         for role, form in forms.items()
     }
     executor = host_executor(models, 4)
-    assert held_formats(executor, ModelRole.TARGET) == {}
-    assert {each.name for each in held_formats(executor, ModelRole.DRAFT).values()} == {"int8"}
+    assert executor.weight_formats() == {}
+    assert {each.name for each in executor.weight_formats(ModelRole.DRAFT).values()} == {"int8"}
     executor.close()
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine.loading import load_model
-from ridgeline.engine.loading import packed_cache as settings_cache
-from ridgeline.executors import ExecutorModel
-from ridgeline.executors.cpu import PackedCache, packed_cache
+from ridgeline.executors.cpu import packed_cache
+from ridgeline.executors.cpu.packed_cache import PackedCache, open_packed_cache
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.library import available_levels, native_kernels_run
 from ridgeline.kernels.cpu.pool import shared_pool
 
@@ -223,7 +223,8 @@ def test_processes_that_start_at_once(cache, model, packings) -> None:
 def test_generation_from_mapped_weights(cache, model, monkeypatch, packings) -> None:
     outputs = []
     for used in (None, cache, cache):
-        monkeypatch.setattr("ridgeline.engine.engine.packed_cache", lambda _, used=used: used)
+        opened = "ridgeline.executors.cpu.packed_cache.open_packed_cache"
+        monkeypatch.setattr(opened, lambda *_, used=used: used)
         with LLM(str(model), quantization="int4", executor="cpu") as llm:
             params = SamplingParams(temperature=0.0, max_tokens=12)
             outputs.append(llm.generate(["the cat"], params)[0].outputs[0].token_ids)
@@ -233,10 +234,10 @@ def test_generation_from_mapped_weights(cache, model, monkeypatch, packings) -> 
 
 def test_settings_choose_the_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert settings_cache(EngineConfig(packed_cache_path="off")) is None
-    chosen = settings_cache(EngineConfig(packed_cache_path="/x", packed_cache_bytes=7))
+    assert open_packed_cache("off", 7) is None
+    chosen = open_packed_cache("/x", 7)
     assert chosen == PackedCache(folder=Path("/x"), max_bytes=7, keep_random=True)
-    default = settings_cache(EngineConfig())
+    default = open_packed_cache("auto", 7)
     assert default is not None
     assert default.folder == tmp_path / "ridgeline" / "packed"
     assert not default.keep_random

@@ -17,10 +17,10 @@ from tests.weights.test_gguf_models import CASES
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import on_load_format
 from ridgeline.engine.loading import load_model
-from ridgeline.executors import ExecutorModel
 from ridgeline.executors.cpu import codes
 from ridgeline.executors.cpu.roles import packed_bytes
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.kernels.cpu.pool import shared_pool
 from ridgeline.models import describe, lower

@@ -9,9 +9,11 @@ from tests.tiny import CONFIG, EXPERTS, tiny_model
 from ridgeline.core.formats import BFLOAT16, on_load_format
 from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole
-from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.executors import create_executor
+from ridgeline.executors.cpu.pricing import priced as priced_as_cpu
 from ridgeline.executors.cpu.roles import packed_bytes
-from ridgeline.executors.priced import held_formats, priced_as_cpu, priced_model
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.pool import shared_pool
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel
@@ -36,7 +38,7 @@ def test_cpu_weights(config, dtype, quantization):
     made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
     priced = priced_model(model, "cpu")
     assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
-    held = held_formats(made, ModelRole.TARGET)
+    held = made.weight_formats()
     assert {name: priced.weight_formats[name] for name in held} == held
     assert bool(held) == (quantization is not None)
     made.close()
@@ -51,7 +53,7 @@ def test_int4_has_no_factors_where_its_columns_would_be_padded_to_more():
     made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
     priced = priced_model(model, "cpu")
     assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
-    held = held_formats(made, ModelRole.TARGET)
+    held = made.weight_formats()
     by_columns = {
         weight.shape[-1]: held[weight.name].name
         for op in model.ops
@@ -83,7 +85,7 @@ def test_bits_per_weight(quantization, tied):
     form = on_load_format(quantization)
     model = ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype, quantization=form)
     made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
-    held = held_formats(made, ModelRole.TARGET)
+    held = made.weight_formats()
     # The scales of a whole row fill half a cache line, and the other half is empty.
     wanted = {None: 16, "int8": 8 + 2 * 16 / 512, "int4": 4.375, "int4-g128": 4.125}[quantization]
     layers = 3 * (512 * 512 * 2 + 512 * 128 * 2 + 3 * 512 * 512)

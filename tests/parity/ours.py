@@ -9,7 +9,8 @@ from tests.tiny import Driver
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import ModelRole, Outputs
 from ridgeline.engine.loading import LoadedModel, load_model
-from ridgeline.executors import ExecutorModel, create_executor
+from ridgeline.executors import create_executor
+from ridgeline.executors.model import ExecutorModel
 
 _BLOCK_TOKENS = 16
 _LOGITS = Outputs(logits=True)

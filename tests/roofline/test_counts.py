@@ -13,8 +13,8 @@ from ridgeline.core.formats import float_format
 from ridgeline.core.ops import op_weights
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
-from ridgeline.executors import ExecutorModel
 from ridgeline.executors.handle import Handle
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.models import describe, lower
 from ridgeline.roofline import (

@@ -20,7 +20,8 @@ from ridgeline.core.formats import ON_LOAD, on_load_format
 from ridgeline.core.host import usable_cores
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
-from ridgeline.executors import ExecutorModel, create_executor, executor_names
+from ridgeline.executors import create_executor, executor_traits
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
 from ridgeline.models import describe, lower
@@ -70,10 +71,6 @@ SHAPES: Mapping[str, Config] = {
     "wide": shape(1024, 2816, 6, 16, 4, 4096),
     "deep": shape(640, 1792, 14, 10, 10, 4096),
     SMALL: shape(256, 704, 6, 4, 2, 2048),
-}
-FORMATS: Mapping[str, Sequence[str]] = {
-    "cpu": ("float32", "bfloat16", "int8", "int4"),
-    "reference": ("float32", "bfloat16"),
 }
 STEPS = (
     *(StepShape(batch_size=b, num_tokens=1, context=c) for b, c in (
@@ -189,7 +186,7 @@ def samples_of(times: Sequence[StepTimes], model: PricedModel, ceilings: Ceiling
 
 def measure_roof(executor: str) -> Ceilings:
     """The ceilings of what an executor computes with: native loops, or PyTorch."""
-    if executor == "cpu":
+    if executor_traits(executor).is_native:
         return measure_ceilings(load_native_loops(), rounds=2).ceilings()
     return torch_ceilings()
 
@@ -205,7 +202,7 @@ class Rates:
 
 def rates_now(executor: str) -> Rates:
     """Whether the machine still gives what `measure_roof` found; in about a second."""
-    if executor != "cpu":
+    if not executor_traits(executor).is_native:
         return Rates(memory=torch_ceilings((), rounds=1).memory.bytes_per_s, operations={})
     loops, threads = load_native_loops(), usable_cores()
     each = _CACHES * cache_sizes().l3_bytes // threads
@@ -229,11 +226,9 @@ def with_best(ceilings: Ceilings, rates: Sequence[Rates]) -> Ceilings:
 
 
 def check_executor(executor: str) -> None:
-    """Raises `InvalidRequestError` if there is no such executor, or it is none of `FORMATS`."""
-    if executor not in executor_names():
-        known = ", ".join(executor_names())
-        raise InvalidRequestError(f"Unknown executor {executor!r}; choose auto or one of {known}.")
-    if executor not in FORMATS:
+    """Raises `SettingsError` if there is no such executor, and `InvalidRequestError` if there is
+    nothing to calibrate it in."""
+    if not executor_traits(executor).calibrated_formats:
         raise InvalidRequestError(
             f"Steps of the {executor} executor are not calibrated yet; name a device of the "
             "catalogue (--hardware), or another --executor."
@@ -251,13 +246,14 @@ def calibrate_here(
     """Measure the ceilings and the steps, and fit; about two minutes on two cores.
 
     Raises:
-        InvalidRequestError: as `check_executor`.
+        SettingsError, InvalidRequestError: as `check_executor`.
     """
     check_executor(executor)
+    traits = executor_traits(executor)
     ceilings, rates = measure_roof(executor), list[Rates]()
     host_step_s, host_segment_s = host_seconds()
     models = []
-    wanted = [(name, form) for form in formats or FORMATS[executor] for name in shapes]
+    wanted = [(name, form) for form in formats or traits.calibrated_formats for name in shapes]
     for number, (name, form) in enumerate(wanted):
         if progress is not None:
             progress(number, len(wanted), f"making {name} in {form}")
@@ -274,7 +270,7 @@ def calibrate_here(
         samples,
         ceilings,
         executor=executor,
-        dense_attention=models[0].priced.dense_attention,
+        dense_attention=traits.dense_attention,
         host_step_s=host_step_s,
         host_segment_s=host_segment_s,
         needed=(SMALL,),

@@ -14,9 +14,9 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.ops import Embed, op_weights
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.engine.loading import load_model, packed_cache
-from ridgeline.executors import create_executor
-from ridgeline.executors.priced import held_formats, priced_model
+from ridgeline.engine.loading import load_model
+from ridgeline.executors import create_executor, executor_traits
+from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import batches_of
@@ -128,7 +128,7 @@ def bench_executor(
     Raises what loading a model raises, and:
         ContextLengthError: a case is longer than the model's positions.
         CorruptFileError: the file of this machine's calibration is damaged.
-        InvalidRequestError: the executor is that of a GPU.
+        InvalidRequestError: the executor has a benchmark of its own.
         NativeLibraryError: the loops that measure the ceilings are not built.
         OutOfMemoryError: the KV of all cases does not fit.
     """
@@ -141,11 +141,12 @@ def bench_executor(
         models,
         block_tokens=config.block_tokens,
         kv_cache_dtype=config.kv_cache_dtype,
-        packed_cache=packed_cache(config),
+        packed_cache_path=config.packed_cache_path,
+        packed_cache_bytes=config.packed_cache_bytes,
     )
-    if executor.name == "cuda":
+    if (instead := executor_traits(executor.name).own_bench) is not None:
         executor.close()
-        raise InvalidRequestError("A GPU has a benchmark of its own: make bench-gpu.")
+        raise InvalidRequestError(instead)
     try:
         workloads = make_workloads(
             executor,
@@ -158,7 +159,7 @@ def bench_executor(
             loaded.model,
             executor.name,
             kv_cache_dtype=config.kv_cache_dtype,
-            held=held_formats(executor, ModelRole.TARGET),
+            held=executor.weight_formats(),
         )
         predictor = _predictor(priced, executor.name)
         measurements = run_rounds(workloads, priced, meter, rounds=rounds, progress=progress)

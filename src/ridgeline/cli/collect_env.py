@@ -53,10 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Facts by name; sizes in bytes."""
-    from ridgeline.executors import (  # torch takes a second: not for --help
-        executor_names,
-        missing_for,
-    )
+    from ridgeline.executors import executor_names, executor_traits
     from ridgeline.executors.cpu.cuts import ops_without_kernel
     from ridgeline.kernels.cpu.library import (
         available_levels,
@@ -79,7 +76,9 @@ def collect() -> dict[str, Any]:
         "memory_bytes": lambda: psutil.virtual_memory().total,
         "available_bytes": available_memory_bytes,
         "gpus": _gpus,
-        "executors": lambda: {name: missing_for(name) or "runs" for name in executor_names()},
+        "executors": lambda: {
+            name: executor_traits(name).missing() or "runs" for name in executor_names()
+        },
         "flash_attention": flash_attention_versions,
         "step_price": _step_price,
         "model_types": lambda: list(model_types()),

@@ -9,6 +9,7 @@ from ridgeline.cli.options import Parser
 from ridgeline.core.config import DEFAULT_KV_SHARE
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.host import available_memory_bytes
+from ridgeline.executors import default_executor, executor_traits
 from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline.calibration import (
     Calibration,
@@ -50,8 +51,6 @@ def this_calibration(arguments: argparse.Namespace) -> Calibration:
 
     Raises what `calibration_of` does.
     """
-    from ridgeline.executors import default_executor
-
     executor = default_executor() if arguments.executor == "auto" else arguments.executor
     return calibration_of(executor, anew=arguments.calibrate)
 
@@ -67,7 +66,8 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
 
     Raises:
         CorruptFileError, DiskError: the file is damaged, or cannot be written.
-        InvalidRequestError: there is no such executor, or its steps cannot be calibrated.
+        SettingsError: there is no such executor.
+        InvalidRequestError: its steps cannot be calibrated.
     """
     from ridgeline.bench.calibration import calibrate_here, check_executor
 
@@ -92,8 +92,7 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
 def this_engine_memory(executor: str) -> tuple[float, float | None]:
     """Bytes for weights and KV, and the share of what weights leave that an engine here gives KV;
     ``None`` where it is all but a reserve, on a GPU."""
-    if executor == "cuda":
-        import torch
-
-        return float(torch.cuda.mem_get_info()[1]), None
+    device_bytes = executor_traits(executor).device_bytes()
+    if device_bytes is not None:
+        return device_bytes, None
     return float(available_memory_bytes()), DEFAULT_KV_SHARE

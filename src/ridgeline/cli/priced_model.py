@@ -9,6 +9,8 @@ from ridgeline.cli.options import Parser
 from ridgeline.core.config import KV_CACHE_DTYPES
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, full_name, number_format
+from ridgeline.executors.registry import TUNED, executor_traits
+from ridgeline.executors.traits import ExecutorTraits
 from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import Calibration
@@ -65,38 +67,44 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
     Raises:
         RidgelineError: there is no such model, shape, file or format.
     """
-    from ridgeline.executors.priced import priced_as_cpu, priced_as_cuda  # torch takes a second
-    from ridgeline.quant import declared_formats
+    from ridgeline.quant import declared_formats  # torch takes a second
 
     name, config = _config(arguments)
     definition = describe(config)
     quantization = _quantization(arguments.quantization)
     kv = _kv_format(arguments.kv_cache_dtype)
+    traits = running_traits(calibration)
     if calibration.measured:
-        _check_executor(calibration.executor, quantization, kv)
+        traits.check_formats(quantization, kv)
     declared = declared_formats(definition) if quantization is None else {}
-    expanded = _expanded_on_cuda(definition.quantization, declared)
-    if calibration.executor == "cuda":
-        declared = {name: form for name, form in declared.items() if name not in expanded}
-    priced = PricedModel(
-        spec=definition.spec,
-        ops=lower(definition.spec),
-        activations=float_format(_chosen(arguments.dtype) or definition.dtype),
-        weights=quantization,
-        weight_formats=declared,
-        kv=kv,
-        compute=_compute(quantization, *declared.values()),
-        dense_attention=calibration.dense_attention,
+    expanded = {
+        weight: named
+        for weight, form in declared.items()
+        if (named := traits.expands(form, definition.quantization or {})) is not None
+    }
+    if calibration.measured:
+        declared = {weight: form for weight, form in declared.items() if weight not in expanded}
+    priced = traits.priced(
+        PricedModel(
+            spec=definition.spec,
+            ops=lower(definition.spec),
+            activations=float_format(_chosen(arguments.dtype) or definition.dtype),
+            weights=quantization,
+            weight_formats=declared,
+            kv=kv,
+            compute=_compute(quantization, *declared.values()),
+            dense_attention=calibration.dense_attention,
+        )
     )
-    if calibration.executor == "cpu":
-        codes = {weight: form for weight, form in declared.items() if not form.is_float}
-        priced = priced_as_cpu(replace(priced, weight_formats=codes))
-    elif calibration.executor != "reference":
-        priced = priced_as_cuda(priced)
-        if not calibration.measured:
-            priced = replace(priced, kernels=GROUPED)
+    if not calibration.measured:
+        priced = replace(priced, kernels=GROUPED)
     notes = () if calibration.measured else _format_notes(priced, quantization, expanded)
     return NamedModel(name=name, priced=priced, notes=tuple(notes))
+
+
+def running_traits(calibration: Calibration) -> ExecutorTraits:
+    """Of the calibrated executor; of the one that is nearest to what a catalogue machine runs."""
+    return executor_traits(calibration.executor if calibration.measured else TUNED)
 
 
 def shape_of(arguments: argparse.Namespace) -> tuple[str, PricedModel]:
@@ -129,22 +137,6 @@ def _quantization(name: str | None) -> NumberFormat | None:
     return found
 
 
-def _expanded_on_cuda(
-    config: Mapping[str, object] | None, declared: Mapping[str, NumberFormat]
-) -> Mapping[str, str]:
-    """Weights of a checkpoint that the cuda executor has no kernel for, and what to call their
-    format: codes into a table (NF4, FP4, MXFP4), and columns out of the order of their groups."""
-    found = {
-        weight: form.name.upper()
-        for weight, form in declared.items()
-        if form.is_float and form.bits <= 4
-    }
-    if (config or {}).get("desc_act") is True:
-        grouped = (weight for weight, form in declared.items() if form.group_size is not None)
-        found |= dict.fromkeys(grouped, "act-order GPTQ")
-    return found
-
-
 def _format_notes(
     model: PricedModel, quantization: NumberFormat | None, expanded: Mapping[str, str]
 ) -> Iterator[str]:
@@ -172,22 +164,6 @@ def _kv_format(name: str | None) -> NumberFormat | None:
     if (name := full_name(name)) not in KV_CACHE_DTYPES:
         raise InvalidRequestError(f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}.")
     return None if name == "auto" else number_format(name)
-
-
-def _check_executor(
-    executor: str, quantization: NumberFormat | None, kv: NumberFormat | None
-) -> None:
-    """Refuse what an executor of this machine refuses to run."""
-    names = {form.name for form in (quantization, kv) if form is not None}
-    if executor in ("cpu", "cuda") and quantization and quantization.name not in ON_LOAD:
-        raise InvalidRequestError(
-            f"No executor here quantizes to {quantization.name} on load; choose one of "
-            f"{', '.join(ON_LOAD)}, or a machine of the catalogue."
-        )
-    if executor == "cpu" and "fp8" in names:
-        raise InvalidRequestError("The cpu executor has no fp8; use int8.")
-    if executor == "reference" and names:
-        raise InvalidRequestError("The reference executor quantizes neither weights nor KV.")
 
 
 def _compute(*weights: NumberFormat | None) -> NumberFormat | None:

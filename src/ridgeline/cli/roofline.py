@@ -18,7 +18,12 @@ from ridgeline.cli.hardware import (
     this_engine_memory,
 )
 from ridgeline.cli.options import Parser, numbers
-from ridgeline.cli.priced_model import add_model_options, check_model, read_model
+from ridgeline.cli.priced_model import (
+    add_model_options,
+    check_model,
+    read_model,
+    running_traits,
+)
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.core.formats import NumberFormat
@@ -207,8 +212,7 @@ def _variants(
     arguments: argparse.Namespace, calibration: Calibration, model: PricedModel
 ) -> list[Variant]:
     """The model with narrower weights or KV, as the executor would hold them, if it does."""
-    if calibration.executor == "reference":
-        return []
+    traits = running_traits(calibration)
 
     def variant(change: str, option: str, name: str) -> Variant:
         changed = argparse.Namespace(**{**vars(arguments), option: name})
@@ -220,8 +224,9 @@ def _variants(
         found += [
             variant(f"quantize weights to {name}", "quantization", name)
             for name in ("int8", "int4")
+            if name in traits.weight_formats
         ]
-    if not model.kv_format.is_quantized:
+    if not model.kv_format.is_quantized and "int8" in traits.kv_formats:
         found.append(variant("int8 KV cache", "kv_cache_dtype", "int8"))
     return found
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
 from ridgeline.core.spec import KVGroup, ModelSpec
@@ -56,12 +57,29 @@ class StepHandle(Protocol):
 
 
 class Executor(Protocol):
-    """Runs plans. One test suite holds for all of them."""
+    """Runs plans. One test suite holds for all of them.
+
+    What is known before one is made are its traits (`ridgeline.executors.traits`).
+    """
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def kernels(self) -> str:
+        """What computes: by other kernels the KV of the same weights and tokens is another."""
+        return ""
+
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec: ...
+
+    def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
+        """What quantized matrices are held in, by weight, those of the checkpoint included."""
+        return {}
+
+    def kv_budget_bytes(self, max_num_batched_tokens: int) -> int | None:
+        """What a device has for KV beside weights and steps of that size; ``None``: it is the
+        host's memory that counts."""
+        return None
 
     def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout: ...
 

@@ -10,12 +10,12 @@ from ridgeline.core.host import available_memory_bytes
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.kv_tiers import kv_digest, make_transfers
-from ridgeline.engine.loading import Progress, load_model, packed_cache
+from ridgeline.engine.loading import Progress, load_model
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.observing import keep_errors, make_observer, step_price
 from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.speculation import load_draft, make_grammars, make_speculation
-from ridgeline.executors import create_executor, device_kv_bytes
+from ridgeline.executors import create_executor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class Engine:
             models,
             block_tokens=config.block_tokens,
             kv_cache_dtype=config.kv_cache_dtype,
-            packed_cache=packed_cache(config),
+            packed_cache_path=config.packed_cache_path,
+            packed_cache_bytes=config.packed_cache_bytes,
             max_num_seqs=config.max_num_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,
             attention_backend=config.attention_backend,
@@ -69,7 +70,7 @@ class Engine:
             dtype=str(loaded.model.dtype).removeprefix("torch."),
             block_bytes=layout.block_bytes,
             free_bytes=available_memory_bytes(),
-            kv_bytes=device_kv_bytes(self.executor, config.max_num_batched_tokens),
+            kv_bytes=self.executor.kv_budget_bytes(config.max_num_batched_tokens),
             draft_spec=None if draft is None else draft.spec,
             draft_block_bytes=(
                 () if draft is None else self.executor.kv_layout(ModelRole.DRAFT).block_bytes

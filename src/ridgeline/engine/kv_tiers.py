@@ -8,7 +8,6 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.encryption import Encryption
 from ridgeline.core.protocols import Executor
 from ridgeline.core.spec import ModelSpec
-from ridgeline.executors import kernels_of
 from ridgeline.kvcache import PrefixCache
 from ridgeline.kvcache.tiers import DiskTier, RamTier, Tier, Transfers
 from ridgeline.weights.digest import content_digest
@@ -60,6 +59,6 @@ def kv_digest(
     paths += map(Path, config.adapters.values())
     weights = content_digest(paths, memory=Path(config.kv_disk_tier_path) / _KNOWN_DIGESTS)
     random_weights = (config.load_format, config.seed if config.load_format == "dummy" else 0)
-    computed = (executor.name, kernels_of(executor), dtype, config.quantization)
+    computed = (executor.name, executor.kernels, dtype, config.quantization)
     parts = (layout, weights, random_weights, spec, *computed)
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,9 @@ from ridgeline.core.errors import (
 )
 from ridgeline.core.formats import float_format, on_load_format
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.executors import ExecutorModel
-from ridgeline.executors.cpu import PackedCache
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
 from ridgeline.quant import read_scheme
-from ridgeline.roofline.storage import cache_folder
 from ridgeline.text import ChatTemplate, Tokenizer, eos_token_ids, tokenizer_from_gguf
 from ridgeline.weights import (
     CheckpointWeights,
@@ -69,18 +67,10 @@ class ModelDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """A model whose weights can be read; see `ModelDescription`."""
+class LoadedModel(ModelDescription):
+    """A model whose weights can be read."""
 
-    name: str
-    folder: Path | None
-    definition: ModelDefinition
     model: ExecutorModel
-    tokenizer: Tokenizer | None
-    eos_token_ids: frozenset[int]
-    chat_template: ChatTemplate | None
-    sampling_defaults: Mapping[str, Any]
-    pooling: str = "last"
 
 
 def describe_model(config: EngineConfig, *, progress: Progress | None = None) -> ModelDescription:
@@ -160,9 +150,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
         for adapter in config.adapters.values()
     )
     return LoadedModel(
-        name=description.name,
-        folder=folder,
-        definition=definition,
+        **{each.name: getattr(description, each.name) for each in fields(description)},
         model=ExecutorModel(
             spec=definition.spec,
             ops=ops,
@@ -171,27 +159,6 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
             quantization=on_load_format(config.quantization),
             adapters=adapters,
         ),
-        tokenizer=description.tokenizer,
-        eos_token_ids=description.eos_token_ids,
-        chat_template=description.chat_template,
-        sampling_defaults=description.sampling_defaults,
-        pooling=description.pooling,
-    )
-
-
-def packed_cache(config: EngineConfig) -> PackedCache | None:
-    """Where the cpu executor keeps packed weights, as the settings say."""
-    match config.packed_cache_path:
-        case "off":
-            return None
-        case "auto":
-            folder = cache_folder() / "packed"
-        case path:
-            folder = Path(path)
-    return PackedCache(
-        folder=folder,
-        max_bytes=config.packed_cache_bytes,
-        keep_random=config.packed_cache_path != "auto",
     )
 
 

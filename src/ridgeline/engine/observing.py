@@ -8,8 +8,8 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
-from ridgeline.executors import ExecutorModel
-from ridgeline.executors.priced import held_formats, priced_model
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline import history
 from ridgeline.roofline.calibration import (
@@ -35,7 +35,7 @@ def make_observer(
             model,
             executor.name,
             kv_cache_dtype=config.kv_cache_dtype,
-            held=held_formats(executor, role),
+            held=executor.weight_formats(role),
         )
         for role, model in models.items()
     }

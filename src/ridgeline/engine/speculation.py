@@ -20,7 +20,7 @@ from ridgeline.decoding.drafters import (
 )
 from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
 from ridgeline.engine.loading import LoadedModel, Progress, load_model
-from ridgeline.executors import ExecutorModel
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.scheduler import DraftModel, DraftModelConfig, Speculation
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
 from ridgeline.weights import Adapter, embedded_draft_folder

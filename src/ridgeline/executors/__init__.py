@@ -1,20 +1,10 @@
 """What runs plans. `create_executor` chooses by name, once, at start."""
 
-from ridgeline.executors.base import device_kv_bytes, kernels_of
-from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.registry import (
     create_executor,
     default_executor,
     executor_names,
-    missing_for,
+    executor_traits,
 )
 
-__all__ = [
-    "ExecutorModel",
-    "create_executor",
-    "default_executor",
-    "device_kv_bytes",
-    "executor_names",
-    "kernels_of",
-    "missing_for",
-]
+__all__ = ["create_executor", "default_executor", "executor_names", "executor_traits"]

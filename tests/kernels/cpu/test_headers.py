@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tests.kernels.cpu import levels
 
-from ridgeline.executors.cpu.kv_cache import KV_SUB_BLOCK
+from ridgeline.executors.cpu.pricing import native_kernels
 from ridgeline.executors.cpu.roles import FACTOR_COLUMNS
-from ridgeline.executors.priced import native_kernels
+from ridgeline.executors.cpu.traits import KV_SUB_BLOCK
 from ridgeline.kernels.cpu import library, matrix, structs
 from ridgeline.kernels.cpu.structs import Format
 
@@ -98,8 +98,8 @@ def test_the_prices_know_how_many_tokens_and_rows_kernels_take(level, lanes, mon
         values = dict(re.findall(r"W == (\d+) \? (\d+)", ":".join(cases)))
         return int(values.get(str(lanes), last))
 
-    monkeypatch.setattr("ridgeline.executors.priced.chosen_level", lambda: level)
-    monkeypatch.setattr("ridgeline.executors.priced.native_kernels_run", lambda: True)
+    monkeypatch.setattr("ridgeline.executors.cpu.pricing.chosen_level", lambda: level)
+    monkeypatch.setattr("ridgeline.executors.cpu.pricing.native_kernels_run", lambda: True)
     kernels = native_kernels()
     assert kernels.panel_tokens == chosen("activations.h", "kPanelTokens")
     assert kernels.attention_rows == chosen("attention_tiles.h", "kTileRowsMax")

@@ -25,6 +25,7 @@ from ridgeline.bench.ladder.subjects import SUBJECTS
 from ridgeline.bench.ladder.texts import RecordedText, read_texts
 from ridgeline.core.host import usable_cores
 from ridgeline.core.plan import ModelRole
+from ridgeline.executors import executor_traits
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.model import PricedModel, weights_of
 
@@ -140,7 +141,7 @@ def _plain(step: Step, first: Step) -> dict[str, Any]:
 def _work(rung: Rung, num_texts: int, num_tokens: int) -> tuple[Sequence[RecordedText], int]:
     """What a rung decodes: texts, and tokens of each."""
     texts = read_texts("continue", rung.draft_quantization)[:num_texts]
-    if rung.executor == "cpu" and rung.reuses_kv:
+    if executor_traits(rung.executor).is_native and rung.reuses_kv:
         return texts, num_tokens
     return texts[:_SLOW_TEXTS], min(num_tokens, _SLOW_TOKENS)
 

@@ -11,10 +11,10 @@ from typing import Any
 from ridgeline.bench.ladder.texts import RecordedText
 from ridgeline.core.plan import Admission, ModelRole, Segment, is_earlier_pass
 from ridgeline.core.result import SegmentResult
-from ridgeline.executors import ExecutorModel
-from ridgeline.executors.cpu import CPUExecutor
 from ridgeline.executors.cpu.batch import CPUBatch
+from ridgeline.executors.cpu.executor import CPUExecutor
 from ridgeline.executors.handle import Handle, Mask
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import num_sampled_rows
 from ridgeline.executors.runner import Clock
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock

@@ -10,7 +10,7 @@ from ridgeline.core.formats import NumberFormat, float_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.loading import load_model
 from ridgeline.engine.speculation import load_draft
-from ridgeline.executors import ExecutorModel
+from ridgeline.executors.model import ExecutorModel
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.weights import DummyWeights
 

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.executors.cpu.traits import KV_SUB_BLOCK
 from ridgeline.kernels.cpu.memory import aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format, KVGroup
 
 LAYOUT_VERSION = 1
-KV_SUB_BLOCK = 16
 _FORMATS = {
     "float32": Format.F32,
     "float16": Format.F16,

@@ -17,6 +17,7 @@ from ridgeline.executors.cpu.weights import PackedWeights, expected_bytes, pack_
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.library import ABI_VERSION
 from ridgeline.kernels.cpu.pool import Pool
+from ridgeline.roofline.storage import cache_folder
 from ridgeline.weights import CheckpointWeights, DummyWeights
 
 _log = logging.getLogger(__name__)
@@ -125,6 +126,14 @@ class PackedCache:
             with suppress(OSError):  # who has it mapped keeps it
                 file.unlink()
                 total -= size
+
+
+def open_packed_cache(path: str, max_bytes: int) -> PackedCache | None:
+    """The folder ``path``, that of the user (auto), or none (off)."""
+    if path == "off":
+        return None
+    folder = cache_folder() / "packed" if path == "auto" else Path(path)
+    return PackedCache(folder=folder, max_bytes=max_bytes, keep_random=path != "auto")
 
 
 def _key(content: str, quantization: NumberFormat | None, level: str) -> str:

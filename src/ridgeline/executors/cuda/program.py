@@ -59,10 +59,6 @@ class Program:
         """Let go of the calls, which refer to the program and to its weights."""
         self._calls = ()
 
-    @property
-    def num_calls(self) -> int:
-        return len(self._calls)
-
     def hidden(self, at: PassInput) -> torch.Tensor:
         """Final hidden states ``[T, D]``, normed: what `logits` takes rows of."""
         buffers: Buffers = {}

@@ -18,7 +18,7 @@ from ridgeline.core.plan import (
     is_reference,
     referenced_output,
 )
-from ridgeline.core.protocols import KVLayout, StepPrice
+from ridgeline.core.protocols import Executor, KVLayout, StepPrice
 from ridgeline.core.result import SegmentResult, StepResult, StepTimings
 from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.simulated.clock import VirtualClock
@@ -48,7 +48,7 @@ class _Handle:
         return self._result
 
 
-class SimulatedExecutor:
+class SimulatedExecutor(Executor):
     """See `ridgeline.core.protocols.Executor` for the contract.
 
     Args:

@@ -1,0 +1,93 @@
+"""What an executor is and can do, said without making one, and without torch.
+
+Each executor's folder has a module ``traits`` with its value; `registry` lists them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ridgeline.core.errors import SettingsError
+from ridgeline.core.formats import NumberFormat
+from ridgeline.core.plan import ModelRole
+from ridgeline.core.protocols import Executor
+from ridgeline.roofline import PricedModel
+
+if TYPE_CHECKING:
+    from ridgeline.executors.model import ExecutorModel
+
+Models = Mapping[ModelRole, "ExecutorModel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `registry.create_executor` takes beside models; see there."""
+
+    block_tokens: int
+    kv_cache_dtype: str
+    packed_cache_path: str
+    packed_cache_bytes: int
+    max_num_seqs: int
+    gpu_memory_utilization: float | None
+    attention_backend: str
+    tuning_cache_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorTraits:
+    """One executor.
+
+    Attributes:
+        create: makes it, of formats that it has.
+        is_here: whether ``auto`` may choose it on this machine; quick.
+        missing: one sentence on why it cannot run on this machine; ``None`` if it can.
+        block_multiple: of tokens, in a KV block.
+        computes_float64: whether a model in float64 is computed in it.
+        weight_formats: what it quantizes weights to on load.
+        kv_formats: what it stores KV in, beside the model's type.
+        settings: those of `Options` that are its alone.
+        expands: what to call a quantized format of a checkpoint that it expands to the model's
+            type, by the checkpoint's quantization settings; ``None`` for one that it computes with.
+        priced: a model in the formats that it makes of its own.
+        dense_attention: whether masked scores are computed, too.
+        is_native: whether it computes with the kernels of ``csrc``, for whose ceilings there are
+            loops of our own, rather than with PyTorch's.
+        calibrated_formats: weights that its steps are calibrated in; none: it is not calibrated.
+        own_bench: one sentence on what measures it where `ridgeline bench` does not.
+        device_bytes: all memory of the device that holds weights and KV; ``None`` for the host's.
+    """
+
+    name: str
+    create: Callable[[Models, Options], Executor]
+    is_here: Callable[[], bool] = lambda: True
+    missing: Callable[[], str | None] = lambda: None
+    block_multiple: int = 1
+    computes_float64: bool = False
+    weight_formats: Sequence[str] = ()
+    kv_formats: Sequence[str] = ()
+    settings: frozenset[str] = frozenset()
+    expands: Callable[[NumberFormat, Mapping[str, object]], str | None] = lambda _form, _config: (
+        None
+    )
+    priced: Callable[[PricedModel], PricedModel] = lambda model: model
+    dense_attention: bool = False
+    is_native: bool = False
+    calibrated_formats: Sequence[str] = ()
+    own_bench: str | None = None
+    device_bytes: Callable[[], float | None] = lambda: None
+
+    def check_formats(self, weights: NumberFormat | None, kv: NumberFormat | None) -> None:
+        """Refuse what weights are to be quantized to, or KV stored in; ``None`` changes nothing.
+
+        Raises:
+            SettingsError: it has no such format; says which it has.
+        """
+        for what, wanted, known in (
+            ("quantize weights to", weights, self.weight_formats),
+            ("store KV in", kv, self.kv_formats),
+        ):
+            if wanted is not None and wanted.name not in known:
+                has = f"it takes {', '.join(known)}" if known else "it keeps the model's type"
+                raise SettingsError(
+                    f"The {self.name} executor does not {what} {wanted.name}: {has}."
+                )
