@@ -1,13 +1,19 @@
 """What the executors that hold models have in common: a KV pool of each, and who asks for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from ridgeline.core.formats import NumberFormat
-from ridgeline.core.plan import BlockCopy, ModelRole
-from ridgeline.core.protocols import Executor, KVLayout
+from ridgeline.core.plan import BlockCopy, ModelRole, Segment
+from ridgeline.core.protocols import KVLayout
+from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec
+from ridgeline.executors.handle import Mask
+from ridgeline.executors.outputs import SegmentContext, SegmentRows, segment_result
 from ridgeline.executors.runner import StepRunner
+from ridgeline.executors.state import SequenceState
 
 
 class KVPool(Protocol):
@@ -30,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class PoolExecutor(StepRunner, Generic[Pool]):
-    """The half of `ridgeline.core.protocols.Executor` that is about specs and KV.
+    """What `ridgeline.core.protocols.Executor` says of specs and KV; from rows to results.
 
     ``pools`` is filled by the subclass. Blocks are exported and imported on the thread that runs
     the steps, and so take their turn among them. ``kernels`` names what computes: by other kernels
@@ -67,13 +73,59 @@ class PoolExecutor(StepRunner, Generic[Pool]):
         return self.thread.submit(call).result()
 
     def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
-        """What quantized matrices are held in, by weight."""
         return {}
 
     def kv_budget_bytes(self, max_num_batched_tokens: int) -> int | None:
-        """What a device has for KV beside weights and steps of that size; ``None``: it is the
-        host's memory that counts."""
         return None
+
+    @abstractmethod
+    def move_kv(
+        self, role: ModelRole, state: SequenceState, sources: Sequence[int], first: int
+    ) -> None:
+        """Move a sequence's KV at the positions ``sources`` to those from ``first`` on."""
+
+    def results(
+        self,
+        items: Sequence[SegmentContext],
+        role: ModelRole,
+        masks: Sequence[Mask | None],
+        drawn: Sequence[list[int] | None],
+        rows_of: Callable[[int], SegmentRows],
+    ) -> list[SegmentResult]:
+        """What came of each segment, recorded in its state; ``drawn`` as `draw_tokens` gives it."""
+        results = []
+        for number, item in enumerate(items):
+            segment, state, tokens = item.segment, item.state, drawn[number]
+            if tokens is not None and item.wants_drawn_only:
+                result = SegmentResult(token_ids=() if tokens[0] < 0 else (tokens[0],))
+            else:
+                result = segment_result(
+                    item, partial(rows_of, number), masks[number], role=role, drawn=tokens
+                )
+            first_draft = segment.stop - segment.num_drafts
+            if segment.parents and result.accepted:
+                sources = [first_draft + node for node in result.accepted]
+                self.move_kv(role, state, sources, first_draft)
+            state.set_tokens(role, first_draft, result.token_ids)
+            if role is ModelRole.TARGET:
+                state.proposals.clear()
+            results.append(result)
+        return results
+
+    def replayed(
+        self, segments: Sequence[Segment], role: ModelRole, tokens_NS: Iterable[Sequence[int]]
+    ) -> list[tuple[SegmentResult, ...]]:
+        """What came of decode steps, recorded: of each, the token of each segment; −1 is none."""
+        steps = []
+        for step, tokens in enumerate(tokens_NS):
+            results = []
+            for segment, token in zip(segments, tokens, strict=True):
+                drawn = (token,) if token >= 0 else ()
+                if drawn:
+                    self.states[segment.slot].set_tokens(role, segment.stop + step, drawn)
+                results.append(SegmentResult(token_ids=drawn))
+            steps.append(tuple(results))
+        return steps
 
     def copy_block(self, copy: BlockCopy) -> None:
         self.pools[copy.role].copy_block(copy.group, copy.source, copy.target)
@@ -86,15 +138,3 @@ class PoolExecutor(StepRunner, Generic[Pool]):
 
     def free(self) -> None:
         """Give back what the subclass holds, once nothing runs any more."""
-
-
-def kernels_of(executor: Executor) -> str:
-    """See `PoolExecutor`; empty for executors that have no pools."""
-    return executor.kernels if isinstance(executor, PoolExecutor) else ""
-
-
-def device_kv_bytes(executor: Executor, max_num_batched_tokens: int) -> int | None:
-    """See `PoolExecutor.kv_budget_bytes`; ``None`` for executors that have no pools."""
-    if not isinstance(executor, PoolExecutor):
-        return None
-    return executor.kv_budget_bytes(max_num_batched_tokens)

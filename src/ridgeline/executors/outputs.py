@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ridgeline.core.errors import EngineError
-from ridgeline.core.plan import ModelRole, Segment
+from ridgeline.core.plan import ModelRole, Outputs, Segment
 from ridgeline.core.result import SegmentResult, TokenLogprobs
 from ridgeline.decoding import (
     NothingToSampleError,
@@ -25,6 +25,9 @@ from ridgeline.decoding import (
 )
 from ridgeline.executors.handle import Mask
 from ridgeline.executors.state import SequenceState
+
+_NOTHING = Outputs()
+_DRAWN = (Outputs(sample=True), Outputs(sample=True, masked=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,23 @@ class SegmentContext:
     @property
     def drafts(self) -> tuple[int, ...]:
         return self.segment.token_ids[self.segment.num_tokens - self.segment.num_drafts :]
+
+    @property
+    def wants_drawn_only(self) -> bool:
+        """Whether one token is wanted, and nothing that is computed from logits beside it."""
+        return (
+            self.segment.outputs in _DRAWN
+            and not self.segment.num_drafts
+            and self.state.admission.params.logprobs is None
+        )
+
+    def path(self, node: int) -> list[int]:
+        """The drafts from the last known token to draft ``node``; none for −1."""
+        return [self.drafts[each] for each in ancestors(self.parents, node)]
+
+    def tokens_before(self, node: int) -> list[int]:
+        """All tokens before the one that follows draft ``node`` (−1: the last known token)."""
+        return [*self.known[: self.segment.stop - self.segment.num_drafts], *self.path(node)]
 
 
 def num_logit_rows(segment: Segment) -> int:
@@ -68,13 +88,18 @@ class DrawnRow(NamedTuple):
     position: int
 
 
-def rows_to_draw(
-    items: Sequence[SegmentContext], role: ModelRole, num_rows: Callable[[Segment], int]
-) -> tuple[list[DrawnRow], list[range | None]]:
-    """The rows that tokens are drawn from, and which of these are each segment's.
+def draw_tokens(
+    items: Sequence[SegmentContext],
+    role: ModelRole,
+    masks: Sequence[Mask | None],
+    num_rows: Callable[[Segment], int],
+    draw: Callable[[Sequence[DrawnRow], Sequence[Mask | None]], list[int]],
+) -> list[list[int] | None]:
+    """For each segment the tokens of its sampled rows, −1 where none is possible.
 
-    ``num_rows`` says how many rows of logits a segment has. ``None`` is for segments of which no
-    token is wanted, or whose drafts are drawn or verified by rejection.
+    ``draw`` draws from all rows at once, each with its words of a mask; ``num_rows`` says how many
+    rows of logits a segment has. ``None`` is for segments of which no token is wanted, or whose
+    drafts are drawn or verified by rejection.
     """
     rows: list[DrawnRow] = []
     spans: list[range | None] = []
@@ -91,28 +116,44 @@ def rows_to_draw(
         for index, depth in enumerate((0, *depths(item.parents))):
             rows.append(DrawnRow(number, index - 1, first + index, position + depth))
         spans.append(range(start, len(rows)))
-    return rows, spans
+    if not rows:
+        return [None] * len(spans)
+    words = [None if (mask := masks[row.number]) is None else mask[row.node + 1] for row in rows]
+    tokens = draw(rows, words)
+    return [None if span is None else tokens[span.start : span.stop] for span in spans]
+
+
+class SegmentRows(NamedTuple):
+    """What a pass computed for a segment.
+
+    ``logits_NV`` are those of its last `num_logit_rows` rows, or only of those that are sampled
+    where ``prompt_logits`` gives every row's for prompt log-probabilities. ``pooled`` gives the
+    final hidden state of its last row.
+    """
+
+    logits_NV: torch.Tensor
+    pooled: Callable[[], torch.Tensor]
+    prompt_logits: Iterable[torch.Tensor] | None = None
 
 
 def segment_result(
     item: SegmentContext,
-    logits_NV: torch.Tensor,
-    pooled: Callable[[], torch.Tensor],
+    rows_of: Callable[[], SegmentRows],
     mask: Mask | None,
     *,
     role: ModelRole = ModelRole.TARGET,
     drawn: Sequence[int] | None = None,
-    prompt_logits: Iterable[torch.Tensor] | None = None,
 ) -> SegmentResult:
     """Everything that the segment's `Outputs` ask for.
 
-    ``logits_NV`` are those of its last `num_logit_rows` rows, or only of those that are sampled
-    where ``prompt_logits`` gives every row's for prompt log-probabilities. ``pooled`` gives the
-    final hidden state of its last row. ``drawn`` are the tokens of the rows that are sampled, where
-    they have been drawn already; −1 stands for none. Proposals that are to be verified by rejection
-    enter the sequence's state, and leave it as they are verified.
+    ``drawn`` are the tokens of the rows that are sampled, where they have been drawn already; −1
+    stands for none. ``rows_of`` is called if anything is wanted. Proposals that are to be verified
+    by rejection enter the sequence's state, and leave it as they are verified.
     """
     wanted = item.segment.outputs
+    if wanted == _NOTHING:
+        return SegmentResult()
+    logits_NV, pooled, prompt_logits = rows_of()
     tokens: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -154,11 +195,10 @@ def _draw(
             if drawn[node + 1] < 0:
                 raise NothingToSampleError
             return drawn[node + 1]
-        path = [item.drafts[i] for i in ancestors(item.parents, node)]
         return sample(
             logits_NV[node + 1],
             admission.params,
-            state.history([*known, *path]),
+            state.history(item.tokens_before(node)),
             seed=admission.seed,
             sample_index=admission.sample_index,
             mask_V=None if allowed is None else allowed[node + 1],

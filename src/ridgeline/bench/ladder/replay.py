@@ -65,16 +65,14 @@ class ReplayExecutor(CPUExecutor):
         steps = super().replay(segments, role, num_steps, handle, clock)
         if steps is None:
             return None
-        replaced = []
-        for step in range(len(steps)):
-            results = []
-            for segment in segments:
-                state = self.states[segment.slot]
-                token = self._script.token(state.admission, role, segment.stop + step)
-                state.set_tokens(role, segment.stop + step, (token,))
-                results.append(SegmentResult(token_ids=(token,)))
-            replaced.append(tuple(results))
-        return replaced
+        said = (
+            [
+                self._script.token(self.states[segment.slot].admission, role, segment.stop + step)
+                for segment in segments
+            ]
+            for step in range(len(steps))
+        )
+        return self.replayed(segments, role, said)
 
     def draw_tokens(
         self, batch: CPUBatch, logits_NV: Any, masks: Sequence[Mask | None]

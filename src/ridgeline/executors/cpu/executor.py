@@ -3,7 +3,9 @@
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache as once
 from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -12,10 +14,9 @@ import torch
 
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
-from ridgeline.core.plan import Admission, ModelRole, Outputs, Segment
+from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec
-from ridgeline.decoding import ancestors
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
@@ -28,7 +29,7 @@ from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.outputs import SegmentContext, rows_to_draw, segment_result
+from ridgeline.executors.outputs import DrawnRow, SegmentContext, SegmentRows, draw_tokens
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
@@ -38,8 +39,6 @@ from ridgeline.kernels.cpu.pool import shared_pool
 Floats = npt.NDArray[np.float32]
 
 _HEAD_ROWS = 64  # of prompt log-probabilities at once
-_NOTHING = Outputs()
-_PLAIN = (Outputs(sample=True), Outputs(sample=True, masked=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,6 @@ class CPUExecutor(PoolExecutor[KVCache]):
         return model.weights.bits_per_weight(model.ops)
 
     def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
-        """What quantized matrices are held in, by weight."""
         return self._models[role].weights.formats()
 
     def free(self) -> None:
@@ -151,9 +149,12 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._note_experts(role, model)
         clock.lap("forward_s")
         handle.wait_for_masks()
-        results = self._results(model, batch, logits_NV, [mask() for mask in masks])
+        set_masks = [mask() for mask in masks]
+        drawn = self.draw_tokens(batch, logits_NV, set_masks)
+        rows_of = self._rows_of(model, batch, logits_NV)
+        results = self.results(batch.items, role, set_masks, drawn, rows_of)
         clock.lap("sample_s")
-        return results
+        return tuple(results)
 
     def replay(
         self,
@@ -179,14 +180,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             )
         self._note_experts(role, model)
         clock.lap("forward_s")
-        steps = []
-        for step, tokens in enumerate(tokens_NS.tolist()):
-            results = []
-            for segment, state, token in zip(segments, batch.states, tokens, strict=True):
-                drawn = (token,) if token >= 0 else ()
-                state.set_tokens(role, segment.stop + step, drawn)
-                results.append(SegmentResult(token_ids=drawn))
-            steps.append(tuple(results))
+        steps = self.replayed(segments, role, tokens_NS.tolist())
         clock.lap("sample_s")
         return steps
 
@@ -242,91 +236,67 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 model.program.head(rows, logits_NV)
             yield from torch.from_numpy(logits_NV)
 
-    def _results(
-        self,
-        model: _Model,
-        batch: CPUBatch,
-        logits_NV: Floats,
-        masks: Sequence[Mask | None],
-    ) -> tuple[SegmentResult, ...]:
-        drawn = self.draw_tokens(batch, logits_NV, masks)
-        results, first, row = [], 0, 0
-        for item, state, mask, tokens in zip(batch.items, batch.states, masks, drawn, strict=True):
-            segment = item.segment
-            count = num_kept_rows(segment)
-            row += segment.num_tokens
-            only_drawn = segment.outputs in _PLAIN and count == 1 and not state.wants_logprobs
-            if tokens is not None and only_drawn:
-                result = SegmentResult(token_ids=() if tokens[0] < 0 else (tokens[0],))
-            elif segment.outputs == _NOTHING:
-                result = SegmentResult()
-            else:
-                logits = torch.from_numpy(logits_NV[first : first + count])
-                result = segment_result(
-                    item,
-                    logits,
-                    _hidden(model, row - 1),
-                    mask,
-                    role=batch.role,
-                    drawn=tokens,
-                    prompt_logits=self._prompt_logits(model, row - segment.num_tokens, row),
-                )
-            first += count
-            self._record(segment, state, batch.role, result)
-            results.append(result)
-        return tuple(results)
+    def _rows_of(
+        self, model: _Model, batch: CPUBatch, logits_NV: Floats
+    ) -> Callable[[int], SegmentRows]:
+        @once  # most steps want drawn tokens alone
+        def stops() -> tuple[list[int], list[int]]:
+            segments = [item.segment for item in batch.items]
+            kept, rows = map(num_kept_rows, segments), (each.num_tokens for each in segments)
+            return [0, *accumulate(kept)], [0, *accumulate(rows)]
+
+        def rows_of(number: int) -> SegmentRows:
+            kept, rows = stops()
+            first, last = rows[number : number + 2]
+            logits = torch.from_numpy(logits_NV[kept[number] : kept[number + 1]])
+            prompt_logits = self._prompt_logits(model, first, last)
+            return SegmentRows(logits, _hidden(model, last - 1), prompt_logits)
+
+        return rows_of
 
     def draw_tokens(
         self, batch: CPUBatch, logits_NV: Floats, masks: Sequence[Mask | None]
     ) -> list[list[int] | None]:
-        """For each segment the tokens of its sampled rows.
-
-        ``None`` if none is wanted, or where drafts are drawn or verified by rejection.
-        """
-        rows, spans = rows_to_draw(batch.items, batch.role, num_kept_rows)
-        if not rows:
-            return [None] * len(spans)
+        """For each segment the tokens of its sampled rows; see `outputs.draw_tokens`."""
         vocab = logits_NV.shape[1]
-        masked: dict[int, npt.NDArray[np.uint32]] = {}
-        adjusted: dict[int, Floats] = {}
-        for place, row in enumerate(rows):
-            state, mask = batch.states[row.number], masks[row.number]
-            if mask is not None:
-                masked[place] = np.ascontiguousarray(mask[row.node + 1])
-            if state.is_adjusted:
-                logits_V = logits_NV[row.logit_row]
-                adjusted[place] = _adjusted(
-                    batch.items[row.number], state, batch.role, row.node, logits_V
-                )
-        logit_rows = np.array([row.logit_row for row in rows], dtype=np.uint64)
-        table = np.concatenate([batch.states[row.number].sampling for row in rows])
-        table["logits"] = logits_NV.ctypes.data + 4 * vocab * logit_rows
-        table["position"] = [row.position for row in rows]
-        for place, words in masked.items():
-            table["mask"][place] = words.ctypes.data
-        for place, logits_V in adjusted.items():
-            table["logits"][place] = logits_V.ctypes.data
-        tokens = np.empty(len(table), dtype=np.int32)
-        with self._pool.lock:
-            self._pool.library.rl_sample(
-                self._pool.handle, table.ctypes.data, len(table), vocab, tokens.ctypes.data
-            )
-        values = tokens.tolist()
-        return [None if span is None else values[span.start : span.stop] for span in spans]
 
-    def _record(
-        self, segment: Segment, state: CPUSequence, role: ModelRole, result: SegmentResult
+        def draw(rows: Sequence[DrawnRow], words: Sequence[Mask | None]) -> list[int]:
+            masked = {
+                place: np.ascontiguousarray(mask)
+                for place, mask in enumerate(words)
+                if mask is not None
+            }
+            adjusted = {
+                place: _adjusted(
+                    batch.items[row.number], state, batch.role, row.node, logits_NV[row.logit_row]
+                )
+                for place, row in enumerate(rows)
+                if (state := batch.states[row.number]).is_adjusted
+            }
+            logit_rows = np.array([row.logit_row for row in rows], dtype=np.uint64)
+            table = np.concatenate([batch.states[row.number].sampling for row in rows])
+            table["logits"] = logits_NV.ctypes.data + 4 * vocab * logit_rows
+            table["position"] = [row.position for row in rows]
+            for place, mask in masked.items():
+                table["mask"][place] = mask.ctypes.data
+            for place, logits_V in adjusted.items():
+                table["logits"][place] = logits_V.ctypes.data
+            tokens = np.empty(len(table), dtype=np.int32)
+            with self._pool.lock:
+                self._pool.library.rl_sample(
+                    self._pool.handle, table.ctypes.data, len(table), vocab, tokens.ctypes.data
+                )
+            return tokens.tolist()
+
+        return draw_tokens(batch.items, batch.role, masks, num_kept_rows, draw)
+
+    def move_kv(
+        self, role: ModelRole, state: SequenceState, sources: Sequence[int], first: int
     ) -> None:
-        """Remember sampled tokens; move the KV of an accepted path to consecutive slots."""
-        first_draft = segment.stop - segment.num_drafts
-        if segment.parents and result.accepted:
-            sources = [first_draft + node for node in result.accepted]
-            cache = self.pools[role]
-            for group in range(len(cache.groups)):
-                cache.move_slots(group, state.native_table(role, group), sources, first_draft)
-        state.set_tokens(role, first_draft, result.token_ids)
-        if role is ModelRole.TARGET:
-            state.proposals.clear()
+        cache = self.pools[role]
+        for group in range(len(cache.groups)):
+            table = cast(CPUSequence, state).native_table(role, group)
+            cache.move_slots(group, table, sources, first)
 
 
 def _adjusted(
@@ -338,7 +308,7 @@ def _adjusted(
         return adjust(logits_V, params, None)
     history = state.counted(role, item.segment.stop - item.segment.num_drafts)
     num_known = len(history)
-    history.extend(item.drafts[each] for each in ancestors(item.parents, node))
+    history.extend(item.path(node))
     row = adjust(logits_V, params, history)
     history.forget(num_known)
     return row

@@ -36,8 +36,7 @@ class CPUSequence(SequenceState):
         # Whether its logits are changed before a token is drawn, and whether a draw from them as
         # they are is all that is wanted.
         self.is_adjusted = params.has_penalties or bool(params.logit_bias)
-        self.wants_logprobs = params.logprobs is not None
-        self.is_plain = not self.is_adjusted and not self.wants_logprobs
+        self.is_plain = not self.is_adjusted and params.logprobs is None
         self._counted: dict[ModelRole, CountedHistory] = {}
 
     def update_table(self, role: ModelRole, update: BlockTableUpdate) -> None:

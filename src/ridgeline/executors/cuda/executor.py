@@ -9,6 +9,7 @@ waits for the step before, and is run as on the other executors.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from time import perf_counter
 from typing import TypeVar
 
@@ -37,7 +38,7 @@ from ridgeline.executors.cuda.tuning_cache import Tuned
 from ridgeline.executors.cuda.warming import fitting, tune, warm_up
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.outputs import SegmentContext, num_logit_rows, segment_result
+from ridgeline.executors.outputs import SegmentContext, SegmentRows, num_logit_rows
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
@@ -125,7 +126,6 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         return self._models[role].weights.num_bytes
 
     def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
-        """What quantized matrices are held in, by weight."""
         return self._models[role].weights.formats
 
     def tuned_products(self, role: ModelRole = ModelRole.TARGET) -> Mapping[LinearKey, Tuned]:
@@ -383,24 +383,18 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         drawn = draw_tokens(
             self._kernels, self._on_device().slots, items, logits_NV, set_masks, role, send
         )
-        results = [SegmentResult()] * len(segments)
-        first = 0
-        for index, item in enumerate(items):
-            last = first + num_logit_rows(item.segment)
-            logits, row = logits_NV[first:last], hidden_TD[batch.spans[index].last - 1]
-            result = segment_result(
-                item,
-                logits if drawn[index] is not None and _wants_tokens_only(item) else logits.cpu(),
-                row.cpu,
-                set_masks[index],
-                role=role,
-                drawn=drawn[index],
-            )
-            self._record(item, role, result)
-            results[batch.order[index]] = result
-            first = last
+        stops = [0, *accumulate(num_logit_rows(item.segment) for item in items)]
+
+        def rows_of(number: int) -> SegmentRows:
+            logits = logits_NV[stops[number] : stops[number + 1]]
+            if drawn[number] is None or not _wants_tokens_only(items[number]):
+                logits = logits.cpu()
+            return SegmentRows(logits, hidden_TD[batch.spans[number].last - 1].cpu)
+
+        ordered = self.results(items, role, set_masks, drawn, rows_of)
         clock.lap("sample_s")
-        return tuple(results)
+        by_number = dict(zip(batch.order, ordered, strict=True))
+        return tuple(by_number[number] for number in range(len(segments)))
 
     def replay(
         self,
@@ -420,15 +414,8 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         arrived = self._on_device().fetch(num_rows * done)
         self.device.record().wait()
         clock.lap("forward_s")
-        steps = []
-        for step, tokens in enumerate(arrived.view(done, num_rows)[:, : len(segments)].tolist()):
-            results = []
-            for segment, token in zip(segments, tokens, strict=True):
-                drawn = (token,) if token >= 0 else ()
-                if drawn:
-                    self.states[segment.slot].set_tokens(role, segment.stop + step, drawn)
-                results.append(SegmentResult(token_ids=drawn))
-            steps.append(tuple(results))
+        tokens_NS = arrived.view(done, num_rows)[:, : len(segments)].tolist()
+        steps = self.replayed(segments, role, tokens_NS)
         clock.lap("sample_s")
         return steps
 
@@ -462,25 +449,20 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         state = self.states[segment.slot]
         return SegmentContext(segment=segment, state=state, known=state.known(role))
 
-    def _record(self, item: SegmentContext, role: ModelRole, result: SegmentResult) -> None:
-        """Remember sampled tokens; move the KV of an accepted path to consecutive slots."""
-        segment, state, cache = item.segment, item.state, self.pools[role]
-        first_draft = segment.stop - segment.num_drafts
-        if segment.parents and result.accepted:
-            sources = [first_draft + node for node in result.accepted]
-            targets = range(first_draft, first_draft + len(sources))
-            for index, group in enumerate(cache.groups):
-                table, size = state.tables[role, index], cache.block_tokens
-                flat = [
-                    [table[slot // size] * size + slot % size for slot in slots]
-                    for slots in (sources, targets)
-                ]
-                from_slots, to_slots = (self._staging.send(np.array(each)) for each in flat)
-                layers = [cache.layer(layer) for layer in group.layers]
-                self._kernels.move_slots(layers, from_slots, to_slots)
-        state.set_tokens(role, first_draft, result.token_ids)
-        if role is ModelRole.TARGET:
-            state.proposals.clear()
+    def move_kv(
+        self, role: ModelRole, state: SequenceState, sources: Sequence[int], first: int
+    ) -> None:
+        cache = self.pools[role]
+        targets = range(first, first + len(sources))
+        for index, group in enumerate(cache.groups):
+            table, size = state.tables[role, index], cache.block_tokens
+            flat = [
+                [table[slot // size] * size + slot % size for slot in slots]
+                for slots in (sources, targets)
+            ]
+            from_slots, to_slots = (self._staging.send(np.array(each)) for each in flat)
+            layers = [cache.layer(layer) for layer in group.layers]
+            self._kernels.move_slots(layers, from_slots, to_slots)
 
     def _on_device(self) -> OnDevice:
         """Made once the KV pools are there."""

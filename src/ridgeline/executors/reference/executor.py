@@ -1,6 +1,6 @@
 """`ReferenceExecutor`: plain PyTorch, the shortest code that is right."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -9,8 +9,8 @@ from ridgeline.core.result import SegmentResult
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.outputs import num_logit_rows, segment_result
-from ridgeline.executors.reference.batch import Batch, SegmentInput, build_batch
+from ridgeline.executors.outputs import SegmentRows, num_logit_rows
+from ridgeline.executors.reference.batch import build_batch
 from ridgeline.executors.reference.forward import Forward
 from ridgeline.executors.reference.kv_cache import KVCache, kv_rows
 from ridgeline.executors.runner import Clock, MaskOf
@@ -60,32 +60,26 @@ class ReferenceExecutor(PoolExecutor[KVCache]):
             self.experts_read = (self.experts_read or 0) + forward.experts_read
         clock.lap("forward_s")
         handle.wait_for_masks()
-        results = []
-        for (item, first, last), mask in zip(batch.ranges(), masks, strict=True):
+        ranges = batch.ranges()
+
+        def rows_of(number: int) -> SegmentRows:
+            item, first, last = ranges[number]
             hidden_SD = hidden_TD[first:last]
             rows = num_logit_rows(item.segment)
             logits = forward.logits(hidden_SD[len(hidden_SD) - rows :]) if rows else hidden_SD[:0]
-            results.append(segment_result(item, logits, _last_row(hidden_SD), mask(), role=role))
-            self._record(item, results[-1], batch)
+            return SegmentRows(logits, lambda: hidden_SD[-1])
+
+        set_masks = [mask() for mask in masks]
+        undrawn = [None] * len(segments)
+        results = self.results(batch.segments, role, set_masks, undrawn, rows_of)
         clock.lap("sample_s")
         return tuple(results)
 
-    def _record(self, item: SegmentInput, result: SegmentResult, batch: Batch) -> None:
-        """Remember sampled tokens; move the KV of an accepted path to consecutive slots."""
-        segment, state = item.segment, item.state
-        first_draft = segment.stop - segment.num_drafts
-        if segment.parents and result.accepted:
-            cache = self.pools[batch.role]
-            sources = torch.tensor([first_draft + node for node in result.accepted])
-            for group in range(len(cache.groups)):
-                table = state.tables[batch.role, group]
-                rows = kv_rows(table, 0, segment.stop, cache.block_tokens)
-                targets = rows[first_draft : first_draft + len(sources)]
-                cache.move_rows(group, rows[sources], targets)
-        state.set_tokens(batch.role, first_draft, result.token_ids)
-        if batch.role is ModelRole.TARGET:
-            state.proposals.clear()
-
-
-def _last_row(hidden_SD: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: hidden_SD[-1]
+    def move_kv(
+        self, role: ModelRole, state: SequenceState, sources: Sequence[int], first: int
+    ) -> None:
+        cache, stop = self.pools[role], sources[-1] + 1
+        for group in range(len(cache.groups)):
+            rows = kv_rows(state.tables[role, group], 0, stop, cache.block_tokens)
+            targets = rows[first : first + len(sources)]
+            cache.move_rows(group, rows[torch.tensor(sources)], targets)
