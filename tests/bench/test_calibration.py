@@ -59,6 +59,18 @@ def test_steps_are_visited_in_turns_and_the_fastest_visit_counts():
         assert each.seconds == min(one.seconds for one in each.halves())
 
 
+@pytest.mark.parametrize(("busy_rounds", "num_rounds"), [(0, 2), (1, 3), (9, 4)])
+def test_rounds_that_others_disturb_are_repeated(monkeypatch, busy_rounds, num_rounds):
+    """As often again as there were to be; what others took is told for each."""
+    coming = iter([0.5] * busy_rounds + [0.0] * 9)
+    monkeypatch.setattr(bench.Watch, "others_share", lambda _: next(coming))
+    model = bench.build("one", SMALL["one"], "float32", executor="reference")
+    shares: list[float] = []
+    (times,) = bench.measure_in_turns([(model, STEPS[:1])], rounds=2, most_rounds=4, shares=shares)
+    assert len(times[0].visits_s) == len(shares) == num_rounds
+    assert bench.num_quiet(shares) == min(2, num_rounds - min(busy_rounds, num_rounds))
+
+
 def test_the_host_is_timed_by_steps_that_are_no_replays(monkeypatch):
     """Steps that take no time are packed into replays of 16, which the host handles as one."""
     plans = []

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.bench.test_ceilings import FakeLoops
-from tests.roofline.test_fitting import CEILINGS, samples
+from tests.roofline.test_fitting import CEILINGS, priced, samples
 from tests.tiny import tiny_model
 
 from ridgeline.bench import energy, executor_bench
@@ -21,7 +21,14 @@ from ridgeline.core.host import cpu_name
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.executors import create_executor
 from ridgeline.roofline import PricedModel, Work, price
-from ridgeline.roofline.calibration import calibrate, calibration_path, save
+from ridgeline.roofline.calibration import (
+    calibrate,
+    calibration_path,
+    contradiction,
+    describe,
+    load,
+    save,
+)
 
 
 def ceilings_of(loops=None):
@@ -179,6 +186,45 @@ def test_the_calibration_of_another_machine_predicts_nothing(monkeypatch, tmp_pa
         found = calibrate(samples(), ceilings, executor="cpu", dense_attention=False)
         save(found, calibration_path("cpu"))
         assert (executor_bench._predictor(priced, "cpu") is not None) == is_used
+
+
+def planted(tmp_path, monkeypatch, *, slower, contended):
+    """A calibration of steps that took some times as long as they do, made on a busy machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ceilings = replace(CEILINGS, conditions={"contended": contended, "others_share": 0.42})
+    slow = [replace(each, seconds=slower * each.seconds) for each in samples()]
+    found = calibrate(slow, ceilings, executor="cpu", dense_attention=False)
+    save(found, calibration_path("cpu"))
+    return executor_bench._predictor(priced("qwen2.5-0.5b"), "cpu")
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_steps_that_contradict_a_calibration_correct_it(tmp_path, monkeypatch, quiet):
+    """Made on a busy machine it predicts 2.5 times too much, and says so; a quiet measurement
+    scales it, and what a busy one finds is said alone."""
+    honest = planted(tmp_path / "honest", monkeypatch, slower=1.0, contended=False)
+    predictor = planted(tmp_path, monkeypatch, slower=2.5, contended=True)
+    assert "took 42% of the processors while it was measured" in describe(predictor.calibration)
+    segments = (Segment(slot=0, start=8, stop=9, token_ids=(1,)),)
+    plan = StepPlan(step_id=1, passes=(Pass(segments=segments),))
+    found = replace(measurement(Work(), seconds=honest.seconds(plan)), plans=(plan,))
+    told = executor_bench.contradicted(predictor, [found], quiet=quiet)
+    assert told.startswith("Steps take 0.4")
+    kept = load(calibration_path("cpu"))
+    if not quiet:
+        assert kept == predictor.calibration
+        return
+    after = executor_bench._predictor(predictor.models[ModelRole.TARGET], "cpu")
+    assert after.seconds(plan) == pytest.approx(found.seconds)
+    assert sum(after.plan_parts(plan).values()) == pytest.approx(found.seconds)
+    assert "corrected to 0.4" in describe(kept)
+    assert executor_bench.contradicted(after, [found], quiet=True) is None
+
+
+def test_steps_that_disagree_with_each_other_contradict_nothing():
+    assert contradiction([]) is None
+    assert contradiction([0.4, 1.1]) is None
+    assert contradiction([1.7, 3.0, 2.0]) == 2.0
 
 
 def test_the_command_ends_in_one_object_or_a_table(monkeypatch, capsys):

@@ -126,6 +126,20 @@ def test_this_machine_from_its_file(capsys, tmp_path, monkeypatch):
     assert "FLOPs/byte" in out
 
 
+@pytest.mark.parametrize("command", ["roofline", "plan"])
+def test_a_calibration_of_a_busy_machine_is_said(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    executor = default_executor()
+    ceilings = replace(CEILINGS, conditions={"contended": True, "others_share": 0.42})
+    save(
+        calibrate(samples(), ceilings, executor=executor, dense_attention=False),
+        calibration_path(executor),
+    )
+    assert main([command, "--hardware", "this", "--shape", "qwen2.5-0.5b"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "other processes took 42% of the processors while it was measured" in out
+
+
 def test_contexts_that_the_model_lacks_are_said(capsys):
     options = ("--shape", "gpt2", "--hardware", "l4", "--batch", "1", "--context", "512,2048")
     _, out, _ = run(capsys, *options, "--json")

@@ -182,6 +182,16 @@ def test_steps_correct_the_prediction(calibration):
     assert predictor.seconds(plan) == before
 
 
+def test_steps_that_contradict_the_calibration_are_said(calibration):
+    watch = observer(calibration)
+    plan, result = step(segment(0, 99, 1))
+    before = watch.predictor.seconds(plan)
+    for _ in range(30):
+        watch.observe(plan, result, measured_s=before / 2.5)
+    (warning,) = [each for each in watch.report().warnings if "cannot be" not in each]
+    assert warning.startswith("decode: steps take 0.4 times what the calibration of ")
+
+
 def test_without_a_calibration_there_are_bytes_but_no_shares():
     watch = Observer(MODELS)
     watch.observe(*step(segment(0, 99, 1)), measured_s=0.1)

@@ -3,6 +3,7 @@
 Three shapes in each number format, at several batches and contexts.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import torch
 
 from ridgeline.bench.caches import cache_sizes
 from ridgeline.bench.ceilings import measure_ceilings, operation_rates
+from ridgeline.bench.conditions import CONTENTION_SHARE, Watch
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.bench.torch_ceilings import torch_ceilings
@@ -85,6 +87,7 @@ STEPS = (
 _CACHES = 8  # as many times the last cache are beyond it
 _LONG_S = 0.5
 _ROUNDS = 5
+_QUIET_ROUNDS = 2  # so many, and every step was met undisturbed
 _HOST_RUNS = 3
 
 
@@ -132,23 +135,32 @@ def measure_in_turns(
     models: Sequence[tuple[BenchModel, Sequence[StepShape]]],
     *,
     rounds: int = _ROUNDS,
+    most_rounds: int | None = None,
     between: Callable[[], None] = lambda: None,
+    shares: list[float] | None = None,
     progress: Progress | None = None,
 ) -> list[list[StepTimes]]:
     """The seconds of each model's steps, visited in turns so that a step's visits lie far apart.
 
-    ``between`` is called before each round. The executors are closed at the end.
+    ``between`` is called before each round. Rounds during which other processes contended are
+    repeated, up to ``most_rounds`` in all (``rounds`` by default); what these took of the
+    processors in each is appended to ``shares``. The executors are closed at the end.
     """
     timers = [StepTimer(model.executor, steps) for model, steps in models]
     visits = [[list[tuple[float, ...]]() for _ in steps] for _, steps in models]
-    for number in range(rounds):
+    taken = [] if shares is None else shares
+    most = most_rounds or rounds
+    while len(taken) < most and num_quiet(taken) < rounds:
+        number, watch = len(taken), Watch()
         between()
         for index, (model, steps) in enumerate(models):
             if progress is not None:
                 done = number * len(models) + index
-                progress(done, rounds * len(models), f"measuring {model.name} in {model.format}")
+                whole = max(rounds, number + 1) * len(models)
+                progress(done, whole, f"measuring {model.name} in {model.format}")
             for step, found in zip(steps, visits[index], strict=True):
                 found.append(timers[index].visit(step))
+        taken.append(watch.others_share())
     for model, _ in models:
         model.executor.close()
     return [
@@ -160,6 +172,11 @@ def measure_in_turns(
         ]
         for i, (model, steps) in enumerate(models)
     ]
+
+
+def num_quiet(shares: Sequence[float]) -> int:
+    """Rounds in which others took next to nothing."""
+    return sum(share <= CONTENTION_SHARE for share in shares)
 
 
 def short_steps(
@@ -245,6 +262,9 @@ def calibrate_here(
 ) -> Calibration:
     """Measure the ceilings and the steps, and fit; about two minutes on two cores.
 
+    Rounds that others disturb are repeated, to twice as many; if even then fewer than two were
+    quiet, the conditions of the ceilings say "contended", and so does whatever is predicted.
+
     Raises:
         SettingsError, InvalidRequestError: as `check_executor`.
     """
@@ -259,10 +279,20 @@ def calibrate_here(
             progress(number, len(wanted), f"making {name} in {form}")
         models.append(build(name, shapes[name], form, executor=executor))
     planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
+    shares: list[float] = []
     measured = measure_in_turns(
-        planned, between=lambda: rates.append(rates_now(executor)), progress=progress
+        planned,
+        most_rounds=2 * _ROUNDS,
+        between=lambda: rates.append(rates_now(executor)),
+        shares=shares,
+        progress=progress,
     )
+    conditions = {
+        "others_share": round(statistics.median(shares), 3),
+        "contended": num_quiet(shares) < _QUIET_ROUNDS,
+    }
     ceilings = with_best(ceilings, rates)
+    ceilings = replace(ceilings, conditions={**ceilings.conditions, **conditions})
     samples: list[Sample] = []
     for model, times in zip(models, measured, strict=True):
         samples += samples_of(times, model.priced, ceilings)

@@ -144,6 +144,11 @@ class CeilingReport:
     conditions: Conditions = field(default_factory=dict)
 
     @property
+    def contended(self) -> bool:
+        """Whether other processes took processors meanwhile."""
+        return bool(self.conditions["contended"])
+
+    @property
     def memory_bytes_per_s(self) -> float:
         """Main memory, all threads."""
         return self.reads[self.levels[-1].name, self.threads].rate

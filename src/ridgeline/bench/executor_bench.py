@@ -20,7 +20,15 @@ from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import batches_of
-from ridgeline.roofline.calibration import calibration_path, load, measured_elsewhere
+from ridgeline.roofline.calibration import (
+    calibration_path,
+    contradiction,
+    corrected,
+    describe,
+    load,
+    measured_elsewhere,
+    save,
+)
 from ridgeline.roofline.features import roof_seconds
 from ridgeline.roofline.predict import StepPredictor
 
@@ -34,6 +42,7 @@ class BenchReport:
     """What was run, on what, and how fast it was.
 
     ``predictor`` is there if this machine was calibrated for the executor.
+    ``calibration`` says with what, and ``contradiction`` that the steps are far from it.
     """
 
     model: str
@@ -42,6 +51,8 @@ class BenchReport:
     ceilings: CeilingReport
     measurements: Sequence[Measurement]
     predictor: StepPredictor | None = None
+    calibration: str | None = None
+    contradiction: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain values; of the two rates of a case, one is ``None``."""
@@ -61,6 +72,8 @@ class BenchReport:
             "machine": self.ceilings.conditions["cpu"],
             "ceilings": self.ceilings.to_json(),
             "predicted_by": "roof" if self.predictor is None else "calibration",
+            "calibration": self.calibration,
+            "contradiction": self.contradiction,
             "cases": [self._case(measurement) for measurement in self.measurements],
             "kv_reuse": self._kv_reuse(),
         }
@@ -165,13 +178,42 @@ def bench_executor(
         measurements = run_rounds(workloads, priced, meter, rounds=rounds, progress=progress)
     finally:
         executor.close()
+    ceilings = meter.report()
     return BenchReport(
         model=loaded.name,
         executor=executor.name,
         priced=priced,
-        ceilings=meter.report(),
+        ceilings=ceilings,
         measurements=measurements,
         predictor=predictor,
+        calibration=describe(predictor.calibration) if predictor else None,
+        contradiction=contradicted(predictor, measurements, quiet=not ceilings.contended)
+        if predictor
+        else None,
+    )
+
+
+def contradicted(
+    predictor: StepPredictor, measurements: Sequence[Measurement], *, quiet: bool
+) -> str | None:
+    """A sentence if all cases took far more, or all far less, than the calibration predicts.
+
+    If the machine was ``quiet``, the calibration's file is corrected by their median.
+    Raises `DiskError` if it cannot be written.
+    """
+    ratio = contradiction(
+        [each.seconds / sum(map(predictor.seconds, each.plans)) for each in measurements]
+    )
+    if ratio is None:
+        return None
+    found = predictor.calibration
+    text = f"Steps take {ratio:.2g} times what the calibration of {found.created[:10]} predicts"
+    if not quiet:
+        return f"{text}, beside other processes; it is kept as it is."
+    save(corrected(found, ratio), calibration_path(found.executor))
+    return (
+        f"{text}; predictions are scaled by that from now on (ridgeline roofline --calibrate "
+        "measures anew)."
     )
 
 

@@ -78,6 +78,10 @@ def print_report(result: Mapping[str, Any]) -> None:
             "(ridgeline roofline --calibrate).",
             style="dim",
         )
+    else:
+        console.print(f"Predicted by a model {result['calibration']}.", style="dim", markup=False)
+    if result["contradiction"]:
+        console.print(result["contradiction"], style="yellow", markup=False)
     energies = [case for case in result["cases"] if case["energy_valid"]]
     if energies:
         parts = [f"{case['name']} {case['joules_per_token']:.3g} J" for case in energies]

@@ -30,7 +30,7 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
-from ridgeline.roofline.calibration import Calibration, typical
+from ridgeline.roofline.calibration import Calibration, describe, typical
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.drawing import Roof, draw_svg, draw_text
 from ridgeline.roofline.explain import (
@@ -154,6 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
             "limits": lines,
             "advice": [asdict(each) for each in advice],
             "past_error": past,
+            "calibration": describe(calibration) if calibration.measured else None,
         }
         print(json.dumps(result))
         return 0
@@ -258,11 +259,6 @@ def _print_ops(console: Console, phase: str, found: list[OpPoint]) -> None:
 def _basis(calibration: Calibration, form: NumberFormat, past: float | None) -> str:
     if not calibration.measured:
         return "Not measured: datasheet ceilings, typical efficiencies, wide intervals."
-    spread = calibration.spread("decode", form)
-    text = (
-        f"Measured {calibration.created[:10]} on the {calibration.executor} executor; error on "
-        f"what it had not seen: median {spread.median_error:.0%}, p90 {spread.p90_error:.0%}."
-    )
-    if calibration.ceilings.conditions.get("contended"):
-        text += " Other processes contended while it was measured."
+    p90 = calibration.spread("decode", form).p90_error
+    text = f"Measured: {describe(calibration)}; p90 of these weights' decode {p90:.0%}."
     return text if past is None else f"{text} Past runs: {past:.0%} median."

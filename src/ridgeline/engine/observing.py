@@ -15,6 +15,7 @@ from ridgeline.roofline import history
 from ridgeline.roofline.calibration import (
     calibration_path,
     describe,
+    doubts,
     load,
     measured_elsewhere,
 )
@@ -47,7 +48,8 @@ def make_observer(
     if calibration is not None and (elsewhere := measured_elsewhere(calibration, native_level())):
         _log.warning("%s", elsewhere)
         calibration = None
-    _log.info("Steps are priced by a model that is %s.", describe(calibration))
+    level = logging.WARNING if calibration and any(doubts(calibration)) else logging.INFO
+    _log.log(level, "Steps are priced by a model that is %s.", describe(calibration))
     return Observer(priced, StepPredictor(priced, calibration) if calibration else None)
 
 

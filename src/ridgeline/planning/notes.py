@@ -8,6 +8,7 @@ from ridgeline.planning.question import Question
 from ridgeline.planning.replica import Replica, is_linked, widest
 from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import PricedModel
+from ridgeline.roofline.calibration import describe
 from ridgeline.roofline.catalogue import DeviceKind
 
 
@@ -20,7 +21,9 @@ def notes_of(question: Question, replica: Replica, traffic: Traffic | None) -> l
 
 
 def machine_notes(machine: Machine) -> Iterator[str]:
-    """That a device which is no GPU is priced as one."""
+    """What a machine was calibrated with, or that a device which is no GPU is priced as one."""
+    if machine.measured:
+        yield f"Predicted by a model {describe(machine.calibration)}."
     if machine.measured or machine.kind is DeviceKind.GPU:
         return
     if machine.kind is DeviceKind.CPU:

@@ -4,7 +4,7 @@ Without one, machines of the catalogue are predicted with the efficiencies below
 and the words "not measured".
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ridgeline.roofline.storage import cache_folder, write_json
 
 SCHEMA = 4  # one more whenever `features` names or counts something else
 COVERAGE = 0.8
+CONTRADICTION = 1.5  # measured ÷ predicted, or its inverse, beyond any error of a sound calibration
 
 
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +43,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``coefficients`` are named as in `features`; ``spreads`` are by phase, and of formats that were
     not measured by `of_new_format` of the phase (see `spread`). ``host_step_s`` and
     ``host_segment_s`` are what the scheduler and the engine add to a step, and to each sequence.
+    ``level`` scales all predicted seconds: it is what steps measured later asked for (`corrected`).
     """
 
     schema: int
@@ -55,6 +57,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dense_attention: bool = False
     formats: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
+    level: float = 1.0
 
     @property
     def measured(self) -> bool:
@@ -160,7 +163,33 @@ def describe(calibration: Calibration | None) -> str:
     return (
         f"calibrated for the {calibration.executor} executor, {calibration.created[:10]}; median "
         f"error on what it had not seen: {errors}"
+        + "".join(f"; {doubt}" for doubt in doubts(calibration))
     )
+
+
+def doubts(calibration: Calibration) -> Iterator[str]:
+    """Why predictions with a calibration may be off, each in a clause."""
+    conditions = calibration.ceilings.conditions
+    if conditions.get("contended"):
+        yield (
+            f"other processes took {conditions.get('others_share', 0.0):.0%} of the processors "
+            "while it was measured, so that predictions may be too slow (ridgeline roofline "
+            "--calibrate measures anew)"
+        )
+    if calibration.level != 1.0:
+        yield f"corrected to {calibration.level:.2g} times its seconds by steps measured since"
+
+
+def contradiction(ratios: Sequence[float]) -> float | None:
+    """The median of measured ÷ predicted seconds, if every one is far off to the same side."""
+    if not ratios or not (min(ratios) > CONTRADICTION or max(ratios) < 1 / CONTRADICTION):
+        return None
+    return float(np.median(ratios))
+
+
+def corrected(calibration: Calibration, ratio: float) -> Calibration:
+    """With all predicted seconds times ``ratio``."""
+    return msgspec.structs.replace(calibration, level=calibration.level * ratio)
 
 
 def measured_elsewhere(found: Calibration, kernels: str | None) -> str | None:
@@ -229,6 +258,7 @@ def _check(found: Calibration, path: Path) -> None:
         and len(rates) > len(found.ceilings.levels) > 0
         and all(rate > 0 for rate in rates)
         and all(value >= 0 for value in found.coefficients.values())
+        and 0 < found.level < float("inf")
         and all(0 < each.low <= each.high for each in spreads)
         and {"prefill", "decode"} <= found.spreads.keys()
     )

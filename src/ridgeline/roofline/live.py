@@ -8,7 +8,7 @@ report is asked for.
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -16,6 +16,7 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
 from ridgeline.roofline.account import StepAccount, account
+from ridgeline.roofline.calibration import contradiction
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.predict import Bound, StepPredictor, step_phase
@@ -24,6 +25,7 @@ from ridgeline.roofline.work import Work
 
 _SHARE = 0.005  # of the steps' time that pricing may take in passing
 _KEPT_ERRORS = 512
+_ENOUGH_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,8 @@ class PhaseReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineReport:
-    """The run so far. ``warnings`` say what cannot be: more than the ceilings allow.
+    """The run so far. ``warnings`` say what cannot be, more than the ceilings allow, and where
+    steps contradict the calibration.
 
     Of ``num_steps`` the last ``num_pending`` are not priced yet, and in nothing else here.
     """
@@ -139,15 +142,32 @@ class Observer:
             accepted=self._accepted,
             overhead_s_per_step=self._spent_s / max(1, self.num_steps),
             covered=sum(self._inside) / len(self._inside) if self._inside else None,
-            warnings=tuple(
-                f"{phase}: {name} is {value:.0%} of the ceiling, which cannot be; the ceilings "
-                "are out of date (ridgeline roofline --calibrate)."
-                for phase, report in phases.items()
-                for name, value in (("MFU", report.mfu), ("MBU", report.mbu))
-                if value is not None and value > 1.0
+            warnings=(
+                *self._contradictions(),
+                *(
+                    f"{phase}: {name} is {value:.0%} of the ceiling, which cannot be; the ceilings "
+                    "are out of date (ridgeline roofline --calibrate)."
+                    for phase, report in phases.items()
+                    for name, value in (("MFU", report.mfu), ("MBU", report.mbu))
+                    if value is not None and value > 1.0
+                ),
             ),
             conditions={} if ceilings is None else ceilings.conditions,
         )
+
+    def _contradictions(self) -> Iterator[str]:
+        """Phases whose steps are far from what the calibration alone predicts."""
+        if self._predictor is None:
+            return
+        created = self._predictor.calibration.created[:10]
+        for phase, totals in self._totals.items():
+            factor = self._predictor.correction.factor(phase)
+            if len(totals.errors) >= _ENOUGH_STEPS and contradiction([factor]):
+                yield (
+                    f"{phase}: steps take {factor:.2g} times what the calibration of {created} "
+                    "predicts; the predictions shown are corrected by that (ridgeline roofline "
+                    "--calibrate measures anew)."
+                )
 
     @property
     def models(self) -> Mapping[ModelRole, PricedModel]:

@@ -110,7 +110,8 @@ class StepPredictor:
 
     def batch_seconds(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> float:
         """Predicted seconds of one forward pass."""
-        return predict(self.calibration.coefficients, self.terms(batch, role))
+        seconds = predict(self.calibration.coefficients, self.terms(batch, role))
+        return self.calibration.level * seconds
 
     def terms(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> Terms:
         return pass_terms(self.models[role], batch, self.calibration.ceilings)
@@ -184,7 +185,7 @@ class StepPredictor:
             arithmetic_s = weighted(coefficients, overlap.arithmetic)
             bound = Bound.MEMORY if memory_s >= arithmetic_s else Bound.COMPUTE
             seconds[bound] += overlap_seconds(coefficients, overlap)
-        return seconds
+        return {bound: self.calibration.level * part for bound, part in seconds.items()}
 
     def bound(self, batch: Batch) -> Bound:
         """What most of a forward pass's predicted seconds go to."""
