@@ -82,6 +82,26 @@ void Pool::stop() {
   for (auto& worker : workers_) worker.join();
 }
 
+void Pool::run_recorded(int64_t num_tiles, Call call, const void* body) {
+  struct Job {
+    Call call;
+    const void* body;
+    Recorder* recorder;
+  } job{call, body, recorder_.get()};
+  Call timed = [](const void* data, int64_t tile, int thread) {
+    const Job& wrapped = *static_cast<const Job*>(data);
+    int64_t begin = ticks();
+    wrapped.call(wrapped.body, tile, thread);
+    wrapped.recorder->note_tile(thread, begin, ticks());
+  };
+  recorder_->begin_job();
+  if (num_tiles <= 1 || workers_.empty())
+    for (int64_t tile = 0; tile < num_tiles; ++tile) timed(&job, tile, 0);
+  else
+    share(static_cast<uint32_t>(num_tiles), timed, &job);
+  recorder_->end_job(num_tiles);
+}
+
 void Pool::share(uint32_t num_tiles, Call call, const void* body) {
   be_ready_to_throw();
   uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;

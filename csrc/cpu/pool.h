@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "recorder.h"
+
 namespace rl {
 
 class Pool {
@@ -29,12 +31,17 @@ class Pool {
   // shared out below two tiles.
   template <class Body>
   void run(int64_t num_tiles, const Body& body) {
+    if (recorder_) return run_recorded(num_tiles, &call<Body>, &body);
     if (num_tiles <= 1 || workers_.empty()) {
       for (int64_t tile = 0; tile < num_tiles; ++tile) body(tile, 0);
       return;
     }
     share(static_cast<uint32_t>(num_tiles), &call<Body>, &body);
   }
+
+  // From now on, or no longer, what `run` does is timed. Not while it runs.
+  void record(bool on) { recorder_.reset(on ? new Recorder(num_threads()) : nullptr); }
+  Recorder* recorder() const { return recorder_.get(); }
 
   // Memory of each thread's own, at least so much of it; the caller of `run` reserves it before.
   void reserve(size_t bytes_per_thread);
@@ -52,6 +59,7 @@ class Pool {
   }
 
   void stop();
+  void run_recorded(int64_t num_tiles, Call call, const void* body);
   void share(uint32_t num_tiles, Call call, const void* body);
   void work(int thread);
   void take_tiles(uint32_t epoch, int thread);
@@ -70,6 +78,7 @@ class Pool {
   std::atomic<uint32_t> num_tiles_{0};
 
   std::vector<Run> runs_;  // of each thread
+  std::unique_ptr<Recorder> recorder_;
   alignas(64) std::atomic<uint32_t> done_{0};
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;  // of the first tile that failed
@@ -80,5 +89,14 @@ class Pool {
   size_t scratch_bytes_ = 0;
   std::vector<std::thread> workers_;
 };
+
+// Runs body as part `part` of a step, timed if the pool records.
+template <class Body>
+void run_part(const Pool& pool, int32_t part, const Body& body) {
+  if (Recorder* recorder = pool.recorder())
+    recorder->time(part, body);
+  else
+    body();
+}
 
 }  // namespace rl

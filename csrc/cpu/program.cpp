@@ -60,6 +60,22 @@ struct rl_program {
       rope.sin = sin;
     }
   }
+
+  // logits[num_rows, V] of rows of buffer h.
+  void run_head(Context& c, const int32_t* rows, int32_t num_rows, float* logits) const {
+    int32_t width = head.matrix.columns, vocab = head.matrix.rows;
+    float* dense = c.gathered.get<float>(static_cast<int64_t>(num_rows) * width);
+    for (int32_t i = 0; i < num_rows; ++i)
+      std::copy_n(c.row(RL_H, rows[i]), width, dense + static_cast<int64_t>(i) * width);
+    Target target{&head, logits, vocab};
+    apply(c, {dense, width, num_rows, width}, &target, 1, false);
+    if (head_scale == 1 && head_softcap <= 0) return;
+    for_tokens(c.pool, num_rows, [&](int32_t i) {
+      float* row = logits + static_cast<int64_t>(i) * vocab;
+      for (int32_t v = 0; v < vocab; ++v) row[v] *= head_scale;
+      if (head_softcap > 0) soft_cap(row, head_softcap, vocab);
+    });
+  }
 };
 
 namespace {
@@ -257,8 +273,11 @@ int32_t rl_run(rl_program* p, rl_pool* pool, int32_t first, int32_t last, const 
                const rl_adapter* const* adapters) try {
   if (first < 0 || last > static_cast<int64_t>(p->ops.size())) return -2;
   Context context = p->context(pool, batch, groups, adapters);
-  p->fill_rope_tables(*batch, cos_sin);
-  for (int32_t i = first; i < last; ++i) p->ops[i]->run(context);
+  run_part(context.pool, RL_PART_ROPE_TABLES, [&] { p->fill_rope_tables(*batch, cos_sin); });
+  if (Recorder* recorder = context.pool.recorder())
+    for (int32_t i = first; i < last; ++i) recorder->time(i, [&] { p->ops[i]->run(context); });
+  else
+    for (int32_t i = first; i < last; ++i) p->ops[i]->run(context);
   return 0;
 } catch (const std::bad_alloc&) {
   return -1;
@@ -268,19 +287,7 @@ int32_t rl_head(rl_program* p, rl_pool* pool, const int32_t* rows, int32_t num_r
                 float* logits) try {
   rl_batch none{};
   Context c = p->context(pool, &none, nullptr, nullptr);
-  int32_t width = p->head.matrix.columns, vocab = p->head.matrix.rows;
-  float* gathered = c.gathered.get<float>(static_cast<int64_t>(num_rows) * width);
-  for (int32_t i = 0; i < num_rows; ++i)
-    std::copy_n(c.row(RL_H, rows[i]), width, gathered + static_cast<int64_t>(i) * width);
-  Target target{&p->head, logits, vocab};
-  apply(c, {gathered, width, num_rows, width}, &target, 1, false);
-  float scale = p->head_scale, cap = p->head_softcap;
-  if (scale == 1 && cap <= 0) return 0;
-  for_tokens(c.pool, num_rows, [&](int32_t i) {
-    float* row = logits + static_cast<int64_t>(i) * vocab;
-    for (int32_t v = 0; v < vocab; ++v) row[v] *= scale;
-    if (cap > 0) soft_cap(row, cap, vocab);
-  });
+  run_part(c.pool, RL_PART_HEAD, [&] { p->run_head(c, rows, num_rows, logits); });
   return 0;
 } catch (const std::bad_alloc&) {
   return -1;

@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct, a function or a packed layout does. */
-#define RL_ABI_VERSION 6
+#define RL_ABI_VERSION 7
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -32,6 +32,31 @@ typedef struct rl_pool rl_pool;
 /* NULL if the machine gives no more threads. */
 RL_API rl_pool* rl_pool_new(int32_t num_threads);
 RL_API void rl_pool_free(rl_pool* pool);
+
+/* ---- recording -------------------------------------------------------------------------- */
+
+/* A span of a recording: an op (or another part) of a step on the calling thread, a job of the pool
+ * within it, or one thread's share of a job, from its first tile to its last. A job's shares follow
+ * it, and an op its jobs. Times are those of CLOCK_MONOTONIC. */
+enum { RL_SPAN_OP = 0, RL_SPAN_JOB = 1, RL_SPAN_SHARE = 2 };
+/* What is no op of the program. */
+enum { RL_PART_ROPE_TABLES = -1, RL_PART_HEAD = -2, RL_PART_SAMPLE = -3, RL_PART_NONE = -4 };
+typedef struct {
+  int32_t kind;
+  int32_t op; /* index in the program, or one of RL_PART_* */
+  int32_t thread;
+  int32_t num_tiles;
+  int64_t begin_ns;
+  int64_t end_ns;
+  int64_t busy_ns; /* of a share: in its tiles */
+} rl_span;
+
+/* Has everything that runs on the pool timed from now on, or no longer. Returns 0, or -1 if there is
+ * no memory. Results are the same; without it nothing is timed. */
+RL_API int32_t rl_record(rl_pool* pool, int32_t on);
+/* Spans that rl_take_spans would write; it forgets them. */
+RL_API int64_t rl_num_spans(rl_pool* pool);
+RL_API void rl_take_spans(rl_pool* pool, rl_span* spans);
 
 /* ---- matrices --------------------------------------------------------------------------- */
 

@@ -209,8 +209,10 @@ int32_t draw(const rl_sampling& row, int32_t vocab) {
 
 extern "C" int32_t rl_sample(rl_pool* pool, const rl_sampling* rows, int32_t num_rows,
                              int32_t vocab_size, int32_t* tokens) try {
-  reinterpret_cast<rl::Pool*>(pool)->run(
-      num_rows, [&](int64_t i, int) { tokens[i] = rl::draw(rows[i], vocab_size); });
+  auto& threads = *reinterpret_cast<rl::Pool*>(pool);
+  rl::run_part(threads, RL_PART_SAMPLE, [&] {
+    threads.run(num_rows, [&](int64_t i, int) { tokens[i] = rl::draw(rows[i], vocab_size); });
+  });
   return 0;
 } catch (const std::bad_alloc&) {
   return -1;

@@ -15,6 +15,9 @@ namespace rl_test {
   X(rl_abi_version)                                                                                \
   X(rl_isa_name)                                                                                   \
   X(rl_pool_new)                                                                                   \
+  X(rl_record)                                                                                     \
+  X(rl_num_spans)                                                                                  \
+  X(rl_take_spans)                                                                                 \
   X(rl_pool_free) X(rl_matrix_bytes) X(rl_pack) X(rl_pack_codes) X(rl_unpack_rows) X(rl_matmul)    \
       X(rl_matmul_scratch_bytes) X(rl_kv_group_sizes) X(rl_kv_write) X(rl_kv_move) X(rl_kv_read)   \
           X(rl_attend) X(rl_attend_scratch_bytes) X(rl_program_new) X(rl_program_free)             \

@@ -139,6 +139,63 @@ class Comparison {
                       !tested_.run(-1, last, batch, nullptr));
   }
 
+  // Recording changes no bit, and its spans are those of the ops in order, each within another.
+  void recorded() {
+    const Level& level = pair_.tested;
+    int last = static_cast<int>(model_.ops().size());
+    Batch batch(tested_.caches(), kPrompts);
+    auto logits = [&] {
+      reserve(batch);
+      tested_.run(0, last, batch, nullptr);
+      return tested_.head({batch.num_tokens() - 1});
+    };
+    Floats plain = logits();
+    report_.holds("recording", "memory", level.rl_record(level.threads, 1) == 0);
+    Floats timed = logits();
+    std::vector<rl_span> spans(static_cast<size_t>(level.rl_num_spans(level.threads)));
+    level.rl_take_spans(level.threads, spans.data());
+    report_.same_bytes("recording", name_of(format_), timed.data(), plain.data(),
+                       plain.size() * sizeof(float));
+    report_.holds("recording", "spans are taken once", level.rl_num_spans(level.threads) == 0);
+    level.rl_record(level.threads, 0);
+    logits();
+    report_.holds("recording", "nothing after it", level.rl_num_spans(level.threads) == 0);
+
+    std::vector<int32_t> ops, wanted = {RL_PART_ROPE_TABLES};
+    for (int op = 0; op < last; ++op) wanted.push_back(op);
+    wanted.push_back(RL_PART_HEAD);
+    bool nested = true, whole = true;
+    int64_t end = 0;
+    int32_t tiles = 0;
+    rl_span job{};
+    std::vector<rl_span> jobs;
+    auto is_within = [](const rl_span& inner, const rl_span& outer) {
+      return outer.begin_ns <= inner.begin_ns && inner.end_ns <= outer.end_ns;
+    };
+    for (const rl_span& span : spans) {
+      if (span.kind == RL_SPAN_SHARE) {
+        nested &= is_within(span, job) && span.busy_ns <= span.end_ns - span.begin_ns + 1;
+        tiles += span.num_tiles;
+        continue;
+      }
+      whole &= tiles == job.num_tiles;
+      tiles = 0, job = {};
+      if (span.kind == RL_SPAN_JOB) {
+        job = span;
+        jobs.push_back(span);
+        continue;
+      }
+      for (const rl_span& each : jobs) nested &= is_within(each, span);
+      nested &= end <= span.begin_ns;
+      end = span.end_ns;
+      ops.push_back(span.op);
+      jobs.clear();
+    }
+    report_.holds("recording", "ops in order", ops == wanted);
+    report_.holds("recording", "spans within spans", nested);
+    report_.holds("recording", "all tiles are somebody's", whole);
+  }
+
   // All ops at once, and then decoding with nothing copied; rounding differences add up.
   void whole() {
     for (const std::vector<Part>& parts : {kPrompts, kNext}) {
@@ -211,6 +268,7 @@ void check_programs(const Pair& pair, Report& report) {
     Comparison(pair, format, kv_formats[index % 4], false, report).batches();
   }
   Comparison(pair, formats[0], RL_F32, false, report).whole();
+  Comparison(pair, formats[3], RL_INT8, false, report).recorded();
 }
 
 }  // namespace rl_test

@@ -34,7 +34,10 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, then print a table or one JSON object."""
-    config = _config(arguments)
+    settings = engine_settings(arguments)
+    if arguments.rounds < 1:
+        raise InvalidRequestError("--rounds must be at least 1.")
+    config = shape_config(arguments, settings)
     from ridgeline.bench.cases import make_cases
     from ridgeline.bench.executor_bench import bench_executor  # torch takes a second
 
@@ -108,10 +111,12 @@ def print_ceilings(console: Console, ceilings: Mapping[str, Any]) -> None:
         )
 
 
-def _config(arguments: argparse.Namespace) -> EngineConfig:
-    settings = engine_settings(arguments)
-    if arguments.rounds < 1:
-        raise InvalidRequestError("--rounds must be at least 1.")
+def shape_config(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> EngineConfig:
+    """The configuration of MODEL, or of ``--shape`` with random weights.
+
+    Raises:
+        InvalidRequestError: both are given, or there is no such shape.
+    """
     if arguments.shape is None:
         return with_overrides(EngineConfig(model=arguments.model), **settings)
     from ridgeline.models import PRESETS

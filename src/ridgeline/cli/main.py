@@ -20,6 +20,7 @@ COMMANDS = {
     "batch": ("batch", "answer a JSONL file of requests"),
     "probe": ("probe", "measure an OpenAI-compatible endpoint"),
     "bench": ("bench", "measure prefill and decode, and the ceilings"),
+    "profile": ("profile", "where the seconds of a step go, op by op"),
     "bench-serve": ("bench_serve", "measure an engine or a URL under load"),
     "bench-ladder": (
         "bench_ladder",

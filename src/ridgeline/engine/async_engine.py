@@ -32,10 +32,13 @@ from ridgeline.engine.messages import (
     Pin,
     Pinned,
     Pooled,
+    Profiled,
     Refused,
     Reply,
     Report,
     Started,
+    StartProfile,
+    StopProfile,
     Unpin,
 )
 from ridgeline.engine.process_host import ProcessHost
@@ -102,6 +105,7 @@ class AsyncEngine:
         self._deletions: set[str] = set()  # tenants; the worker has not said that they are done
         self._asked: dict[int, asyncio.Future[Reply]] = {}
         self._pins: dict[int, PinnedPrefix] = {}
+        self._num_profiles = 0
         self._closing: Health | None = None
         self._stats = EngineStats()
         self._steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
@@ -291,7 +295,7 @@ class AsyncEngine:
             tenant=tenant,
         )
 
-    async def _ask(self, number: int, question: Pin | Explain) -> Reply:
+    async def _ask(self, number: int, question: Pin | Explain | StartProfile) -> Reply:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         self._host.send(question)
@@ -309,6 +313,29 @@ class AsyncEngine:
             future.set_exception(answer)
         else:
             future.set_result(answer)
+
+    async def profile(self, num_steps: int, *, timeout_s: float, by_layer: bool = False) -> bytes:
+        """Where the seconds of the next steps go, as JSON (`roofline.profile.Profile.to_json`); of
+        fewer steps if not so many run within ``timeout_s``.
+
+        Raises:
+            InvalidRequestError: steps are being recorded already, none ran, or the executor runs no
+                ops.
+            EngineUnavailableError: the engine takes no requests now, or died meanwhile.
+        """
+        self._factory()
+        self._num_profiles += 1
+        number = -self._num_profiles  # no request has it
+        question = StartProfile(number=number, num_steps=num_steps, by_layer=by_layer)
+        answer = asyncio.create_task(self._ask(number, question))
+        try:
+            await asyncio.wait((answer,), timeout=timeout_s)
+        finally:  # cancelled, perhaps
+            if not answer.done():
+                self._host.send(StopProfile(number=number))
+        found = await answer
+        assert isinstance(found, Profiled)
+        return found.profile
 
     def health(self) -> Health:
         """Whether requests are taken now; follows the progress of steps."""
@@ -437,7 +464,7 @@ class AsyncEngine:
             case Pooled(number=number, vector=vector):
                 if number in self._streams:
                     self._streams[number].put_vector(vector)
-            case Pinned(number=number) | Explained(number=number):
+            case Pinned(number=number) | Explained(number=number) | Profiled(number=number):
                 self._answer(number, event)
             case Deleted(tenant=tenant):
                 self._deletions.discard(tenant)

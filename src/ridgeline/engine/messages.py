@@ -46,6 +46,20 @@ class Explain(msgspec.Struct, tag=True, frozen=True):
     request: Request
 
 
+class StartProfile(msgspec.Struct, tag=True, frozen=True):
+    """Record the next steps; `Profiled` follows, with the same number."""
+
+    number: int
+    num_steps: int
+    by_layer: bool
+
+
+class StopProfile(msgspec.Struct, tag=True, frozen=True):
+    """End a recording early, if it is still that one; what there is follows as `Profiled`."""
+
+    number: int
+
+
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the worker, whatever is in progress."""
 
@@ -99,6 +113,13 @@ class Deleted(msgspec.Struct, tag=True, frozen=True):
     tenant: str
 
 
+class Profiled(msgspec.Struct, tag=True, frozen=True):
+    """A profile, as JSON."""
+
+    number: int
+    profile: bytes
+
+
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """A request ended without output; ``error`` names a class of `ridgeline.core.errors`.
 
@@ -138,6 +159,6 @@ class Pulse(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-Command = Add | Abort | DeleteTenant | Pin | Unpin | Explain | Stop
-Reply = Pinned | Explained
+Command = Add | Abort | DeleteTenant | Pin | Unpin | Explain | StartProfile | StopProfile | Stop
+Reply = Pinned | Explained | Profiled
 Event = Loading | Started | Output | Pooled | Reply | Deleted | Refused | Report | Failed | Lost

@@ -3,10 +3,14 @@
 import contextlib
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
+
+import msgspec
 
 from ridgeline.core.errors import (
     EngineError,
@@ -32,13 +36,18 @@ from ridgeline.engine.messages import (
     Pin,
     Pinned,
     Pooled,
+    Profiled,
     Refused,
     Report,
     Started,
+    StartProfile,
     Stop,
+    StopProfile,
     Unpin,
 )
+from ridgeline.engine.profiling import profile_of, record, stop_recording
 from ridgeline.engine.request_state import RequestState
+from ridgeline.executors.recorder import Recording
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +74,9 @@ class Worker:
         self._gate = GrammarGate(engine.grammars, engine.scheduler.config.max_num_waiting)
         self._num_deletions = 0  # that were begun and have not been reported
         self._deleted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._num_profiles = 0  # that were begun and have not been sent
+        self._profile = 0  # the number of the last one
+        self._profiled: queue.SimpleQueue[tuple[int, bytes | RidgelineError]] = queue.SimpleQueue()
         self._running = True
         self._reported_s = 0.0
         self._is_behind = False  # with pricing steps, which is done when there is no work
@@ -89,7 +101,7 @@ class Worker:
     def _turn(self) -> None:
         idle_s = 0.0 if self._is_behind else _IDLE_S
         wait_s = self._loop.wait_s if self._loop.has_work else idle_s
-        if self._gate or self._num_deletions:
+        if self._gate or self._num_deletions or self._num_profiles:
             wait_s = min(wait_s, _POLL_S)
         for command in self._receive(wait_s=wait_s):
             self._handle(command)
@@ -101,6 +113,7 @@ class Worker:
         while not self._deleted.empty():
             self._num_deletions -= 1
             self._send(Deleted(tenant=self._deleted.get()))
+        self._send_profiles()
         if self._loop.has_work:
             chunks = list(self._loop.step())
             if self._pooling:
@@ -156,6 +169,11 @@ class Worker:
                     request.cache_key, request.prompt_token_ids
                 )
                 self._send(Explained(number=request.request_id, report=report))
+            case StartProfile():
+                self._start_profile(command)
+            case StopProfile(number=number):
+                if number == self._profile:
+                    stop_recording(self._engine)
             case Stop():
                 self._running = False
 
@@ -170,6 +188,40 @@ class Worker:
         else:
             number = request.request_id
             self._send(Pinned(number=number, prefix=prefix, num_tokens=num_tokens))
+
+    def _start_profile(self, command: StartProfile) -> None:
+        """What is recorded is made sense of in a thread of its own, beside the next steps."""
+
+        def make(recording: Recording) -> None:
+            try:
+                found = profile_of(self._engine, recording, by_layer=command.by_layer)
+                self._profiled.put((command.number, msgspec.json.encode(found.to_json())))
+            except RidgelineError as error:
+                self._profiled.put((command.number, error))
+            except Exception as error:  # whoever waits must hear of it
+                _log.exception("A profile could not be made.")
+                self._profiled.put((command.number, EngineError(type(error).__name__)))
+
+        def start(recorded: Future[Recording]) -> None:
+            threading.Thread(target=make, args=(recorded.result(),), daemon=True).start()
+
+        try:
+            recorded = record(self._engine, command.num_steps)
+        except RidgelineError as error:
+            self._refuse(command.number, error)
+            return
+        self._profile = command.number
+        self._num_profiles += 1
+        recorded.add_done_callback(start)
+
+    def _send_profiles(self) -> None:
+        while not self._profiled.empty():
+            self._num_profiles -= 1
+            number, found = self._profiled.get()
+            if isinstance(found, RidgelineError):
+                self._refuse(number, found)
+            else:
+                self._send(Profiled(number=number, profile=found))
 
     def _add(self, request: Request, grammar: Grammar | None = None) -> None:
         try:

@@ -7,11 +7,11 @@ same for every executor that has a model; `forward` is what they differ in.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from ridgeline.core.errors import EngineError
+from ridgeline.core.errors import EngineError, InvalidRequestError
 from ridgeline.core.plan import (
     Admission,
     BlockCopy,
@@ -25,6 +25,7 @@ from ridgeline.core.plan import (
 )
 from ridgeline.core.result import SegmentResult, StepResult, StepTimings
 from ridgeline.executors.handle import Handle, Mask
+from ridgeline.executors.recorder import Recorder, Recording
 from ridgeline.executors.state import SequenceState
 
 _NOT_SAMPLED = -1
@@ -43,6 +44,8 @@ class StepRunner(ABC):
         self._previous_outputs: Sequence[int] = ()  # of the plan before the one that runs
         self._outputs: list[int] = []  # of the plan that runs
         self.experts_read: int | None = None  # by the target, in the plan that runs
+        self.recorder: Recorder | None = None  # of the steps that run now
+        self._recording: Future[Recording] | None = None
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{name}-executor")
 
     @abstractmethod
@@ -110,10 +113,51 @@ class StepRunner(ABC):
         clock = Clock()
         self.begin(handle.plan)
         result, self.outputs = self.run_passes(handle, self.outputs, clock)
+        self.end(handle.plan)
         return result
+
+    def record(self, num_steps: int) -> Future[Recording]:
+        """Have the next steps recorded: what each op of them takes, and when.
+
+        The future is done with the last of them, or by `stop_recording`. Results are the same.
+
+        Raises:
+            InvalidRequestError: steps are being recorded.
+        """
+        if self._recording is not None and not self._recording.done():
+            raise InvalidRequestError("Steps are being recorded already.")
+        recorder = Recorder(num_steps)
+        self._recording = recorder.recorded
+        self.thread.submit(self._start_recording, recorder)
+        return recorder.recorded
+
+    def stop_recording(self) -> None:
+        """End a recording early, after the steps that were submitted; without one do nothing."""
+        self.thread.submit(self._end_recording)
+
+    def recording_changes(self, on: bool) -> None:
+        """The steps from now on are recorded, or no longer."""
+        return
+
+    def _start_recording(self, recorder: Recorder) -> None:
+        self.recording_changes(True)
+        self.recorder = recorder
+
+    def _end_recording(self) -> None:
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            self.recording_changes(False)
+            recorder.finish()
+
+    def end(self, plan: StepPlan) -> None:
+        """What comes after the passes: the recording of steps may be complete."""
+        if self.recorder is not None and self.recorder.end(plan):
+            self._end_recording()
 
     def begin(self, plan: StepPlan) -> None:
         """What comes before the passes: releases, admissions, copies."""
+        if self.recorder is not None:
+            self.recorder.begin()
         for slot in plan.releases:
             del self.states[slot]
         for admission in plan.admissions:
@@ -143,6 +187,8 @@ class StepRunner(ABC):
     def _run_pass(
         self, a_pass: Pass, index: int, handle: Handle, clock: "Clock"
     ) -> tuple[SegmentResult, ...]:
+        if self.recorder is not None:
+            self.recorder.pass_index = index
         tokens = [self._resolve(segment.token_ids) for segment in a_pass.segments]
         live = [number for number, resolved in enumerate(tokens) if resolved is not None]
         segments = [_with_tokens(a_pass.segments[number], tokens[number] or ()) for number in live]

@@ -16,6 +16,7 @@ from ridgeline.server.routes import batches, files, operations, plain, prefixes
 from ridgeline.server.routes.model_operations import model_operations
 from ridgeline.server.schemas import plain as plain_schemas
 from ridgeline.server.schemas.batches import FILES_QUERY, PAGE_QUERY, UPLOAD_FORM, BatchRequest
+from ridgeline.server.schemas.operations import ProfileRequest
 
 
 def api_operations() -> list[Operation]:
@@ -36,6 +37,14 @@ def api_operations() -> list[Operation]:
             path="/admin/usage",
             handler=operations.usage,
             summary="Usage of each key",
+            needs_admin=True,
+        ),
+        Operation(
+            method="POST",
+            path="/admin/profile",
+            handler=operations.profile,
+            summary="Where the seconds of the next steps go",
+            request=ProfileRequest,
             needs_admin=True,
         ),
         Operation(

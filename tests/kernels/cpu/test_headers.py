@@ -44,10 +44,14 @@ def test_the_version():
     assert int(version) == library.ABI_VERSION
 
 
-@pytest.mark.parametrize("enum", [Format, structs.Buffer])
-def test_enumerations(enum):
-    named = dict(re.findall(r"\bRL_([A-Z0-9_]+) = (\d+)", text("ridgeline_cpu.h")))
-    assert {each.name: int(named[each.name]) for each in enum} == {e.name: e.value for e in enum}
+@pytest.mark.parametrize(
+    ("enum", "prefix"),
+    [(Format, ""), (structs.Buffer, ""), (structs.SpanKind, "SPAN_"), (structs.Part, "PART_")],
+)
+def test_enumerations(enum, prefix):
+    named = dict(re.findall(r"\bRL_([A-Z0-9_]+) = (-?\d+)", text("ridgeline_cpu.h")))
+    found = {each.name: int(named[prefix + each.name]) for each in enum}
+    assert found == {each.name: each.value for each in enum}
 
 
 FIELDS = {
@@ -63,6 +67,7 @@ FIELDS = {
     "rl_routing": structs.Routing,
     "rl_sequence": structs.SEQUENCE,
     "rl_sampling": structs.SAMPLING,
+    "rl_span": structs.SPAN,
 }
 C_TYPES = {"int32_t": 4, "uint32_t": 4, "float": 4, "int64_t": 8, "uint64_t": 8, "pointer": 8}
 

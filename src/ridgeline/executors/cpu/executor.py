@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache as once
 from functools import partial
@@ -25,6 +26,7 @@ from ridgeline.executors.cpu.cuts import CutOps, cut_ops
 from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
+from ridgeline.executors.cpu.spans import SpanLog
 from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.handle import Handle, Mask
@@ -107,6 +109,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             self.pools[role] = KVCache(self._pool, model.spec, dtype, block_tokens)
         self._num_groups = {role: len(cache.groups) for role, cache in self.pools.items()}
         self._logits = np.empty(0, dtype=np.float32)
+        self._spans: SpanLog | None = None  # of the pass that runs, while steps are recorded
 
     def weights_bytes(self, role: ModelRole = ModelRole.TARGET) -> int:
         """Bytes of the packed weights."""
@@ -143,7 +146,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         model = self._models[role]
         model.program.reserve(batch.num_tokens)
         clock.lap("prepare_s")
-        with self._pool.lock:
+        with self._recorded():
             self._run_program(model, batch)
             logits_NV = self._logits_of(model, batch)
         self._note_experts(role, model)
@@ -153,6 +156,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         drawn = self.draw_tokens(batch, logits_NV, set_masks)
         rows_of = self._rows_of(model, batch, logits_NV)
         results = self.results(batch.items, role, set_masks, drawn, rows_of)
+        self._note_pass(role)
         clock.lap("sample_s")
         return tuple(results)
 
@@ -174,13 +178,14 @@ class CPUExecutor(PoolExecutor[KVCache]):
         draws["position"] = batch.positions + 1
         struct, adapters = batch.struct(), model.adapters_of(batch)
         clock.lap("prepare_s")
-        with self._pool.lock:
+        with self._recorded():
             tokens_NS = model.program.decode(
                 struct, self.pools[role].structs, adapters, draws, num_steps, handle.abort_flag
             )
         self._note_experts(role, model)
         clock.lap("forward_s")
         steps = self.replayed(segments, role, tokens_NS.tolist())
+        self._note_pass(role)
         clock.lap("sample_s")
         return steps
 
@@ -197,6 +202,26 @@ class CPUExecutor(PoolExecutor[KVCache]):
             and not model.program.cuts
         )
 
+    def recording_changes(self, on: bool) -> None:
+        self._pool.record(on)
+        self._spans = SpanLog(pool=self._pool) if on else None
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Holds the pool's lock, and takes what is recorded meanwhile, if anything is."""
+        with self._pool.lock:
+            if self._pool.is_recording:
+                self._pool.take_spans()  # of others that share the pool
+            yield
+            if self._spans is not None:
+                self._spans.take()
+
+    def _note_pass(self, role: ModelRole) -> None:
+        if self.recorder is not None and self._spans is not None:
+            log, model = self._spans, self._models[role]
+            self.recorder.add(role, lambda: log.passes(model.ops, model.program.native))
+            self._spans = SpanLog(pool=self._pool)
+
     def _note_experts(self, role: ModelRole, model: _Model) -> None:
         if role is ModelRole.TARGET:
             read = model.program.take_experts_read() + model.cuts.take_experts_read()
@@ -204,13 +229,14 @@ class CPUExecutor(PoolExecutor[KVCache]):
 
     def _run_program(self, model: _Model, batch: CPUBatch) -> None:
         struct = batch.struct()
+        run_cut = partial(model.cuts.run, batch=batch)
         tables, addresses = _length_dependent_tables(model.program, batch)
         model.program.run(
             struct,
             self.pools[batch.role].structs,
             addresses,
             model.adapters_of(batch),
-            partial(model.cuts.run, batch=batch),
+            run_cut if self._spans is None else self._spans.timed(run_cut),
         )
         del tables
 
@@ -232,7 +258,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         for start in range(first, last, _HEAD_ROWS):
             rows = np.arange(start, min(start + _HEAD_ROWS, last), dtype=np.int32)
             logits_NV = np.empty((len(rows), model.spec.vocab_size), dtype=np.float32)
-            with self._pool.lock:
+            with self._recorded():
                 model.program.head(rows, logits_NV)
             yield from torch.from_numpy(logits_NV)
 
@@ -282,7 +308,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             for place, logits_V in adjusted.items():
                 table["logits"][place] = logits_V.ctypes.data
             tokens = np.empty(len(table), dtype=np.int32)
-            with self._pool.lock:
+            with self._recorded():
                 self._pool.library.rl_sample(
                     self._pool.handle, table.ctypes.data, len(table), vocab, tokens.ctypes.data
                 )

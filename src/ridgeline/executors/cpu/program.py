@@ -75,11 +75,13 @@ class Program:
         if not self._handle:
             raise OutOfMemoryError("No memory for the program of a model.")
         self._num_ops = 0
+        self.native: list[int] = []  # the place of each native op among the model's
         self.cuts: list[tuple[int, ops.Op]] = []
-        for op in model_ops:
+        for place, op in enumerate(model_ops):
             if op in cuts:
                 self.cuts.append((self._num_ops, op))
             else:
+                self.native.append(place)
                 self._add(op)
         self._reserved = 0
 

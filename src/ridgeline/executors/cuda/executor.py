@@ -25,6 +25,7 @@ from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.batch import HostBatch, build_batch, note_known
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.drawing import draw_tokens
+from ridgeline.executors.cuda.event_log import EventLog
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache, kv_dtype
 from ridgeline.executors.cuda.launched import DrawnTokens, LaunchedStep
@@ -222,6 +223,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
                     before.result()
                 assert self._drawn.tokens is not None
                 result, tokens = self.run_passes(handle, self._drawn.tokens, clock)
+                self.end(handle.plan)
                 self._drawn = DrawnTokens(tokens=tokens)
                 return result
         except EngineError:
@@ -371,11 +373,16 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         send, model = self._staging.send, self._models[role]
         batch = build_batch(segments, self.states, int, with_lengths=self._asks(role))
         clock.lap("prepare_s")
-        hidden_TD, _ = model.hidden(batch, send)
+        spans = None if self.recorder is None else EventLog(self.device)
+        hidden_TD, _ = model.hidden(batch, send, spans)
         logits_NV = hidden_TD[:0]
         if len(batch.logit_rows):
             rows = hidden_TD.index_select(0, send(batch.logit_rows))
             logits_NV = reference.wide(model.logits(rows))
+        if self.recorder is not None and spans is not None:
+            if len(batch.logit_rows):
+                spans.note((len(model.ops) - 1,))
+            self.recorder.add(role, lambda: spans.passes(model.ops))
         clock.lap("forward_s")
         handle.wait_for_masks()
         items = [self._context(segments[number], role) for number in batch.order]
@@ -406,7 +413,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
     ) -> list[tuple[SegmentResult, ...]] | None:
         a_pass = Pass(segments=tuple(segments), role=role, num_steps=num_steps)
         plan = StepPlan(step_id=0, passes=(a_pass,))
-        if not self._decodes(a_pass) or not self._is_plain(plan):
+        if self.recorder is not None or not self._decodes(a_pass) or not self._is_plain(plan):
             return None
         self._update(segments, role)
         clock.lap("prepare_s")
@@ -420,6 +427,8 @@ class CUDAExecutor(PoolExecutor[KVCache]):
         return steps
 
     def _is_plain(self, plan: StepPlan) -> bool:
+        if self.recorder is not None:  # ops are timed one by one
+            return False
         fits = self._on_device().adjustments.fits
         return is_plain(plan, self.states, decodes=self._decodes, fits=fits)
 

@@ -16,6 +16,7 @@ from ridgeline.executors.cuda.attention_trial import Trial
 from ridgeline.executors.cuda.batch import MAX_SHORT, HostBatch, void_batch
 from ridgeline.executors.cuda.decode import DecodeSteps, Variant
 from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.event_log import EventLog
 from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Tree
 from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.kv_cache import KVCache
@@ -214,12 +215,22 @@ class DeviceModel:
         self._adapted.close()
 
     def hidden(
-        self, batch: HostBatch, send: Callable[[Any], torch.Tensor]
+        self,
+        batch: HostBatch,
+        send: Callable[[Any], torch.Tensor],
+        spans: EventLog | None = None,
     ) -> tuple[torch.Tensor, StepRows]:
-        """Final hidden states ``[T, D]`` of a pass, op by op, and what its tokens were."""
+        """Final hidden states ``[T, D]`` of a pass, op by op, and what its tokens were.
+
+        With ``spans`` an event is recorded after each op.
+        """
         at, rows = self._inputs(batch, send)
         adapted = any(span.adapter for span in batch.spans)
-        return (self._adapted if adapted else self._program).hidden(at), rows
+        program = self._adapted if adapted else self._program
+        if spans is None:
+            return program.hidden(at), rows
+        spans.begin()
+        return program.hidden_recorded(at, spans.note), rows
 
     def _inputs(
         self, batch: HostBatch, send: Callable[[Any], torch.Tensor]

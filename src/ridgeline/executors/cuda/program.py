@@ -53,7 +53,9 @@ class Program:
         self._dtype = model.dtype
         # Attention of each kind: heads, their width, a layer, and how.
         self._attends: dict[Hashable, tuple[int, int, int, AttendSpec]] = {}
-        self._calls: tuple[Call, ...] = tuple(self._lowered(body))
+        self._calls: tuple[Call, ...] = ()
+        self._places: tuple[tuple[int, ...], ...] = ()  # of the ops that each call stands for
+        self._lower(body)
 
     def close(self) -> None:
         """Let go of the calls, which refer to the program and to its weights."""
@@ -64,6 +66,16 @@ class Program:
         buffers: Buffers = {}
         for call in self._calls:
             call(buffers, at)
+        return buffers["h"]
+
+    def hidden_recorded(
+        self, at: PassInput, note: Callable[[tuple[int, ...]], None]
+    ) -> torch.Tensor:
+        """The same, calling ``note`` after each call, with the places of its ops."""
+        buffers: Buffers = {}
+        for call, places in zip(self._calls, self._places, strict=True):
+            call(buffers, at)
+            note(places)
         return buffers["h"]
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
@@ -88,8 +100,8 @@ class Program:
         kind = num_heads, width, spec.group, spec.window, spec.softcap, has_sinks
         self._attends.setdefault(kind, (num_heads, width, layer, spec))
 
-    def _lowered(self, body: Sequence[ops.Op]) -> list[Call]:
-        calls, index = [], 0
+    def _lower(self, body: Sequence[ops.Op]) -> None:
+        calls, places, index = [], [], 0
         while index < len(body):
             op, follows = body[index], body[index + 1 :]
             taken = 1
@@ -104,8 +116,9 @@ class Program:
                 case _:
                     call = self._single(op)
             calls.append(call)
+            places.append(tuple(range(index, index + taken)))
             index += taken
-        return calls
+        self._calls, self._places = tuple(calls), tuple(places)
 
     def _folds(self, norm: ops.Norm, follows: Sequence[ops.Op]) -> bool:
         """Whether the norm's only reader is the product right behind it."""

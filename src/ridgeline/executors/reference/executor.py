@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ridgeline.core.plan import Admission, ModelRole, Segment
+from ridgeline.core.recorded_step import OpSpan
 from ridgeline.core.result import SegmentResult
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.handle import Handle
@@ -55,7 +56,9 @@ class ReferenceExecutor(PoolExecutor[KVCache]):
         batch = build_batch(segments, self.states, role)
         clock.lap("prepare_s")
         forward = Forward(self._models[role], self._weights[role], self.pools[role], batch)
-        hidden_TD = forward.run()
+        spans: list[OpSpan] = []
+        is_recorded = self.recorder is not None
+        hidden_TD = forward.run_recorded(spans) if is_recorded else forward.run()
         if role is ModelRole.TARGET:
             self.experts_read = (self.experts_read or 0) + forward.experts_read
         clock.lap("forward_s")
@@ -66,12 +69,21 @@ class ReferenceExecutor(PoolExecutor[KVCache]):
             item, first, last = ranges[number]
             hidden_SD = hidden_TD[first:last]
             rows = num_logit_rows(item.segment)
-            logits = forward.logits(hidden_SD[len(hidden_SD) - rows :]) if rows else hidden_SD[:0]
+            logits = hidden_SD[:0]
+            if rows:
+                last_ND = hidden_SD[len(hidden_SD) - rows :]
+                logits = (
+                    forward.logits_recorded(last_ND, spans)
+                    if is_recorded
+                    else forward.logits(last_ND)
+                )
             return SegmentRows(logits, lambda: hidden_SD[-1])
 
         set_masks = [mask() for mask in masks]
         undrawn = [None] * len(segments)
         results = self.results(batch.segments, role, set_masks, undrawn, rows_of)
+        if self.recorder is not None:
+            self.recorder.add(role, lambda: (tuple(spans),))
         clock.lap("sample_s")
         return tuple(results)
 

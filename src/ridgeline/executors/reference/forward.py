@@ -1,11 +1,13 @@
 """Running the ops of a lowered model over a batch."""
 
+import time
 from collections.abc import Mapping
 
 import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
+from ridgeline.core.recorded_step import OpSpan
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.batch import Batch, SegmentInput
@@ -35,6 +37,22 @@ class Forward(TokenOps):
             if not isinstance(op, ops.Head):
                 self.step(op)
         return self.buffers["h"]
+
+    def run_recorded(self, spans: list[OpSpan]) -> torch.Tensor:
+        """The same, with a span for each op."""
+        for place, op in enumerate(self._model.ops):
+            if not isinstance(op, ops.Head):
+                begin_s = time.perf_counter()
+                self.step(op)
+                spans.append(_span(op, place, begin_s))
+        return self.buffers["h"]
+
+    def logits_recorded(self, hidden_ND: torch.Tensor, spans: list[OpSpan]) -> torch.Tensor:
+        """What `logits` gives, with a span."""
+        begin_s = time.perf_counter()
+        logits = self.logits(hidden_ND)
+        spans.append(_span(self._model.ops[-1], len(self._model.ops) - 1, begin_s))
+        return logits
 
     def step(self, op: ops.Op) -> None:
         """Run one op; the head is run by `logits`, on the rows that are wanted."""
@@ -96,6 +114,10 @@ class Forward(TokenOps):
         """Cache rows of KV slots ``[start, stop)`` of a segment."""
         table = item.state.tables[self._batch.role, group]
         return kv_rows(table, start, item.segment.stop, self._cache.block_tokens)
+
+
+def _span(op: ops.Op, place: int, begin_s: float) -> OpSpan:
+    return OpSpan(name=type(op).__name__, ops=(place,), begin_s=begin_s, end_s=time.perf_counter())
 
 
 def _visible(item: SegmentInput, low: int, window: int | None) -> torch.Tensor:

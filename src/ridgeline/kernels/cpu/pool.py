@@ -3,9 +3,13 @@
 import ctypes
 import threading
 
+import numpy as np
+import numpy.typing as npt
+
 from ridgeline.core.errors import MachineError
 from ridgeline.core.host import usable_cores
 from ridgeline.kernels.cpu.library import chosen_level, load_library
+from ridgeline.kernels.cpu.structs import SPAN
 
 
 class Pool:
@@ -16,9 +20,27 @@ class Pool:
         self.level = library.rl_isa_name().decode()
         self.num_threads = num_threads
         self.lock = threading.Lock()
+        self._num_recording = 0  # who have asked for it
         self.handle = library.rl_pool_new(num_threads)
         if not self.handle:
             raise MachineError(f"This machine gives no {num_threads} threads to compute with.")
+
+    def record(self, on: bool) -> None:
+        """Have what runs on the pool timed from now on, or no longer if nobody else has asked."""
+        with self.lock:
+            self._num_recording += 1 if on else -1
+            if self._num_recording == on:  # the first one, or none any more
+                self.library.rl_record(self.handle, on)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._num_recording > 0
+
+    def take_spans(self) -> npt.NDArray[np.void]:
+        """What was recorded since the last call (`structs.SPAN`); with the lock held."""
+        spans = np.empty(self.library.rl_num_spans(self.handle), dtype=SPAN)
+        self.library.rl_take_spans(self.handle, spans.ctypes.data)
+        return spans
 
     def close(self) -> None:
         """End the threads; the pool is unusable then."""

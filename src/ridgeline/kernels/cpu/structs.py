@@ -42,6 +42,23 @@ class Buffer(IntEnum):
     VALUE = 6
 
 
+class SpanKind(IntEnum):
+    """What a span of a recording is."""
+
+    OP = 0
+    JOB = 1
+    SHARE = 2
+
+
+class Part(IntEnum):
+    """Parts of a step that are no op of a program."""
+
+    ROPE_TABLES = -1
+    HEAD = -2
+    SAMPLE = -3
+    NONE = -4
+
+
 class Matrix(ctypes.Structure):
     _fields_ = (
         ("format", c_int32),
@@ -153,6 +170,20 @@ SAMPLING = np.dtype(
     align=True,
 )
 
+# Those of a recording, of which there are thousands.
+SPAN = np.dtype(
+    [
+        ("kind", np.int32),
+        ("op", np.int32),
+        ("thread", np.int32),
+        ("num_tiles", np.int32),
+        ("begin_ns", np.int64),
+        ("end_ns", np.int64),
+        ("busy_ns", np.int64),
+    ],
+    align=True,
+)
+
 P = c_void_p
 I32, I64, F32 = c_int32, c_int64, c_float
 
@@ -162,6 +193,9 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_isa_name": (ctypes.c_char_p, ()),
     "rl_pool_new": (P, (I32,)),
     "rl_pool_free": (None, (P,)),
+    "rl_record": (I32, (P, I32)),
+    "rl_num_spans": (I64, (P,)),
+    "rl_take_spans": (None, (P, P)),
     "rl_matrix_bytes": (I64, (P,)),
     "rl_pack": (I32, (P, P, P, I32, I32, I32)),
     "rl_pack_codes": (None, (P, P, P, P, P, P)),
@@ -203,6 +237,6 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
 
 # Those whose negative result says that there is no memory, and whose callers do not ask.
 RAISING = frozenset(
-    {"rl_pack", "rl_matmul", "rl_kv_move", "rl_sample"}
+    {"rl_record", "rl_pack", "rl_matmul", "rl_kv_move", "rl_sample"}
     | {name for name in FUNCTIONS if name.startswith("rl_add_")}
 )

@@ -9,6 +9,7 @@ from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.context import Call
 from ridgeline.server.live import LiveView
 from ridgeline.server.replies import EventStream, Reply, event
+from ridgeline.server.schemas.operations import ProfileRequest
 
 _LIVE_PERIOD_S = 0.5
 
@@ -91,6 +92,14 @@ async def delete_tenant(call: Call) -> Reply:
     await call.server.engine.delete_tenant(tenant)
     body = {"object": "tenant.deleted", "tenant": tenant, "files": files, "batches": batches}
     return Reply(body={**body, "deleted": True})
+
+
+async def profile(call: Call, wanted: ProfileRequest) -> Reply:
+    """Where the seconds of the engine's next steps go."""
+    found = await call.server.engine.profile(
+        wanted.steps, timeout_s=wanted.timeout_s, by_layer=wanted.per_layer
+    )
+    return Reply(body=found)
 
 
 async def live(call: Call) -> EventStream:

@@ -1,0 +1,73 @@
+"""Which buffers an op reads and writes: what a kernel that did two ops at once would not move."""
+
+from collections.abc import Mapping
+
+from ridgeline.core.ops import (
+    MLP,
+    AddResidual,
+    AddShared,
+    Attend,
+    Embed,
+    Head,
+    HeadNorm,
+    KVWrite,
+    LatentAttend,
+    LatentProject,
+    MoE,
+    Norm,
+    Op,
+    OutProject,
+    QKVProject,
+    Rope,
+    SharedExpert,
+)
+
+Widths = Mapping[str, int]  # elements of a token, by buffer
+
+
+def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
+    """What an op reads, and what it writes; of KV caches nothing."""
+    hidden = hidden_size
+    match op:
+        case Embed():
+            return {}, {"x": hidden}
+        case Norm():
+            return {op.src: hidden}, {op.dst: hidden}
+        case QKVProject():
+            heads, width = op.num_kv_heads, op.head_dim
+            written = {"q": op.num_heads * width, "k": heads * width, "v": heads * width}
+            return {op.src: hidden}, written
+        case LatentProject():
+            return {op.src: hidden}, {"q": op.query.shape[0], "k": op.latent.shape[0]}
+        case HeadNorm():
+            both = {"q": op.num_heads * op.head_dim, "k": op.num_kv_heads * op.head_dim}
+            return both, both
+        case Rope():
+            both = {"q": op.num_heads * op.head_dim, "k": op.num_kv_heads * op.key_dim}
+            return both, both
+        case KVWrite():
+            return {"k": op.num_kv_heads * op.k_width, "v": op.num_kv_heads * op.v_width}, {}
+        case Attend():
+            width = op.num_heads * op.head_dim
+            return {"q": width}, {"h": width}
+        case LatentAttend():
+            queries = op.num_heads * (op.nope_dim + op.rope_dim)
+            return {"q": queries}, {"h": op.num_heads * op.v_dim}
+        case OutProject():
+            return {"h": op.weight.shape[1]}, {"h": hidden}
+        case MLP() | MoE():
+            return {op.src: hidden}, {"h": hidden}
+        case SharedExpert():
+            return {op.src: hidden}, {"shared": hidden}
+        case AddShared():
+            return {"h": hidden, "shared": hidden}, {"h": hidden}
+        case AddResidual():
+            return {"x": hidden, "h": hidden}, {"x": hidden}
+        case Head():
+            return {"h": hidden}, {}
+
+
+def passed_on(first: Op, second: Op, hidden_size: int) -> int:
+    """Elements of a token that ``first`` writes and ``second`` reads."""
+    written, read = buffers_of(first, hidden_size)[1], buffers_of(second, hidden_size)[0]
+    return sum(min(width, read[name]) for name, width in written.items() if name in read)
