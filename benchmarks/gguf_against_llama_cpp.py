@@ -18,10 +18,10 @@ from pathlib import Path
 import gguf
 import llama_cpp
 import numpy as np
-from benchmarks.embedded_gguf import export_embedded
 from tests.parity.ours import load, run
 from tests.weights.gguf_export import export, write_checkpoint
 
+from benchmarks.embedded_gguf import export_embedded
 from ridgeline.weights.gguf import GGUFFile
 
 FORMATS = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M",

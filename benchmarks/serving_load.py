@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
 from benchmarks.embedded_gguf import embedded_folder, export_embedded
 from benchmarks.peers.paths import LLAMA_CPP_TOOLS, PEERS, REPOSITORY, RESULTS
 from benchmarks.shapes import shape_folder
-
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.conditions import Watch
 from ridgeline.core.host import usable_cores

@@ -14,7 +14,8 @@ import torch
 
 from benchmarks.gpu.progress import Bench
 from ridgeline.core.formats import number_format
-from ridgeline.core.ops import Op
+from ridgeline.core.op_facts import Role
+from ridgeline.core.ops import Op, weight_roles
 from ridgeline.core.plan import (
     Admission,
     BlockTableUpdate,
@@ -29,7 +30,7 @@ from ridgeline.core.result import SegmentResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.executor import CUDAExecutor
-from ridgeline.executors.cuda.formats import Role, device_head_format, weight_roles
+from ridgeline.executors.cuda.formats import PACKED, device_head_format
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.torch_kernels import unpacked
 from ridgeline.executors.cuda.weights import packed
@@ -240,7 +241,7 @@ def _as_quantized(model: ExecutorModel, name: str | None) -> dict[str, torch.Ten
         return values
     form = number_format(name)
     for key, roles in weight_roles(model.ops).items():
-        if roles & {Role.PRODUCT, Role.HEAD}:
+        if roles & PACKED:
             own = device_head_format(form) if Role.HEAD in roles else form
             values[key] = unpacked(packed(values[key], own), torch.float32)
     return values

@@ -10,8 +10,11 @@ width, V vocabulary, E experts; in latent attention, R latent elements, n and r 
 head's parts without and with rotary positions, v the width of a head of V.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple, get_args, get_type_hints
 
+from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Role, Rows, Split, WeightFacts
 from ridgeline.core.spec import (
     Activation,
     ClampedSwiGLU,
@@ -30,24 +33,47 @@ class Weight:
     shape: tuple[int, ...]
 
 
+# Weights by what is done with them, and by how ranks share them.
+Product = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.ROWS)]
+ProductByColumns = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.COLUMNS)]
+WholeProduct = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.WHOLE)]
+KVProduct = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.KV_HEADS)]
+Experts = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.EXPERT_ROWS)]
+ExpertsByColumns = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.EXPERT_COLUMNS)]
+Bias = Annotated[Weight, WeightFacts(Role.BIAS, Split.ROWS)]
+WholeBias = Annotated[Weight, WeightFacts(Role.BIAS, Split.WHOLE)]
+KVBias = Annotated[Weight, WeightFacts(Role.BIAS, Split.KV_HEADS)]
+ExpertsBias = Annotated[Weight, WeightFacts(Role.BIAS, Split.EXPERT_ROWS)]
+Gain = Annotated[Weight, WeightFacts(Role.GAIN, Split.WHOLE)]
+Router = Annotated[Weight, WeightFacts(Role.ROUTER, Split.WHOLE)]
+OutputGate = Annotated[Weight, WeightFacts(Role.OUTPUT_GATE, Split.COLUMNS)]
+Expansion = Annotated[Weight, WeightFacts(Role.EXPANSION, Split.ROWS)]
+Sinks = Annotated[Weight, WeightFacts(Role.SINKS, Split.ROWS)]
+Table = Annotated[Weight, WeightFacts(Role.TABLE, Split.ROWS)]
+Positions = Annotated[Weight, WeightFacts(Role.POSITIONS, Split.ROWS)]
+HeadMatrix = Annotated[Weight, WeightFacts(Role.HEAD, Split.ROWS)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed:
     """x[T, D] = weight[token ids] · scale, plus positions[positions] if there is such a table."""
 
-    weight: Weight
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ALL_REDUCE)
+    weight: Table
     scale: float
-    positions: Weight | None = None
+    positions: Positions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
     """dst[T, D] = norm(src[T, D]) · weight + bias, of which a norm may lack either."""
 
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
     src: str
     dst: str
-    weight: Weight | None
+    weight: Gain | None
     spec: NormSpec
-    bias: Weight | None = None
+    bias: WholeBias | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +83,13 @@ class QKVProject:
     ``clip`` bounds the results to [−clip, clip].
     """
 
-    query: Weight
-    key: Weight
-    value: Weight
-    query_bias: Weight | None
-    key_bias: Weight | None
-    value_bias: Weight | None
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
+    query: Product
+    key: KVProduct
+    value: KVProduct
+    query_bias: Bias | None
+    key_bias: KVBias | None
+    value_bias: KVBias | None
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -77,13 +104,14 @@ class LatentProject:
     ``query_latent`` is there if q comes from a latent of its own, which ``query_norm`` norms.
     """
 
-    query_latent: Weight | None
-    query_latent_bias: Weight | None
-    query_norm: Weight | None
-    query: Weight
-    latent: Weight
-    latent_bias: Weight | None
-    latent_norm: Weight
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
+    query_latent: WholeProduct | None
+    query_latent_bias: WholeBias | None
+    query_norm: Gain | None
+    query: Product
+    latent: WholeProduct
+    latent_bias: WholeBias | None
+    latent_norm: Gain
     norm: NormSpec
     num_heads: int
     src: str = "h"
@@ -96,15 +124,16 @@ class HeadNorm:
     Biases have the shapes of the gains.
     """
 
-    query: Weight
-    key: Weight
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
+    query: Gain
+    key: Gain
     spec: NormSpec
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scope: NormScope = NormScope.HEAD
-    query_bias: Weight | None = None
-    key_bias: Weight | None = None
+    query_bias: WholeBias | None = None
+    key_bias: WholeBias | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +144,7 @@ class Rope:
     ``head_dim`` and ``key_dim`` the whole widths of a head of q and of k.
     """
 
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
     spec: RopeSpec
     num_heads: int
     num_kv_heads: int
@@ -131,6 +161,7 @@ class KVWrite:
     ``num_kv_heads`` heads of ``k_width`` and ``v_width`` elements.
     """
 
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
     layer: int
     group: int
     num_kv_heads: int
@@ -146,6 +177,7 @@ class Attend:
     ``sinks``[H] are logits that join each head's softmax, without a value.
     """
 
+    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.RING)
     layer: int
     group: int
     num_heads: int
@@ -154,7 +186,20 @@ class Attend:
     scale: float
     window: int | None
     softcap: float | None
-    sinks: Weight | None = None
+    sinks: Sinks | None = None
+
+    @property
+    def k_width(self) -> int:
+        return self.head_dim
+
+    @property
+    def v_width(self) -> int:
+        return self.head_dim
+
+    @property
+    def loaded_width(self) -> int:
+        """Elements of K and V that queries are multiplied with, for each token and KV head."""
+        return 2 * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,35 +211,50 @@ class LatentAttend:
     (absorbed); the results are the same.
     """
 
+    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.RING)
     layer: int
     group: int
-    expand: Weight
+    expand: Expansion
     num_heads: int
     latent_dim: int
     nope_dim: int
     rope_dim: int
     v_dim: int
     scale: float
+    num_kv_heads: ClassVar = 1
+    v_width: ClassVar = 0
+    window: ClassVar = None
+
+    @property
+    def k_width(self) -> int:
+        return self.latent_dim + self.rope_dim
+
+    @property
+    def loaded_width(self) -> int:
+        """Elements of a latent that queries are multiplied with, which are K's and V's."""
+        return 2 * self.latent_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutProject:
     """h[T, D] = h[T, H·d] (or [T, H·v]) times a matrix, plus a bias if any."""
 
-    weight: Weight
-    bias: Weight | None
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.ALL_REDUCE)
+    weight: ProductByColumns
+    bias: Bias | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
     """h[T, D] = down(act(gate src) · up src), or down(act(up src)) where there is no gate."""
 
-    gate: Weight | None
-    up: Weight
-    down: Weight
-    up_bias: Weight | None
-    gate_bias: Weight | None
-    down_bias: Weight | None
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.ALL_REDUCE)
+    gate: Product | None
+    up: Product
+    down: ProductByColumns
+    up_bias: Bias | None
+    gate_bias: Bias | None
+    down_bias: Bias | None
     activation: Activation
     src: str = "h"
 
@@ -207,15 +267,16 @@ class MoE:
     Of the stacked weights only the experts are read that some token goes to.
     """
 
-    router: Weight
-    router_bias: Weight | None
-    correction_bias: Weight | None
-    gate: Weight
-    up: Weight
-    down: Weight
-    gate_bias: Weight | None
-    up_bias: Weight | None
-    down_bias: Weight | None
+    facts: ClassVar = OpFacts(OpKind.EXPERTS, Rows.ROUTED, Collective.EXPERTS)
+    router: Router
+    router_bias: WholeBias | None
+    correction_bias: WholeBias | None
+    gate: Experts
+    up: Experts
+    down: ExpertsByColumns
+    gate_bias: ExpertsBias | None
+    up_bias: ExpertsBias | None
+    down_bias: ExpertsBias | None
     routing: RoutingSpec
     activation: Activation | ClampedSwiGLU
     src: str = "h"
@@ -225,10 +286,11 @@ class MoE:
 class SharedExpert:
     """shared[T, D] = down(act(gate src) · up src), times σ(output_gate · src) if there is one."""
 
-    gate: Weight
-    up: Weight
-    down: Weight
-    output_gate: Weight | None
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.LATER)
+    gate: Product
+    up: Product
+    down: ProductByColumns
+    output_gate: OutputGate | None
     activation: Activation | ClampedSwiGLU
     src: str = "h"
 
@@ -237,11 +299,14 @@ class SharedExpert:
 class AddShared:
     """h[T, D] += shared[T, D]."""
 
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddResidual:
     """x[T, D] += h[T, D] · scale."""
 
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
     scale: float = 1.0
 
 
@@ -252,9 +317,10 @@ class Head:
     N are the rows that are wanted.
     """
 
-    weight: Weight
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.LOGITS, Collective.ALL_GATHER)
+    weight: HeadMatrix
     softcap: float | None
-    bias: Weight | None = None
+    bias: Bias | None = None
     scale: float = 1.0
 
 
@@ -264,7 +330,72 @@ Op = (
 )  # fmt: skip
 
 
+AttentionOp = Attend | LatentAttend
+
+
+class WeightUse(NamedTuple):
+    """A weight as an op uses it. ``num_kv_heads`` are there if it is split by them."""
+
+    weight: Weight
+    role: Role
+    split: Split
+    num_kv_heads: int | None = None
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it has a part for each expert, of which only some are read."""
+        return self.split in (Split.EXPERT_ROWS, Split.EXPERT_COLUMNS)
+
+
+def weight_uses(op: Op) -> tuple[WeightUse, ...]:
+    """The weights that an op reads, in field order, and what it does with each."""
+    heads = getattr(op, "num_kv_heads", None)
+    fields = ((getattr(op, name), facts) for name, facts in _weight_fields(type(op)))
+    return tuple(
+        WeightUse(weight, facts.role, facts.split, heads)
+        for weight, facts in fields
+        if weight is not None
+    )
+
+
 def op_weights(op: Op) -> tuple[Weight, ...]:
     """The weights that an op reads, in field order."""
-    fields = (getattr(op, name) for name in type(op).__dataclass_fields__)
-    return tuple(value for value in fields if isinstance(value, Weight))
+    return tuple(use.weight for use in weight_uses(op))
+
+
+def weight_roles(ops: Iterable[Op]) -> dict[str, frozenset[Role]]:
+    """What each weight is used for, by name; a tied head is a table as well."""
+    found: dict[str, frozenset[Role]] = {}
+    for op in ops:
+        for use in weight_uses(op):
+            found[use.weight.name] = found.get(use.weight.name, frozenset()) | {use.role}
+    return found
+
+
+def experts_of(op: Op) -> tuple[int, int]:
+    """How many matrices an op's stacks have, and how many of those a token meets; else (1, 1)."""
+    if op.facts.rows is not Rows.ROUTED:
+        return 1, 1
+    assert isinstance(op, MoE)
+    return op.gate.shape[0], op.routing.top_k
+
+
+def _weight_fields(kind: type) -> tuple[tuple[str, WeightFacts], ...]:
+    """The fields of a class of ops that hold weights.
+
+    Raises:
+        TypeError: one of them is a plain `Weight`, of which nothing is known.
+    """
+    if kind not in _FIELDS:
+        found: list[tuple[str, WeightFacts]] = []
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            parts = [hint, *get_args(hint)]  # ``X | None`` is a union
+            notes = [note for part in parts for note in getattr(part, "__metadata__", ())]
+            found += [(name, note) for note in notes if isinstance(note, WeightFacts)]
+            if Weight in parts and not notes:
+                raise TypeError(f"{kind.__name__}.{name} does not say what is done with it.")
+        _FIELDS[kind] = tuple(found)
+    return _FIELDS[kind]
+
+
+_FIELDS: dict[type, tuple[tuple[str, WeightFacts], ...]] = {}

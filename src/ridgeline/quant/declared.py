@@ -1,10 +1,10 @@
 """The formats of a checkpoint's weights by its config alone, for prices of what is not here."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ridgeline.core import ops
 from ridgeline.core.formats import NumberFormat, float_format, number_format
+from ridgeline.core.op_facts import OpKind, Role, Rows
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import ModelDefinition
 from ridgeline.models.lower import lower
@@ -33,9 +33,11 @@ def declared_formats(definition: ModelDefinition) -> dict[str, NumberFormat]:
     scheme = read_scheme(definition.quantization)
     skipped = [part for name in _SKIPPED for part in config.texts(name) or ()]
     sources, found = definition.sources, dict[str, NumberFormat]()
-    own = float_format(definition.dtype)
+    own, is_tied = float_format(definition.dtype), definition.spec.tie_embeddings
     for op in lower(definition.spec):
-        for weight in _matrices(op, definition):
+        for weight, role, *_ in ops.weight_uses(op):
+            if role is not Role.PRODUCT and (role is not Role.HEAD or is_tied):
+                continue  # routers are left alone, and the expansion of latents is expanded
             source = sources[weight.name].of_expert(0).name
             module = source.removesuffix(".weight")
             if any(f".{part}." in f".{module}." for part in skipped):
@@ -46,28 +48,11 @@ def declared_formats(definition: ModelDefinition) -> dict[str, NumberFormat]:
     return found
 
 
-def _matrices(op: ops.Op, definition: ModelDefinition) -> Iterator[ops.Weight]:
-    """The matrices of linear layers, but for routers and what is expanded anyway."""
-    candidates: tuple[ops.Weight | None, ...] = ()
-    match op:
-        case ops.QKVProject():
-            candidates = (op.query, op.key, op.value)
-        case ops.LatentProject():
-            candidates = (op.query_latent, op.query, op.latent)
-        case ops.OutProject():
-            candidates = (op.weight,)
-        case ops.MLP() | ops.MoE() | ops.SharedExpert():
-            candidates = (op.gate, op.up, op.down)
-        case ops.Head() if not definition.spec.tie_embeddings:
-            candidates = (op.weight,)
-    return (weight for weight in candidates if weight is not None)
-
-
 def _format(
     scheme: Scheme, config: ConfigReader, module: str, op: ops.Op, own: NumberFormat
 ) -> NumberFormat | None:
     """Of one module; the head is left alone, unless the config says otherwise."""
-    is_head = isinstance(op, ops.Head)
+    is_head = op.facts.rows is Rows.LOGITS
     match scheme:
         case CompressedTensors():
             group = None if scheme.groups.ignores(module) else scheme.groups.find(module)
@@ -76,7 +61,7 @@ def _format(
             with_head = config.boolean("lm_head", default=False)
             return scheme.format if with_head or not is_head else None
         case MXFP4():
-            return MXFP4_FORMAT if isinstance(op, ops.MoE) else None
+            return MXFP4_FORMAT if op.facts.kind is OpKind.EXPERTS else None
         case _ if is_head:
             return None
         case AWQ():

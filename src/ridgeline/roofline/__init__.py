@@ -8,7 +8,6 @@ from ridgeline.roofline.account import StepAccount, account
 from ridgeline.roofline.batch import Batch, batch_of, decode_batch, make_batch, prefill_batch
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.price import (
-    OpKind,
     Phase,
     StepCost,
     op_costs,
@@ -19,7 +18,6 @@ from ridgeline.roofline.work import Work
 
 __all__ = [
     "Batch",
-    "OpKind",
     "Phase",
     "PricedModel",
     "StepAccount",

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ridgeline.core.ops import MoE
+from ridgeline.core.op_facts import OpKind
+from ridgeline.core.ops import experts_of
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_reference
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.roofline.batch import NO_ADAPTERS, batch_of, batches_of
 from ridgeline.roofline.model import PricedModel
-from ridgeline.roofline.op_cost import experts_touched
+from ridgeline.roofline.op_cost import expert_bytes, experts_touched
 from ridgeline.roofline.price import (
     Phase,
     StepCost,
@@ -115,19 +116,15 @@ def _with_experts(
 ) -> StepCost:
     """Exchange the expected number of experts for the number that the passes read."""
     correction = 0.0
-    num_moe = sum(isinstance(op, MoE) for op in model.ops)
-    for op, count in model.grouped_ops:
-        if not isinstance(op, MoE):
-            continue
-        stacked = (op.gate, op.up, op.down, op.gate_bias, op.up_bias, op.down_bias)
-        one = sum(map(model.bytes_of, stacked)) / op.gate.shape[0]
+    layers = [each for each in model.grouped_ops if each[0].facts.kind is OpKind.EXPERTS]
+    read = experts_read / sum(count for _, count in layers) if layers else 0.0
+    for op, count in layers:
         expected = sum(
-            experts_touched(op.gate.shape[0], op.routing.top_k, batch.num_tokens)
+            experts_touched(*experts_of(op), batch.num_tokens)
             for a_pass in ran
             for batch in batches_of(a_pass)
         )
-        ranks = max(model.layout.tensor, model.layout.expert)
-        correction += count * one * (experts_read / num_moe - expected) / ranks
+        correction += count * expert_bytes(op, model) * (read - expected)
     if not correction:
         return cost
     share = {

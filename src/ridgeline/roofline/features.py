@@ -10,12 +10,13 @@ roof allows.
 from dataclasses import dataclass
 
 from ridgeline.core.formats import NumberFormat
-from ridgeline.core.ops import Attend, Head, LatentAttend, MoE, Op, Weight, op_weights
+from ridgeline.core.op_facts import OpKind, Rows
+from ridgeline.core.ops import AttentionOp, Op, Weight, experts_of, weight_uses
 from ridgeline.roofline.batch import Batch
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import adapter_work, experts_touched, op_work
-from ridgeline.roofline.price import OpKind, kind_of, op_costs, pass_work, remember
+from ridgeline.roofline.price import op_costs, pass_work, remember
 from ridgeline.roofline.work import Work
 
 STEP, OP, SEGMENT, SEQUENCE, ROW, LINK, OTHER = (
@@ -130,15 +131,15 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
         if work.link_messages:
             _add(alone, LINK, _link_seconds(work, ceilings) * count)
         memory_s = work.activation_bytes / ceilings.memory.bytes_per_s * count
-        if kind_of(op) is OpKind.OTHER:
+        if op.facts.kind is OpKind.OTHER:
             memory_s += work.weight_bytes / ceilings.memory.bytes_per_s * count
         _add(alone, OTHER, memory_s)
-        if kind_of(op) is OpKind.OTHER or not work.flops:
+        if op.facts.kind is OpKind.OTHER or not work.flops:
             continue
         weight = main_weight(op)
         assert weight is not None
         form, lanes = model.format_of(weight), model.product_format(weight)
-        inputs, of_experts = _inputs(op, batch), kind_of(op) is OpKind.EXPERTS
+        inputs, of_experts = _inputs(op, batch), op.facts.kind is OpKind.EXPERTS
         add_product(work, _tokens(op, batch), form, lanes, inputs, count, of_experts)
     plain = model.activations
     for adapter, tokens in batch.adapters:
@@ -150,27 +151,29 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
 def _inputs(op: Op, batch: Batch) -> float:
     """Activations that an op's products read: they are rearranged, and perhaps quantized, for the
     kernel. Of a mixture of experts, once for each expert that a token goes to."""
-    widths = sum({w.shape[-1] for w in op_weights(op) if len(w.shape) > 1})
-    if isinstance(op, Head):
-        return float(widths * batch.logit_rows)
-    return float(widths * batch.num_tokens * (op.routing.top_k if isinstance(op, MoE) else 1))
+    widths = sum({use.weight.shape[-1] for use in weight_uses(op) if use.role.is_matrix})
+    return widths * _rows(op, batch) * experts_of(op)[1]
 
 
 def _tokens(op: Op, batch: Batch) -> float:
     """Rows that each of an op's matrices is multiplied with; of experts' those of the ones
     touched."""
-    if isinstance(op, Head):
-        return float(batch.logit_rows)
-    tokens = float(batch.num_tokens)
-    if isinstance(op, MoE):
-        touched = experts_touched(op.gate.shape[0], op.routing.top_k, tokens)
-        return tokens * op.routing.top_k / touched
-    return tokens
+    rows, (count, met) = _rows(op, batch), experts_of(op)
+    return rows * met / experts_touched(count, met, rows)
+
+
+def _rows(op: Op, batch: Batch) -> float:
+    match op.facts.rows:
+        case Rows.LOGITS:
+            return float(batch.logit_rows)
+        case Rows.TOKENS | Rows.ROUTED:
+            return float(batch.num_tokens)
 
 
 def main_weight(op: Op) -> Weight | None:
     """The weight whose format decides how an op is computed: a matrix, if it has one."""
-    return max(op_weights(op), key=lambda weight: len(weight.shape), default=None)
+    matrices = [use.weight for use in weight_uses(op) if use.role.is_matrix]
+    return max(matrices, key=lambda weight: len(weight.shape), default=None)
 
 
 def _link_seconds(work: Work, ceilings: Ceilings) -> float:
@@ -200,17 +203,11 @@ def _attention(
     return Overlap("attention", {"attention/read": read_s}, arithmetic)
 
 
-def _loaded_elements(op: Op, batch: Batch, model: PricedModel) -> float:
+def _loaded_elements(op: AttentionOp, batch: Batch, model: PricedModel) -> float:
     """Elements of K and V, each counted once for the rows of queries that share its load."""
-    rows = model.kernels.attention_rows
-    if isinstance(op, LatentAttend):
-        heads, kv_heads, width = op.num_heads, 1, 2 * op.latent_dim + op.rope_dim
-        window = None
-    else:
-        assert isinstance(op, Attend)
-        heads, kv_heads, width = op.num_heads, op.num_kv_heads, 2 * op.head_dim
-        window = op.window
-    return float(batch.loaded_rows(window, heads // kv_heads, rows) * kv_heads * width)
+    sharing = op.num_heads // op.num_kv_heads
+    loaded = batch.loaded_rows(op.window, sharing, model.kernels.attention_rows)
+    return float(loaded * op.num_kv_heads * op.loaded_width)
 
 
 def _attention_parts(batch: Batch) -> list[Batch]:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from ridgeline.core.config import blocks_per_sequence
-from ridgeline.core.ops import Embed, Head, LatentProject, MoE, Op, QKVProject, Weight, op_weights
+from ridgeline.core.op_facts import Role
+from ridgeline.core.ops import Op, experts_of, weight_uses
+from ridgeline.core.sharding import num_kv_parts, num_parts
 from ridgeline.roofline.model import PricedModel, weights_of
 
 # Left to the runtime, activations and fragmentation, as vLLM's gpu_memory_utilization does.
@@ -18,38 +20,12 @@ def weights_bytes(model: PricedModel) -> float:
 def rank_weights_bytes(model: PricedModel) -> float:
     """Bytes of weights that the fullest rank holds.
 
-    Matrices of the layers and the head are split over the tensor-parallel ranks, KV heads at most
-    by their number, experts over the expert-parallel ranks; layers over the pipeline. Every rank
-    has the routers and the projections to latents.
+    `core.sharding` says what tensor- and expert-parallel ranks hold; layers are split over the
+    pipeline.
     """
-    layout, seen, total = model.layout, set[str](), 0.0
-    for op in model.ops:
-        for weight in op_weights(op):
-            if weight.name not in seen:
-                seen.add(weight.name)
-                total += model.bytes_of(weight) / _split(op, weight, model)
-    return total / layout.pipeline
-
-
-def _split(op: Op, weight: Weight, model: PricedModel) -> int:
-    ranks = model.layout.tensor
-    if isinstance(op, MoE) and len(weight.shape) == 3:
-        return max(ranks, model.layout.expert)
-    if len(weight.shape) < 2 or _is_everywhere(op, weight):
-        return 1
-    if isinstance(op, QKVProject) and weight in (op.key, op.value):
-        return min(ranks, op.num_kv_heads)
-    return ranks
-
-
-def _is_everywhere(op: Op, weight: Weight) -> bool:
-    """Whether every rank holds a matrix whole."""
-    match op:
-        case LatentProject():
-            return weight in (op.query_latent, op.latent)
-        case MoE():
-            return weight == op.router
-    return False
+    uses = {use.weight.name: use for op in reversed(model.ops) for use in weight_uses(op)}
+    sizes = (model.bytes_of(use.weight) / num_parts(use, model.layout) for use in uses.values())
+    return sum(sizes) / model.layout.pipeline
 
 
 def kv_bytes_per_token(model: PricedModel) -> float:
@@ -77,7 +53,7 @@ def rank_pool_bytes(model: PricedModel, context: int, *, block_tokens: int) -> f
         * model.kv_token_bytes(group)
         * block_tokens
         * blocks_per_sequence(context, group.window, block_tokens=block_tokens)
-        / min(layout.tensor, group.num_kv_heads)
+        / num_kv_parts(group.num_kv_heads, layout)
         for group in model.groups
     ) / (layout.pipeline * layout.context)
 
@@ -89,23 +65,19 @@ def activation_bytes(model: PricedModel, *, tokens: int, rows: int) -> float:
     holds its scores.
     """
     hidden = model.spec.hidden_size
-    widest = max(sum(map(_output_width, _widths_of(op))) for op in model.ops)
+    widest = max(map(_output_width, model.ops))
     elements = tokens * (2 * hidden + widest / model.layout.tensor)
     return elements * model.activation_bytes + 4.0 * rows * model.spec.vocab_size
 
 
-def _widths_of(op: Op) -> list[tuple[Weight, int]]:
-    """Matrices of an op whose products are held at once, and how many of each a token meets."""
-    if isinstance(op, Embed | Head):
-        return []
-    matrices = (weight for weight in op_weights(op) if len(weight.shape) > 1)
-    many = op.routing.top_k if isinstance(op, MoE) else 1
-    return [(weight, many if len(weight.shape) == 3 else 1) for weight in matrices]
-
-
-def _output_width(held: tuple[Weight, int]) -> int:
-    weight, count = held
-    return weight.shape[-2] * count
+def _output_width(op: Op) -> int:
+    """Elements a token of the products of an op's matrices, which are held at once."""
+    met = experts_of(op)[1]
+    return sum(
+        use.weight.shape[-2] * (met if use.is_stacked else 1)
+        for use in weight_uses(op)
+        if use.role.is_matrix and use.role is not Role.HEAD
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,14 @@ from math import prod
 from typing import Any
 
 from ridgeline.core.formats import BFLOAT16, NumberFormat
-from ridgeline.core.ops import Attend, Embed, Head, LatentAttend, MoE, Op, Weight, op_weights
+from ridgeline.core.op_facts import Role
+from ridgeline.core.ops import AttentionOp, Op, Weight, op_weights, weight_uses
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import KVGroup, ModelSpec, RoutingSpec, kv_groups
 from ridgeline.roofline.kernels import PLAIN, Kernels
 
-_ATTENTION = (Attend, LatentAttend)
-_WIDE = ("router", "router_bias", "correction_bias")
+# What quantizers take of the layers.
+_QUANTIZED = (Role.PRODUCT, Role.EXPANSION, Role.OUTPUT_GATE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,10 +73,9 @@ class PricedModel:
     def main_format(self) -> NumberFormat:
         """How most elements of the layers' weights are stored."""
         elements: Counter[NumberFormat] = Counter()
-        for op in self.ops:
-            if not isinstance(op, Embed | Head):
-                for weight in op_weights(op):
-                    elements[self.format_of(weight)] += prod(weight.shape)
+        for use in (use for op in self.ops for use in weight_uses(op)):
+            if not (use.role.is_table or use.role is Role.HEAD):
+                elements[self.format_of(use.weight)] += prod(use.weight.shape)
         return elements.most_common(1)[0][0]
 
     @property
@@ -116,19 +116,8 @@ class PricedModel:
     @cached_property
     def _quantized_names(self) -> frozenset[str]:
         """Matrices of the layers, routers excepted."""
-        names: set[str] = set()
-        for op in self.ops:
-            if isinstance(op, Embed | Head):
-                continue
-            matrices = (w for w in op_weights(op) if len(w.shape) > 1 and "norm" not in w.name)
-            stacked_bias = isinstance(op, MoE)
-            names.update(
-                w.name
-                for w in matrices
-                if w.name.rsplit(".", 1)[-1] not in _WIDE
-                and not (stacked_bias and w.name.endswith("_bias"))
-            )
-        return frozenset(names)
+        uses = (use for op in self.ops for use in weight_uses(op))
+        return frozenset(use.weight.name for use in uses if use.role in _QUANTIZED)
 
     @cached_property
     def grouped_ops(self) -> tuple[tuple[Op, int], ...]:
@@ -141,14 +130,14 @@ class PricedModel:
         return tuple(counts.values())
 
     @cached_property
-    def attention_ops(self) -> tuple[tuple[Op, int], ...]:
+    def attention_ops(self) -> tuple[tuple[AttentionOp, int], ...]:
         """Those of `grouped_ops` whose cost depends on contexts."""
-        return tuple(each for each in self.grouped_ops if isinstance(each[0], _ATTENTION))
+        return tuple((op, n) for op, n in self.grouped_ops if isinstance(op, AttentionOp))
 
     @cached_property
     def token_ops(self) -> tuple[tuple[Op, int], ...]:
         """Those whose cost depends on the numbers of tokens and of rows of logits alone."""
-        return tuple(each for each in self.grouped_ops if not isinstance(each[0], _ATTENTION))
+        return tuple(each for each in self.grouped_ops if not isinstance(each[0], AttentionOp))
 
     @cached_property
     def memo(self) -> dict[object, Any]:

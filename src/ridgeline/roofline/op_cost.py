@@ -5,19 +5,22 @@ go to), K and V of each segment's visible context once, and the named buffers th
 writes. What a fused kernel keeps in registers or cache (scores, a feed-forward network's inner
 width) is not counted.
 
-Tensor-parallel ranks hold 1/n of every matrix of the layers, of the heads of q and of the head of
-the model; each KV head is held by max(1, n / K) ranks. Two all-reduces a layer join them.
+How ranks share weights, and what they exchange, is what `core.op_facts` says of each op.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
+from ridgeline.core.op_facts import Collective
 from ridgeline.core.ops import (
     MLP,
     AddResidual,
     AddShared,
     Attend,
+    AttentionOp,
     Embed,
     Head,
     HeadNorm,
@@ -31,9 +34,11 @@ from ridgeline.core.ops import (
     QKVProject,
     Rope,
     SharedExpert,
-    Weight,
-    op_weights,
+    WeightUse,
+    experts_of,
+    weight_uses,
 )
+from ridgeline.core.sharding import num_kv_parts, num_parts
 from ridgeline.roofline.batch import Batch
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.work import Work
@@ -59,76 +64,104 @@ class _Pricing:
         """Bytes of activations that are read or written."""
         return self.tokens * elements_per_token * self.model.activation_bytes
 
-    def linear(self, *matrices: Weight | None, biases: tuple[Weight | None, ...] = ()) -> Work:
-        """Matrix products of all tokens with some matrices, each split over the ranks."""
-        held = [matrix for matrix in matrices if matrix is not None]
-        elements = sum(matrix.shape[-1] * matrix.shape[-2] for matrix in held)
-        return Work(
-            flops=2.0 * self.tokens * elements / self.ranks,
-            weight_bytes=sum(map(self.model.bytes_of, (*held, *biases))) / self.ranks,
+    def weight_bytes(self, op: Op) -> float:
+        """Of all weights of an op that this rank holds."""
+        return _held_bytes(self.model, weight_uses(op))
+
+    def products(self, op: Op) -> Work:
+        """Matrix products of all tokens, each with this rank's part of the matrices it meets."""
+        met, layout = experts_of(op)[1], self.model.layout
+        elements = sum(
+            prod(use.weight.shape[-2:]) * (met if use.is_stacked else 1) / num_parts(use, layout)
+            for use in weight_uses(op)
+            if use.role.is_matrix
         )
+        return Work(flops=2.0 * self.tokens * elements, weight_bytes=self.weight_bytes(op))
 
     def moved(self, elements_per_token: float) -> Work:
         return Work(activation_bytes=self.buffers(elements_per_token))
 
-    def kv_share(self, num_kv_heads: int) -> float:
-        """The part of the KV heads that one rank holds."""
-        return 1.0 / min(self.ranks, num_kv_heads)
+    def kv_heads(self, op: QKVProject | HeadNorm | Rope | KVWrite | AttentionOp) -> float:
+        """KV heads that this rank holds."""
+        return op.num_kv_heads / num_kv_parts(op.num_kv_heads, self.model.layout)
 
-    def all_reduce(self) -> Work:
-        """Joins partial sums of the hidden state: each rank sends 2(n−1)/n of it (a ring)."""
-        if self.ranks == 1:
-            return Work()
-        size = self.buffers(self.model.spec.hidden_size)
-        return Work(link_bytes=2 * (self.ranks - 1) / self.ranks * size, link_messages=1)
+    def kv_row_bytes(self, op: KVWrite | AttentionOp) -> float:
+        """Of K and V of a token in one layer, on this rank."""
+        form, widths = self.model.kv_format, (op.k_width, op.v_width)
+        return self.kv_heads(op) * sum(form.num_bytes((width,)) for width in widths if width)
 
 
 def op_work(op: Op, batch: Batch, model: PricedModel) -> Work:
     """What an op moves and computes for a batch, on one rank; exact but for experts touched."""
-    p, hidden = _Pricing(model, batch), model.spec.hidden_size
+    p = _Pricing(model, batch)
+    work = _local_work(op, p)
+    return work if model.layout.num_ranks == 1 else work + _exchanged(op, p)
+
+
+def _local_work(op: Op, p: _Pricing) -> Work:
+    hidden = p.model.spec.hidden_size
     match op:
         case Embed():
-            tables = [op.weight] if op.positions is None else [op.weight, op.positions]
-            rows = sum(model.format_of(table).num_bytes((hidden,)) for table in tables)
+            tables = [use.weight for use in weight_uses(op)]
+            rows = sum(p.model.format_of(table).num_bytes((hidden,)) for table in tables)
             return Work(weight_bytes=p.tokens * rows) + p.moved(hidden * len(tables))
         case Norm():
-            weights = model.bytes_of(op.weight) + model.bytes_of(op.bias)
-            return Work(weight_bytes=weights) + p.moved(2 * hidden)
+            return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * hidden)
         case AddResidual() | AddShared():
             return p.moved(3 * hidden)
         case HeadNorm():
-            width = (op.num_heads / p.ranks + op.num_kv_heads * p.kv_share(op.num_kv_heads)) * (
-                op.head_dim
-            )
-            weights = sum(map(model.bytes_of, op_weights(op)))
-            return Work(weight_bytes=weights) + p.moved(2 * width)
+            width = (op.num_heads / p.ranks + p.kv_heads(op)) * op.head_dim
+            return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * width)
         case Rope():
-            keys = op.num_kv_heads * op.key_dim * p.kv_share(op.num_kv_heads)
+            keys = p.kv_heads(op) * op.key_dim
             return p.moved(2 * (op.num_heads * op.head_dim / p.ranks + keys))
         case QKVProject():
-            return _qkv(op, p) + p.moved(hidden)
+            outputs = (op.num_heads / p.ranks + 2 * p.kv_heads(op)) * op.head_dim
+            return p.products(op) + p.moved(hidden + outputs)
         case LatentProject():
-            return _latent_project(op, p)
+            outputs = op.query.shape[0] / p.ranks + op.latent.shape[0]
+            return p.products(op) + p.moved(hidden + outputs)
         case KVWrite():
-            return _kv_write(op, p)
+            width = p.kv_heads(op) * (op.k_width + op.v_width)
+            written = p.tokens * p.kv_row_bytes(op)
+            return Work(kv_write_bytes=written, activation_bytes=p.buffers(width))
         case Attend():
             return _attend(op, p)
         case LatentAttend():
             return _latent_attend(op, p)
         case OutProject():
-            work = p.linear(op.weight, biases=(op.bias,))
-            inner = op.weight.shape[1] / p.ranks
-            return work + p.moved(inner + hidden) + p.all_reduce()
-        case MLP():
-            biases = (op.gate_bias, op.up_bias, op.down_bias)
-            work = p.linear(op.gate, op.up, op.down, biases=biases)
-            return work + p.moved(2 * hidden) + p.all_reduce()
+            return p.products(op) + p.moved(op.weight.shape[1] / p.ranks + hidden)
+        case MLP() | SharedExpert():
+            return p.products(op) + p.moved(2 * hidden)
         case MoE():
-            return _moe(op, p)
-        case SharedExpert():
-            return p.linear(op.gate, op.up, op.down, op.output_gate) + p.moved(2 * hidden)
+            return _moe(op, p) + p.moved(2 * hidden)
         case Head():
             return _head(op, p)
+
+
+def _exchanged(op: Op, p: _Pricing) -> Work:
+    """What ranks send one another: an all-reduce by a ring 2(n−1)/n of the hidden state each."""
+    layout, hidden = p.model.layout, p.buffers(p.model.spec.hidden_size)
+    match op.facts.collective:
+        case Collective.NONE | Collective.LATER:
+            return Work()
+        case Collective.EXPERTS if layout.expert > 1:
+            sent = 2 * experts_of(op)[1] * hidden * (layout.expert - 1) / layout.expert
+            return Work(link_bytes=sent, link_messages=2)
+        case Collective.ALL_REDUCE | Collective.EXPERTS:
+            # That of the embedding is not priced: one more beside two a layer.
+            if p.ranks == 1 or isinstance(op, Embed):
+                return Work()
+            return Work(link_bytes=2 * (p.ranks - 1) / p.ranks * hidden, link_messages=1)
+        case Collective.ALL_GATHER:
+            assert isinstance(op, Head)
+            if p.ranks == 1 or not p.batch.logit_rows:
+                return Work()
+            return Work(link_bytes=_logits_bytes(op, p) * (p.ranks - 1), link_messages=1)
+        case Collective.RING:
+            assert isinstance(op, AttentionOp)
+            others = layout.context - 1
+            return Work(link_bytes=others * p.tokens * p.kv_row_bytes(op), link_messages=others)
 
 
 def adapter_work(adapter: int, num_tokens: int, model: PricedModel) -> Work:
@@ -149,36 +182,14 @@ def experts_touched(num_experts: int, top_k: int, num_tokens: float) -> float:
     return num_experts * (1.0 - missed)
 
 
-def _qkv(op: QKVProject, p: _Pricing) -> Work:
-    share = p.kv_share(op.num_kv_heads)
-    kv_width = op.num_kv_heads * op.head_dim * share
-    query = p.linear(op.query, biases=(op.query_bias,))
-    keys = p.linear(op.key, op.value, biases=(op.key_bias, op.value_bias)) * (p.ranks * share)
-    return query + keys + p.moved(op.num_heads * op.head_dim / p.ranks + 2 * kv_width)
+def expert_bytes(op: Op, model: PricedModel) -> float:
+    """Of the stacked weights of one expert, on one rank."""
+    stacked = [use for use in weight_uses(op) if use.is_stacked]
+    return _held_bytes(model, stacked) / experts_of(op)[0]
 
 
-def _latent_project(op: LatentProject, p: _Pricing) -> Work:
-    """The latents are small and every rank computes them; the heads of q are split."""
-    model = p.model
-    to_latents = (
-        p.linear(op.query_latent, op.latent, biases=(op.query_latent_bias, op.latent_bias))
-        * p.ranks
-    )
-    norms = Work(weight_bytes=model.bytes_of(op.query_norm) + model.bytes_of(op.latent_norm))
-    outputs = op.query.shape[0] / p.ranks + op.latent.shape[0]
-    return to_latents + p.linear(op.query) + norms + p.moved(model.spec.hidden_size + outputs)
-
-
-def _kv_write(op: KVWrite, p: _Pricing) -> Work:
-    model, share = p.model, p.kv_share(op.num_kv_heads)
-    width = op.num_kv_heads * (op.k_width + op.v_width) * share
-    row = _kv_row_bytes(model, op.num_kv_heads, op.k_width, op.v_width) * share
-    return Work(kv_write_bytes=p.tokens * row, activation_bytes=p.buffers(width))
-
-
-def _kv_row_bytes(model: PricedModel, heads: int, k_width: int, v_width: int) -> float:
-    form = model.kv_format
-    return sum(heads * form.num_bytes((width,)) for width in (k_width, v_width) if width)
+def _held_bytes(model: PricedModel, uses: Iterable[WeightUse]) -> float:
+    return sum(model.bytes_of(use.weight) / num_parts(use, model.layout) for use in uses)
 
 
 def _pairs(p: _Pricing, window: int | None) -> float:
@@ -187,16 +198,14 @@ def _pairs(p: _Pricing, window: int | None) -> float:
 
 
 def _attend(op: Attend, p: _Pricing) -> Work:
-    share, width = p.kv_share(op.num_kv_heads), op.num_heads * op.head_dim / p.ranks
+    width = op.num_heads * op.head_dim / p.ranks
     rows = p.batch.kv_rows(op.window) / p.model.layout.context
-    row = _kv_row_bytes(p.model, op.num_kv_heads, op.head_dim, op.head_dim) * share
-    work = Work(
+    return Work(
         flops=4.0 * _pairs(p, op.window) * width,
-        weight_bytes=p.model.bytes_of(op.sinks) / p.ranks,
-        kv_read_bytes=rows * row,
+        weight_bytes=p.weight_bytes(op),
+        kv_read_bytes=rows * p.kv_row_bytes(op),
         activation_bytes=p.buffers(2 * width),
     )
-    return work + _ring(p, row)
 
 
 def _latent_attend(op: LatentAttend, p: _Pricing) -> Work:
@@ -210,14 +219,12 @@ def _latent_attend(op: LatentAttend, p: _Pricing) -> Work:
         plain = rows * projection + pairs * (op.nope_dim + op.rope_dim + op.v_dim)
         absorbed = p.tokens * projection + pairs * (2 * rank + op.rope_dim)
         multiplies = min(plain, absorbed)
-    row = _kv_row_bytes(p.model, 1, rank + op.rope_dim, 0)
-    work = Work(
+    return Work(
         flops=2.0 * heads * multiplies,
-        weight_bytes=p.model.bytes_of(op.expand) / p.ranks,
-        kv_read_bytes=rows * row,
+        weight_bytes=p.weight_bytes(op),
+        kv_read_bytes=rows * p.kv_row_bytes(op),
         activation_bytes=p.buffers(heads * (op.nope_dim + op.rope_dim + op.v_dim)),
     )
-    return work + _ring(p, row)
 
 
 def _cheaper_form_of_each(op: LatentAttend, batch: Batch) -> float:
@@ -229,47 +236,27 @@ def _cheaper_form_of_each(op: LatentAttend, batch: Batch) -> float:
     return float(np.minimum(plain, absorbed).sum())
 
 
-def _ring(p: _Pricing, row_bytes: float) -> Work:
-    """Context-parallel ranks pass the batch's fresh K and V around."""
-    ranks = p.model.layout.context
-    if ranks == 1:
-        return Work()
-    return Work(link_bytes=(ranks - 1) * p.tokens * row_bytes, link_messages=ranks - 1)
-
-
 def _moe(op: MoE, p: _Pricing) -> Work:
-    """Experts are spread over the expert-parallel ranks, and each is split by the tensor ranks
-    that are left."""
-    model, hidden = p.model, p.model.spec.hidden_size
-    num_experts, top_k, num_tokens = op.gate.shape[0], op.routing.top_k, p.batch.num_tokens
-    ranks = max(model.layout.tensor, model.layout.expert)
-    stacked = (op.gate, op.up, op.down, op.gate_bias, op.up_bias, op.down_bias)
-    one_expert = sum(map(model.bytes_of, stacked)) / num_experts
-    touched = experts_touched(num_experts, top_k, num_tokens)
-    elements = 3 * op.gate.shape[1] * op.gate.shape[2]
-    router_bytes = sum(map(model.bytes_of, (op.router, op.router_bias, op.correction_bias)))
-    work = Work(
-        flops=2.0 * p.tokens * (hidden * num_experts + top_k * elements / ranks),
-        weight_bytes=router_bytes + touched * one_expert / ranks,
-        activation_bytes=p.buffers(2 * hidden),
-    )
-    if model.layout.expert > 1:
-        # Each token goes to its experts' ranks and back.
-        sent = 2 * top_k * p.buffers(hidden) * (model.layout.expert - 1) / model.layout.expert
-        return work + Work(link_bytes=sent, link_messages=2)
-    return work + p.all_reduce()
+    """Of the experts' weights, those that some token goes to are read."""
+    touched = experts_touched(*experts_of(op), p.batch.num_tokens)
+    router = _held_bytes(p.model, (use for use in weight_uses(op) if not use.is_stacked))
+    read = router + touched * expert_bytes(op, p.model)
+    return replace(p.products(op), weight_bytes=read)
 
 
 def _head(op: Head, p: _Pricing) -> Work:
-    """Rows that are wanted, times the matrix; logits are written in at least float32."""
+    """Rows that are wanted, times the matrix."""
     model, rows = p.model, p.batch.logit_rows
     if not rows:
         return Work()
     vocab, hidden = op.weight.shape
-    logits = rows * vocab * max(4.0, model.activation_bytes) / p.ranks
-    gathered = Work(link_bytes=logits * (p.ranks - 1), link_messages=1) if p.ranks > 1 else Work()
-    return gathered + Work(
+    return Work(
         flops=2.0 * rows * vocab * hidden / p.ranks,
-        weight_bytes=(model.bytes_of(op.weight) + model.bytes_of(op.bias)) / p.ranks,
-        activation_bytes=rows * hidden * model.activation_bytes + logits,
+        weight_bytes=p.weight_bytes(op),
+        activation_bytes=rows * hidden * model.activation_bytes + _logits_bytes(op, p),
     )
+
+
+def _logits_bytes(op: Head, p: _Pricing) -> float:
+    """Logits are written in at least float32."""
+    return p.batch.logit_rows * op.weight.shape[0] * max(4.0, p.model.activation_bytes) / p.ranks

@@ -7,7 +7,8 @@ from enum import StrEnum
 from functools import cached_property
 from math import ceil, exp, log
 
-from ridgeline.core.ops import Attend, MoE
+from ridgeline.core.op_facts import OpKind
+from ridgeline.core.ops import experts_of
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.roofline.batch import NO_ADAPTERS, Batch, batches_of, make_batch
 from ridgeline.roofline.calibration import Calibration
@@ -146,7 +147,7 @@ class StepPredictor:
         """Contexts that are priced. What attention adds grows with them, up to the window."""
         model = self.models[ModelRole.TARGET]
         most = max(2, model.spec.max_position)
-        windows = [op.window for op, _ in model.attention_ops if isinstance(op, Attend)]
+        windows = [op.window for op, _ in model.attention_ops]
         inner = {each for each in (*windows, _NEAR_CONTEXT) if each and each < most}
         return tuple(sorted({0, most} | inner))
 
@@ -203,5 +204,5 @@ def step_phase(plan: StepPlan) -> str:
 def _company(model: PricedModel) -> int:
     """Sequences of a step that another one joins: so many that they have touched nearly all
     experts (98 %), since one more then adds the reading of hardly any."""
-    experts = [op for op, _ in model.token_ops if isinstance(op, MoE)]
-    return max((ceil(4 * op.gate.shape[0] / op.routing.top_k) for op in experts), default=1)
+    experts = [experts_of(op) for op, _ in model.token_ops if op.facts.kind is OpKind.EXPERTS]
+    return max((ceil(4 * count / met) for count, met in experts), default=1)

@@ -9,32 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ridgeline.core.ops import (
-    MLP,
-    Attend,
-    Head,
-    LatentAttend,
-    LatentProject,
-    MoE,
-    Op,
-    OutProject,
-    QKVProject,
-    SharedExpert,
-)
+from ridgeline.core.ops import Op
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.roofline.batch import NO_ADAPTERS, Batch, batch_of, batches_of
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import adapter_work, op_work
 from ridgeline.roofline.work import NOTHING, Work, total
-
-
-class OpKind(StrEnum):
-    """Kernels of one kind share their efficiencies."""
-
-    LINEAR = "linear"
-    EXPERTS = "experts"
-    ATTENTION = "attention"
-    OTHER = "other"
 
 
 class Phase(StrEnum):
@@ -45,16 +25,6 @@ class Phase(StrEnum):
 
 
 _MEMO_SIZE = 10_000
-_LINEAR = (QKVProject, LatentProject, OutProject, MLP, SharedExpert, Head)
-
-
-def kind_of(op: Op) -> OpKind:
-    """The kind of kernel that runs an op."""
-    if isinstance(op, _LINEAR):
-        return OpKind.LINEAR
-    if isinstance(op, MoE):
-        return OpKind.EXPERTS
-    return OpKind.ATTENTION if isinstance(op, Attend | LatentAttend) else OpKind.OTHER
 
 
 def phase_of(segment: Segment) -> Phase:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ridgeline.core.ops import Embed, HeadNorm, Norm, Op, Weight, op_weights
+from ridgeline.core.op_facts import Role
+from ridgeline.core.ops import Op, weight_roles, weight_uses
+from ridgeline.core.spec import NormSpec
 from ridgeline.weights.loading import weight_shapes
 
 # A prime, so that no two rows of a usual width are the same part of the block.
@@ -52,21 +54,19 @@ def _constants(ops: Sequence[Op]) -> dict[str, float]:
     """Weights that are not random: norm gains and biases."""
     constants: dict[str, float] = {}
     for op in ops:
-        for field in type(op).__dataclass_fields__:
-            weight = getattr(op, field)
-            if not isinstance(weight, Weight):
-                continue
-            if field.endswith("bias"):
+        spec = getattr(op, "spec", None)
+        has_offset = isinstance(spec, NormSpec) and spec.unit_offset
+        for weight, role, *_ in weight_uses(op):
+            if role is Role.BIAS:
                 constants[weight.name] = 0.0
-            elif isinstance(op, Norm | HeadNorm):
-                constants[weight.name] = 0.0 if op.spec.unit_offset else 1.0
-            elif field.endswith("norm"):
-                constants[weight.name] = 1.0
+            elif role is Role.GAIN:
+                constants[weight.name] = 0.0 if has_offset else 1.0
     return constants
 
 
 def _embeddings(ops: Sequence[Op]) -> set[str]:
-    return {weight.name for op in ops if isinstance(op, Embed) for weight in op_weights(op)}
+    roles = weight_roles(ops).items()
+    return {name for name, of_weight in roles if any(role.is_table for role in of_weight)}
 
 
 def _tiled(twice_block: torch.Tensor, shape: tuple[int, ...], start: int) -> torch.Tensor:

@@ -9,25 +9,12 @@ from ridgeline.core.formats import (
     table_format,
     with_scales,
 )
-from ridgeline.core.ops import (
-    MLP,
-    Embed,
-    Head,
-    LatentProject,
-    MoE,
-    Op,
-    OutProject,
-    QKVProject,
-    SharedExpert,
-    Weight,
-    op_weights,
-)
+from ridgeline.core.op_facts import Role
+from ridgeline.core.ops import weight_uses
 from ridgeline.executors.cpu.roles import held_format, padded
 from ridgeline.kernels.cpu.library import chosen_level, native_kernels_run
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.kernels import NativeKernels
-
-_PRODUCTS = (QKVProject, LatentProject, OutProject, MLP, MoE, SharedExpert)
 
 
 def priced(model: PricedModel) -> PricedModel:
@@ -63,27 +50,23 @@ def _formats(
 ) -> dict[str, NumberFormat]:
     formats = dict(model.weight_formats)  # those of the checkpoint stay as they are
     for op in reversed(model.ops):  # the head first: an embedding that is tied to it is as it is
-        for weight in op_weights(op):
+        for weight, role, *_ in weight_uses(op):
             layers = held_format(quantized, weight.shape[-1])
-            form = _format(op, weight, own, quantized, layers)
-            formats.setdefault(weight.name, padded(form))
+            formats.setdefault(weight.name, padded(_format(role, own, quantized, layers)))
     return formats
 
 
 def _format(
-    op: Op, weight: Weight, own: NumberFormat, quantized: NumberFormat, layers: NumberFormat
+    role: Role, own: NumberFormat, quantized: NumberFormat, layers: NumberFormat
 ) -> NumberFormat:
-    if not _is_matrix(weight):
-        return FLOAT32
-    match op:
-        case Head():
+    match role:
+        case Role.HEAD:
             return head_format(quantized)
-        case Embed():
-            return table_format(quantized) if weight == op.weight else FLOAT32
-        case MoE() if weight == op.router:
+        case Role.TABLE:
+            return table_format(quantized)
+        case Role.PRODUCT | Role.OUTPUT_GATE:
+            return layers
+        case Role.ROUTER | Role.EXPANSION:
             return own
-    return layers if isinstance(op, _PRODUCTS) else own
-
-
-def _is_matrix(weight: Weight) -> bool:
-    return len(weight.shape) > 1 and not weight.name.endswith(("_bias", "_norm"))
+        case Role.GAIN | Role.BIAS | Role.SINKS | Role.POSITIONS:
+            return FLOAT32

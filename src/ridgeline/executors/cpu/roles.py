@@ -8,13 +8,11 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.core.formats import NumberFormat, head_format, number_format, table_format
+from ridgeline.core.op_facts import Role
 from ridgeline.kernels.cpu.matrix import MatrixFormat, matrix_bytes, matrix_struct, plain_format
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format
 from ridgeline.weights import weight_shapes
-
-PRODUCT, HEAD, TABLE, PLAIN = "product", "head", "table", "plain"
-Role = str | ops.LatentAttend
 
 _INT4 = number_format("int4")
 _FACTORED_GROUP = 128
@@ -23,36 +21,29 @@ _FACTORED_INT4 = replace(_INT4, group_size=_FACTORED_GROUP, factor_columns=FACTO
 _CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 
-def weight_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role]:
+def packed_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role | ops.LatentAttend]:
     """What is done with each matrix; what is missing is a vector."""
-    roles: dict[str, Role] = {}
+    roles: dict[str, Role | ops.LatentAttend] = {}
     for op in model_ops:
-        match op:
-            case ops.LatentAttend():
-                roles[op.expand.name] = op
-            case ops.MoE():
-                roles[op.router.name] = PLAIN
-                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), PRODUCT)
-            case ops.SharedExpert():
-                roles |= dict.fromkeys((op.gate.name, op.up.name, op.down.name), PRODUCT)
-            case ops.Embed():
-                roles[op.weight.name] = TABLE
-            case ops.Head():
-                roles[op.weight.name] = HEAD  # an embedding that is tied to it, too
-            case ops.QKVProject() | ops.LatentProject() | ops.OutProject() | ops.MLP():
-                for weight in ops.op_weights(op):
-                    if len(weight.shape) == 2:
-                        roles[weight.name] = PRODUCT
+        for use in ops.weight_uses(op):
+            match use.role:
+                case Role.PRODUCT | Role.HEAD | Role.TABLE | Role.ROUTER:
+                    roles[use.weight.name] = use.role  # an embedding that is tied is the head
+                case Role.EXPANSION:
+                    assert isinstance(op, ops.LatentAttend)
+                    roles[use.weight.name] = op
+                case Role.GAIN | Role.BIAS | Role.SINKS | Role.POSITIONS | Role.OUTPUT_GATE:
+                    pass
     return roles
 
 
 def packed_format(
-    role: str, quantization: NumberFormat | None, columns: int
+    role: Role, quantization: NumberFormat | None, columns: int
 ) -> MatrixFormat | None:
     """What a matrix that is not quantized yet is packed to; ``None`` for its own type."""
-    if quantization is None or role == PLAIN:
+    if quantization is None or role is Role.ROUTER:
         return None
-    of_role = {HEAD: head_format, TABLE: table_format}
+    of_role = {Role.HEAD: head_format, Role.TABLE: table_format}
     number = of_role.get(role, lambda layers: layers)(quantization)
     if number == _INT4 and _takes_factors(columns):
         return MatrixFormat(format=Format.Q4, group=_FACTORED_GROUP, has_factors=True)
@@ -85,7 +76,7 @@ def packed_bytes(
 ) -> int:
     """What the weights of a model take once they are packed, if none is quantized yet."""
     model_ops, size = tuple(model_ops), 0
-    roles = weight_roles(model_ops)
+    roles = packed_roles(model_ops)
     for name, shape in weight_shapes(model_ops).items():
         role = roles.get(name)
         if role is None:

@@ -14,6 +14,7 @@ from ridgeline.core import ops
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.host import available_memory_bytes
+from ridgeline.core.op_facts import Role
 from ridgeline.executors.cpu.codes import (
     MatrixCodes,
     matrix_codes,
@@ -24,8 +25,8 @@ from ridgeline.executors.cpu.roles import (
     FACTOR_COLUMNS,
     packed_bytes,
     packed_format,
+    packed_roles,
     padded,
-    weight_roles,
 )
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.matrix import (
@@ -73,10 +74,9 @@ class PackedWeights:
     def bits_per_weight(self, model_ops: Iterable[ops.Op]) -> float:
         """Of all matrices that multiply something: layers and head, scales and padding included."""
         names = {
-            weight.name
-            for op in model_ops
-            if not isinstance(op, ops.Embed)
-            for weight in ops.op_weights(op)
+            name
+            for name, roles in ops.weight_roles(model_ops).items()
+            if any(not role.is_table for role in roles)
         }
         used = [
             matrix
@@ -148,7 +148,7 @@ class _Packing:
     def __init__(self, pool: Pool, model: ExecutorModel, cuts: Collection[ops.Op]) -> None:
         self.packed = PackedWeights()
         self._kept = {weight.name for op in cuts for weight in ops.op_weights(op)}
-        self._pool, self._model, self._roles = pool, model, weight_roles(model.ops)
+        self._pool, self._model, self._roles = pool, model, packed_roles(model.ops)
         self._shapes = weight_shapes(model.ops)
         self._allocate = Slabs().allocate
         self._expanded: dict[str, str] = {}  # name -> format
@@ -200,7 +200,7 @@ class _Packing:
             empty = torch.empty(self._shapes[name], dtype=torch.float32)
             self.packed.kept.setdefault(name, empty)[index] = values
 
-    def _add_to_stack(self, name: str, index: int, weight: Weight, role: str) -> None:
+    def _add_to_stack(self, name: str, index: int, weight: Weight, role: Role) -> None:
         """A stack keeps its codes if all its matrices have codes of one kind.
 
         If one has not, those before it, whose codes are packed, are forgotten, to be expanded.
@@ -222,7 +222,7 @@ class _Packing:
             del self._stacks[name]
 
     def _packed(
-        self, name: str, weight: Weight, role: str, codes: MatrixCodes | None
+        self, name: str, weight: Weight, role: Role, codes: MatrixCodes | None
     ) -> PackedMatrix:
         if codes is not None:
             return pack_matrix_codes(self._pool, codes, self._allocate)

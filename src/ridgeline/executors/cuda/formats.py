@@ -1,28 +1,13 @@
 """How weights are held on the device, and what they take there."""
 
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 
 from ridgeline.core import ops
 from ridgeline.core.formats import NumberFormat, float_format, number_format
+from ridgeline.core.op_facts import Role
 
-
-class Role(StrEnum):
-    """What is done with a weight."""
-
-    PRODUCT = "product"  # a matrix of the layers that tokens are multiplied with
-    HEAD = "head"  # the matrix that gives logits
-    TABLE = "table"  # rows are looked up
-    PLAIN = "plain"  # anything else, in the model's type
-
-
-def weight_roles(model_ops: Iterable[ops.Op]) -> dict[str, frozenset[Role]]:
-    """What each weight is used for; a tied head is a table as well."""
-    found: dict[str, set[Role]] = {}
-    for op in model_ops:
-        for weight in ops.op_weights(op):
-            found.setdefault(weight.name, set()).add(_role(op, weight))
-    return {name: frozenset(roles) for name, roles in found.items()}
+# What products pack; the rest is in the model's type.
+PACKED = frozenset({Role.PRODUCT, Role.HEAD})
 
 
 def stacks(model_ops: Iterable[ops.Op]) -> dict[str, tuple[str, ...]]:
@@ -59,8 +44,8 @@ def device_formats(
     """
     own = float_format(dtype)
     formats: dict[str, NumberFormat] = {}
-    for name, roles in weight_roles(model_ops).items():
-        if quantization is None or not roles & {Role.PRODUCT, Role.HEAD}:
+    for name, roles in ops.weight_roles(model_ops).items():
+        if quantization is None or not roles & PACKED:
             formats[name] = own
         elif Role.HEAD in roles:
             formats[name] = device_head_format(quantization)
@@ -79,28 +64,10 @@ def weights_bytes(
 ) -> int:
     """What all weights take on the device, scales included."""
     model_ops = tuple(model_ops)
-    formats, roles = device_formats(model_ops, dtype, quantization), weight_roles(model_ops)
+    formats, roles = device_formats(model_ops, dtype, quantization), ops.weight_roles(model_ops)
     shapes = {weight.name: weight.shape for op in model_ops for weight in ops.op_weights(op)}
     total = sum(formats[name].num_bytes(shape) for name, shape in shapes.items())
     for name, of_weight in roles.items():
         if of_weight >= {Role.HEAD, Role.TABLE} and formats[name].is_quantized:
             total += float_format(dtype).num_bytes(shapes[name])
     return int(total)
-
-
-def _role(op: ops.Op, weight: ops.Weight) -> Role:
-    match op:
-        case ops.Embed() if weight == op.weight:
-            return Role.TABLE
-        case ops.Head() if weight == op.weight:
-            return Role.HEAD
-        case ops.MoE():
-            return Role.PRODUCT if weight in (op.gate, op.up, op.down) else Role.PLAIN
-        case ops.SharedExpert():
-            return Role.PRODUCT if weight != op.output_gate else Role.PLAIN
-        case ops.LatentProject():
-            products = (op.query_latent, op.query, op.latent)
-            return Role.PRODUCT if weight in products else Role.PLAIN
-        case ops.QKVProject() | ops.OutProject() | ops.MLP() if len(weight.shape) == 2:
-            return Role.PRODUCT
-    return Role.PLAIN

@@ -66,4 +66,7 @@ def _op_width(op: ops.Op) -> int:
             return op.num_heads * (3 * (op.latent_dim + op.rope_dim) + op.v_dim)
         case ops.OutProject():
             return 2 * op.weight.shape[1]
-    return 0
+        case ops.Attend() | ops.LatentProject() | ops.HeadNorm() | ops.Rope() | ops.KVWrite():
+            return 0  # no more than the projections beside them
+        case ops.Embed() | ops.Norm() | ops.AddShared() | ops.AddResidual() | ops.Head():
+            return 0  # hidden states, which are counted already, and logits

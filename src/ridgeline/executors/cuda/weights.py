@@ -12,12 +12,13 @@ import torch
 
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat, number_format
+from ridgeline.core.op_facts import Role
+from ridgeline.core.ops import weight_roles
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.formats import (
-    Role,
+    PACKED,
     device_head_format,
     stacks,
-    weight_roles,
     weights_bytes,
 )
 from ridgeline.executors.cuda.upload import Uploads
@@ -105,7 +106,7 @@ class _Loader:
             self._keep(names, self._roles[name], [parts[each] for each in names])
 
     def _keep(self, names: Sequence[str], roles: frozenset[Role], parts: list[Weight]) -> None:
-        name, multiplies = names[0], bool(roles & {Role.PRODUCT, Role.HEAD})
+        name, multiplies = names[0], bool(roles & PACKED)
         if not multiplies or Role.TABLE in roles:
             self.weights.tensors[name] = self._values(parts, roles)
         if not multiplies:
