@@ -290,8 +290,8 @@ def test_every_setting_is_an_option_and_help_fits_a_screen(capsys):
 def test_the_set_of_commands_is_what_the_docs_say():
     (commands,) = build_parser()._subparsers._group_actions
     assert set(commands.choices) == {
-        "batch", "bench", "bench-ladder", "bench-serve", "chat", "collect-env", "cost", "generate",
-        "hardware", "memory", "plan", "probe", "roofline", "serve",
+        "batch", "bench", "bench-ladder", "bench-serve", "ceilings", "chat", "collect-env",
+        "cost", "generate", "hardware", "memory", "plan", "probe", "profile", "roofline", "serve",
     }  # fmt: skip
 
 

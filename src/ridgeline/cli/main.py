@@ -30,6 +30,7 @@ COMMANDS = {
     "memory": ("memory", "bytes of weights, KV cache and activations"),
     "cost": ("cost", "what measured rates cost, in tokens and requests"),
     "hardware": ("catalogue", "list the catalogue's machines, with the source of every figure"),
+    "ceilings": ("ceilings", "measure memory, arithmetic, disk, network and PCIe in 30 s"),
     "roofline": ("roofline", "what bounds a model here, and what to try next"),
     "collect-env": ("collect_env", "describe machine and installation"),
 }
