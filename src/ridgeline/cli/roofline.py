@@ -42,6 +42,7 @@ from ridgeline.roofline.explain import (
     ops,
     points,
     product_peak,
+    ridges,
     sentences,
 )
 from ridgeline.roofline.history import read as read_history
@@ -142,6 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "memory_bytes_per_s": bytes_per_s,
                 "peak_flops_per_s": peak,
                 "ridge": peak / bytes_per_s,
+                "ridges": ridges(priced, calibration),
                 "conditions": dict(calibration.ceilings.conditions),
             },
             "datasheet": None if beside is None else asdict(beside),
@@ -168,7 +170,9 @@ def run(arguments: argparse.Namespace) -> int:
     for line in lines:
         console.print(line)
     for each in advice:
-        console.print(f"  {each.gain:4.1f}× {each.what}: {each.change} ({each.how})", markup=False)
+        sure = predicted_range(each.low, each.high, ".1f")
+        text = f"  {each.gain:4.1f}× ({sure}) {each.what}: {each.change} ({each.how})"
+        console.print(text, markup=False)
     console.print(_basis(calibration, priced.main_format, past), style="dim")
     return 0
 
