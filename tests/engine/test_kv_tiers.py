@@ -73,14 +73,20 @@ def test_only_the_same_model_dtype_and_salt_hit(model_folder, tmp_path):
     assert ask(model_folder, **disk)[0] == 56
 
 
-def test_contexts_share_unless_they_decide_about_longrope(model_folder, tmp_path):
+@pytest.fixture
+def longrope_folder(model_folder, tmp_path):
+    """A model whose long factors hold beyond 70 tokens."""
     other = tmp_path / "other"
     shutil.copytree(model_folder, other)
     config = json.loads((other / "config.json").read_text())
     section = {"rope_type": "longrope", "original_max_position_embeddings": 70}
     section |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
     (other / "config.json").write_text(json.dumps(config | {"rope_scaling": section}))
-    for folder, hits in ((model_folder, [0, 56, 56]), (other, [0, 56, 0])):
+    return other
+
+
+def test_contexts_share_unless_they_decide_about_longrope(model_folder, longrope_folder, tmp_path):
+    for folder, hits in ((model_folder, [0, 56, 56]), (longrope_folder, [0, 56, 0])):
         disk = {"kv_disk_tier_path": str(tmp_path / f"kv-{hits[-1]}")}
         contexts = (69, 70, 71)
         assert [ask(folder, max_model_len=length, **disk)[0] for length in contexts] == hits
@@ -260,6 +266,35 @@ def test_a_process_that_starts_again_with_other_weights_finds_no_kv(model_folder
             return [retried, await ask_as(engine, "b"), await ask_as(engine, "b")]
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == [0, 0, 48]
+
+
+def test_a_process_that_starts_again_keeps_the_factors_of_longrope(longrope_folder, tmp_path):
+    """Though memory left less than the original length of the context that was not set."""
+    config = EngineConfig(
+        model=str(longrope_folder),
+        dtype="float32",
+        block_tokens=16,
+        max_num_seqs=2,
+        kv_cache_memory_bytes=5 * 16 * (3 * 2 * 3 * 8 * 4) - 1,  # layers, K and V, heads
+        kv_disk_tier_path=str(tmp_path / "kv"),
+    )
+
+    async def main():
+        async with AsyncEngine(config) as engine:
+            before = engine.config
+            assert 60 < before.max_model_len < 70
+            await ask_as(engine, "a")
+            while len(list((tmp_path / "kv").rglob("*.kv"))) < 3:
+                await asyncio.sleep(0.01)
+            os.kill(engine.worker_pid, signal.SIGKILL)
+            while engine.health().is_ready:
+                await asyncio.sleep(0.01)
+            while not engine.health().is_ready:
+                await asyncio.sleep(0.01)
+            assert engine.config == before
+            return await ask_as(engine, "a")
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == 48
 
 
 def test_kv_expires_in_the_pool_and_in_the_tiers_of_an_idle_engine(

@@ -154,7 +154,10 @@ class ProcessHost:
                 self._on_event(event)
 
     def _pin(self, config: ResolvedConfig, kv_digest: str) -> None:
-        """Let later processes have the context and the pool of the first one."""
+        """Let later processes have the pool of the first one, from which their context follows.
+
+        As a setting the context would choose the factors of LongRoPE, which the first one did not.
+        """
         loaded = self._description
         self._info = EngineInfo(
             name=loaded.name,
@@ -168,11 +171,7 @@ class ProcessHost:
             pooling=loaded.pooling,
             adapters=tuple(self._config.adapters),
         )
-        self._config = replace(
-            self._config,
-            max_model_len=config.max_model_len,
-            kv_cache_memory_bytes=config.kv_cache_bytes,
-        )
+        self._config = replace(self._config, kv_cache_memory_bytes=config.kv_cache_bytes)
 
     async def _watch(self, process: EngineProcess) -> None:
         """Tell a process that is stopped or hangs from one that is busy; end it in the long run."""
