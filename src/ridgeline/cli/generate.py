@@ -51,7 +51,10 @@ def add_options(parser: Parser) -> None:
         "--best-of", type=int, metavar="N", help="draw N samples, print the --n likeliest"
     )
     parser.add_argument(
-        "--beams", type=int, metavar="N", help="search with N beams instead of sampling"
+        "--beams",
+        type=int,
+        metavar="N",
+        help="search with N beams instead of sampling, of 64 tokens without --max-tokens",
     )
     parser.add_argument(
         "--length-penalty",
