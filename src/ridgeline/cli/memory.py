@@ -70,7 +70,7 @@ def _parameters(arguments: argparse.Namespace) -> int:
     except ValueError:
         bits = [0.0]
     if not all(0 < each <= 64 for each in bits):
-        raise InvalidRequestError("--bits is written as 16,8,4.5.")
+        raise InvalidRequestError("--bits are widths above 0 and up to 64, as in 16,8,4.5.")
     sizes = {f"{each:g}": parameter_bytes(arguments.parameters, each) for each in bits}
     if arguments.json:
         print(json.dumps({"weights_bytes": sizes}))

@@ -56,9 +56,10 @@ def print_plan(result: Mapping[str, Any]) -> None:
     if result["usd_per_1m_output"] is not None:
         thousand = result["usd_per_1k_requests"]
         per_thousand = "–" if thousand is None else f"${thousand:.3f}"
+        kind = "good requests" if any(result["slo"].values()) else "requests"
         console.print(
             f"  cost    ${result['usd_per_1m_output']:.3f} per 1M output tokens, "
-            f"{per_thousand} per 1K requests, at ${result['usd_per_hour']:.2f} an hour"
+            f"{per_thousand} per 1K {kind}, at ${result['usd_per_hour']:.2f} an hour"
         )
         _print_money(console, result)
     if result["power_w"] is not None:
