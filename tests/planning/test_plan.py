@@ -140,7 +140,7 @@ def test_bfloat16_is_called_slow_only_where_products_take_float32s_rate():
         return answer(replace(asked, machine=machine, model=chosen, output_tokens=2)).notes
 
     assert notes(bfloat16=60e12) == []  # a bit less than float16's 65
-    assert notes("measured") == []
+    assert not any("bfloat16" in note for note in notes("measured"))
     assert len(notes("fp8")) == 1
     assert notes("fp8", fp8=130e12) == []
 

@@ -18,6 +18,7 @@ from ridgeline.core.recorded_step import RecordedStep
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.profiling import profile_of, record, stop_recording
+from ridgeline.executors import executor_traits
 from ridgeline.executors.recorder import Recording
 from ridgeline.roofline.profile import Profile
 
@@ -88,7 +89,8 @@ def profile_engine(
     engine = Engine(config, progress=progress)
     try:
         driver = _Driver(engine, case, num_plans)
-        meter = CeilingMeter(load_native_loops()) if engine.executor.name != "cuda" else None
+        on_host = executor_traits(engine.executor.name).device_bytes() is None
+        meter = CeilingMeter(load_native_loops()) if on_host else None
         unrecorded, recordings = [], []
         for number in range(rounds):
             if progress is not None:

@@ -19,7 +19,7 @@ COMMANDS = {
     "chat": ("chat", "talk to a model"),
     "batch": ("batch", "answer a JSONL file of requests"),
     "probe": ("probe", "measure an OpenAI-compatible endpoint"),
-    "bench": ("bench", "measure prefill and decode, and the ceilings (also: bench serve, bench ladder)"),
+    "bench": ("bench", "measure prefill and decode; also `bench serve` and `bench ladder`"),
     "profile": ("profile", "where the seconds of a step go, op by op"),
     "bench-serve": ("bench_serve", "measure an engine or a URL under load"),
     "bench-ladder": (
