@@ -1,5 +1,7 @@
 """What one message may take of memory and time, whatever part of it comes without end."""
 
+import asyncio
+import json
 import socket
 import time
 from contextlib import suppress
@@ -147,3 +149,33 @@ def test_trailers_are_refused(served, pieces):
     if pieces == 1:
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"after the body" in answer
+
+
+def test_who_leaves_with_requests_ahead_ends_the_one_that_runs(served, http, monkeypatch):
+    """What is noticed of a connection is noticed of its first request, too, not of its last."""
+    engine, events = served.server.engine, []
+
+    async def endless(request):
+        events.append("begun")
+        try:
+            while True:
+                await asyncio.sleep(0.01)
+                if False:
+                    yield
+        finally:
+            events.append("ended")
+
+    monkeypatch.setattr(engine, "generate", endless)
+    body = json.dumps({"model": served.server.model_name, "prompt": [5], "max_tokens": 5}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection((http.base_url.host, http.base_url.port)) as client:
+        client.sendall(head % len(body) + body + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        _await(lambda: "begun" in events)
+    _await(lambda: "ended" in events)
+
+
+def _await(is_so):
+    until = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -80,6 +80,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_bytes_before = 0  # when the timer was set
         self._offers = _Offers()
         self._problem: str | None = None
+        self._answered: RequestResponseCycle | None = None  # uvicorn's cycle is the last that came
         self._sender_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -90,6 +91,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch_sender()
         self._unwatch_reader()
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -117,9 +121,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """
 
         def ask() -> None:
-            if self.transport.is_closing() or self.cycle.response_started:
+            answered = self._answered
+            if self.transport.is_closing() or answered is None or answered.response_started:
                 return
-            if not self.pipeline and self.scope["http_version"] == "1.1":
+            if answered.scope["http_version"] == "1.1":
                 self.transport.write(_CONTINUE)
             if later_s:
                 self._ask_reader(*later_s)
@@ -188,6 +193,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) == _MAX_PIPELINE:
             self._refuse("Too many requests wait on this connection.")
         super().on_headers_complete()
+        if self.pipeline:
+            self.flow.resume_reading()  # or nobody would notice that the client leaves
+        else:
+            self._answered = self.cycle
         self._in_head = False  # from here on, the cycle is that of the request that is read
         self._unwatch_sender()
         self._watch_sender()
@@ -224,6 +233,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._framing_bytes = self._body_bytes = 0
         self._max_framing_bytes = MAX_HEAD_BYTES
         self._unwatch_sender()
+
+    def on_response_complete(self) -> None:
+        self._answered = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
 
     def _refuse(self, problem: str) -> None:
         """End the parsing, whose error becomes a 400 that tells the problem."""
