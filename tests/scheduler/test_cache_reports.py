@@ -8,7 +8,7 @@ from tests.fakes import FakeExecutor
 from tests.scheduler.simulation import Simulation, make_request
 from tests.scheduler.test_scheduler import CONFIG, make, request, run
 
-from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.core.errors import OutOfMemoryError, OverloadedError
 from ridgeline.kvcache import MissReport
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
@@ -40,6 +40,17 @@ def test_a_pinned_prefix_is_not_evicted(windows):
     evict_all(scheduler)
     scheduler.check_integrity()
     assert serve(scheduler, executor, range(25)) == 0
+
+
+def test_what_was_evicted_before_it_could_be_pinned_is_no_success():
+    scheduler, executor = make(num_blocks=(64,)), FakeExecutor()
+    serve(scheduler, executor, range(21))
+    (pool,) = scheduler.prefix_cache.pools
+    pool.release(pool.allocate(pool.num_free - 2))  # two blocks of the prefix are left
+    with pytest.raises(OverloadedError, match="evicted before"):
+        scheduler.pin_prefix(KEY, range(20))
+    assert pool.num_free == 64
+    scheduler.check_integrity()
 
 
 def test_what_is_deleted_of_a_tenant_is_not_pinned_any_more():

@@ -53,6 +53,7 @@ from ridgeline.text import ChatTemplate, Tokenizer
 _KEPT_STEPS = 4096
 _LONG_TEXT_CHARS = 2048  # tokenized off the event loop
 _DRAIN_POLL_S = 0.01
+_PIN_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,8 @@ class AsyncEngine:
         self._numbers: dict[str, int] = {}  # the callers' ids of open requests
         self._deletions: set[str] = set()  # tenants; the worker has not said that they are done
         self._asked: dict[int, asyncio.Future[Reply]] = {}
-        self._pins: dict[int, PinnedPrefix] = {}
+        self._pins: dict[int, tuple[PinnedPrefix, int]] = {}  # with its number in the worker
+        self._num_pins = 0  # ever made: the worker's numbers begin again when it does
         self._num_profiles = 0
         self._closing: Health | None = None
         self._stats = EngineStats()
@@ -208,7 +210,7 @@ class AsyncEngine:
         An engine that is just starting again does it before it computes anything.
         """
         self._deletions.add(tenant)
-        self._pins = {n: pin for n, pin in self._pins.items() if pin.tenant != tenant}
+        self._pins = {n: pin for n, pin in self._pins.items() if pin[0].tenant != tenant}
         self._host.send(DeleteTenant(tenant=tenant))
 
     async def pin_prefix(
@@ -228,6 +230,7 @@ class AsyncEngine:
         Raises what `generate` raises, and:
             InvalidRequestError: there is no prefix cache, or less than a block to keep.
             OutOfMemoryError: what is left of the KV pool would not hold a sequence of full length.
+            OverloadedError: it was evicted before it could be kept, each time that it was tried.
         """
         request = self._prefix_request(token_ids, adapter, cache_salt, tenant)
         if len(token_ids) < (least := self.config.block_tokens):
@@ -240,19 +243,26 @@ class AsyncEngine:
             cache_salt=cache_salt,
             tenant=tenant,
         )
-        async for _ in self.generate(wanted):
-            pass
-        request = self._prefix_request(token_ids, adapter, cache_salt, tenant)  # of this engine
-        found = await self._ask(request.request_id, Pin(request=request))
+        for tries_left in reversed(range(_PIN_TRIES)):
+            async for _ in self.generate(wanted):
+                pass
+            request = self._prefix_request(token_ids, adapter, cache_salt, tenant)  # of this engine
+            try:
+                found = await self._ask(request.request_id, Pin(request=request))
+                break
+            except errors.OverloadedError:
+                if not tries_left:
+                    raise
         assert isinstance(found, Pinned)
         pin = PinnedPrefix(
-            number=found.prefix,
+            number=self._num_pins,
             num_tokens=found.num_tokens,
             tenant=tenant,
             adapter=adapter,
             cache_salt=cache_salt,
         )
-        self._pins[pin.number] = pin
+        self._num_pins += 1
+        self._pins[pin.number] = pin, found.prefix
         return pin
 
     def unpin_prefix(self, number: int) -> None:
@@ -261,13 +271,13 @@ class AsyncEngine:
         Raises:
             InvalidRequestError: no prefix of that number is pinned.
         """
-        if self._pins.pop(number, None) is None:
+        if number not in self._pins:
             raise InvalidRequestError(f"No prefix of the number {number} is pinned.")
-        self._host.send(Unpin(prefix=number))
+        self._host.send(Unpin(prefix=self._pins.pop(number)[1]))
 
     @property
     def pinned_prefixes(self) -> tuple[PinnedPrefix, ...]:
-        return tuple(self._pins.values())
+        return tuple(pin for pin, _ in self._pins.values())
 
     async def explain_miss(
         self, token_ids: tuple[int, ...], *, adapter: str | None = None, cache_salt: str = ""

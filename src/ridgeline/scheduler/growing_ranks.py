@@ -11,9 +11,9 @@ Name = TypeVar("Name")
 class GrowingRanks(Generic[Name]):
     """A heap of names by rank, put right only as far as its top is looked at.
 
-    ``rank`` of a name never shrinks between looks. ``members`` are those who count: names that have
-    left stay in the heap until they reach its top or outnumber the others. Of equal ranks the one
-    goes first that was added, or put right, first.
+    ``rank`` of a member never shrinks; one that left may come back with any. ``members`` are those
+    who count: names that have left stay in the heap until they reach its top or outnumber the
+    others. Of equal ranks the one goes first that was added, or put right, first.
     """
 
     def __init__(
@@ -22,29 +22,33 @@ class GrowingRanks(Generic[Name]):
         self._rank = rank
         self._members = members
         self._heap: list[tuple[tuple[float, ...], int, Name]] = []
-        self._known: set[Name] = set()  # those in the heap
+        self._known: dict[Name, tuple[float, ...]] = {}  # the lowest rank of each in the heap
         self._serial = count()
 
     def add(self, name: Name) -> None:
         """The name has become a member; adding one again changes nothing."""
-        if name in self._known:
+        rank = self._rank(name)
+        if name in self._known and self._known[name] <= rank:
             return
         if len(self._heap) > 2 * len(self._members) + 64:
-            self._heap = [entry for entry in self._heap if entry[2] in self._members]
+            self._known = {each: at for each, at in self._known.items() if each in self._members}
+            self._heap = [entry for entry in self._heap if self._known.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
-            self._known = {name for _, _, name in self._heap}
-        self._known.add(name)
-        heapq.heappush(self._heap, (self._rank(name), next(self._serial), name))
+        self._known[name] = rank
+        heapq.heappush(self._heap, (rank, next(self._serial), name))
 
     def first(self) -> Name | None:
         """The member of the lowest rank."""
         while self._heap:
             rank, _, name = self._heap[0]
-            if name not in self._members:
+            if self._known.get(name) != rank:  # it came back with a lower one
                 heapq.heappop(self._heap)
-                self._known.discard(name)
+            elif name not in self._members:
+                heapq.heappop(self._heap)
+                del self._known[name]
             elif rank < (now := self._rank(name)):
                 heapq.heapreplace(self._heap, (now, next(self._serial), name))
+                self._known[name] = now
             else:
                 return name
         return None

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, OverloadedError
 from ridgeline.kvcache import PrefixCache
 from ridgeline.scheduler.blocks import BlockTables
 from ridgeline.scheduler.config import SchedulerConfig
+
+_RETRY_AFTER_S = 1.0
 
 
 class PinnedPrefixes:
@@ -27,13 +29,19 @@ class PinnedPrefixes:
         """See `Scheduler.pin_prefix`."""
         number, tables = self._num_pins, self._cache.pin(cache_key, token_ids)
         self._tables[number], self._tenants[number] = tables, tenant
+        num_whole = len(token_ids) // self._config.block_tokens
         try:
             self._blocks.check_pins(self._tables.values(), max_length=self._config.max_model_len)
-        except OutOfMemoryError:
+            if len(tables[0]) < num_whole:
+                raise OverloadedError(
+                    "The prefix was evicted before it could be pinned; try again.",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+        except (OutOfMemoryError, OverloadedError):
             self.unpin(number)
             raise
         self._num_pins += 1
-        return number, len(tables[0]) * self._config.block_tokens
+        return number, num_whole * self._config.block_tokens
 
     def unpin(self, number: int) -> None:
         """See `Scheduler.unpin`."""

@@ -26,7 +26,7 @@ class QueuePolicy(Protocol):
     def lane(self, sequence: Sequence) -> Lane: ...
 
     def lane_rank(self, lane: Lane) -> Rank:
-        """It never shrinks while sequences wait in the lane, nor from one wait to the next."""
+        """It never shrinks while sequences wait in the lane."""
 
     def rank(self, sequence: Sequence) -> Rank: ...
 

@@ -259,9 +259,11 @@ class Scheduler:
     def pin_prefix(
         self, cache_key: bytes, token_ids: Seq[int], tenant: str = ""
     ) -> tuple[int, int]:
-        """Keep what is cached of a prefix until `unpin`; returns a number for that, and its tokens.
+        """Keep the whole blocks of a cached prefix until `unpin`; returns a number for that, and
+        their tokens.
 
         Raises:
+            OverloadedError: some of it is not cached (any more).
             OutOfMemoryError: what is left of the pool would not hold a sequence of full length.
         """
         return self._pins.pin(cache_key, token_ids, tenant)
