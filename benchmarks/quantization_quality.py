@@ -6,19 +6,25 @@ for GGUF's Q4_0 with a Q8_0 head (what llama.cpp makes of rows of 384), computed
     python benchmarks/quantization_quality.py
 """
 
-import json
 import shutil
 import tempfile
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 
 from ridgeline import LLM
+from ridgeline.evaluation import (
+    Document,
+    LogProbabilities,
+    QualitySum,
+    encode_documents,
+    heldout_texts,
+    log_softmax,
+)
 
 DOCUMENTS, TOKENS = 12, 400
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -31,14 +37,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def log_probabilities(texts: list[str], model: str | None = None, **settings: Any) -> np.ndarray:
-    """Float64 ``[tokens, vocabulary]`` of all documents, one after the other."""
+def log_probabilities(
+    texts: list[str], model: str | None = None, **settings: Any
+) -> list[tuple[Document, LogProbabilities]]:
+    """The documents, and the log-probabilities after each of their tokens."""
     with LLM(model, **settings) as llm:
         assert llm.tokenizer is not None
-        logits = [llm.logits(llm.tokenizer.encode(text)[:TOKENS]) for text in texts]
-    values = np.concatenate(logits).astype(np.float64)
-    values -= values.max(-1, keepdims=True)
-    return values - np.log(np.exp(values).sum(-1, keepdims=True))
+        documents = encode_documents(llm.tokenizer, texts, max_tokens=TOKENS)
+        return [(document, log_softmax(llm.logits(document))) for document in documents]
 
 
 def write_q4_0(source: Path, target: Path) -> None:
@@ -58,14 +64,16 @@ def write_q4_0(source: Path, target: Path) -> None:
 def main() -> None:
     """Print one line for each format."""
     with as_file(files("ridgeline") / "assets") as assets, tempfile.TemporaryDirectory() as scratch:
-        lines = (assets / "heldout" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-        texts = [json.loads(line)["text"] for line in lines[:DOCUMENTS]]
+        texts = heldout_texts()[:DOCUMENTS]
         exact = log_probabilities(texts, executor="reference", dtype="float32")
 
-        def report(name: str, other: np.ndarray) -> None:
-            kl = float((np.exp(exact) * (exact - other)).sum(-1).mean())
-            same = float((exact.argmax(-1) == other.argmax(-1)).mean())
-            print(f"{name:26} KL {kl:.2e}   same top token {same:.1%}", flush=True)
+        def report(name: str, others: list[tuple[Document, LogProbabilities]]) -> None:
+            total = QualitySum()
+            for (tokens, wanted), (_, found) in zip(exact, others, strict=True):
+                total.add(tokens, found, wanted)
+            figures = total.quality()
+            same = f"same top token {figures.same_top:.1%}"
+            print(f"{name:26} KL {figures.kl:.2e}   {same}", flush=True)
 
         for name, settings in SETTINGS.items():
             report(name, log_probabilities(texts, executor="cpu", **settings))

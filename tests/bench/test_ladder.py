@@ -12,7 +12,7 @@ from ridgeline import LLM
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.ladder.drawing import draw
 from ridgeline.bench.ladder.ladder import Step, report
-from ridgeline.bench.ladder.measuring import Measured, Quality, quality
+from ridgeline.bench.ladder.measuring import Measured
 from ridgeline.bench.ladder.replay import ReplayExecutor, ReplaySimulation
 from ridgeline.bench.ladder.rungs import RUNGS, Forecast
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
@@ -22,6 +22,7 @@ from ridgeline.cli import main
 from ridgeline.cli.display import with_interval
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.plan import ModelRole
+from ridgeline.evaluation import Quality
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.executors.simulated import VirtualClock
@@ -34,6 +35,10 @@ from ridgeline.weights import dummy_weights, embedded_draft_folder
 SHAPE = CONFIG | {"vocab_size": 4096, "max_position_embeddings": 1024, "hidden_size": 64,
                   "intermediate_size": 128, "num_attention_heads": 4}  # fmt: skip
 TOKENS = 40
+QUALITY = Quality(
+    num_tokens=9, perplexity=20.0, reference_perplexity=20.0, kl=0.0, kl_error=0.0, kl_median=0.0,
+    kl_tail=0.0, kl_max=0.0, same_top=1.0, rms_dp=0.0,
+)  # fmt: skip
 DRAFTINGS = [
     Drafting(),
     Drafting(speculation="draft", length=1),
@@ -125,20 +130,6 @@ def test_the_draft_shape_has_about_100m_parameters():
     assert DRAFT_100M["vocab_size"] == SUBJECTS["1b"].config["vocab_size"]
 
 
-def test_quality_of_the_same_is_perfect_and_of_noise_is_not():
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(50, 20))
-    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
-    noisy = logits + rng.normal(size=logits.shape)
-    noisy -= np.log(np.exp(noisy).sum(-1, keepdims=True))
-    tokens = tuple(rng.integers(0, 20, 50))
-    same = quality([(tokens, logits)], [(tokens, logits)])
-    assert same.kl == pytest.approx(0, abs=1e-12)
-    losses = [-logits[i, tokens[i + 1]] for i in range(49)]
-    assert same.perplexity == pytest.approx(np.exp(np.mean(losses)))
-    assert quality([(tokens, noisy)], [(tokens, logits)]).kl > 0.1
-
-
 def climbed():
     return [
         Step(
@@ -149,7 +140,7 @@ def climbed():
             measured=Measured(
                 rates=(9.0 * number, 10.0 * number, 90.0), tokens_per_step=1.0, resident_bytes=2
             ),
-            quality=Quality(perplexity=20.0, kl=0.0) if number < 3 else None,
+            quality=QUALITY if number < 3 else None,
         )
         for number, rung in enumerate(RUNGS, start=1)
     ]

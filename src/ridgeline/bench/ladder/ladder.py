@@ -7,7 +7,6 @@ from typing import Any
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.ladder.measuring import (
     Measured,
-    Quality,
     log_probabilities,
     measure,
     quality,
@@ -25,6 +24,7 @@ from ridgeline.bench.ladder.subjects import SUBJECTS
 from ridgeline.bench.ladder.texts import RecordedText, read_texts
 from ridgeline.core.host import usable_cores
 from ridgeline.core.plan import ModelRole
+from ridgeline.evaluation import Quality
 from ridgeline.executors import executor_traits
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.model import PricedModel, weights_of
@@ -135,6 +135,7 @@ def _plain(step: Step, first: Step) -> dict[str, Any]:
         "predicted_speed_up": predicted_speed_up,
         "perplexity": step.quality.perplexity if step.quality else None,
         "kl": step.quality.kl if step.quality else None,
+        "same_top": step.quality.same_top if step.quality else None,
     }
 
 

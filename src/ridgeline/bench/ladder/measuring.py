@@ -8,8 +8,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import psutil
 
 from ridgeline.bench.ladder.replay import ReplayExecutor
@@ -19,11 +17,17 @@ from ridgeline.bench.ladder.subjects import SUBJECTS, Subject
 from ridgeline.bench.ladder.texts import RecordedText, heldout_code
 from ridgeline.core.protocols import Executor
 from ridgeline.engine.llm import LLM
+from ridgeline.evaluation import (
+    Document,
+    LogProbabilities,
+    Quality,
+    QualitySum,
+    encode_documents,
+    log_softmax,
+)
 from ridgeline.executors import create_executor
 
 _DOCUMENTS, _DOCUMENT_TOKENS = 8, 400
-
-LogProbabilities = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +41,6 @@ class Measured:
     @property
     def tokens_per_s(self) -> float:
         return statistics.median(self.rates)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quality:
-    """Of held-out text: perplexity per token, and mean KL divergence from the first rung."""
-
-    perplexity: float
-    kl: float
 
 
 def measure(
@@ -98,31 +94,21 @@ def open_executor(subject: Subject, rung: Rung, texts: Sequence[RecordedText]) -
     return create_executor(rung.executor, models, block_tokens=16)
 
 
-def log_probabilities(rung: Rung) -> list[tuple[tuple[int, ...], LogProbabilities]]:
-    """Held-out documents' tokens, and float32 ``[tokens, vocabulary]`` after each of them."""
+def log_probabilities(rung: Rung) -> list[tuple[Document, LogProbabilities]]:
+    """Held-out documents, and the log-probabilities after each of their tokens."""
     with LLM(executor=rung.executor, dtype=rung.dtype, quantization=rung.quantization) as llm:
         assert llm.tokenizer is not None
-        found = []
-        for text in heldout_code(_DOCUMENTS):
-            tokens = tuple(llm.tokenizer.encode(text)[:_DOCUMENT_TOKENS])
-            logits = llm.logits(tokens).astype(np.float64)
-            logits -= logits.max(-1, keepdims=True)
-            logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
-            found.append((tokens, logits.astype(np.float32)))
-        return found
+        texts = heldout_code(_DOCUMENTS)
+        documents = encode_documents(llm.tokenizer, texts, max_tokens=_DOCUMENT_TOKENS)
+        return [(document, log_softmax(llm.logits(document))) for document in documents]
 
 
 def quality(
-    documents: Sequence[tuple[tuple[int, ...], LogProbabilities]],
-    exact: Sequence[tuple[tuple[int, ...], LogProbabilities]],
+    documents: Sequence[tuple[Document, LogProbabilities]],
+    exact: Sequence[tuple[Document, LogProbabilities]],
 ) -> Quality:
     """Of some log-probabilities beside the first rung's of the same documents."""
-    losses, divergences = [], []
+    total = QualitySum()
     for (tokens, found), (_, wanted) in zip(documents, exact, strict=True):
-        losses.append(-found[np.arange(len(tokens) - 1), tokens[1:]])
-        p = np.exp(wanted.astype(np.float64))
-        divergences.append((p * (wanted.astype(np.float64) - found)).sum(-1))
-    return Quality(
-        perplexity=float(np.exp(np.concatenate(losses).mean())),
-        kl=float(np.concatenate(divergences).mean()),
-    )
+        total.add(tokens, found, wanted)
+    return total.quality()

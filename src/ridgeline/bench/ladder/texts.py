@@ -10,13 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ridgeline.engine.llm import LLM
+from ridgeline.evaluation import heldout_texts
 from ridgeline.weights import embedded_draft_folder
 
 PATH = Path(__file__).with_name("texts.jsonl")
@@ -118,10 +118,7 @@ def guesses(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> npt.NDArr
 
 def heldout_code(count: int) -> list[str]:
     """The first long texts of code that the embedded model has not seen."""
-    path = resources.files("ridgeline") / "assets/heldout/heldout.jsonl"
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    texts = [entry["text"] for entry in entries if entry["kind"] == "code"]
-    return [text for text in texts if len(text) > 2 * _EDITED.stop][:count]
+    return [text for text in heldout_texts("code") if len(text) > 2 * _EDITED.stop][:count]
 
 
 def renamed(text: str) -> str:
