@@ -6,6 +6,7 @@ step of max|x| / 127 for each column, times what its code stands for.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -57,7 +58,7 @@ def check(weight: QuantizedTensor | GGUFBlocks) -> None:
         rows, columns = w_RC.shape
         found = matrix_codes(part)
         assert found is not None
-        _, _, mins = found.rows(slice(0, rows))
+        _, _, mins, _ = found.rows(slice(0, rows))
         matrix = pack_matrix_codes(pool, found)
         group = matrix.struct.group
         mins_RC = np.zeros_like(w_RC)
@@ -136,6 +137,49 @@ def test_integers_of_any_block(symmetric, bits, size, block_rows) -> None:
     check(
         QuantizedTensor(format=form, codes=codes, scales=scales, zeros=None if symmetric else zeros)
     )
+
+
+def factored_weight(columns: int, *, rows: int = 37, seed: int = 0) -> QuantizedTensor:
+    """Scales of 32 columns that are multiples of one of 7 bits for 128 columns, as float16."""
+    rng = np.random.default_rng(seed)
+    common = rng.integers(64, 128, (rows, -(-columns // 128), 1)) * 2.0**-16
+    factors = rng.integers(-15, 17, (rows, common.shape[1], 4))
+    scales = (common * factors).reshape(rows, -1)[:, : -(-columns // 32)]
+    codes = torch.from_numpy(rng.integers(-8, 8, (rows, columns)).astype(np.int8))
+    form = NumberFormat(name="int4", bits=4, is_float=False, group_size=32, scale_bits=16)
+    return QuantizedTensor(format=form, codes=codes, scales=torch.from_numpy(scales).half())
+
+
+@pytest.mark.parametrize("columns", [128, 384, 2016])
+def test_scales_that_are_multiples_of_one_become_factors(columns) -> None:
+    """They take an eighth of a bit less, and the values are those of the file, bit for bit."""
+    weight, pool = factored_weight(columns), shared_pool()
+    found = matrix_codes(weight)
+    assert found is not None and found.form.has_factors
+    matrix = pack_matrix_codes(pool, found)
+    values = matrix.unpack(pool, np.arange(37, dtype=np.int32))
+    assert np.array_equal(values, weight.dequantize(torch.float32).numpy())
+    check(weight)
+    plain = replace(weight, scales=weight.scales * (1 + torch.rand(weight.scales.shape) / 64))
+    of_32 = matrix_codes(plain)
+    assert of_32 is not None and not of_32.form.has_factors
+    assert matrix.num_bytes <= pack_matrix_codes(pool, of_32).num_bytes
+    check(plain)
+
+
+def test_scales_that_only_nearly_have_factors_keep_groups_of_32() -> None:
+    weight = factored_weight(256)
+    for changed in (
+        {"scales": weight.scales.bfloat16()},
+        {"scales": torch.full((37, 8), 17.0).half().index_fill(1, torch.tensor([0]), 1.0)},
+        {"scales": torch.full((37, 8), 16.0).half().index_fill(1, torch.tensor([0]), -16.0)
+         .index_fill(1, torch.tensor([1]), 1.0)},
+        {"scales": torch.full((37, 8), 2.0**-30)},
+        {"zeros": torch.full((37, 8), 7, dtype=torch.uint8), "codes": weight.codes.byte() & 15},
+    ):  # fmt: skip
+        found = matrix_codes(replace(weight, **changed))
+        assert found is not None and not found.form.has_factors
+        check(replace(weight, **changed))
 
 
 def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:

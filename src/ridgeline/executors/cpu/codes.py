@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ridgeline.executors.cpu.roles import FACTOR_COLUMNS, FACTORED, takes_factors
 from ridgeline.kernels.cpu.matrix import (
     TILE_ROWS,
     MatrixFormat,
@@ -24,9 +25,14 @@ from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.quant.gguf_codes import code_layout, split_codes, split_scales
 
 Floats = npt.NDArray[np.float32]
-Rows = tuple[npt.NDArray[np.uint8], Floats, Floats | None]
+Factors = npt.NDArray[np.int8]
+Rows = tuple[npt.NDArray[np.uint8], Floats, Floats | None, Factors | None]
 
 _GROUPS = (128, 64, 32, 16)  # that the kernels have beside whole rows
+_FACTORS = 4  # of a scale
+_LARGEST_FACTOR = 16
+_MIDDLE_OF_4_BITS = 8
+_HALF_UNITS = 2.0**24  # of the smallest number of float16, in one
 _CHUNK_ELEMENTS = 1 << 20  # that are taken apart at once, beside the weight and what is packed
 
 
@@ -36,7 +42,8 @@ class MatrixCodes:
 
     Attributes:
         largest_scale: of all rows, as `kernels.cpu.largest_scale`.
-        rows: codes ``[rows, columns]``, scales and mins ``[rows, groups]`` of a range of rows.
+        rows: codes ``[rows, columns]``, scales and mins ``[rows, groups]`` and factors ``[rows,
+            ⌈columns/32⌉]`` of a range of rows.
     """
 
     shape: tuple[int, int]
@@ -84,6 +91,9 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
     if group == 0 or weight.codes.is_floating_point():
         return None
     groups, repeats = (1, 1) if group is None else (-(-columns // group), size // group)
+    factored = factored_scales(weight) if bits == 4 else None
+    if factored is not None:
+        return _with_factors(weight, *factored)
     scales = _by_group(weight.scales, rows, block_rows, repeats)[:, :groups]
     middle, mins = 1 << (bits - 1), None
     if weight.zeros is not None and bool((weight.zeros != middle).any()):
@@ -95,12 +105,62 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
         codes = weight.codes[part].view(torch.uint8)
         if weight.zeros is None:
             codes = codes + middle  # signed ones wrap around
-        return codes.contiguous().numpy(), scales[part], None if mins is None else mins[part]
+        mins_of = None if mins is None else mins[part]
+        return codes.contiguous().numpy(), scales[part], mins_of, None
 
     return MatrixCodes(
         shape=(rows, columns),
         form=MatrixFormat(format=Format(bits), group=group, has_min=mins is not None),
         largest_scale=largest_scale(scales, mins),
+        rows=of_rows,
+    )
+
+
+def factored_scales(weight: QuantizedTensor) -> tuple[Floats, Factors] | None:
+    """Scales of 128 columns ``[rows, ⌈columns/128⌉]`` and factors ``[rows, ⌈columns/32⌉]`` whose
+    products are the weight's scales of 32 columns, which are held so in less memory.
+
+    ``None`` where there are none, as in almost all files but those that `ridgeline quantize`
+    writes. The common scale is the greatest common divisor, in units of float16's smallest number,
+    of four that float16 holds; a factor is from −15 to 16.
+    """
+    columns = weight.codes.shape[1]
+    is_plain = weight.zeros is None and weight.scales.dtype in (torch.float16, torch.float32)
+    if weight.block != (1, FACTOR_COLUMNS) or not (is_plain and takes_factors(columns)):
+        return None
+    units = weight.scales.double().numpy() * _HALF_UNITS
+    whole = np.rint(units)
+    if not np.isfinite(units).all() or (whole != units).any() or (abs(whole) >= 2.0**41).any():
+        return None
+    missing = -whole.shape[1] % _FACTORS
+    wide = np.pad(whole, ((0, 0), (0, missing))).astype(np.int64).reshape(len(whole), -1, _FACTORS)
+    common = np.gcd.reduce(wide, axis=-1)
+    factors = wide // np.maximum(common, 1)[..., None]
+    flipped = factors.min(-1) == -_LARGEST_FACTOR
+    common, factors = (
+        np.where(flipped, -common, common),
+        np.where(flipped[..., None], -factors, factors),
+    )
+    if factors.min(initial=0) <= -_LARGEST_FACTOR or factors.max(initial=0) > _LARGEST_FACTOR:
+        return None
+    scales = (common / _HALF_UNITS).astype(np.float32)
+    multiplier = np.float32(scale_multiplier(largest_scale(scales, None)))
+    if ((scales / multiplier).astype(np.float16) * multiplier != scales).any():
+        return None
+    flat = factors.reshape(len(whole), -1)[:, : whole.shape[1]]
+    return scales, np.ascontiguousarray(flat, dtype=np.int8)
+
+
+def _with_factors(weight: QuantizedTensor, scales: Floats, factors: Factors) -> MatrixCodes:
+    def of_rows(part: slice) -> Rows:
+        codes = weight.codes[part].view(torch.uint8) + _MIDDLE_OF_4_BITS  # wraps around
+        return codes.contiguous().numpy(), scales[part], None, factors[part]
+
+    rows, columns = weight.codes.shape
+    return MatrixCodes(
+        shape=(rows, columns),
+        form=FACTORED,
+        largest_scale=largest_scale(scales, None),
         rows=of_rows,
     )
 
@@ -133,7 +193,7 @@ def _of_blocks(weight: GGUFBlocks) -> MatrixCodes | None:
 
     def of_rows(part: slice) -> Rows:
         some = weight.rows(part.start, part.stop)
-        return split_codes(some, layout), *split_scales(some, layout)
+        return split_codes(some, layout), *split_scales(some, layout), None
 
     return MatrixCodes(shape=(rows, columns), form=form, largest_scale=largest, rows=of_rows)
 

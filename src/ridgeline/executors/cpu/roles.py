@@ -18,6 +18,7 @@ _INT4 = number_format("int4")
 _FACTORED_GROUP = 128
 FACTOR_COLUMNS = 32  # that share a factor
 _FACTORED_INT4 = replace(_INT4, group_size=_FACTORED_GROUP, factor_columns=FACTOR_COLUMNS)
+FACTORED = MatrixFormat(format=Format.Q4, group=_FACTORED_GROUP, has_factors=True)
 _CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
 
 
@@ -45,8 +46,8 @@ def packed_format(
         return None
     of_role = {Role.HEAD: head_format, Role.TABLE: table_format}
     number = of_role.get(role, lambda layers: layers)(quantization)
-    if number == _INT4 and _takes_factors(columns):
-        return MatrixFormat(format=Format.Q4, group=_FACTORED_GROUP, has_factors=True)
+    if number == _INT4 and takes_factors(columns):
+        return FACTORED
     return MatrixFormat(format=_CODES[number.bits], group=number.group_size)
 
 
@@ -55,7 +56,7 @@ def held_format(quantization: NumberFormat, columns: int) -> NumberFormat:
     its own elsewhere, and a scale for several of them, unless that makes narrow ones larger."""
     if quantization != _INT4:
         return quantization
-    return _FACTORED_INT4 if _takes_factors(columns) else replace(_INT4, name="int4-g32")
+    return _FACTORED_INT4 if takes_factors(columns) else replace(_INT4, name="int4-g32")
 
 
 def padded(form: NumberFormat) -> NumberFormat:
@@ -65,8 +66,8 @@ def padded(form: NumberFormat) -> NumberFormat:
     return replace(form, row_multiple=max(form.group_size or 64, 32))
 
 
-def _takes_factors(columns: int) -> bool:
-    """Whether a matrix is no larger with factors, for which columns are padded to whole groups."""
+def takes_factors(columns: int) -> bool:
+    """Whether a matrix of int4 is no larger with factors, which pad columns to whole groups."""
     plain, factored = (padded(each).bits_per_element(columns) for each in (_INT4, _FACTORED_INT4))
     return factored <= plain
 

@@ -211,7 +211,9 @@ class _Packing:
         elif stack[index] is not None:
             return
         codes = _codes(weight) if self._kinds.get(name, ()) is not None else None
-        kind = None if codes is None or isinstance(weight, torch.Tensor) else weight.kind
+        kind: Hashable = None
+        if codes is not None and not isinstance(weight, torch.Tensor):
+            kind = weight.kind, codes.form
         if self._kinds.setdefault(name, kind) != kind:
             self._kinds[name] = codes = None
             stack[:] = [None] * len(stack)

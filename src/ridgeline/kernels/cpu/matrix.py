@@ -139,16 +139,18 @@ def pack_codes(
     scales: npt.NDArray[np.float32],
     mins: npt.NDArray[np.float32] | None,
     form: MatrixFormat,
+    factors: npt.NDArray[np.int8] | None = None,
 ) -> PackedMatrix:
     """Pack codes ``[rows, columns]`` that are quantized already.
 
-    ``scales`` and ``mins`` are ``[rows, groups]``. The value of a code is (code − 2^(bits−1)) ·
-    scale, or code · scale + min.
+    ``scales`` and ``mins`` are ``[rows, groups]``, ``factors`` ``[rows, ⌈columns/32⌉]``. The value
+    of a code is (code − 2^(bits−1)) · scale, times the factor if there are any, or code · scale +
+    min.
     """
     multiplier = scale_multiplier(largest_scale(scales, mins))
     rows, columns = codes.shape
     packed = empty_matrix(pool, matrix_struct(rows, columns, form, multiplier))
-    put_codes(pool, packed, 0, codes, scales, mins)
+    put_codes(pool, packed, 0, codes, scales, mins, factors)
     return packed
 
 
@@ -199,6 +201,7 @@ def put_codes(
     codes: npt.NDArray[np.uint8],
     scales: npt.NDArray[np.float32],
     mins: npt.NDArray[np.float32] | None,
+    factors: npt.NDArray[np.int8] | None = None,
 ) -> None:
     """Pack rows of codes, from row ``first_row`` on; see `pack_codes` and `put_rows`."""
     assert first_row % TILE_ROWS == 0
@@ -210,11 +213,14 @@ def put_codes(
     codes = np.ascontiguousarray(codes)
     scales = np.ascontiguousarray(scales, dtype=np.float32)
     mins = None if mins is None else np.ascontiguousarray(mins, dtype=np.float32)
+    factors = None if factors is None else np.ascontiguousarray(factors, dtype=np.int8)
     assert scales.shape == (len(codes), -(-part.columns // part.group))
+    assert (factors is not None) == bool(part.has_factors)
     with pool.lock:
         pool.library.rl_pack_codes(
             pool.handle, ctypes.byref(part), codes.ctypes.data, scales.ctypes.data,
-            None if mins is None else mins.ctypes.data, None,
+            None if mins is None else mins.ctypes.data,
+            None if factors is None else factors.ctypes.data,
         )  # fmt: skip
 
 

@@ -1,0 +1,152 @@
+"""Any model as a function of its weights, layer by layer: for gradients, and for seeing inputs.
+
+The ops are those that the reference executor runs, so that a family that Ridgeline serves can be
+calibrated, trained and distilled without code of its own. There is no KV cache: K and V are those
+of the sequences at hand.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from ridgeline.core import ops
+from ridgeline.executors.reference import latent
+from ridgeline.executors.reference.token_ops import TokenOps, Tokens
+from ridgeline.kernels import reference as kernels
+
+_QUERY_ROWS = 256  # whose scores are there at once
+_ADDS_OF_A_LAYER = 2
+
+Key = tuple[str, int | None]
+"""A matrix: a weight's name, and its place in a stack of experts."""
+
+
+class BlockForward(TokenOps):
+    """One pass over whole sequences, one behind the other, with causal attention within each.
+
+    ``weights`` may compute what it is asked for: fake-quantized, masked or gathered weights. With
+    ``x_TD`` the pass goes on from the residual stream behind some layer. Gradients reach whatever
+    the weights and ``x_TD`` came from.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        token_ids: Sequence[Sequence[int]],
+        *,
+        x_TD: torch.Tensor | None = None,
+    ) -> None:
+        lengths = [len(sequence) for sequence in token_ids]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        super().__init__(
+            weights,
+            (),
+            Tokens(
+                ids_T=torch.tensor([token for sequence in token_ids for token in sequence]),
+                positions_T=positions,
+                # A prompt's tokens all see the frequencies of its length; see `rope_length`.
+                rope_lengths_T=torch.cat([torch.full((n,), n) for n in lengths]),
+                adapters=(),
+            ),
+        )
+        self._lengths = lengths
+        if x_TD is not None:
+            self.buffers["x"] = x_TD
+
+    def run(self, some_ops: Sequence[ops.Op]) -> torch.Tensor:
+        """Run ops in order and give the residual stream ``[T, D]`` behind them."""
+        for op in some_ops:
+            self.step(op)
+        return self.buffers["x"]
+
+    def step(self, op: ops.Op) -> None:
+        """Run one op; the head leaves logits ``[T, V]`` in the buffer ``logits``."""
+        match op:
+            case ops.KVWrite():
+                pass
+            case ops.Attend() | ops.LatentAttend():
+                self.buffers["h"] = torch.cat(list(self._attended(op))).flatten(1)
+            case ops.Head():
+                rows = functional.linear(
+                    self.buffers["h"], self._weight(op.weight), self._optional(op.bias)
+                )
+                self.buffers["logits"] = kernels.softcap(kernels.wide(rows) * op.scale, op.softcap)
+            case _:
+                super().step(op)
+
+    def _attended(self, op: ops.AttentionOp) -> Iterator[torch.Tensor]:
+        """Attention output ``[S, H, v]`` of some rows of each sequence after the other."""
+        first = 0
+        for length in self._lengths:
+            part = slice(first, first + length)
+            q_SHd, k_CKd = self.buffers["q"][part], self.buffers["k"][part]
+            for start in range(0, length, _QUERY_ROWS):
+                stop = min(start + _QUERY_ROWS, length)
+                low = 0 if op.window is None else max(0, start - op.window + 1)
+                seen = kernels.visible(
+                    query_positions_S=torch.arange(start, stop),
+                    key_positions_C=torch.arange(low, stop),
+                    drafted_SD=None,
+                    window=op.window,
+                )
+                rows = q_SHd[start:stop]
+                if isinstance(op, ops.LatentAttend):
+                    yield latent.attend(op, rows, k_CKd[low:stop], seen, self._weight)
+                else:
+                    yield kernels.attend(
+                        rows,
+                        k_CKd[low:stop],
+                        self.buffers["v"][part][low:stop],
+                        seen,
+                        scale=op.scale,
+                        cap=op.softcap,
+                        sinks_H=self._optional(op.sinks),
+                    )
+            first += length
+
+
+def layer_ops(model_ops: Sequence[ops.Op]) -> list[tuple[ops.Op, ...]]:
+    """The ops in runs between which the residual stream is all that is alive.
+
+    First the embedding, then each layer, which ends where its second branch joins, and then the
+    final norm and the head.
+    """
+    runs: list[tuple[ops.Op, ...]] = [(model_ops[0],)]
+    current: list[ops.Op] = []
+    for op in model_ops[1:]:
+        current.append(op)
+        if sum(isinstance(each, ops.AddResidual) for each in current) == _ADDS_OF_A_LAYER:
+            runs.append(tuple(current))
+            current = []
+    return [*runs, tuple(current)]
+
+
+@contextmanager
+def seeing_inputs(
+    weights: Mapping[str, torch.Tensor], see: Callable[[Key, torch.Tensor], None]
+) -> Iterator[None]:
+    """Within, ``see`` gets each matrix of ``weights`` with the rows ``[T, in]`` it multiplies.
+
+    Inputs are seen where torch multiplies, whichever op that belongs to.
+    """
+    keys: dict[int, Key] = {}
+    for name, weight in weights.items():
+        if weight.ndim == 2:
+            keys[weight.data_ptr()] = name, None
+        elif weight.ndim == 3:
+            keys |= {weight[index].data_ptr(): (name, index) for index in range(len(weight))}
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is functional.linear and (key := keys.get(args[1].data_ptr())) is not None:
+                see(key, args[0])
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield

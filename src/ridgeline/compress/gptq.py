@@ -1,0 +1,176 @@
+"""Rounding to a grid: to the nearest, and by GPTQ (Frantar et al. 2022, arXiv 2210.17323).
+
+GPTQ here rounds the columns in the order of their importance, to steps that were chosen before
+("static"), so that a file needs no order of groups; and then goes over the codes again, each time
+to the best code given all others (coordinate descent on the same error).
+
+Shapes: O outputs and I inputs of a matrix, R some of the outputs, C the columns of a block.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ridgeline.compress.grids import Grid, Steps
+from ridgeline.compress.hessian import Curvature
+
+_BLOCK_COLUMNS = 128
+_SWEEPS = 2
+_CHUNK_ELEMENTS = 1 << 22  # of the rows that are worked on at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundedMatrix:
+    """A matrix on a grid.
+
+    ``error`` and ``nearest_error`` are Σ dᵀHd of its rows, and of rounding them to the nearest.
+    """
+
+    codes_OI: torch.Tensor
+    steps: Steps
+    values_OI: torch.Tensor
+    error: float
+    nearest_error: float
+
+
+def round_nearest(w_OI: torch.Tensor, grid: Grid, curvature: Curvature) -> RoundedMatrix:
+    """Each weight to the nearest point, by steps with the least squared error of the weights."""
+    return _joined([_nearest(part, grid, curvature) for part in _chunks(w_OI)])
+
+
+def round_gptq(w_OI: torch.Tensor, grid: Grid, curvature: Curvature) -> RoundedMatrix:
+    """By GPTQ; rows for which that is no better than the nearest points get those.
+
+    Without a factor of the curvature all rows do.
+    """
+    return _joined([_gptq(part, grid, curvature) for part in _chunks(w_OI)])
+
+
+def _chunks(w_OI: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.split(w_OI, max(16, _CHUNK_ELEMENTS // w_OI.shape[1]))
+
+
+def _joined(parts: list[RoundedMatrix]) -> RoundedMatrix:
+    offsets = [each for part in parts if (each := part.steps.offsets_OG) is not None]
+    return RoundedMatrix(
+        codes_OI=torch.cat([part.codes_OI for part in parts]),
+        steps=Steps(
+            scales_OG=torch.cat([part.steps.scales_OG for part in parts]),
+            offsets_OG=torch.cat(offsets) if offsets else None,
+        ),
+        values_OI=torch.cat([part.values_OI for part in parts]),
+        error=sum(part.error for part in parts),
+        nearest_error=sum(part.nearest_error for part in parts),
+    )
+
+
+def _nearest(w_RI: torch.Tensor, grid: Grid, curvature: Curvature) -> RoundedMatrix:
+    columns = torch.arange(w_RI.shape[1])
+    steps = grid.fit(w_RI, torch.ones(len(columns)))
+    spread = steps.spread(columns, grid.group_size)
+    codes = grid.codes(w_RI, *spread)
+    values = grid.values(codes, *spread)
+    error = float(curvature.error(w_RI - values).double().sum())
+    return RoundedMatrix(
+        codes_OI=codes, steps=steps, values_OI=values, error=error, nearest_error=error
+    )
+
+
+def _gptq(w_RI: torch.Tensor, grid: Grid, curvature: Curvature) -> RoundedMatrix:
+    nearest = _nearest(w_RI, grid, curvature)
+    if curvature.factor_II is None:
+        return nearest
+    order = curvature.order_I
+    steps = grid.fit(w_RI, curvature.hessian_II.diagonal())
+    scales, offsets = steps.spread(order, grid.group_size)
+    codes = torch.empty(w_RI.shape, dtype=torch.int16)
+    codes[:, order] = _compensated(w_RI[:, order], grid, scales, offsets, curvature.factor_II)
+    columns = torch.arange(w_RI.shape[1])
+    spread = steps.spread(columns, grid.group_size)
+    values = _swept(w_RI, codes, grid, *spread, curvature.hessian_II)
+    return _better_rows(w_RI, nearest, codes, steps, values, curvature)
+
+
+def _compensated(
+    w_RI: torch.Tensor,
+    grid: Grid,
+    scales_RI: torch.Tensor,
+    offsets_RI: torch.Tensor | None,
+    factor_II: torch.Tensor,
+) -> torch.Tensor:
+    """Codes, each column's error made good by those behind it; ``w_RI`` is used up."""
+    codes = torch.empty(w_RI.shape, dtype=torch.int16)
+    for first in range(0, w_RI.shape[1], _BLOCK_COLUMNS):
+        stop = min(first + _BLOCK_COLUMNS, w_RI.shape[1])
+        block_RC = w_RI[:, first:stop].clone()
+        errors_RC = torch.empty_like(block_RC)
+        factor_CC = factor_II[first:stop, first:stop]
+        for place in range(stop - first):
+            column = first + place
+            offset = None if offsets_RI is None else offsets_RI[:, column]
+            code = grid.codes(block_RC[:, place], scales_RI[:, column], offset)
+            value = grid.values(code, scales_RI[:, column], offset)
+            error = (block_RC[:, place] - value) / factor_CC[place, place]
+            block_RC[:, place:] -= error[:, None] * factor_CC[place, place:]
+            codes[:, column], errors_RC[:, place] = code, error
+        w_RI[:, stop:] -= errors_RC @ factor_II[first:stop, stop:]
+    return codes
+
+
+def _swept(
+    w_RI: torch.Tensor,
+    codes_RI: torch.Tensor,
+    grid: Grid,
+    scales_RI: torch.Tensor,
+    offsets_RI: torch.Tensor | None,
+    hessian_II: torch.Tensor,
+) -> torch.Tensor:
+    """Each code in turn to the best one given the others; changes codes, and gives the values."""
+    values_RI = grid.values(codes_RI, scales_RI, offsets_RI)
+    for _ in range(_SWEEPS):
+        slope_RI = (w_RI - values_RI) @ hessian_II
+        for first in range(0, w_RI.shape[1], _BLOCK_COLUMNS):
+            stop = min(first + _BLOCK_COLUMNS, w_RI.shape[1])
+            hessian_CC = hessian_II[first:stop, first:stop]
+            slope_RC = slope_RI[:, first:stop].clone()
+            before_RC = values_RI[:, first:stop].clone()
+            for place in range(stop - first):
+                column = first + place
+                offset = None if offsets_RI is None else offsets_RI[:, column]
+                wanted = values_RI[:, column] + slope_RC[:, place] / hessian_CC[place, place]
+                code = grid.codes(wanted, scales_RI[:, column], offset)
+                value = grid.values(code, scales_RI[:, column], offset)
+                change = value - values_RI[:, column]
+                slope_RC -= change[:, None] * hessian_CC[place]
+                codes_RI[:, column], values_RI[:, column] = code, value
+            slope_RI -= (values_RI[:, first:stop] - before_RC) @ hessian_II[first:stop]
+    return values_RI
+
+
+def _better_rows(
+    w_RI: torch.Tensor,
+    nearest: RoundedMatrix,
+    codes_RI: torch.Tensor,
+    steps: Steps,
+    values_RI: torch.Tensor,
+    curvature: Curvature,
+) -> RoundedMatrix:
+    plain, found = (
+        curvature.error(w_RI - each).double() for each in (nearest.values_OI, values_RI)
+    )
+    better = found < plain
+
+    def choose(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        return torch.where(better[:, None], new, old)
+
+    offsets = None
+    if steps.offsets_OG is not None:
+        assert nearest.steps.offsets_OG is not None
+        offsets = choose(steps.offsets_OG, nearest.steps.offsets_OG)
+    return RoundedMatrix(
+        codes_OI=choose(codes_RI, nearest.codes_OI),
+        steps=Steps(scales_OG=choose(steps.scales_OG, nearest.steps.scales_OG), offsets_OG=offsets),
+        values_OI=choose(values_RI, nearest.values_OI),
+        error=float(torch.minimum(found, plain).sum()),
+        nearest_error=float(plain.sum()),
+    )
