@@ -55,7 +55,7 @@ def observe(name: str | None, batch: int) -> dict[str, float | int | bool]:
     config = EngineConfig(model=name, max_num_seqs=batch, decode_replay_s=0.0)
     loaded = load_model(config)
     models = {ModelRole.TARGET: loaded.model}
-    executor = create_executor("auto", models, block_tokens=config.block_tokens)
+    executor = create_executor(models, config)
     layout = executor.kv_layout()
     resolved = resolve(
         EngineConfig(max_num_seqs=batch, max_model_len=256, kv_cache_memory_bytes=_POOL_BYTES),

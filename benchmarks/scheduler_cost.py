@@ -13,11 +13,11 @@ import json
 import statistics
 import time
 
-from ridgeline.core.config import SCHEDULING_POLICIES
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.settings.scheduling import SCHEDULING_POLICIES
 from ridgeline.kvcache import PrefixCache
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 

@@ -35,9 +35,9 @@ from ridgeline.bench.ladder.texts import (
     write_texts,
 )
 from ridgeline.cli.hardware import calibration_of
-from ridgeline.core.config import DRAFT_MODEL_SPECULATION
 from ridgeline.core.host import usable_cores
 from ridgeline.core.request import RequestOutput
+from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION
 
 DRAFTERS = ("ngram", "suffix", "draft", "combined", "adaptive")
 _T95 = {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import (
     Admission,
     BlockTableUpdate,
@@ -93,7 +94,9 @@ def tiny_executor(
     if draft is not None:
         models[ModelRole.DRAFT] = draft
     if make is None:
-        executor = create_executor("reference", models, block_tokens=block_tokens)
+        executor = create_executor(
+            models, EngineConfig(executor="reference", block_tokens=block_tokens)
+        )
     else:
         executor = make(models, block_tokens)
     for role in models:

@@ -16,6 +16,7 @@ from ridgeline.bench.measure import Measurement, reached, run_rounds
 from ridgeline.bench.steps import TimedStep
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.cli.main import main
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import BFLOAT16, FLOAT16, number_format
 from ridgeline.core.host import cpu_name
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
@@ -85,7 +86,9 @@ def test_bits_per_weight_count_scales_and_the_head_but_not_an_embedding_that_is_
 
 def test_rounds_visit_every_case_and_report_its_own_work():
     model = tiny_model()
-    executor = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=4)
+    executor = create_executor(
+        {ModelRole.TARGET: model}, EngineConfig(executor="reference", block_tokens=4)
+    )
     workloads = make_workloads(
         executor, make_cases([12], [1, 3], [0, 6]), chunk_tokens=8, decode_steps=600
     )

@@ -6,6 +6,7 @@ from tests.tiny import GREEDY, WINDOWED, Driver, tiny_executor, tiny_model
 from ridgeline.bench.cases import DecodeCase, PrefillCase, check_cases, make_cases
 from ridgeline.bench.steps import Place, StepRunner
 from ridgeline.bench.workloads import make_workloads
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContextLengthError
 from ridgeline.core.plan import ModelRole, check_plan
 from ridgeline.executors import create_executor
@@ -51,7 +52,9 @@ def test_a_prompt_is_computed_whole_each_time_it_is_run():
 def test_workloads_share_no_block_and_keep_to_their_positions_however_often_they_are_visited():
     cases = make_cases([6], [1, 3], [0, 5])
     model = tiny_model()
-    executor = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=4)
+    executor = create_executor(
+        {ModelRole.TARGET: model}, EngineConfig(executor="reference", block_tokens=4)
+    )
     workloads = make_workloads(executor, cases, chunk_tokens=4, decode_steps=10)
     owned = []
     for workload in workloads:

@@ -7,6 +7,7 @@ import pytest
 from tests.executors.host_cuda import host_factory
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import MachineError, OutOfMemoryError, SettingsError
 from ridgeline.core.formats import on_load_format
 from ridgeline.core.plan import ModelRole
@@ -147,7 +148,9 @@ def test_fp8_is_refused_where_there_is_none(quantization, kv_cache_dtype):
         models = {each: tiny_model() for each in ModelRole}
         models[role] = replace(models[role], quantization=form)
         with pytest.raises(SettingsError, match="fp8"):
-            create_executor("cpu", models, block_tokens=16, kv_cache_dtype=kv_cache_dtype)
+            create_executor(
+                models, EngineConfig(executor="cpu", block_tokens=16, kv_cache_dtype=kv_cache_dtype)
+            )
 
 
 def test_the_reference_executor_quantizes_no_model():
@@ -157,7 +160,7 @@ def test_the_reference_executor_quantizes_no_model():
         models = {each: tiny_model() for each in ModelRole}
         models[role] = replace(models[role], quantization=on_load_format("int8"))
         with pytest.raises(SettingsError, match="does not quantize"):
-            create_executor("reference", models, block_tokens=4)
+            create_executor(models, EngineConfig(executor="reference", block_tokens=4))
 
 
 def test_utilization_is_a_share(model_folder):

@@ -8,6 +8,7 @@ import torch
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, Driver, tiny_executor, tiny_model
 
 from ridgeline.core import ops
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import number_format
 from ridgeline.core.plan import Outputs, Pass
@@ -45,7 +46,9 @@ def cpu_executor(config, **fields):
     return tiny_executor(
         model=replace(model, **fields),
         block_tokens=16,
-        make=lambda models, size: create_executor("cpu", models, block_tokens=size),
+        make=lambda models, size: create_executor(
+            models, EngineConfig(executor="cpu", block_tokens=size)
+        ),
     )
 
 

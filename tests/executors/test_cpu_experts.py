@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.tiny import EXPERTS, LATENT, Driver, tiny_executor, tiny_model
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import Pass
 from ridgeline.executors import create_executor
 
@@ -18,7 +19,9 @@ def test_experts_read_are_those_of_the_reference(config):
         executor = tiny_executor(
             model=tiny_model(config, dtype=torch.float32),
             block_tokens=16,
-            make=lambda models, size, name=name: create_executor(name, models, block_tokens=size),
+            make=lambda models, size, name=name: create_executor(
+                models, EngineConfig(executor=name, block_tokens=size)
+            ),
         )
         driver, results = Driver(executor), []
         first = driver.segment(0, 0, PROMPT[:3], fresh=True)

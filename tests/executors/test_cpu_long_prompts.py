@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import Outputs
 from ridgeline.executors import create_executor
 
@@ -26,7 +27,7 @@ def test_a_prompt_in_chunks_has_the_bits_of_the_whole():
             model=model,
             block_tokens=16,
             make=lambda models, block_tokens: create_executor(
-                "cpu", models, block_tokens=block_tokens
+                models, EngineConfig(executor="cpu", block_tokens=block_tokens)
             ),
         )
         driver = Driver(executor, blocks_per_slot=32)

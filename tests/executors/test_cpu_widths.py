@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.tiny import CONFIG, Driver, tiny_executor
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import Outputs
 from ridgeline.executors import create_executor
 from ridgeline.executors.model import ExecutorModel
@@ -36,7 +37,9 @@ def test_narrow_layers_equal_the_reference(count):
         executor = tiny_executor(
             model=model(),
             block_tokens=16,
-            make=lambda models, size, name=name: create_executor(name, models, block_tokens=size),
+            make=lambda models, size, name=name: create_executor(
+                models, EngineConfig(executor=name, block_tokens=size)
+            ),
         )
         outputs = Outputs(sample=True, logits=True)
         logits.append(Driver(executor).start(0, PROMPT[:count], outputs=outputs).logits)

@@ -349,7 +349,7 @@ def test_other_executors_refuse_the_setting():
         for setting in ({"attention_backend": "triton"}, {"gpu_memory_utilization": 0.9}):
             (key,) = setting
             with pytest.raises(SettingsError, match=f"{key} is of .* is {name}"):
-                create_executor(name, models, block_tokens=16, **setting)
+                create_executor(models, EngineConfig(executor=name, block_tokens=16, **setting))
     with pytest.raises(SettingsError, match="attention_backend must be one of auto, triton"):
         EngineConfig(attention_backend="flashinfer")
 

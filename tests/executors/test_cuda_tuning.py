@@ -13,6 +13,7 @@ from tests.kernels.triton.device import DEVICE  # before the first import of a k
 from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors import create_executor
@@ -389,9 +390,13 @@ def test_the_setting(monkeypatch, tmp_path):
     assert gpu_tuning("auto").cache.folder == tmp_path / "ridgeline" / "tuned"
     models = {ModelRole.TARGET: tiny_model()}
     for path in ("off", "auto"):
-        create_executor("reference", models, block_tokens=4, tuning_cache_path=path).close()
+        create_executor(
+            models, EngineConfig(executor="reference", block_tokens=4, tuning_cache_path=path)
+        ).close()
     with pytest.raises(SettingsError, match="tuning_cache_path is of the cuda executor"):
-        create_executor("reference", models, block_tokens=4, tuning_cache_path="/x")
+        create_executor(
+            models, EngineConfig(executor="reference", block_tokens=4, tuning_cache_path="/x")
+        )
 
 
 def test_known_products_are_logged(tmp_path, caplog):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.tiny import CONFIG, EXPERTS, tiny_model
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import BFLOAT16, on_load_format
 from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole
@@ -35,7 +36,7 @@ LARGE = {
 def test_cpu_weights(config, dtype, quantization):
     form = on_load_format(quantization)
     model = replace(tiny_model(config | LARGE, dtype=dtype), quantization=form)
-    made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
+    made = create_executor({ModelRole.TARGET: model}, EngineConfig(executor="cpu", block_tokens=16))
     priced = priced_model(model, "cpu")
     assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
     held = made.weight_formats()
@@ -50,7 +51,7 @@ NARROW = LARGE | {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_h
 def test_int4_has_no_factors_where_its_columns_would_be_padded_to_more():
     form = on_load_format("int4")
     model = replace(tiny_model(CONFIG | NARROW, dtype=torch.float32), quantization=form)
-    made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
+    made = create_executor({ModelRole.TARGET: model}, EngineConfig(executor="cpu", block_tokens=16))
     priced = priced_model(model, "cpu")
     assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
     held = made.weight_formats()
@@ -84,7 +85,7 @@ def test_bits_per_weight(quantization, tied):
     weights = DummyWeights(ops=ops, dtype=dtype, seed=0)
     form = on_load_format(quantization)
     model = ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype, quantization=form)
-    made = create_executor("cpu", {ModelRole.TARGET: model}, block_tokens=16)
+    made = create_executor({ModelRole.TARGET: model}, EngineConfig(executor="cpu", block_tokens=16))
     held = made.weight_formats()
     # The scales of a whole row fill half a cache line, and the other half is empty.
     wanted = {None: 16, "int8": 8 + 2 * 16 / 512, "int4": 4.375, "int4-g128": 4.125}[quantization]
@@ -102,7 +103,8 @@ def test_bits_per_weight(quantization, tied):
 def test_cpu_kv(kv_cache_dtype):
     model = tiny_model(CONFIG | LARGE, dtype=torch.bfloat16)
     made = create_executor(
-        "cpu", {ModelRole.TARGET: model}, block_tokens=16, kv_cache_dtype=kv_cache_dtype
+        {ModelRole.TARGET: model},
+        EngineConfig(executor="cpu", block_tokens=16, kv_cache_dtype=kv_cache_dtype),
     )
     priced = priced_model(model, "cpu", kv_cache_dtype=kv_cache_dtype)
     per_token = sum(made.kv_layout().block_bytes) / 16

@@ -14,6 +14,7 @@ from tests.tiny import tiny_model
 
 import ridgeline
 from ridgeline.cli.priced_model import read_model
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import ON_LOAD
 from ridgeline.core.plan import ModelRole
@@ -82,11 +83,13 @@ def test_another_executor_is_chosen_refused_and_made_by_its_traits(toy):
     assert "toy" in executor_names()
     assert default_executor(block_tokens=4) == "toy"
     assert default_executor(block_tokens=6) == "reference"
-    assert create_executor("toy", MODELS, block_tokens=8).block_tokens == 8
+    assert create_executor(MODELS, EngineConfig(executor="toy", block_tokens=8)).block_tokens == 8
     with pytest.raises(SettingsError, match="toy executor does not store KV in int8: it keeps"):
-        create_executor("toy", MODELS, block_tokens=4, kv_cache_dtype="int8")
+        create_executor(MODELS, EngineConfig(executor="toy", block_tokens=4, kv_cache_dtype="int8"))
     with pytest.raises(SettingsError, match="of the cuda executor, and this is toy"):
-        create_executor("toy", MODELS, block_tokens=4, attention_backend="triton")
+        create_executor(
+            MODELS, EngineConfig(executor="toy", block_tokens=4, attention_backend="triton")
+        )
 
 
 def test_the_reference_executor_is_priced_with_expanded_weights():

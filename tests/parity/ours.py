@@ -25,7 +25,9 @@ def run(
 ) -> np.ndarray:
     """Logits ``[T, V]``: the prompt's tokens in one pass, the others one at a time."""
     num_blocks = -(-len(token_ids) // _BLOCK_TOKENS)
-    executor = create_executor(name, {ModelRole.TARGET: model}, block_tokens=_BLOCK_TOKENS)
+    executor = create_executor(
+        {ModelRole.TARGET: model}, EngineConfig(executor=name, block_tokens=_BLOCK_TOKENS)
+    )
     try:
         executor.allocate_kv([num_blocks] * len(executor.kv_layout().groups))
         driver = Driver(executor, blocks_per_slot=num_blocks)

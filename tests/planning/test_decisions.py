@@ -188,7 +188,9 @@ def simulated(config, drafter=None, **settings):
 
 def real(config, drafter=None, **settings):
     model, clock = tiny_model(config, dtype=torch.float64), VirtualClock()
-    executor = create_executor("reference", {ModelRole.TARGET: model}, block_tokens=4)
+    executor = create_executor(
+        {ModelRole.TARGET: model}, EngineConfig(executor="reference", block_tokens=4)
+    )
     result = run(_Timed(executor, clock), clock, drafter=drafter, **settings)
     executor.close()
     return result

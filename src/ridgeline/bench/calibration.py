@@ -126,7 +126,10 @@ def build(
 ) -> BenchModel:
     """An executor with random weights of a config's shapes."""
     model = describe_model(config, number_format)
-    made = create_executor(executor, {ModelRole.TARGET: model}, block_tokens=block_tokens)
+    made = create_executor(
+        {ModelRole.TARGET: model},
+        EngineConfig(executor=executor, block_tokens=block_tokens, packed_cache_path="off"),
+    )
     priced = price_of(config, number_format, executor=made.name)
     return BenchModel(name=name, format=number_format, executor=made, priced=priced)
 

@@ -148,15 +148,7 @@ def bench_executor(
     loops = load_native_loops()
     loaded = load_model(config, progress=progress)
     check_cases(cases, loaded.model.spec, _DECODE_STEPS)
-    models = {ModelRole.TARGET: loaded.model}
-    executor = create_executor(
-        config.executor,
-        models,
-        block_tokens=config.block_tokens,
-        kv_cache_dtype=config.kv_cache_dtype,
-        packed_cache_path=config.packed_cache_path,
-        packed_cache_bytes=config.packed_cache_bytes,
-    )
+    executor = create_executor({ModelRole.TARGET: loaded.model}, config)
     if (instead := executor_traits(executor.name).own_bench) is not None:
         executor.close()
         raise InvalidRequestError(instead)

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -18,6 +17,7 @@ from ridgeline.cli.config_file import Pairs, add_config_option
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.settings.reading import union_members
 from ridgeline.core.spelling import nearest
 from ridgeline.core.structured_outputs import StructuredOutputs
 
@@ -85,7 +85,9 @@ def add_model_options(parser: Parser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="folder or hub name; default: the embedded model"
     )
-    add_settings(parser, EngineConfig, title="engine")
+    for component in (EngineConfig, *EngineConfig.__bases__):
+        title = component.__name__.removesuffix("Settings").removesuffix("Config").lower()
+        add_settings(parser, component, title=title)
     add_config_option(parser)
     parser.add_argument("--help-all", nargs=0, action=_HelpAll, help="show every option and exit")
 
@@ -116,11 +118,12 @@ def given_settings(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, A
 
 
 def add_settings(parser: Parser, cls: type[Any], *, title: str) -> None:
-    """Every field of a configuration dataclass whose docstring has ``Attributes:``."""
+    """Every field that a configuration dataclass adds to its bases; its docstring says which."""
     group = parser.add_argument_group(title)
     hints, texts = typing.get_type_hints(cls), field_docs(cls)
     for field in dataclasses.fields(cls):
-        if field.name in _NOT_OPTIONS or field.name in _taken(parser):
+        is_own = field.name in cls.__annotations__
+        if not is_own or field.name in _NOT_OPTIONS or field.name in _taken(parser):
             continue
         options = _argument_options(field.name, hints[field.name])
         text = texts[field.name].replace("%", "%%")
@@ -141,8 +144,7 @@ def _taken(parser: Parser) -> set[str]:
 
 
 def _argument_options(name: str, hint: Any) -> dict[str, Any]:
-    kinds = [kind for kind in _union_members(hint) if kind is not types.NoneType]
-    kind = kinds[0]
+    kind = union_members(hint)[0]
     origin = typing.get_origin(kind)
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -155,14 +157,11 @@ def _argument_options(name: str, hint: Any) -> dict[str, Any]:
         return {"type": _READERS[kind], "metavar": {int: "N", float: "X", str: "S"}[kind]}
     if kind is StructuredOutputs:
         return {"type": _json_object, "metavar": "JSON"}
+    if origin is typing.Literal:
+        return {"type": str, "metavar": "S"}
     if typing.get_args(kind)[0] is str:
         return {"action": Pairs, "metavar": "NAME=VALUE"}
     return {"type": _json_mapping, "metavar": "JSON"}
-
-
-def _union_members(hint: Any) -> Sequence[Any]:
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
 
 
 def _whole_number(text: str) -> int:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.cli.options import Parser
-from ridgeline.core.config import KV_CACHE_DTYPES
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, full_name, number_format
+from ridgeline.core.settings.kv import KV_CACHE_DTYPES
 from ridgeline.executors.registry import TUNED, executor_traits
 from ridgeline.executors.traits import ExecutorTraits
 from ridgeline.models import PRESETS, describe, lower, parse_config, read_config

@@ -49,18 +49,7 @@ class Engine:
         models = {ModelRole.TARGET: loaded.model}
         if draft is not None:
             models[ModelRole.DRAFT] = draft
-        self.executor = create_executor(
-            config.executor,
-            models,
-            block_tokens=config.block_tokens,
-            kv_cache_dtype=config.kv_cache_dtype,
-            packed_cache_path=config.packed_cache_path,
-            packed_cache_bytes=config.packed_cache_bytes,
-            max_num_seqs=config.max_num_seqs,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            attention_backend=config.attention_backend,
-            tuning_cache_path=config.tuning_cache_path,
-        )
+        self.executor = create_executor(models, config)
         layout = self.executor.kv_layout()
         spec = loaded.model.spec
         resolved = resolve(

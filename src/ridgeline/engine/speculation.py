@@ -2,15 +2,11 @@
 
 from dataclasses import replace
 
-from ridgeline.core.config import (
-    DRAFT_MODEL_SPECULATION,
-    EngineConfig,
-    ResolvedConfig,
-    with_overrides,
-)
+from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import ConstraintFactory, Drafter, Executor, StepPrice
+from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION
 from ridgeline.decoding.drafters import (
     AdaptiveDrafter,
     FirstOf,

@@ -1,15 +1,18 @@
 """Executors by name. What one of them needs is imported when it is made."""
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import number_format
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
+from ridgeline.core.settings.reading import default_of
 from ridgeline.executors.cpu.traits import TRAITS as CPU
 from ridgeline.executors.cuda.traits import TRAITS as CUDA
 from ridgeline.executors.reference.traits import TRAITS as REFERENCE
-from ridgeline.executors.traits import ExecutorTraits, Models, Options
+from ridgeline.executors.traits import ExecutorTraits, Models
 
 if TYPE_CHECKING:
     import torch
@@ -48,55 +51,26 @@ def default_executor(*, block_tokens: int = 16, dtype: "torch.dtype | None" = No
     )
 
 
-def create_executor(
-    name: str,
-    models: Models,
-    *,
-    block_tokens: int,
-    kv_cache_dtype: str = "auto",
-    packed_cache_path: str = "off",
-    packed_cache_bytes: int = 50 * 2**30,
-    max_num_seqs: int = 64,
-    gpu_memory_utilization: float | None = None,
-    attention_backend: str = "auto",
-    tuning_cache_path: str = "off",
-) -> Executor:
-    """Build the executor called ``name`` (or the best one here, for ``auto``).
-
-    ``kv_cache_dtype`` is auto, or a format that the executor can store KV in; cpu keeps packed
-    weights where ``packed_cache_path`` says, in ``packed_cache_bytes`` at the most; cuda makes room
-    for ``max_num_seqs`` sequences within ``gpu_memory_utilization`` of the memory (without it 0.9),
-    attends by ``attention_backend``, and keeps the tiles that it times where ``tuning_cache_path``
-    says.
+def create_executor(models: Models, config: EngineConfig) -> Executor:
+    """Build the executor called ``config.executor`` (or the best one here, for ``auto``).
 
     Raises:
-        SettingsError: there is none of that name, or it lacks an option.
+        SettingsError: there is none of that name, or it lacks what is set.
         MachineError: it cannot run on this machine.
     """
+    name = config.executor
     if name == "auto":
-        name = default_executor(block_tokens=block_tokens, dtype=models[ModelRole.TARGET].dtype)
+        dtype = models[ModelRole.TARGET].dtype
+        name = default_executor(block_tokens=config.block_tokens, dtype=dtype)
     traits = executor_traits(name)
-    for setting, is_given in (
-        ("gpu_memory_utilization", gpu_memory_utilization is not None),
-        ("attention_backend", attention_backend != "auto"),
-        ("tuning_cache_path", tuning_cache_path not in ("auto", "off")),
-    ):
-        if is_given and setting not in traits.settings:
-            owner = next(each.name for each in _TRAITS.values() if setting in each.settings)
-            raise SettingsError(
-                f"{setting} is of the {owner} executor, and this is {name}; leave it out."
-            )
-    kv = None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype)
+    for owner in _TRAITS.values():
+        for field in () if owner is traits or owner.settings is None else fields(owner.settings):
+            if getattr(config, field.name) not in (default_of(field), "off"):
+                raise SettingsError(
+                    f"{field.name} is of the {owner.name} executor, and this is {name}; "
+                    "leave it out."
+                )
+    kv = None if config.kv_cache_dtype == "auto" else number_format(config.kv_cache_dtype)
     for model in models.values():
         traits.check_formats(model.quantization, kv)
-    options = Options(
-        block_tokens=block_tokens,
-        kv_cache_dtype=kv_cache_dtype,
-        packed_cache_path=packed_cache_path,
-        packed_cache_bytes=packed_cache_bytes,
-        max_num_seqs=max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization,
-        attention_backend=attention_backend,
-        tuning_cache_path=tuning_cache_path,
-    )
-    return traits.create(models, options)
+    return traits.create(models, config)

@@ -7,30 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
+from ridgeline.core.settings.executors import CUDASettings
 from ridgeline.roofline import PricedModel
 
 if TYPE_CHECKING:
     from ridgeline.executors.model import ExecutorModel
 
 Models = Mapping[ModelRole, "ExecutorModel"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What `registry.create_executor` takes beside models; see there."""
-
-    block_tokens: int
-    kv_cache_dtype: str
-    packed_cache_path: str
-    packed_cache_bytes: int
-    max_num_seqs: int
-    gpu_memory_utilization: float | None
-    attention_backend: str
-    tuning_cache_path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +33,7 @@ class ExecutorTraits:
         computes_float64: whether a model in float64 is computed in it.
         weight_formats: what it quantizes weights to on load.
         kv_formats: what it stores KV in, beside the model's type.
-        settings: those of `Options` that are its alone.
+        settings: the dataclass of settings that are its alone, which others refuse.
         expands: what to call a quantized format of a checkpoint that it expands to the model's
             type, by the checkpoint's quantization settings; ``None`` for one that it computes with.
         priced: a model in the formats that it makes of its own.
@@ -58,14 +46,14 @@ class ExecutorTraits:
     """
 
     name: str
-    create: Callable[[Models, Options], Executor]
+    create: Callable[[Models, EngineConfig], Executor]
     is_here: Callable[[], bool] = lambda: True
     missing: Callable[[], str | None] = lambda: None
     block_multiple: int = 1
     computes_float64: bool = False
     weight_formats: Sequence[str] = ()
     kv_formats: Sequence[str] = ()
-    settings: frozenset[str] = frozenset()
+    settings: type[CUDASettings] | None = None
     expands: Callable[[NumberFormat, Mapping[str, object]], str | None] = lambda _form, _config: (
         None
     )

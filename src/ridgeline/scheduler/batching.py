@@ -77,7 +77,7 @@ def _is_member(sequence: Sequence) -> bool:
 
 
 def create_batching(name: str, *, size: int, window_s: float) -> Batching:
-    """The mode called ``name``, one of `ridgeline.core.config.BATCHING_MODES`.
+    """The mode called ``name``, one of `ridgeline.core.settings.scheduling.Batching`.
 
     Batches are of ``size`` sequences.
     """

@@ -1,28 +1,40 @@
 """Settings of the server."""
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-from ridgeline.core.checks import check_float, check_int
+from msgspec import Meta
+
 from ridgeline.core.errors import InvalidRequestError, SettingsError
+from ridgeline.core.settings.reading import Reads, read_settings
 from ridgeline.roofline.slo import parse_slo
 from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
 
-_WHOLE_NUMBERS = {
-    "port": (0, 65535),
-    "max_queue": (1, 1 << 20),
-    "max_body_mib": (1, 4096),
-    "batch_concurrency": (1, 1024),
-}
-_NUMBERS = {
-    "body_timeout_s": (0.01, 86400),
-    "stall_timeout_s": (0.01, 86400),
-    "ping_s": (0.01, 86400),
-    "drain_s": (0, 86400),
-    "batch_price_factor": (0, 1e6),
-}
-_PRICES = ("price_input", "price_cached", "price_output")
+Timeout = Annotated[float, Meta(ge=0.01, le=86400)]
+Price = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+def _slo(_name: str, value: str | None) -> str | None:
+    if value is not None:
+        try:
+            parse_slo(value)
+        except InvalidRequestError as error:
+            raise SettingsError(str(error)) from None
+    return value
+
+
+def _one_of(parsers: Iterable[str]) -> Reads:
+    known = ("auto", "none", *parsers)
+
+    def read(name: str, value: str) -> str:
+        if value not in known:
+            raise SettingsError(f"{name} must be one of {', '.join(known)}.")
+        return value
+
+    return Reads(read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,54 +75,36 @@ class ServerConfig:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     api_key: tuple[str, ...] = ()
     api_key_file: str | None = None
     admin_api_key: str | None = None
     served_model_name: str | None = None
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    max_queue: int = 1024
-    max_body_mib: int = 16
-    body_timeout_s: float = 30.0
-    stall_timeout_s: float = 60.0
-    ping_s: float = 15.0
-    drain_s: float = 30.0
+    tool_call_parser: Annotated[str, _one_of(TOOL_PARSERS)] = "auto"
+    reasoning_parser: Annotated[str, _one_of(REASONING_PARSERS)] = "auto"
+    max_queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
+    max_body_mib: Annotated[int, Meta(ge=1, le=4096)] = 16
+    body_timeout_s: Timeout = 30.0
+    stall_timeout_s: Timeout = 60.0
+    ping_s: Timeout = 15.0
+    drain_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     allow_origin: tuple[str, ...] = ()
     vllm_metrics: bool = True
-    slo: str | None = None
+    slo: Annotated[str | None, Reads(_slo)] = None
     log_requests: bool = True
     data_dir: str | None = None
     encryption_key_file: str | None = None
-    batch_concurrency: int = 8
-    batch_price_factor: float = 0.5
-    price_input: float | None = None
-    price_cached: float | None = None
-    price_output: float | None = None
+    batch_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 8
+    batch_price_factor: Annotated[float, Meta(ge=0, le=1e6)] = 0.5
+    price_input: Price | None = None
+    price_cached: Price | None = None
+    price_output: Price | None = None
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _WHOLE_NUMBERS.items():
-            check_int(name, getattr(self, name), least, most, error=SettingsError)
-        for name, (low, high) in _NUMBERS.items():
-            check_float(name, getattr(self, name), low, high, error=SettingsError)
-        for name in _PRICES:
-            if getattr(self, name) is not None:
-                check_float(name, getattr(self, name), 0, 1e9, error=SettingsError)
-        if self.slo is not None:
-            try:
-                parse_slo(self.slo)
-            except InvalidRequestError as error:
-                raise SettingsError(str(error)) from None
+        read_settings(self)
         if (self.price_input is None) != (self.price_output is None):
             raise SettingsError("price_input and price_output go together.")
-        for what, parsers in (
-            ("tool_call_parser", TOOL_PARSERS),
-            ("reasoning_parser", REASONING_PARSERS),
-        ):
-            known = ["auto", "none", *parsers]
-            if getattr(self, what) not in known:
-                raise SettingsError(f"{what} must be one of {', '.join(known)}.")
         Origins(self.allow_origin)
         if any(not key for key in self.api_key) or self.admin_api_key == "":
             raise SettingsError("A key must not be empty.")

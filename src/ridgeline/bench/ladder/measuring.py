@@ -15,6 +15,7 @@ from ridgeline.bench.ladder.rungs import Rung
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
 from ridgeline.bench.ladder.subjects import SUBJECTS, Subject
 from ridgeline.bench.ladder.texts import RecordedText, heldout_code
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.protocols import Executor
 from ridgeline.engine.llm import LLM
 from ridgeline.evaluation import (
@@ -91,7 +92,9 @@ def open_executor(subject: Subject, rung: Rung, texts: Sequence[RecordedText]) -
     models = subject.models(rung.dtype, rung.formats)
     if rung.speculates:
         return ReplayExecutor(models, 16, texts=texts)
-    return create_executor(rung.executor, models, block_tokens=16)
+    return create_executor(
+        models, EngineConfig(executor=rung.executor, block_tokens=16, packed_cache_path="off")
+    )
 
 
 def log_probabilities(rung: Rung) -> list[tuple[Document, LogProbabilities]]:

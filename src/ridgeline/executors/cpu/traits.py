@@ -1,7 +1,8 @@
 """What the cpu executor is; see `ridgeline.executors.traits`."""
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.protocols import Executor
-from ridgeline.executors.traits import ExecutorTraits, Models, Options
+from ridgeline.executors.traits import ExecutorTraits, Models
 from ridgeline.kernels.cpu.library import (
     NativeLibraryError,
     chosen_level,
@@ -13,15 +14,15 @@ from ridgeline.roofline import PricedModel
 KV_SUB_BLOCK = 16  # tokens whose keys lie transposed: a block of KV is some of them
 
 
-def _create(models: Models, options: Options) -> Executor:
+def _create(models: Models, config: EngineConfig) -> Executor:
     from ridgeline.executors.cpu.executor import CPUExecutor
     from ridgeline.executors.cpu.packed_cache import open_packed_cache
 
     return CPUExecutor(
         models,
-        options.block_tokens,
-        kv_cache_dtype=options.kv_cache_dtype,
-        packed_cache=open_packed_cache(options.packed_cache_path, options.packed_cache_bytes),
+        config.block_tokens,
+        kv_cache_dtype=config.kv_cache_dtype,
+        packed_cache=open_packed_cache(config.packed_cache_path, config.packed_cache_bytes),
     )
 
 

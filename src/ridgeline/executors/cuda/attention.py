@@ -33,7 +33,7 @@ _WORTH = 1.05
 class AttentionBackends:
     """What may be chosen from.
 
-    ``wanted`` is auto, triton or flash-attn (`ridgeline.core.config.ATTENTION_BACKENDS`);
+    ``wanted`` is auto, triton or flash-attn (`CUDASettings`);
     ``package`` is what is installed, or one sentence on why there is none.
     """
 

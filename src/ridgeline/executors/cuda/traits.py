@@ -3,19 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import MachineError, SettingsError
 from ridgeline.core.formats import ON_LOAD, NumberFormat, with_scales
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
+from ridgeline.core.settings.executors import CUDASettings
 from ridgeline.executors.cuda.formats import device_formats
-from ridgeline.executors.traits import ExecutorTraits, Models, Options
+from ridgeline.executors.traits import ExecutorTraits, Models
 from ridgeline.kernels.gpu import missing_for_gpu
 from ridgeline.roofline import PricedModel
 
 DEFAULT_MEMORY_SHARE = 0.9
 
 
-def _create(models: Models, options: Options) -> Executor:
+def _create(models: Models, config: EngineConfig) -> Executor:
     reason = missing_for_gpu()
     if reason is not None:
         raise MachineError(f"The cuda executor cannot run here: {reason}")
@@ -33,21 +35,21 @@ def _create(models: Models, options: Options) -> Executor:
     if models[ModelRole.TARGET].dtype == torch.float64:
         raise SettingsError("The cuda executor has no float64; use the reference executor.")
     forms = [form for model in models.values() if (form := model.quantization) is not None]
-    if "fp8" in (options.kv_cache_dtype, *(form.name for form in forms)):
+    if "fp8" in (config.kv_cache_dtype, *(form.name for form in forms)):
         check_fp8()
     if any(form.bits == 4 for form in forms):
         check_int4()
     device, kernels = open_gpu()
     return CUDAExecutor(
         models,
-        options.block_tokens,
+        config.block_tokens,
         device=device,
         kernels=kernels,
-        kv_cache_dtype=options.kv_cache_dtype,
-        num_slots=options.max_num_seqs,
-        memory_share=options.gpu_memory_utilization or DEFAULT_MEMORY_SHARE,
-        attention=gpu_attention(options.attention_backend),
-        tuning=gpu_tuning(options.tuning_cache_path),
+        kv_cache_dtype=config.kv_cache_dtype,
+        num_slots=config.max_num_seqs,
+        memory_share=config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE,
+        attention=gpu_attention(config.attention_backend),
+        tuning=gpu_tuning(config.tuning_cache_path),
         warm_up=True,
     )
 
@@ -82,7 +84,7 @@ TRAITS = ExecutorTraits(
     missing=missing_for_gpu,
     weight_formats=ON_LOAD,
     kv_formats=("float32", "float16", "bfloat16", "int8", "fp8"),
-    settings=frozenset({"gpu_memory_utilization", "attention_backend", "tuning_cache_path"}),
+    settings=CUDASettings,
     expands=_expands,
     priced=_priced,
     own_bench="A GPU has a benchmark of its own: make bench-gpu.",

@@ -1,13 +1,14 @@
 """What the reference executor is; see `ridgeline.executors.traits`."""
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.protocols import Executor
-from ridgeline.executors.traits import ExecutorTraits, Models, Options
+from ridgeline.executors.traits import ExecutorTraits, Models
 
 
-def _create(models: Models, options: Options) -> Executor:
+def _create(models: Models, config: EngineConfig) -> Executor:
     from ridgeline.executors.reference.executor import ReferenceExecutor
 
-    return ReferenceExecutor(models, options.block_tokens)
+    return ReferenceExecutor(models, config.block_tokens)
 
 
 TRAITS = ExecutorTraits(

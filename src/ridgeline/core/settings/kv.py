@@ -1,0 +1,56 @@
+"""Settings of the KV cache: its pool, what is kept of it for later, and where."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from ridgeline.core.errors import SettingsError
+from ridgeline.core.formats import full_name
+from ridgeline.core.settings.bounds import Count, NumBytes, Seconds
+from ridgeline.core.settings.reading import Needs, Reads
+
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
+
+_PREFIXES = Needs("enable_prefix_caching", lambda config: config.enable_prefix_caching)
+_REUSE = Needs("reuse_kv", lambda config: config.reuse_kv)
+_FOLDER = Needs("kv_disk_tier_path", lambda config: config.kv_disk_tier_path is not None)
+
+
+def _kv_format(name: str, value: str) -> str:
+    form = full_name(value)
+    if form not in KV_CACHE_DTYPES:
+        raise SettingsError(f"{name} must be one of {', '.join(KV_CACHE_DTYPES)}.")
+    return form
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVSettings:
+    """What is kept of K and V, and where.
+
+    Attributes:
+        kv_cache_dtype: float32, float16, bfloat16, int8, on a GPU fp8, or auto for the weights'
+            own.
+        kv_cache_memory_bytes: size of the KV pool.
+        block_tokens: tokens in one KV block.
+        enable_prefix_caching: reuse the KV of prefixes that were computed before.
+        reuse_kv: off, for comparison only, each token computes K and V of its whole context again,
+            and no prefix is cached.
+        kv_ttl_s: cached KV that was not used for these seconds is forgotten, in every tier.
+        kv_ram_tier_bytes: keep KV that the pool has no room for in this much of the memory.
+        kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
+        kv_disk_tier_bytes: the most that the folder may hold.
+        encryption_key_file: file of a key (32 bytes, or 64 hexadecimal digits, its owner's alone)
+            with which that folder is encrypted, and a server's data folder as well.
+    """
+
+    kv_cache_dtype: Annotated[str, Reads(_kv_format)] = "auto"
+    kv_cache_memory_bytes: NumBytes | None = None
+    block_tokens: Count = 16
+    enable_prefix_caching: bool = True
+    reuse_kv: bool = True
+    kv_ttl_s: Seconds | None = None
+    kv_ram_tier_bytes: Annotated[int, Meta(ge=0, le=2**62), _PREFIXES, _REUSE] = 0
+    kv_disk_tier_path: Annotated[str | None, _PREFIXES, _REUSE] = None
+    kv_disk_tier_bytes: Annotated[NumBytes, _FOLDER] = 10 * 2**30
+    encryption_key_file: Annotated[str | None, _FOLDER] = None

@@ -1,0 +1,130 @@
+"""Settings are frozen dataclasses whose annotations say what each field may be.
+
+A bound is msgspec's (``Annotated[int, Meta(ge=1)]``), a choice is a ``Literal``, and `Reads` and
+`Needs` say the rest. Options of the command line are generated from the same fields.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from math import isfinite
+from os import PathLike, fspath
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from ridgeline.core.errors import SettingsError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a value of the right type is read as, by name and value; may raise SettingsError."""
+
+    read: Callable[[str, Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What else must be set for a setting to have an effect, in words and asked of all settings."""
+
+    setting: str
+    is_met: Callable[[Any], bool]
+
+
+def read_settings(settings: Any) -> None:
+    """Check each field of a frozen dataclass, and put its value in the one form that code reads.
+
+    Paths become text, and numbers may come as text. For ``__post_init__``.
+
+    Raises:
+        SettingsError: a value has the wrong type, is out of bounds or is not one of the choices, or
+            it was given and another setting leaves it without effect.
+    """
+    hints = get_type_hints(type(settings), include_extras=True)
+    for field in fields(settings):
+        value = _read(field.name, getattr(settings, field.name), hints[field.name])
+        object.__setattr__(settings, field.name, value)
+    for field in fields(settings):
+        if getattr(settings, field.name) != default_of(field):
+            for need in _notes(hints[field.name], Needs):
+                if not need.is_met(settings):
+                    raise SettingsError(f"{field.name} has no effect without {need.setting}.")
+
+
+def default_of(field: Field[Any]) -> object:
+    """The value of a field that is not given."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def union_members(hint: Any) -> Sequence[Any]:
+    """The types that a value may have, without None and without notes on them."""
+    if get_origin(hint) is Annotated:
+        return union_members(hint.__origin__)
+    if get_origin(hint) not in (Union, UnionType):
+        return () if hint is NoneType else (hint,)
+    return [kind for member in get_args(hint) for kind in union_members(member)]
+
+
+def _notes(hint: Any, kind: type[T]) -> Sequence[T]:
+    """Notes of one kind on a hint and on the members of its union."""
+    if get_origin(hint) is Annotated:
+        own = [note for note in hint.__metadata__ if isinstance(note, kind)]
+        return [*_notes(hint.__origin__, kind), *own]
+    if get_origin(hint) in (Union, UnionType):
+        return [note for member in get_args(hint) for note in _notes(member, kind)]
+    return ()
+
+
+def _read(name: str, value: Any, hint: Any) -> object:
+    kind = union_members(hint)[0]
+    if get_origin(kind) is Mapping:
+        return _read_mapping(name, value, get_args(kind)[1])
+    if isinstance(value, PathLike):
+        value = fspath(value)
+    try:
+        found = msgspec.convert(value, hint, strict=kind is not float)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{name} must {_must(kind, value, hint)}.") from error
+    if isinstance(found, float) and not isfinite(found):
+        raise SettingsError(f"{name} must be a finite number.")
+    for note in _notes(hint, Reads):
+        found = note.read(name, found)
+    return found
+
+
+def _read_mapping(name: str, value: Any, item: Any) -> Mapping[str, object]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        kind = {str: "texts", float: "numbers"}[union_members(item)[0]]
+        raise SettingsError(f"{name} must map names to {kind}.")
+    return {key: _read(f"{name} of {key!r}", each, item) for key, each in value.items()}
+
+
+def _must(kind: Any, value: object, hint: Any) -> str:
+    """What a value that was refused should have done."""
+    if get_origin(kind) is Literal:
+        return f"be one of {', '.join(get_args(kind))}"
+    if get_origin(kind) is tuple:
+        return "be a list of texts"
+    if kind is bool:
+        return "be true or false"
+    if kind is str:
+        return "be text"
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        return "be a whole number"
+    if not _is_number(value):
+        return "be a number"
+    meta = _notes(hint, Meta)[0]
+    if kind is int and meta.ge is not None and meta.le is not None:
+        return f"be between {meta.ge} and {meta.le}"
+    bounds = (("greater than", meta.gt), ("at least", meta.ge), ("at most", meta.le))
+    return "be " + " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False

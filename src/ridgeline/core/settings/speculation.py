@@ -1,0 +1,50 @@
+"""Settings of speculative decoding: who guesses tokens, how many, and how they are verified."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from ridgeline.core.settings.model import on_load
+from ridgeline.core.settings.reading import Needs, Reads
+
+Speculation = Literal["off", "ngram", "suffix", "draft", "combined", "adaptive"]
+DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a draft model
+MAX_SPECULATIVE_TOKENS = 64
+
+_REUSE = Needs("reuse_kv", lambda config: config.reuse_kv)
+_GUESSES = Needs("speculation", lambda config: config.speculation != "off")
+_DRAFTING = Needs(
+    f"speculation {' or '.join(DRAFT_MODEL_SPECULATION)}",
+    lambda config: config.speculation in DRAFT_MODEL_SPECULATION,
+)
+
+
+def _draft_format(name: str, value: str) -> str:
+    if value not in ("auto", "none"):
+        on_load(name, value)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationSettings:
+    """How tokens are guessed and verified together.
+
+    Attributes:
+        speculation: how next tokens are guessed and verified together: off, ngram (looks in the
+            prompt and output), suffix (and in earlier outputs), draft (a draft model), combined
+            (ngram, else draft) or adaptive (what pays). It changes no output.
+        verification: how guesses are verified: exact, or rejection (Leviathan, Chen), which accepts
+            more of a draft model's. Outputs are then distributed as without speculation, but they
+            are not the same ones, and a request's own seed is refused.
+        num_speculative_tokens: tokens that are guessed at once, at the most.
+        draft_model: a smaller model with the same vocabulary; the embedded model has its own.
+        draft_quantization: what a draft model's matrices are quantized to as they are loaded, none,
+            or auto for quantization. Coarser ones cost accepted drafts, and no quality.
+    """
+
+    speculation: Annotated[Speculation, _REUSE] = "off"
+    verification: Annotated[Literal["exact", "rejection"], _GUESSES] = "exact"
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_SPECULATIVE_TOKENS), _GUESSES] = 4
+    draft_model: Annotated[str | None, _DRAFTING] = None
+    draft_quantization: Annotated[str, Reads(_draft_format), _DRAFTING] = "auto"
