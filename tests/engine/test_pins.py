@@ -9,14 +9,14 @@ import pytest
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.engine.async_engine import AsyncEngine
-from ridgeline.scheduler.pins import PinnedPrefixes
+from ridgeline.kvcache import KVCacheManager
 
 PROMPT = tuple((7 * i) % 290 for i in range(60))
 
 
 def pinned_after(model_folder, monkeypatch, *, evictions):
     """Pin a prefix that is evicted so often between its computation and the pin."""
-    pin = PinnedPrefixes.pin
+    pin = KVCacheManager.pin
     left = [evictions]
 
     def pin_late(pins, *arguments):
@@ -26,7 +26,7 @@ def pinned_after(model_folder, monkeypatch, *, evictions):
                 pool.release(pool.allocate(pool.num_free))
         return pin(pins, *arguments)
 
-    monkeypatch.setattr(PinnedPrefixes, "pin", pin_late)
+    monkeypatch.setattr(KVCacheManager, "pin", pin_late)
 
     async def main():
         config = EngineConfig(model=str(model_folder), block_tokens=16)

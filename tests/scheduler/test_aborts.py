@@ -49,7 +49,9 @@ def test_abort_after_every_step(kind, drive, victim):
                 for sequence in groups[victim]:
                     if not sequence.is_finished:
                         aborted_any = True
-                        states.add((sequence.status, any(sequence.tables), sequence.num_in_flight))
+                        states.add(
+                            (sequence.status, sequence.kv.holds_blocks, sequence.num_in_flight)
+                        )
                         scheduler.finish(sequence, FinishReason.ABORT)
                     scheduler.check_integrity()
             steps += 1

@@ -157,7 +157,7 @@ def test_one_request_after_the_other_leaves_nothing_behind():
         scheduler.add(request(number, range(5), cache_key=b"k", max_tokens=2))
         run(scheduler, executor)
     waiting = scheduler._waiting
-    for kept in (scheduler._running, scheduler._shed, scheduler._flights):
+    for kept in (scheduler._lifecycle.running, scheduler._shed, scheduler._flights):
         assert not kept
     assert not waiting._holders
     assert not waiting._loading

@@ -87,7 +87,7 @@ def test_a_window_holds_only_its_blocks():
     run(
         scheduler,
         executor,
-        each_step=lambda: held.append(sum(block >= 0 for block in sequence.tables[0])),
+        each_step=lambda: held.append(sum(block >= 0 for block in sequence.kv.tables[0])),
     )
     assert max(held) <= 8 // 4 + 1
     assert sequence.output_token_ids == expected_output(sequence.request, 0, 64, 8)

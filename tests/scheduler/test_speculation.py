@@ -14,6 +14,7 @@ from ridgeline.core.plan import ModelRole, Segment
 from ridgeline.core.protocols import Draft, Drafter
 from ridgeline.core.request import FinishReason
 from ridgeline.core.result import SegmentResult
+from ridgeline.kvcache import KVCacheManager, PrefixCache
 from ridgeline.scheduler import (
     DraftModel,
     DraftModelConfig,
@@ -260,8 +261,11 @@ def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_the
         request=request(0, range(6), **params),
         sample_index=0,
         token_ids=list(range(6)),
-        tables=[[]],
+        kv=KVCacheManager(PrefixCache([1], [None], 4), max_length=4).new_sequence(
+            None, max_length=64
+        ),
         max_length=64,
+        lane=(0, ""),
         grammar=lambda: constraint,
     )
     sequence.slot = 0

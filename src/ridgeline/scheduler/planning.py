@@ -1,16 +1,14 @@
 """What a step computes: decodes first, then prompts; drafts and replays in what is left."""
 
-from collections.abc import Callable, Mapping
-
-from ridgeline.core.plan import Admission, Outputs, Segment
-from ridgeline.scheduler.blocks import BlockTables
+from ridgeline.core.plan import BlockTableUpdate, Outputs, Segment, step_in_flight
+from ridgeline.kvcache import KVCacheManager
 from ridgeline.scheduler.config import SchedulerConfig
+from ridgeline.scheduler.lifecycle import Lifecycle
 from ridgeline.scheduler.pricing import Pricing, StepBudget
-from ridgeline.scheduler.replay import Replay, extend
+from ridgeline.scheduler.replay import Replay
 from ridgeline.scheduler.sequence import Sequence, SequenceStatus
 from ridgeline.scheduler.speculation import Speculation
 from ridgeline.scheduler.step import SAMPLE, Step
-from ridgeline.scheduler.waiting import Waiting
 
 _NOTHING = Outputs()
 
@@ -18,166 +16,167 @@ _NOTHING = Outputs()
 class Planner:
     """Divides a step's budget between the sequences that run and those that may enter.
 
-    ``running`` is the scheduler's, and changes as ``admit`` and ``free_blocks_for`` are called:
-    admission and preemption are the scheduler's part.
+    It has ``lifecycle`` admit sequences, and preempt others when blocks run out.
     """
 
     def __init__(
         self,
         config: SchedulerConfig,
-        blocks: BlockTables,
+        kv: KVCacheManager,
+        lifecycle: Lifecycle,
         pricing: Pricing,
         speculation: Speculation,
         replay: Replay,
-        *,
-        running: Mapping[Sequence, None],
-        waiting: Waiting,
-        may_enter: Callable[[Sequence], bool],
-        admit: Callable[[Sequence, float], Admission],
-        free_blocks_for: Callable[[Sequence, Step], bool],
     ) -> None:
         self._config = config
-        self._blocks = blocks
+        self._kv = kv
+        self._lifecycle = lifecycle
         self._pricing = pricing
         self._speculation = speculation
         self._replay = replay
-        self._running = running
-        self._waiting = waiting
-        self._may_enter = may_enter
-        self._admit = admit
-        self._free_blocks_for = free_blocks_for
 
-    def plan(self, now_s: float) -> tuple[Step, int]:
+    def plan(self, step_id: int, now_s: float) -> tuple[Step, int]:
         """The next step, and how often it is to be repeated; it has no segments if none can run."""
-        step = self._new_step()
-        self._speculation.begin_step(self._running)
+        config = self._config
+        budget = StepBudget(
+            config.max_num_batched_tokens, seconds=config.tpot_slo_s, pricing=self._pricing
+        )
+        self._speculation.begin_step(self._lifecycle.running)
+        step = Step(step_id, budget, self._speculation.asks_drafter)
         prompts = self._plan_decodes(step)
         if not step.segments:
             step.budget.unbounded()
         self._plan_prompts(step, prompts, now_s)
         return step, self._replay_steps(step)
 
-    def _new_step(self) -> Step:
-        budget = StepBudget(
-            self._config.max_num_batched_tokens,
-            seconds=self._config.tpot_slo_s,
-            pricing=self._pricing,
-        )
-        return Step(budget)
-
     def _plan_decodes(self, step: Step) -> list[Sequence]:
         """Plan the sequences that lack one token's KV; returns those that lack more."""
         prompts = []
-        is_plain = not self._speculation.asks_drafter
-        for sequence in tuple(self._running):
-            num_known = _num_known(sequence)
-            gap = num_known - sequence.num_planned
+        for sequence in tuple(self._lifecycle.running):
+            gap = sequence.num_known - sequence.num_planned
             if gap > 1:
                 prompts.append(sequence)
-            if gap != 1 or not step.budget.tokens:
-                continue
-            if is_plain and sequence.is_plain and num_known <= sequence.num_writable:
-                step.add_decode(sequence, num_known)
-            elif sequence.status is SequenceStatus.RUNNING:  # not preempted for one before it
+            elif gap == 1 and step.budget.tokens and sequence.status is SequenceStatus.RUNNING:
                 self._plan_segment(sequence, 1, step)
         return prompts
 
     def _plan_prompts(self, step: Step, prompts: list[Sequence], now_s: float) -> None:
         """Give what is left of the budget to prompts, whether they run or wait, by policy."""
-        rank = self._waiting.rank
+        waiting = self._lifecycle.waiting
+        rank = waiting.rank
         prompts.sort(key=rank, reverse=True)
-        head = self._waiting.head(now_s)
+        head = waiting.head(now_s)
         while step.budget.tokens and (prompts or head is not None):
             if prompts and (head is None or rank(prompts[-1]) < rank(head)):
                 self._plan_prompt(prompts.pop(), step)
                 continue
             assert head is not None
-            gap = len(head.token_ids) - head.num_computed
-            if not self._may_enter(head) or not step.budget.grant(gap, head.num_computed):
+            num_computed = head.kv.num_computed
+            gap = len(head.token_ids) - num_computed
+            if not self._lifecycle.may_enter(head) or not step.budget.grant(gap, num_computed):
                 head = None
                 continue
-            if not self._waiting.start_load(head):
-                step.admissions.append(self._admit(head, now_s))
+            if not waiting.start_load(head):
+                step.admissions.append(self._lifecycle.admit(head, now_s))
                 self._plan_prompt(head, step)
-            head = self._waiting.head(now_s)
+            head = waiting.head(now_s)
 
     def _plan_prompt(self, sequence: Sequence, step: Step) -> None:
         if sequence.status is not SequenceStatus.RUNNING or sequence in step.busy:
             return  # preempted for another, and perhaps admitted again
         start = sequence.num_planned
-        count = step.budget.grant(_num_known(sequence) - start, start)
+        count = step.budget.grant(sequence.num_known - start, start)
         if count:
             self._plan_segment(sequence, count, step)
 
     def _plan_segment(self, sequence: Sequence, count: int, step: Step) -> None:
-        """Add the sequence's next ``count`` tokens, or as many of them as blocks allow."""
-        start = sequence.num_planned
+        """Add the sequence's next ``count`` tokens, or as many of them as blocks allow.
+
+        There may be hundreds in a step: what does not concern a plain decode is not looked at.
+        """
+        kv, known, start = sequence.kv, sequence.token_ids, sequence.num_planned
         stop = start + count
-        if count > 1:
-            stop = self._blocks.clip_to_windows(sequence, start, stop, self._running)
+        if stop > kv.num_writable:
+            stop = self._make_room(sequence, start, stop, step)
             if stop == start:
-                assert sequence.num_in_flight, "a sequence has blocks for its window and more"
-                return
-        while not self._blocks.can_write(sequence, start, stop):
-            if not self._free_blocks_for(sequence, step):
                 return
         step.busy.add(sequence)
-        request, num_known = sequence.request, _num_known(sequence)
+        is_plain = sequence.is_plain
+        samples = stop == sequence.num_known and (is_plain or sequence.request.generates)
+        outputs = SAMPLE if samples else _NOTHING
+        drafts: tuple[int, ...] = ()
+        if step.asks_drafter or not is_plain:
+            outputs = self._outputs(sequence, start, stop, outputs)
+            speculates = outputs.masked or step.asks_drafter
+            if samples and speculates and not outputs.prompt_logprobs:
+                proposed = self._drafts(sequence, step)
+                if proposed is None:
+                    return
+                drafts = proposed
+        token_ids: tuple[int, ...]
+        if count > 1:
+            token_ids = tuple(known[start:stop])
+        elif start < len(known):
+            token_ids = (known[start],)
+        else:
+            token_ids = (step_in_flight(sequence.promised_output),)
+        end = stop
+        if drafts:
+            token_ids, end = token_ids + drafts, stop + len(drafts)
+        updates: tuple[BlockTableUpdate, ...] = ()
+        if end > kv.num_writable:
+            updates, copies = kv.prepare_write(start, end, reserve=len(known))
+            step.copies += copies
+        assert sequence.slot is not None
+        segment = Segment(sequence.slot, start, end, token_ids, len(drafts), (), updates, outputs)
+        may_continue = (
+            samples and not drafts and not outputs.masked and stop + 1 < sequence.max_length
+        )
+        step.add(sequence, segment, may_continue)
+
+    def _make_room(self, sequence: Sequence, start: int, stop: int, step: Step) -> int:
+        """How far up to ``stop`` there are blocks, if need be once others gave up theirs."""
+        kv = sequence.kv
+        if stop > start + 1 and self._kv.has_windows:
+            running = [each.kv for each in self._lifecycle.running]
+            stop = kv.clip_to_windows(start, stop, len(sequence.token_ids), running)
+            if stop == start:
+                assert sequence.num_in_flight, "a sequence has blocks for its window and more"
+        while not kv.can_write(start, stop):
+            if not self._lifecycle.free_blocks_for(sequence, step.busy):
+                return start
+        return stop
+
+    def _outputs(self, sequence: Sequence, start: int, stop: int, plain: Outputs) -> Outputs:
+        """What is wanted of positions ``[start, stop)``, where ``plain`` would be of most."""
+        request = sequence.request
         reports_prompt = start < sequence.num_prompt_tokens and sequence.sample_index == 0
         reports_logprobs = reports_prompt and request.params.prompt_logprobs is not None
-        is_last = stop == num_known
-        samples = is_last and request.generates
-        masked = samples and self._speculation.is_masked(sequence)
-        drafts: tuple[int, ...] | None = ()
-        speculates = masked or self._speculation.asks_drafter
-        if samples and speculates and not reports_logprobs:
-            drafts = self._speculation.propose(sequence, self._room_for_drafts(sequence, step))
-        if drafts is None:
-            return
-        token_ids = tuple(sequence.token_ids[start:stop])
-        if len(token_ids) < stop - start:
-            assert sequence.reference is not None
-            token_ids += (sequence.reference,)
-        updates, copies = self._blocks.prepare_write(
-            sequence, start, stop + len(drafts), reserve=len(sequence.token_ids)
+        masked = plain.sample and self._speculation.is_masked(sequence)
+        if request.generates and not masked and not reports_logprobs:
+            return plain
+        return Outputs(
+            sample=plain.sample,
+            masked=masked,
+            prompt_logprobs=reports_logprobs,
+            logits=reports_prompt and request.wants_logits,
+            pooled=stop == sequence.num_known and request.wants_pooled,
         )
-        step.copies += copies
-        if masked or reports_logprobs or not request.generates:
-            outputs = Outputs(
-                sample=samples,
-                masked=masked,
-                prompt_logprobs=reports_logprobs,
-                logits=reports_prompt and request.wants_logits,
-                pooled=is_last and request.wants_pooled,
-            )
-        else:
-            outputs = SAMPLE if samples else _NOTHING
-        assert sequence.slot is not None
-        segment = Segment(
-            slot=sequence.slot,
-            start=start,
-            stop=stop + len(drafts),
-            token_ids=token_ids + drafts,
-            num_drafts=len(drafts),
-            block_updates=updates,
-            outputs=outputs,
-        )
-        may_continue = samples and not masked and not drafts and num_known + 1 < sequence.max_length
-        step.add(sequence, segment, may_continue=may_continue)
 
-    def _room_for_drafts(self, sequence: Sequence, step: Step) -> int:
+    def _drafts(self, sequence: Sequence, step: Step) -> tuple[int, ...] | None:
         """Drafts that the context, the limit of output, the budget and the free blocks allow.
 
         Each yields a token, and one more follows. One token is left for each sequence whose turn
-        comes later in this step.
+        comes later in this step. ``None`` if the target is to do nothing this time.
         """
         start, length = sequence.num_planned, len(sequence.token_ids)
-        left = step.budget.tokens - (length - start) - (len(self._running) - len(step.busy))
+        num_later = len(self._lifecycle.running) - len(step.busy)
+        left = step.budget.tokens - (length - start) - num_later
         most = max(0, min(sequence.max_length - length - 1, left))
         room = self._speculation.room(sequence, most)
-        while room and not self._blocks.can_write(sequence, start, length + room):
+        while room and not sequence.kv.can_write(start, length + room):
             room -= 1
-        return room
+        return self._speculation.propose(sequence, room)
 
     def _replay_steps(self, step: Step) -> int:
         """How often to repeat a step in which all who run decode, and nobody can join them."""
@@ -185,12 +184,12 @@ class Planner:
         if (
             num_steps < 2
             or step.admissions
-            or self._speculation.asks_drafter
-            or not 0 < len(step.segments) == len(self._running)
-            or (len(self._waiting) > 0 and not self._seats_stay_taken(step))
+            or step.asks_drafter
+            or not 0 < len(step.segments) == len(self._lifecycle.running)
+            or (len(self._lifecycle.waiting) > 0 and not self._seats_stay_taken(step))
         ):
             return 1
-        num_steps = extend(step, self._blocks, num_steps)
+        num_steps = step.repeat(num_steps, self._kv)
         self._speculation.rest(num_steps - 1)
         return num_steps
 
@@ -198,10 +197,3 @@ class Planner:
         """Whether every sequence that may run does, and none ends before its length."""
         is_full = len(step.sequences) >= self._config.max_num_seqs
         return is_full and not any(sequence.may_end_early for sequence in step.sequences)
-
-
-def _num_known(sequence: Sequence) -> int:
-    """Tokens known, and those that the plan in flight will tell."""
-    if sequence.reference is None:
-        return len(sequence.token_ids)
-    return len(sequence.token_ids) + sequence.num_pending

@@ -7,10 +7,9 @@ from typing import Protocol
 
 from ridgeline.core.request import Request
 from ridgeline.scheduler.growing_ranks import GrowingRanks
-from ridgeline.scheduler.sequence import Sequence
+from ridgeline.scheduler.sequence import Lane, Sequence
 
 Rank = tuple[float, ...]
-Lane = tuple[int, str]  # a priority, and a tenant
 
 INPUT_TOKEN_COST, OUTPUT_TOKEN_COST = 1.0, 2.0
 
@@ -23,7 +22,8 @@ class QueuePolicy(Protocol):
     that would be last.
     """
 
-    def lane(self, sequence: Sequence) -> Lane: ...
+    def lane(self, request: Request) -> Lane:
+        """Where the samples of a request wait."""
 
     def lane_rank(self, lane: Lane) -> Rank:
         """It never shrinks while sequences wait in the lane."""
@@ -63,7 +63,7 @@ class FirstComeFirstServed:
     preempts = False
     postpones = False
 
-    def lane(self, sequence: Sequence) -> Lane:
+    def lane(self, request: Request) -> Lane:
         return 0, ""
 
     def lane_rank(self, lane: Lane) -> Rank:
@@ -122,14 +122,14 @@ class FairShare(FirstComeFirstServed):
         self._last_left: dict[int, Lane] = {}  # whose last waiting sequence left last
         self._prune_at = 1024
 
-    def lane(self, sequence: Sequence) -> Lane:
-        return self._lane_of(sequence.request)
+    def lane(self, request: Request) -> Lane:
+        return 0, request.tenant
 
     def lane_rank(self, lane: Lane) -> Rank:
         return (self._counters.get(lane, 0.0),)
 
     def entered(self, sequence: Sequence) -> None:
-        lane = self.lane(sequence)
+        lane = sequence.lane
         if not self._waiting[lane]:
             floor = self._floor(lane[0])
             self._counters[lane] = max(self._counters.get(lane, floor), floor)
@@ -139,7 +139,7 @@ class FairShare(FirstComeFirstServed):
         self._least_served[lane[0]].add(lane)
 
     def left(self, sequence: Sequence) -> None:
-        lane = self.lane(sequence)
+        lane = sequence.lane
         self._waiting[lane] -= 1
         if not self._waiting[lane]:
             del self._waiting[lane]
@@ -147,27 +147,28 @@ class FairShare(FirstComeFirstServed):
             self._prune()
 
     def charge(self, sequence: Sequence, num_input: int, num_output: int) -> None:
-        lane = self._lane_of(sequence.request)
+        lane = sequence.lane
         cost = INPUT_TOKEN_COST * num_input + OUTPUT_TOKEN_COST * num_output
         if self._weights:
             cost /= self._weights.get(lane[1], 1.0)
-        if lane not in self._counters:  # forgotten since it waited last
-            self._counters[lane] = self._floor(lane[0])
-        self._counters[lane] += cost
+        served = self._counters.get(lane)
+        if served is None:  # forgotten since it waited last
+            served = self._floor(lane[0])
+        self._counters[lane] = served + cost
 
     def displaced_by(self, newcomer: Request, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
         """The latest of the tenant that has the most samples waiting, as long as that is more.
 
         Only those of the newcomer's priority count.
         """
-        mine = self._lane_of(newcomer)
+        mine = self.lane(newcomer)
         num_waiting = Counter({each: n for each, n in self._waiting.items() if each[0] == mine[0]})
         num_mine = num_waiting[mine] + newcomer.params.n
         of_lane: dict[Lane, list[Sequence]] = {}
         if max(num_waiting.values(), default=0) > num_mine:
             for sequence in sorted(waiting, key=self.rank):
-                if (lane := self.lane(sequence)) in num_waiting:
-                    of_lane.setdefault(lane, []).append(sequence)
+                if sequence.lane in num_waiting:
+                    of_lane.setdefault(sequence.lane, []).append(sequence)
         while of_lane:
             most = max(of_lane, key=num_waiting.__getitem__)
             if num_waiting[most] <= num_mine:
@@ -177,9 +178,6 @@ class FairShare(FirstComeFirstServed):
             if not of_lane[most]:
                 del of_lane[most]
             yield latest
-
-    def _lane_of(self, request: Request) -> Lane:
-        return 0, request.tenant
 
     def _floor(self, priority: int) -> float:
         heap = self._least_served.get(priority)
@@ -215,6 +213,9 @@ class Priority(FairShare):
 
     preempts = True
 
+    def lane(self, request: Request) -> Lane:
+        return request.priority, request.tenant
+
     def lane_rank(self, lane: Lane) -> Rank:
         return (lane[0], *super().lane_rank(lane))
 
@@ -229,9 +230,6 @@ class Priority(FairShare):
             higher, key=lambda each: (each.request.priority, *self.rank(each)), reverse=True
         )
         yield from super().displaced_by(newcomer, waiting)
-
-    def _lane_of(self, request: Request) -> Lane:
-        return request.priority, request.tenant
 
 
 def create_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePolicy:

@@ -108,38 +108,39 @@ class Pricing:
         params, length = sequence.request.params, len(sequence.token_ids)
         tokens = min(params.max_tokens or math.inf, self._output_tokens)
         steps = max(0.0, tokens - sequence.num_output_tokens - 1)
-        prompt_s = self.segment_s(length - sequence.num_computed, sequence.num_computed)
+        num_computed = sequence.kv.num_computed
+        prompt_s = self.segment_s(length - num_computed, num_computed)
         return prompt_s + steps * self._step_s
 
 
 class StepBudget:
     """Tokens, and perhaps seconds, that are left in the step that is being planned."""
 
-    __slots__ = ("_pricing", "_seconds", "tokens")
+    __slots__ = ("_pricing", "seconds", "tokens")
 
     def __init__(self, tokens: int, *, seconds: float | None, pricing: Pricing) -> None:
         self.tokens = tokens
         self._pricing = pricing
-        self._seconds = None if seconds is None else seconds - pricing.fixed_s
+        self.seconds = None if seconds is None else seconds - pricing.fixed_s
 
     def unbounded(self) -> None:
         """Nobody is made to wait by this step: seconds do not matter."""
-        self._seconds = None
+        self.seconds = None
 
     def grant(self, wanted: int, context: int) -> int:
         """How many of ``wanted`` tokens after ``context`` may still be computed."""
         count = min(wanted, self.tokens)
-        seconds = self._seconds
+        seconds = self.seconds
         if seconds is None:
             return count
         return bisect_right(
             range(1, count + 1), seconds, key=lambda n: self._pricing.segment_s(n, context)
         )
 
-    def spend(self, num_tokens: int, context: int) -> None:
-        self.tokens -= num_tokens
-        if self._seconds is not None:
-            self._seconds -= self._pricing.segment_s(num_tokens, context)
+    def spend_seconds(self, num_tokens: int, context: int) -> None:
+        """Those of so many tokens after ``context``, where seconds are limited."""
+        assert self.seconds is not None
+        self.seconds -= self._pricing.segment_s(num_tokens, context)
 
 
 def _mean(mean: float, value: float) -> float:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 from ridgeline.core.protocols import Grammar
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult
-from ridgeline.kvcache import Node
+from ridgeline.kvcache import SequenceKV
+
+Lane = tuple[int, str]  # a priority, and a tenant
 
 
 class SequenceStatus(StrEnum):
@@ -22,52 +24,41 @@ class SequenceStatus(StrEnum):
 class Sequence:
     """Mutated by the scheduler alone.
 
-    A step closes part of the gap between ``num_computed`` (tokens whose KV is in the cache) and the
-    tokens known. ``num_planned`` counts those of the plans in flight as well, of which
-    ``num_in_flight`` have a part of it; the last one samples ``num_pending`` tokens, the last of
-    which ``reference`` stands for, if the next plan may build on it.
+    A step closes part of the gap between the tokens whose KV is in the cache (``kv.num_computed``)
+    and the tokens known. ``num_planned`` counts those of the plans in flight as well, of which
+    ``num_in_flight`` have a part of it. ``num_known`` counts ``token_ids`` and what plans in flight
+    promise; if the last of these is such a token, it is output ``promised_output`` of the plan
+    ``promised_step``.
 
+    ``kv`` are the blocks that it holds of the target; a waiting fork already holds the prompt's.
     ``grammar`` is held as long as the sequence is, so that it is compiled once whatever happens.
     It ends when it has ``max_length`` tokens, prompt included; ``may_end_early`` where a token or a
     text can end it before. ``is_plain``: nothing but samples is wanted of it, without masks.
-    ``order`` numbers requests as they arrive; ``postponed``: its deadline cannot be met any more.
-    ``may_load``: the tiers were not asked since it waits.
-
-    ``tables[g]`` are the held blocks of KV group g; a waiting fork already holds the
-    prompt's. ``num_sent`` counts the table entries that the executor has been told of,
-    ``num_given_up`` those at the front that no window reaches any more. ``nodes`` are the prefix
-    cache's, one for each full block, until one ``collided``; ``num_cached_tokens`` were found there
-    when it was first admitted. ``num_writable`` positions can be written without a change of the
-    tables, and nothing can be cached or given up before ``note_at`` tokens are computed.
-    ``num_drafted[i]`` tokens were drafted at position i of a draft, and
-    ``num_accepted[i]`` of them accepted.
+    It waits in ``lane`` (`QueuePolicy`); ``order`` numbers requests as they arrive;
+    ``postponed``: its deadline cannot be met any more.
+    ``may_load``: the tiers were not asked since it waits. ``num_drafted[i]`` tokens were drafted at
+    position i of a draft, and ``num_accepted[i]`` of them accepted.
     """
 
     request: Request
     sample_index: int
     token_ids: list[int]
-    tables: list[list[int]]
+    kv: SequenceKV
     max_length: int
+    lane: Lane
     grammar: Grammar | None = None
     num_prompt_tokens: int = field(init=False)
     is_plain: bool = field(init=False)
     may_end_early: bool = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
-    num_computed: int = 0
-    num_sent: list[int] = field(default_factory=list)
-    num_given_up: list[int] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    num_cached_tokens: int | None = None
-    collided: bool = False
-    num_writable: int = 0
-    note_at: int = 0
     order: int = 0
     postponed: bool = False
     may_load: bool = True
     num_planned: int = 0
+    num_known: int = 0
     num_in_flight: int = 0
-    reference: int | None = None
-    num_pending: int = 1
+    promised_step: int = 0
+    promised_output: int = 0
     slot: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -78,10 +69,6 @@ class Sequence:
     def __post_init__(self) -> None:
         request = self.request
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        if request.params.max_tokens is not None:
-            self.max_length = min(
-                self.max_length, self.num_prompt_tokens + request.params.max_tokens
-            )
         self.stop_token_ids = frozenset((*request.eos_token_ids, *request.params.stop_token_ids))
         self.may_end_early = bool(self.stop_token_ids or request.params.stop or self.grammar)
         self.is_plain = (
@@ -93,7 +80,12 @@ class Sequence:
     @property
     def was_admitted(self) -> bool:
         """Whether it has run, now or before a preemption."""
-        return self.num_cached_tokens is not None
+        return self.kv.num_cached is not None
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Tokens found in the prefix cache when it was first admitted."""
+        return self.kv.num_cached
 
     @property
     def num_output_tokens(self) -> int:
@@ -102,6 +94,15 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    def settle(self) -> None:
+        """Go on from what is computed and known: no plan in flight has a part of it."""
+        self.num_planned = self.kv.num_computed
+        self.num_known = len(self.token_ids)
+
+    def promise_nothing(self) -> None:
+        """What plans in flight were to yield does not come, or not all of it."""
+        self.num_known = len(self.token_ids)
 
     def count_drafts(self, num_drafted: int, num_accepted: int) -> None:
         """Note the outcome of one draft."""

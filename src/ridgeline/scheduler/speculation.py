@@ -133,7 +133,7 @@ class Speculation:
             lengths = {
                 self._states[each].slot: len(each.token_ids)
                 for each in running
-                if each.num_computed + 1 == len(each.token_ids)
+                if each.kv.num_computed + 1 == len(each.token_ids)
             }
             self.drafter.begin_step(lengths)
             self._rest_steps = self.drafter.rest_steps()

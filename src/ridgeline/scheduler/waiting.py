@@ -7,7 +7,6 @@ from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.request import Request
 from ridgeline.kvcache.tiers import Load, Transfers
 from ridgeline.scheduler.batching import create_batching
-from ridgeline.scheduler.blocks import BlockTables
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.overload import DrainRate
 from ridgeline.scheduler.policies import QueuePolicy, Rank
@@ -29,13 +28,11 @@ class Waiting:
         self,
         config: SchedulerConfig,
         policy: QueuePolicy,
-        blocks: BlockTables,
         pricing: Pricing,
         transfers: Transfers | None,
     ) -> None:
         self._config = config
         self._policy = policy
-        self._blocks = blocks
         self._pricing = pricing
         self._transfers = transfers
         self._batching = create_batching(
@@ -167,13 +164,14 @@ class Waiting:
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether blocks are free for it, beside those of the cached prefix, which it takes."""
-        self._blocks.reuse_prefix(sequence)
+        sequence.kv.reuse_prefix(sequence.token_ids)
         self._note_blocks(sequence)
-        return self._blocks.can_hold(sequence)
+        return sequence.kv.can_hold(len(sequence.token_ids))
 
     def would_fit(self, sequence: Sequence, *, without: Collection[Sequence]) -> bool:
         """Whether it would fit if these sequences released their blocks."""
-        return self._blocks.can_hold(sequence, without=without)
+        others = (each.kv for each in without)
+        return sequence.kv.can_hold(len(sequence.token_ids), without=others)
 
     def admitted(self, sequence: Sequence, now_s: float) -> None:
         """The sequence was given a slot, and waits no more."""
@@ -197,8 +195,7 @@ class Waiting:
             return False
         last = max(holders, key=self.rank)
         del self._holders[last]
-        self._blocks.release(last)
-        last.num_computed = 0
+        last.kv.release()
         return True
 
     def start_load(self, sequence: Sequence) -> bool:
@@ -209,7 +206,7 @@ class Waiting:
         if not sequence.may_load:
             return False
         sequence.may_load = False
-        load = self._blocks.load_rest(sequence, self._is_load_worth)
+        load = sequence.kv.load_rest(sequence.token_ids, self._is_load_worth)
         if load is None:
             return False
         self.remove(sequence)
@@ -230,15 +227,15 @@ class Waiting:
         """Assert that it is known how many wait, and who holds blocks."""
         assert len(self) == sum(1 for _ in self)
         for sequence in self._queue:
-            assert (sequence in self._holders) == any(sequence.tables)
-        assert not any(map(_holds_blocks, self._loading))
+            assert (sequence in self._holders) == sequence.kv.holds_blocks
+        assert not any(sequence.kv.holds_blocks for sequence in self._loading)
 
     def last_of(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """The one of them that the policy puts last."""
         return max(candidates, key=self.rank, default=None)
 
     def _note_blocks(self, sequence: Sequence) -> None:
-        if _holds_blocks(sequence):
+        if sequence.kv.holds_blocks:
             self._holders[sequence] = None
 
     def _is_too_late(self, sequence: Sequence, now_s: float) -> bool:
@@ -253,7 +250,3 @@ class Waiting:
         return not self._pricing.is_calibrated or load_s < self._pricing.segment_s(
             num_tokens, context
         )
-
-
-def _holds_blocks(sequence: Sequence) -> bool:
-    return any(sequence.tables)

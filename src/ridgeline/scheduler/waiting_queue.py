@@ -4,8 +4,8 @@ import heapq
 from collections.abc import Iterator
 
 from ridgeline.scheduler.growing_ranks import GrowingRanks
-from ridgeline.scheduler.policies import Lane, QueuePolicy, Rank
-from ridgeline.scheduler.sequence import Sequence
+from ridgeline.scheduler.policies import QueuePolicy, Rank
+from ridgeline.scheduler.sequence import Lane, Sequence
 
 
 class _Entry:
@@ -44,7 +44,7 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         entry = _Entry(self._policy.rank(sequence), sequence)
         self._entries[sequence] = entry
-        lane = self._policy.lane(sequence)
+        lane = sequence.lane
         heapq.heappush(self._lanes.setdefault(lane, []), entry)
         self._policy.entered(sequence)
         self._lane_ranks.add(lane)
@@ -59,7 +59,7 @@ class WaitingQueue:
         entry = self._entries.pop(sequence)
         entry.sequence = None
         self._num_dead += 1
-        self._trim(self._policy.lane(sequence))
+        self._trim(sequence.lane)
         if self._num_dead > len(self._entries) + 64:
             self._compact()
 
@@ -69,7 +69,7 @@ class WaitingQueue:
 
     def full_rank(self, sequence: Sequence) -> Rank:
         """The lane's rank and the rank within it; sequences that run have one, too."""
-        lane = self._policy.lane(sequence)
+        lane = sequence.lane
         return (*self._policy.lane_rank(lane), *self._policy.rank(sequence))
 
     def _trim(self, lane: Lane) -> None:

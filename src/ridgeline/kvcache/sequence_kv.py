@@ -1,0 +1,319 @@
+"""The KV blocks that one sequence holds of one model: its block tables, and what they are for."""
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from ridgeline.core.config import blocks_per_sequence
+from ridgeline.core.plan import BlockCopy, BlockTableUpdate
+from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
+from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache
+from ridgeline.kvcache.tiers import Load, Transfers
+
+_NEVER = sys.maxsize
+
+
+class SequenceKV:
+    """A block table for each KV group of a model, with prefix reuse and copy-on-write.
+
+    Full blocks go into the prefix cache as they are computed, unless ``root_key`` is ``None``.
+    Tables, prefix nodes and counts change by the methods here and by nothing else. At most
+    ``max_length`` tokens are written.
+
+    Attributes:
+        num_computed: tokens from the start whose KV is in the blocks.
+        num_writable: positions that can be written without a change of the tables.
+        num_cached: tokens found in the prefix cache at the first admission, ``None`` before that.
+    """
+
+    __slots__ = (
+        "_cache",
+        "_collided",
+        "_max_length",
+        "_nodes",
+        "_note_at",
+        "_num_given_up",
+        "_num_sent",
+        "_pools",
+        "_root_key",
+        "_tables",
+        "_tenant",
+        "_transfers",
+        "num_cached",
+        "num_computed",
+        "num_writable",
+    )
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        transfers: Transfers | None,
+        root_key: bytes | None,
+        *,
+        tenant: str,
+        max_length: int,
+    ) -> None:
+        self._cache = cache
+        self._pools = cache.pools
+        self._transfers = transfers
+        self._root_key = root_key
+        self._tenant = tenant
+        self._max_length = max_length
+        self._tables: list[list[int]] = [[] for _ in self._pools]
+        self._num_sent = [0] * len(self._pools)  # table entries that the executor was told of
+        self._num_given_up = [0] * len(self._pools)  # entries that no window reaches any more
+        self._nodes: list[Node] = []  # of the prefix cache, one for each full block,
+        self._collided = False  # until another sequence's node had the same key
+        self._note_at = 0  # computed tokens before which nothing can be cached or given up
+        self.num_computed = 0
+        self.num_writable = 0
+        self.num_cached: int | None = None
+
+    @property
+    def tables(self) -> Sequence[Sequence[int]]:
+        """The blocks of each group, `NO_BLOCK` for those that were given up; not to be changed."""
+        return self._tables
+
+    @property
+    def holds_blocks(self) -> bool:
+        return any(self._tables)
+
+    def reuse_prefix(self, token_ids: Sequence[int]) -> None:
+        """Start from the longest cached prefix of these tokens, if no blocks are held."""
+        if self._root_key is None or self.holds_blocks:
+            return
+        self._nodes, self._tables = self._cache.match(self._root_key, token_ids)
+        for group, table in enumerate(self._tables):
+            self._pools[group].share(table)
+            self._num_given_up[group] = table.count(NO_BLOCK)
+        self.num_computed = len(self._nodes) * self._cache.block_tokens
+
+    def load_rest(
+        self, token_ids: Sequence[int], is_worth: Callable[[int, int], bool]
+    ) -> Load | None:
+        """Start to load what tiers have after the prefix that is reused.
+
+        ``is_worth(num_tokens, context)`` is asked whether to load rather than compute them. If so,
+        the load holds the prefix, and the sequence nothing.
+        """
+        num_nodes, size = len(self._nodes), self._cache.block_tokens
+        if self._transfers is None or self._root_key is None:
+            return None
+        if self.num_computed != num_nodes * size:
+            return None
+        count = self._transfers.find(self._root_key, Match(self._nodes, self._tables), token_ids)
+        if not count or not is_worth(count * size, num_nodes * size):
+            return None
+        match = Match(list(self._nodes), [list(table) for table in self._tables])
+        load = self._transfers.load(self._root_key, match, token_ids)
+        if load is not None:
+            self.release()
+        return load
+
+    def count_hit(self, num_tokens: int) -> None:
+        """Note what was found in the cache of so many tokens, at the first admission."""
+        if self.num_cached is not None:
+            return
+        self.num_cached = len(self._nodes) * self._cache.block_tokens
+        if self._root_key is not None:
+            self._cache.stats.queried_tokens += num_tokens
+            self._cache.stats.hit_tokens += self.num_cached
+        if self._transfers is not None:
+            self._transfers.touch(self._nodes)
+
+    def can_hold(self, length: int, *, without: Iterable["SequenceKV"] = ()) -> bool:
+        """Whether the blocks for ``length`` tokens are free, or held already.
+
+        With a window these are the window's and some for tokens in flight (`blocks_per_sequence`).
+        Blocks that only sequences of ``without`` hold count as free.
+        """
+        others = tuple(without)
+        for group, pool in enumerate(self._pools):
+            table = self._tables[group]
+            held = sum(entry != NO_BLOCK for entry in table)
+            shared = len(self._shared_entries(table, pool, self.num_computed))
+            missing = self._most_blocks(group, length) - held + shared - pool.num_free
+            if missing > 0 and missing > pool.num_freed(each._tables[group] for each in others):
+                return False
+        return True
+
+    def advance(self, num_computed: int, token_ids: Sequence[int]) -> None:
+        """The KV of the first ``num_computed`` of these tokens is there.
+
+        Blocks that are full now are cached, and those that no window reaches are given up.
+        """
+        self.num_computed = num_computed
+        if num_computed >= self._note_at:
+            self._cache_full_blocks(token_ids)
+            self._give_up_unseen_blocks()
+            self._note_at = self._next_note()
+
+    def can_write(self, start: int, stop: int) -> bool:
+        """Whether every group has the blocks for KV positions ``[start, stop)``."""
+        return stop <= self.num_writable or all(
+            self._num_missing(group, start, stop) <= pool.num_free
+            for group, pool in enumerate(self._pools)
+        )
+
+    def clip_to_windows(
+        self, start: int, stop: int, num_known: int, others: Collection["SequenceKV"]
+    ) -> int:
+        """How far a step from ``start`` may write, at most to ``stop``, of ``num_known`` tokens.
+
+        In groups with a window a sequence has the blocks that were counted for it when it was
+        admitted, and beyond them those that are free and that the ``others`` are not to have.
+        A result at ``start`` means that it has to wait for the steps in flight to give blocks up.
+        """
+        for group, pool in enumerate(self._pools):
+            if self._cache.windows[group] is None:
+                continue
+            table = self._tables[group]
+            fresh = self._num_columns(stop) - len(table)
+            counted = self._num_counted(group, num_known)
+            if fresh > counted:
+                spare = pool.num_free - len(self._shared_entries(table, pool, start))
+                spare -= sum(
+                    max(0, other._num_counted(group, other._max_length))
+                    for other in others
+                    if other is not self
+                )
+                columns = len(table) + max(0, counted, min(fresh, spare))
+                stop = max(start, min(stop, columns * self._cache.block_tokens))
+        return stop
+
+    def prepare_write(
+        self, start: int, stop: int, *, reserve: int = 0
+    ) -> tuple[tuple[BlockTableUpdate, ...], list[BlockCopy]]:
+        """Extend the tables to ``stop``; blocks to be written that others hold too are replaced.
+
+        Groups without a window are extended to ``reserve`` tokens, if blocks are free. Returns what
+        the executor must be told: table entries that it does not know yet, and copies.
+        """
+        if stop <= self.num_writable:
+            return (), []
+        updates: list[BlockTableUpdate] = []
+        copies: list[BlockCopy] = []
+        for group, pool in enumerate(self._pools):
+            table, first_known = self._tables[group], self._num_sent[group]
+            for entry in self._shared_entries(table, pool, start):
+                (fresh,) = pool.allocate(1)
+                copies.append(BlockCopy(group=group, source=table[entry], target=fresh))
+                pool.release([table[entry]])
+                table[entry] = fresh
+                first_known = min(first_known, entry)
+            table.extend(pool.allocate(max(0, self._num_columns(stop) - len(table))))
+            spare = self._num_columns(reserve) - len(table)
+            if 0 < spare <= pool.num_free and self._cache.windows[group] is None:
+                table.extend(pool.allocate(spare))
+            if first_known < len(table):
+                blocks = tuple(table[first_known:])
+                updates.append(BlockTableUpdate(group=group, first=first_known, blocks=blocks))
+            self._num_sent[group] = len(table)
+        self.num_writable = min(map(len, self._tables)) * self._cache.block_tokens
+        return tuple(updates), copies
+
+    def send_again(self) -> None:
+        """Let the next segment bring the whole tables: what a void one brought was not taken."""
+        self._num_sent = [0] * len(self._pools)
+        self.num_writable = 0
+
+    def trim(self, num_tokens: int) -> None:
+        """Give back the blocks beyond so many tokens, to which rejected drafts were written."""
+        columns = self._num_columns(num_tokens)
+        for group, pool in enumerate(self._pools):
+            table = self._tables[group]
+            pool.release(table[columns:])
+            del table[columns:]
+            self._num_sent[group] = min(self._num_sent[group], columns)
+        self.num_writable = min(self.num_writable, columns * self._cache.block_tokens)
+
+    def fork(self, parent: "SequenceKV", num_tokens: int) -> None:
+        """Hold those of the parent's blocks of its first ``num_tokens`` tokens that the next sees.
+
+        They count as computed.
+        """
+        columns = self._num_columns(num_tokens)
+        for group, pool in enumerate(self._pools):
+            first = min(self._cache.first_visible_block(group, num_tokens), columns)
+            self._tables[group] = [NO_BLOCK] * first + parent._tables[group][first:columns]
+            self._num_given_up[group] = first
+            pool.share(self._tables[group])
+        self._nodes = parent._nodes[: num_tokens // self._cache.block_tokens]
+        self.num_computed = num_tokens
+        parent.num_writable = 0  # its last block is shared now
+
+    def release(self) -> None:
+        """Give everything back; nothing is computed any more."""
+        for group, pool in enumerate(self._pools):
+            pool.release(self._tables[group])
+            self._tables[group] = []
+            self._num_sent[group] = self._num_given_up[group] = 0
+        self._nodes = []
+        self.num_computed = self.num_writable = self._note_at = 0
+
+    def num_spare(self, group: int) -> int:
+        """Tokens for which a group's table has room beyond the computed ones."""
+        return len(self._tables[group]) * self._cache.block_tokens - self.num_computed
+
+    def _cache_full_blocks(self, token_ids: Sequence[int]) -> None:
+        if self._root_key is None or self._collided:
+            return
+        size = self._cache.block_tokens
+        while (len(self._nodes) + 1) * size <= self.num_computed:
+            entry = len(self._nodes)
+            node = self._cache.insert(
+                self._root_key,
+                self._nodes[-1] if self._nodes else None,
+                token_ids[entry * size : (entry + 1) * size],
+                [table[entry] for table in self._tables],
+                tenant=self._tenant,
+            )
+            if node is None:
+                self._collided = True
+                return
+            self._nodes.append(node)
+            if self._transfers is not None:
+                self._transfers.save(node)
+
+    def _give_up_unseen_blocks(self) -> None:
+        for group, table in enumerate(self._tables):
+            last = self._cache.first_visible_block(group, self.num_computed)
+            first = self._num_given_up[group]
+            self._pools[group].release(table[first:last][::-1])  # the oldest are evicted first
+            table[first:last] = [NO_BLOCK] * len(table[first:last])
+            self._num_given_up[group] = max(first, last)
+
+    def _next_note(self) -> int:
+        """The number of computed tokens at which there is something to cache or give up again."""
+        at, size = _NEVER, self._cache.block_tokens
+        if self._root_key is not None and not self._collided:
+            at = (len(self._nodes) + 1) * size
+        for group, window in enumerate(self._cache.windows):
+            if window is not None:
+                at = min(at, (self._num_given_up[group] + 1) * size + window - 1)
+        return at
+
+    def _most_blocks(self, group: int, length: int) -> int:
+        """Those of a group that are counted for a sequence of ``length`` tokens."""
+        return blocks_per_sequence(
+            length, self._cache.windows[group], block_tokens=self._cache.block_tokens
+        )
+
+    def _num_counted(self, group: int, length: int) -> int:
+        """Of the blocks that are counted for so many tokens, those that are lacking."""
+        held = len(self._tables[group]) - self._num_given_up[group]
+        return self._most_blocks(group, length) - held
+
+    def _num_columns(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._cache.block_tokens)
+
+    def _shared_entries(self, table: list[int], pool: BlockPool, start: int) -> list[int]:
+        return [
+            entry
+            for entry in range(start // self._cache.block_tokens, len(table))
+            if pool.is_shared(table[entry])
+        ]
+
+    def _num_missing(self, group: int, start: int, stop: int) -> int:
+        table, pool = self._tables[group], self._pools[group]
+        fresh = max(0, self._num_columns(stop) - len(table))
+        return fresh + len(self._shared_entries(table, pool, start))
