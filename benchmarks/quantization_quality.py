@@ -23,7 +23,7 @@ from ridgeline.evaluation import (
     QualitySum,
     encode_documents,
     heldout_texts,
-    log_softmax,
+    served_log_probabilities,
 )
 
 DOCUMENTS, TOKENS = 12, 400
@@ -44,7 +44,7 @@ def log_probabilities(
     with LLM(model, **settings) as llm:
         assert llm.tokenizer is not None
         documents = encode_documents(llm.tokenizer, texts, max_tokens=TOKENS)
-        return [(document, log_softmax(llm.logits(document))) for document in documents]
+        return list(served_log_probabilities(llm, documents))
 
 
 def write_q4_0(source: Path, target: Path) -> None:

@@ -20,6 +20,8 @@ COMMANDS = {
     "batch": ("batch", "answer a JSONL file of requests"),
     "probe": ("probe", "measure an OpenAI-compatible endpoint"),
     "bench": ("bench", "measure prefill and decode; also `bench serve` and `bench ladder`"),
+    "quantize": ("quantize", "make a smaller model that answers almost the same"),
+    "eval": ("eval", "perplexity of a model, and how far it is from another"),
     "profile": ("profile", "where the seconds of a step go, op by op"),
     "bench-serve": ("bench_serve", "measure an engine or a URL under load"),
     "bench-ladder": (

@@ -117,8 +117,11 @@ def given_settings(arguments: argparse.Namespace, cls: type[Any]) -> dict[str, A
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def add_settings(parser: Parser, cls: type[Any], *, title: str) -> None:
-    """Every field that a configuration dataclass adds to its bases; its docstring says which."""
+def add_settings(parser: Parser, cls: type[Any], *, title: str, shown: bool = False) -> None:
+    """Every field that a configuration dataclass adds to its bases; its docstring says which.
+
+    ``shown`` shows all of them in --help, and not only the common ones.
+    """
     group = parser.add_argument_group(title)
     hints, texts = typing.get_type_hints(cls), field_docs(cls)
     for field in dataclasses.fields(cls):
@@ -127,15 +130,15 @@ def add_settings(parser: Parser, cls: type[Any], *, title: str) -> None:
             continue
         options = _argument_options(field.name, hints[field.name])
         text = texts[field.name].replace("%", "%%")
-        shown = field.name in COMMON_OPTIONS
+        is_shown = shown or field.name in COMMON_OPTIONS
         action = group.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=field.name,
             default=argparse.SUPPRESS,
-            help=text if shown else argparse.SUPPRESS,
+            help=text if is_shown else argparse.SUPPRESS,
             **options,
         )
-        if not shown:
+        if not is_shown:
             parser.hidden.append((action, text))
 
 

@@ -23,7 +23,8 @@ _CHUNK_ELEMENTS = 1 << 22  # of the rows that are worked on at once
 class RoundedMatrix:
     """A matrix on a grid.
 
-    ``error`` and ``nearest_error`` are Σ dᵀHd of its rows, and of rounding them to the nearest.
+    ``error`` and ``nearest_error`` are Σ dᵀHd of its rows, and of rounding them to the nearest;
+    without a curvature Σ d².
     """
 
     codes_OI: torch.Tensor
@@ -33,7 +34,7 @@ class RoundedMatrix:
     nearest_error: float
 
 
-def round_nearest(w_OI: torch.Tensor, grid: Grid, curvature: Curvature) -> RoundedMatrix:
+def round_nearest(w_OI: torch.Tensor, grid: Grid, curvature: Curvature | None) -> RoundedMatrix:
     """Each weight to the nearest point, by steps with the least squared error of the weights."""
     return _joined([_nearest(part, grid, curvature) for part in _chunks(w_OI)])
 
@@ -64,13 +65,15 @@ def _joined(parts: list[RoundedMatrix]) -> RoundedMatrix:
     )
 
 
-def _nearest(w_RI: torch.Tensor, grid: Grid, curvature: Curvature) -> RoundedMatrix:
+def _nearest(w_RI: torch.Tensor, grid: Grid, curvature: Curvature | None) -> RoundedMatrix:
     columns = torch.arange(w_RI.shape[1])
     steps = grid.fit(w_RI, torch.ones(len(columns)))
     spread = steps.spread(columns, grid.group_size)
     codes = grid.codes(w_RI, *spread)
     values = grid.values(codes, *spread)
-    error = float(curvature.error(w_RI - values).double().sum())
+    difference = w_RI - values
+    rows = difference.square().sum(-1) if curvature is None else curvature.error(difference)
+    error = float(rows.double().sum())
     return RoundedMatrix(
         codes_OI=codes, steps=steps, values_OI=values, error=error, nearest_error=error
     )

@@ -1,5 +1,6 @@
 """How good a model is, and how far it is from another: perplexity and divergences on given text."""
 
+from ridgeline.evaluation.engine import served_log_probabilities
 from ridgeline.evaluation.quality import LogProbabilities, Quality, QualitySum, log_softmax
 from ridgeline.evaluation.texts import Document, encode_documents, heldout_texts, read_texts
 
@@ -12,4 +13,5 @@ __all__ = [
     "heldout_texts",
     "log_softmax",
     "read_texts",
+    "served_log_probabilities",
 ]

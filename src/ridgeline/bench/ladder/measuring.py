@@ -24,7 +24,7 @@ from ridgeline.evaluation import (
     Quality,
     QualitySum,
     encode_documents,
-    log_softmax,
+    served_log_probabilities,
 )
 from ridgeline.executors import create_executor
 
@@ -103,7 +103,7 @@ def log_probabilities(rung: Rung) -> list[tuple[Document, LogProbabilities]]:
         assert llm.tokenizer is not None
         texts = heldout_code(_DOCUMENTS)
         documents = encode_documents(llm.tokenizer, texts, max_tokens=_DOCUMENT_TOKENS)
-        return [(document, log_softmax(llm.logits(document))) for document in documents]
+        return list(served_log_probabilities(llm, documents))
 
 
 def quality(

@@ -1,0 +1,189 @@
+"""``ridgeline quantize``: a model folder in fewer bits, calibrated, with its quality measured."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ridgeline.cli.config_file import ConfigFile
+from ridgeline.cli.display import error_console, loading_bar, output_console, print_columns
+from ridgeline.cli.options import Parser, add_settings, given_settings
+from ridgeline.compress.calibration import EMBEDDED, CalibrationText, calibration_text
+from ridgeline.compress.layers import LayeredModel
+from ridgeline.compress.memory import memory_need
+from ridgeline.compress.quantize import QuantizationReport, check_source, quantize
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.tensors import plan_tensors
+from ridgeline.core.errors import OutOfMemoryError, TokenizerError
+from ridgeline.engine.llm import LLM
+from ridgeline.evaluation import (
+    Document,
+    Quality,
+    QualitySum,
+    encode_documents,
+    heldout_texts,
+    read_texts,
+    served_log_probabilities,
+)
+from ridgeline.weights import Checkpoint
+
+_TEXTS, _TEXT_TOKENS = 12, 400
+
+
+def add_options(parser: Parser) -> None:
+    """MODEL, --out, every field of `Recipe`, and the texts."""
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder or hub name; default: the embedded model"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="DIR", help="folder to make"
+    )
+    add_settings(parser, Recipe, title="recipe", shown=True)
+    parser.add_argument(
+        "--recipe",
+        dest="config_file",
+        action=ConfigFile,
+        type=Path,
+        metavar="FILE.yaml",
+        default=argparse.SUPPRESS,
+        help="these settings by name; those of the command line go before",
+    )
+    parser.add_argument(
+        "--calibration",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="text, JSONL of texts or conversations, or a folder of them; default: embedded, 90 KB "
+        "of Python and English",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with what is in --out")
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="text that quality is measured on"
+    )
+    parser.add_argument(
+        "--no-quality", dest="quality", action="store_false", help="leave out the table at the end"
+    )
+    parser.add_argument("--offline", action="store_true", help="use no network")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Quantize, and print what it cost."""
+    recipe = Recipe(**given_settings(arguments, Recipe))
+    model = LayeredModel.open(arguments.model, offline=arguments.offline)
+    check_source(model)
+    documents = _documents(model, arguments) if arguments.quality else []
+    source = getattr(arguments, "calibration", EMBEDDED)
+    text = _calibration(model, recipe, source, documents)
+    with Checkpoint(model.stored.path) as checkpoint:
+        plan = plan_tensors(model, checkpoint, recipe.fits)
+    windows = () if text is None else text.windows
+    error_console.print(f"{memory_need(model, plan, recipe, windows)}", markup=False)
+    try:
+        with loading_bar(of_bytes=False) as progress:
+            report = quantize(
+                model, arguments.out, recipe, text, resume=arguments.resume, progress=progress
+            )
+    except KeyboardInterrupt:
+        print(f"Stopped; --resume goes on with {arguments.out}.", file=sys.stderr)
+        raise
+    _print_report(report, text)
+    if documents:
+        _print_quality(model, report, recipe, documents)
+    return 0
+
+
+def _documents(model: LayeredModel, arguments: argparse.Namespace) -> list[Document]:
+    if model.loaded.tokenizer is None:
+        return []
+    texts = heldout_texts()[:_TEXTS] if arguments.text is None else read_texts(arguments.text)
+    return encode_documents(model.loaded.tokenizer, texts, max_tokens=_TEXT_TOKENS)
+
+
+def _calibration(
+    model: LayeredModel, recipe: Recipe, source: str, documents: list[Document]
+) -> CalibrationText | None:
+    if not recipe.is_calibrated:
+        return None
+    if model.loaded.tokenizer is None:
+        raise TokenizerError(
+            "The model has no tokenizer to calibrate with; --method rtn needs none."
+        )
+    length = model.loaded.definition.spec.max_position
+    text = calibration_text(
+        source,
+        model.loaded.tokenizer,
+        model.loaded.chat_template,
+        window_tokens=min(recipe.window_tokens, length),
+        num_windows=recipe.num_windows,
+        seed=recipe.seed,
+    )
+    text.check_apart(documents)
+    return text
+
+
+def _print_report(report: QuantizationReport, text: CalibrationText | None) -> None:
+    console = output_console()
+    seen = "no calibration"
+    if text is not None:
+        seen = f"calibrated on {text.num_tokens:,} tokens ({text.source})"
+        seen += f", error of outputs {report.error_ratio:.2f} of rounding to the nearest"
+    lines = [f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights, {seen}"]
+    for name, reason in report.left.items():
+        lines.append(f"left as it is: {name}, since {reason}")
+    for what, told in (
+        ("fallback", "rounded to the nearest, its inputs having no inverse"),
+        ("unseen", "calibrated with what all experts saw, since no token reached it"),
+    ):
+        names = [name for name, note in report.notes.items() if note.get(what)]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"{told}: {names[0]}{more}")
+    dead = sum(note["dead"] for note in report.notes.values())
+    if dead:
+        lines.append(f"{dead} inputs of matrices were always zero")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _print_quality(
+    model: LayeredModel, report: QuantizationReport, recipe: Recipe, documents: list[Document]
+) -> None:
+    """The file read back: its values in float32, and as the engine serves it."""
+    alone, served = QualitySum(), QualitySum()
+    written = LayeredModel.open(str(report.path))
+    wanted = list(model.log_probabilities(documents))
+    for (tokens, reference), (_, found) in zip(
+        wanted, written.log_probabilities(documents), strict=True
+    ):
+        alone.add(tokens, found, reference)
+    rows = [_row("weights alone, float32", alone.quality())]
+    why = ""
+    if recipe.export_only:
+        why = "Not served: written for other engines (--export-only)."
+    else:
+        try:
+            with LLM(str(report.path)) as llm:
+                for (tokens, reference), (_, found) in zip(
+                    wanted, served_log_probabilities(llm, documents), strict=True
+                ):
+                    served.add(tokens, found, reference)
+                rows.append(_row(f"served, {llm.config.executor}", served.quality()))
+        except OutOfMemoryError as error:
+            why = f"Not served here: {error}"
+    perplexity = alone.quality().reference_perplexity
+    rows.insert(0, ("unquantized", f"{perplexity:.3f}", *[""] * 5))
+    header = ("", "perplexity", "KL", "± s.e.", "99.9%", "same top", "RMS Δp")
+    console = output_console()
+    print_columns(console, header, rows)
+    console.print(f"on {alone.quality().num_tokens:,} tokens. {why}", markup=False, soft_wrap=True)
+
+
+def _row(name: str, quality: Quality) -> tuple[str, ...]:
+    return (
+        name,
+        f"{quality.perplexity:.3f}",
+        f"{quality.kl:.2e}",
+        f"{quality.kl_error:.0e}",
+        f"{quality.kl_tail:.2e}",
+        f"{quality.same_top:.1%}",
+        f"{quality.rms_dp:.2%}",
+    )

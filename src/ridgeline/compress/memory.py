@@ -1,0 +1,101 @@
+"""The memory that quantizing takes, by a formula that is told before the start.
+
+The largest of what is there at one time: a layer in float32, the sums of its largest matrix's
+inputs with what is made of them (12 bytes for each pair of columns), the codes of the layer, rows
+that are being rounded, and what one window's forward pass takes; or the embedding, or the head.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from ridgeline.compress.layers import LayeredModel
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.tensors import TensorPlan, matrices_by_weight
+from ridgeline.core import ops
+from ridgeline.core.errors import OutOfMemoryError
+from ridgeline.core.host import available_memory_bytes
+from ridgeline.evaluation import Document
+from ridgeline.weights import weight_shapes
+
+EXPERT_SUMS_BYTES = 1 << 30  # of the experts whose inputs are summed at once
+_SUM_BYTES, _SUMS_BYTES = 8, 12  # of a pair of columns: summing; and inverting
+_ROUNDING_BYTES = 14 << 22  # of rows that are rounded: `gptq.CHUNK_ELEMENTS` in all their forms
+_CODE_BYTES, _VALUE_BYTES = 3, 10  # of a weight: packed in the layer; while its matrix is rounded
+_QUERY_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes beside what the process has already: ``layer`` and ``ends`` are each a peak."""
+
+    layer_bytes: int
+    ends_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.layer_bytes, self.ends_bytes)
+
+    def __str__(self) -> str:
+        return (
+            f"peak {_gb(self.peak_bytes)} of memory (a layer {_gb(self.layer_bytes)}, embedding or "
+            f"head {_gb(self.ends_bytes)}) beside {_gb(psutil.Process().memory_info().rss)} now"
+        )
+
+
+def memory_need(
+    model: LayeredModel, plan: TensorPlan, recipe: Recipe, windows: Sequence[Document]
+) -> MemoryNeed:
+    """The formula."""
+    pass_bytes = _pass_bytes(model, max(map(len, windows), default=0))
+    layers = [0]
+    for run in range(1, len(model.runs) - 1):
+        shapes = weight_shapes(model.runs[run])
+        sums, rounding = 0, 0
+        for name, places in matrices_by_weight(plan, run).items():
+            rows, columns = shapes[name][-2:]
+            if recipe.is_calibrated:
+                at_once = min(len(places), max(1, EXPERT_SUMS_BYTES // (_SUM_BYTES * columns**2)))
+                several = _SUM_BYTES * (at_once + (len(places) > 1)) + 4
+                sums = max(sums, max(_SUMS_BYTES, several) * columns**2)
+            rounding = max(rounding, _VALUE_BYTES * rows * columns + _ROUNDING_BYTES)
+        codes = (
+            _CODE_BYTES
+            * sum(math.prod(shapes[name]) for name in matrices_by_weight(plan, run))
+            // 4
+        )
+        layers.append(model.num_bytes(run) + codes + max(sums + rounding, pass_bytes + sums))
+    ends = [model.num_bytes(0) + pass_bytes] if windows else [0]
+    return MemoryNeed(layer_bytes=max(layers), ends_bytes=max(ends))
+
+
+def check_memory(
+    model: LayeredModel, plan: TensorPlan, recipe: Recipe, windows: Sequence[Document]
+) -> None:
+    """
+    Raises:
+        OutOfMemoryError: it needs more than is free; names both.
+    """
+    need, free = memory_need(model, plan, recipe, windows), available_memory_bytes()
+    if need.peak_bytes > free:
+        raise OutOfMemoryError(
+            f"Quantizing takes a {need}, and {_gb(free)} are free. Shorter windows take less, and "
+            "method rtn takes least."
+        )
+
+
+def _pass_bytes(model: LayeredModel, length: int) -> int:
+    """Of a forward pass through a layer: the rows of its widest op, and scores of some queries."""
+    widest = 0
+    for some_ops in model.runs[1:2]:
+        for op in some_ops:
+            rows = sum(use.weight.shape[-2] for use in ops.weight_uses(op) if use.role.is_matrix)
+            heads = getattr(op, "num_heads", 0) if isinstance(op, ops.AttentionOp) else 0
+            widest = max(widest, 4 * length * rows, 8 * heads * min(length, _QUERY_ROWS) * length)
+    return widest + 6 * 4 * length * model.loaded.definition.spec.hidden_size
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,326 @@
+"""Quantizing a model folder, layer by layer, into a new one.
+
+Each layer is rounded on what the layers before it, rounded already, give it; and within a layer
+each matrix on what those before it do. At most one layer is in memory, with what is known of the
+inputs of its matrices; the residual streams between layers are in a file.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ridgeline
+from ridgeline.compress.block_forward import BlockForward, Key, seeing_inputs
+from ridgeline.compress.calibration import CalibrationText
+from ridgeline.compress.gptq import RoundedMatrix, round_gptq, round_nearest
+from ridgeline.compress.hessian import Curvature, InputSum
+from ridgeline.compress.layers import InputGroup, LayeredModel, input_groups
+from ridgeline.compress.memory import EXPERT_SUMS_BYTES, check_memory
+from ridgeline.compress.output import OutputFolder, Streams
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.tensors import OUTSIDE, StoredTensor, TensorPlan, plan_tensors
+from ridgeline.compress.writing import quantized_config, quantized_parts
+from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.models import read_config
+from ridgeline.weights import Checkpoint
+from ridgeline.weights.digest import content_digest
+
+Progress = Callable[[int, int, str], None]
+Notes = dict[str, dict[str, Any]]
+"""Of each quantized matrix: the errors of its outputs, and what was seen of its inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationReport:
+    """What was done.
+
+    Attributes:
+        notes: of each quantized matrix, by name: ``error`` and ``nearest_error`` of its outputs,
+            ``tokens`` and ``dead`` inputs that were seen, ``fallback`` if it was rounded to the
+            nearest all the same, ``unseen`` if no token reached it.
+        left: tensors of layers that stay as they are, and why.
+        weights_bytes: of all tensors that were written.
+    """
+
+    path: Path
+    notes: Notes
+    left: Mapping[str, str]
+    weights_bytes: int
+
+    @property
+    def error_ratio(self) -> float:
+        """The mean of the matrices' errors over those of rounding to the nearest."""
+        ratios: list[float] = [
+            note["error"] / note["nearest_error"]
+            for note in self.notes.values()
+            if note["nearest_error"]
+        ]
+        return sum(ratios) / max(len(ratios), 1)
+
+
+def quantize(
+    model: LayeredModel,
+    out: Path,
+    recipe: Recipe,
+    text: CalibrationText | None,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> QuantizationReport:
+    """Quantize ``model`` into the new folder ``out``.
+
+    ``text`` is needed by methods that are calibrated. With ``resume``, what an earlier run with the
+    same model, text and recipe has done is kept, and the bytes are those of one run.
+
+    Raises:
+        SettingsError: ``out`` exists; or is to be gone on with, and is from something else.
+        UnsupportedModelError: the model is quantized already, or cannot be.
+        CorruptFileError: a weight is not finite.
+        OutOfMemoryError: it does not fit into memory.
+        DiskError: a file cannot be read or written.
+    """
+    check_source(model)
+    with Checkpoint(model.stored.path) as checkpoint:
+        plan = plan_tensors(model, checkpoint, recipe.fits)
+        windows = text.windows if text is not None and recipe.is_calibrated else ()
+        check_memory(model, plan, recipe, windows)
+        identity = {
+            "ridgeline": ridgeline.__version__,
+            "recipe": asdict(recipe),
+            "model": content_digest([model.stored.path]),
+            "calibration": text.digest if text is not None and recipe.is_calibrated else None,
+        }
+        folder = OutputFolder(out, identity, resume=resume)
+        work = _Quantization(model, checkpoint, plan, recipe, windows, folder, progress)
+        if not folder.is_complete:
+            work.run()
+            config = read_config(model.stored.path)
+            folder.finish(
+                model.stored.path,
+                {**config, "quantization_config": quantized_config(recipe, plan)},
+            )
+    return QuantizationReport(
+        path=out,
+        notes={name: note for notes in folder.notes for name, note in notes.items()},
+        left={each.name: each.left for each in plan.tensors if each.left is not None},
+        weights_bytes=folder.weights_bytes,
+    )
+
+
+def check_source(model: LayeredModel) -> None:
+    """
+    Raises:
+        UnsupportedModelError: the model is quantized already, or no folder of safetensors.
+    """
+    path = model.stored.path
+    if not path.is_dir():
+        raise UnsupportedModelError(
+            f"{path} is a GGUF file; quantize starts from a folder of safetensors."
+        )
+    if model.stored.quantization is not None:
+        raise UnsupportedModelError(
+            f"{path} is quantized already, and rounding twice adds up; start from the model that "
+            "it was made of."
+        )
+
+
+class _Quantization:
+    """One run over the layers, from the first that is not done."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        checkpoint: Checkpoint,
+        plan: TensorPlan,
+        recipe: Recipe,
+        windows: Sequence[tuple[int, ...]],
+        folder: OutputFolder,
+        progress: Progress | None,
+    ) -> None:
+        self._model, self._checkpoint, self._plan = model, checkpoint, plan
+        self._recipe, self._windows, self._folder = recipe, windows, folder
+        self._num_layers = len(model.runs) - 2
+        self._progress = _TimeLeft(progress, self._num_layers)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        if self._windows and not self._folder.num_done and not self._streams(0).exists:
+            weights = self._model.weights(0)
+            self._streams(0).write(
+                BlockForward(weights, [window]).run(self._model.runs[0]) for window in self._windows
+            )
+            del weights
+        for layer in range(1, self._num_layers + 1):
+            if self._folder.num_done < layer:
+                self._layer(layer)
+            self._folder.drop_state(layer - 1)
+            self._progress.done(layer)
+        if self._folder.num_done == self._num_layers:
+            outside = {each.name: self._checkpoint.tensor(each.name) for each in self._outside()}
+            self._folder.add_shard(self._shard_name(self._num_layers + 1), outside, {})
+
+    def _outside(self) -> list[StoredTensor]:
+        return self._plan.of_run(OUTSIDE)
+
+    def _shard_name(self, number: int) -> str:
+        return f"model-{number:05}-of-{self._num_layers + 1:05}.safetensors"
+
+    def _streams(self, run: int) -> Streams:
+        lengths = [len(window) for window in self._windows]
+        width = self._model.loaded.definition.spec.hidden_size
+        return Streams(self._folder.state_path(run), lengths, width)
+
+    def _layer(self, layer: int) -> None:
+        """Quantize a layer, write the streams behind it, and then its shard."""
+        run, weights = self._model.runs[layer], self._model.weights(layer)
+        self._check_finite(layer, weights)
+        rounding = _Layer(self._plan.of_run(layer), self._recipe, weights)
+        if self._windows:
+            streams = self._streams(layer - 1)
+            for group in input_groups(run, weights, streams.read(0), self._windows[0]):
+                wanted = [name for name in group.names if name in self._plan.quantized]
+                if wanted:
+                    for index, curvature, seen in self._curvatures(
+                        layer, group, weights, wanted[0]
+                    ):
+                        for name in wanted:
+                            rounding.round((name, index), curvature, seen)
+            self._streams(layer).write(self._behind(layer, weights, run))
+        else:
+            for key in rounding.missing():
+                rounding.round(key, None, 0)
+        assert not rounding.missing(), "something was multiplied with every matrix"
+        tensors: dict[str, torch.Tensor] = {}
+        for tensor in self._plan.of_run(layer):
+            parts = rounding.parts.get(tensor.name)
+            tensors |= parts or {tensor.name: self._checkpoint.tensor(tensor.name)}
+        self._folder.add_shard(self._shard_name(layer), tensors, rounding.notes)
+
+    def _behind(
+        self, layer: int, weights: Mapping[str, torch.Tensor], run: Sequence[Any]
+    ) -> Iterator[torch.Tensor]:
+        for x_TD, window in self._inputs(layer):
+            yield BlockForward(weights, [window], x_TD=x_TD).run(run)
+
+    def _inputs(self, layer: int) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+        streams = self._streams(layer - 1)
+        for number, window in enumerate(self._windows):
+            yield streams.read(number), window
+
+    def _curvatures(
+        self,
+        layer: int,
+        group: InputGroup,
+        weights: Mapping[str, torch.Tensor],
+        name: str,
+    ) -> Iterator[tuple[int | None, Curvature, int]]:
+        """That of each matrix of a weight, with the tokens that were seen.
+
+        Experts come some at a time, as their sums fit; those that no token reached come last, with
+        what all experts together saw.
+        """
+        columns, is_stack = weights[name].shape[-1], weights[name].ndim == 3
+        indices: list[int | None] = list(range(len(weights[name]))) if is_stack else [None]
+        at_once = max(1, EXPERT_SUMS_BYTES // (8 * columns**2))
+        together, unseen = InputSum(columns), list[int | None]()
+        for first in range(0, len(indices), at_once):
+            sums = {index: InputSum(columns) for index in indices[first : first + at_once]}
+
+            def see(
+                key: Key, x_TI: torch.Tensor, sums: Mapping[int | None, InputSum] = sums
+            ) -> None:
+                if key[0] == name and key[1] in sums:
+                    sums[key[1]].add(x_TI)
+
+            for x_TD, window in self._inputs(layer):
+                with seeing_inputs({name: weights[name]}, see):
+                    BlockForward(weights, [window], x_TD=x_TD).run(group.ops)
+            for index in list(sums):
+                total = sums.pop(index)
+                if is_stack:
+                    together.add_sum(total)
+                if not total.num_tokens:
+                    unseen.append(index)
+                    continue
+                tokens = total.num_tokens
+                yield index, Curvature.of(total.take()), tokens
+        if unseen:
+            curvature = Curvature.of(together.take())
+            for index in unseen:
+                yield index, curvature, 0
+
+    def _check_finite(self, layer: int, weights: Mapping[str, torch.Tensor]) -> None:
+        for tensor in self._plan.of_run(layer):
+            for name, index in tensor.matrices:
+                values = weights[name] if index is None else weights[name][index]
+                if not bool(values.isfinite().all()):
+                    raise CorruptFileError(
+                        f"Tensor {tensor.name} has values that are infinite or not a number: it "
+                        "cannot be quantized."
+                    )
+
+
+class _Layer:
+    """The tensors of a layer as they are rounded. Values replace the weights, in place."""
+
+    def __init__(
+        self, tensors: Sequence[StoredTensor], recipe: Recipe, weights: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._recipe, self._weights = recipe, weights
+        self._tensor_of = {key: each for each in tensors for key in each.matrices}
+        self._rounded: dict[Key, RoundedMatrix] = {}
+        self._done: set[Key] = set()
+        self.parts: dict[str, dict[str, torch.Tensor]] = {}
+        self.notes: Notes = {}
+
+    def missing(self) -> list[Key]:
+        return [key for key in self._tensor_of if key not in self._done]
+
+    def round(self, key: Key, curvature: Curvature | None, tokens: int) -> None:
+        """Round a matrix; its tensor's parts are made once all that lie in it are there."""
+        tensor = self._tensor_of.get(key)
+        if tensor is None:
+            return
+        weight = self._weights[key[0]] if key[1] is None else self._weights[key[0]][key[1]]
+        grid = self._recipe.grid(weight.shape[1])
+        if curvature is None:
+            found = round_nearest(weight, grid, None)
+        else:
+            found = round_gptq(weight, grid, curvature)
+        weight.copy_(found.values_OI)
+        self._done.add(key)
+        label = tensor.module if len(tensor.matrices) == 1 else f"{tensor.module}[{key[0]}]"
+        self.notes[label] = {
+            "error": found.error,
+            "nearest_error": found.nearest_error,
+            "tokens": tokens,
+            "dead": 0 if curvature is None else curvature.num_dead,
+        }
+        if curvature is not None and curvature.factor_II is None:
+            self.notes[label]["fallback"] = True
+        if curvature is not None and not tokens:
+            self.notes[label]["unseen"] = True
+        self._rounded[key] = found
+        if all(each in self._rounded for each in tensor.matrices):
+            matrices = [self._rounded.pop(each) for each in tensor.matrices]
+            parts = quantized_parts(self._recipe, matrices)
+            self.parts[tensor.name] = {tensor.module + name: p for name, p in parts.items()}
+
+
+class _TimeLeft:
+    """Tells of layers that are done, and of the minutes that the others will take."""
+
+    def __init__(self, progress: Progress | None, num_layers: int) -> None:
+        self._progress, self._num_layers = progress, num_layers
+        self._begin_s, self._num_done = time.monotonic(), 0
+
+    def done(self, layer: int) -> None:
+        self._num_done += 1
+        left = (self._num_layers - layer) * (time.monotonic() - self._begin_s) / self._num_done
+        if self._progress is not None:
+            label = f"layer {layer} of {self._num_layers}, {left / 60:.0f} min left"
+            self._progress(layer, self._num_layers, label)

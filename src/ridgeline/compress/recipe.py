@@ -1,0 +1,93 @@
+"""What is to be made of a model: the settings of `quantize`."""
+
+from dataclasses import dataclass
+
+from ridgeline.compress.grids import FactoredIntegers, Grid, Integers
+from ridgeline.core.errors import SettingsError
+
+METHODS = ("gptq", "rtn")
+FORMATS = ("compressed-tensors", "gptq")
+_GPTQ_BITS = (2, 3, 4, 8)
+_FACTORED_GROUP = 32
+_LEAST_KERNEL_BITS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Settings of a quantization.
+
+    Attributes:
+        method: "gptq" rounds so that the layers' outputs change least; "rtn" to the nearest.
+        bits: of a weight, 2 to 8.
+        group_size: columns that share a scale; 0 for whole rows. Up to 4 bits, symmetric groups of
+            32 are Ridgeline's own format, which the cpu executor runs at 1/8 bit less.
+        symmetric: without zero points.
+        format: of the file: "compressed-tensors" or "gptq".
+        window_tokens: length of a calibration sequence.
+        num_windows: how many of them there are at most.
+        seed: of the choice of windows.
+        export_only: write formats that no kernel here computes with.
+
+    Raises:
+        SettingsError: a setting is out of bounds, or does not go with another.
+    """
+
+    method: str = "gptq"
+    bits: int = 4
+    group_size: int = 32
+    symmetric: bool = True
+    format: str = "compressed-tensors"
+    window_tokens: int = 512
+    num_windows: int = 128
+    seed: int = 0
+    export_only: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("method", self.method, METHODS)
+        _check_choice("format", self.format, FORMATS)
+        for name, value, least, most in (
+            ("bits", self.bits, 2, 8),
+            ("group_size", self.group_size, 0, 1 << 20),
+            ("window_tokens", self.window_tokens, 2, 1 << 20),
+            ("num_windows", self.num_windows, 1, 1 << 20),
+            ("seed", self.seed, 0, (1 << 63) - 1),
+        ):
+            if not least <= value <= most:
+                raise SettingsError(f"{name} is {value}; it must be from {least} to {most}.")
+        if self.format == "gptq" and self.bits not in _GPTQ_BITS:
+            raise SettingsError(
+                f"The format gptq has no {self.bits} bits; it has 2, 3, 4 and 8. "
+                "compressed-tensors has all from 2 to 8."
+            )
+        if self.bits < _LEAST_KERNEL_BITS and not self.export_only:
+            raise SettingsError(
+                f"No kernel of {self.bits} bits is here yet: the cpu executor would hold these "
+                "weights in 4 bits, and the reference executor expands them. --export-only writes "
+                "the file for other engines."
+            )
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether scales are Ridgeline's own, which its int4 kernel computes with."""
+        return self.symmetric and self.bits <= 4 and self.group_size == _FACTORED_GROUP
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the method looks at what the model computes."""
+        return self.method != "rtn"
+
+    def grid(self, columns: int) -> Grid:
+        """The grid of a matrix of so many columns, of which ``fits`` is true."""
+        if self.is_factored:
+            return FactoredIntegers(bits=self.bits)
+        size = self.group_size or columns
+        return Integers(bits=self.bits, group_size=size, symmetric=self.symmetric)
+
+    def fits(self, columns: int) -> bool:
+        """Whether rows of so many columns are whole groups, which other readers insist on."""
+        return self.group_size == 0 or columns % self.group_size == 0
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise SettingsError(f"There is no {name} {value!r}; choose one of {', '.join(choices)}.")

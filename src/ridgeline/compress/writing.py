@@ -1,0 +1,43 @@
+"""From rounded matrices to the tensors and the config of a file format."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ridgeline.compress.gptq import RoundedMatrix
+from ridgeline.compress.grids.base import inverse
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.tensors import TensorPlan
+from ridgeline.quant.compressed_tensors_writing import packed_parts, quantization_config
+from ridgeline.quant.gptq_writing import gptq_config, gptq_parts
+
+
+def quantized_parts(recipe: Recipe, matrices: Sequence[RoundedMatrix]) -> dict[str, torch.Tensor]:
+    """The tensors, by suffix, of matrices that lie one below the other in one tensor.
+
+    Scales are float16, which holds those that the grids choose without loss.
+    """
+    codes = torch.cat([each.codes_OI for each in matrices])
+    scales = torch.cat([each.steps.scales_OG for each in matrices])
+    offsets = [each.steps.offsets_OG for each in matrices if each.steps.offsets_OG is not None]
+    zeros = None
+    if offsets:
+        zeros = (-torch.cat(offsets) * inverse(scales)).round().to(torch.int16)
+    write = gptq_parts if recipe.format == "gptq" else packed_parts
+    return write(codes, scales.half(), zeros, recipe.bits)
+
+
+def quantized_config(recipe: Recipe, plan: TensorPlan) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json."""
+    if recipe.format == "gptq":
+        return gptq_config(
+            bits=recipe.bits, group_size=recipe.group_size or -1, symmetric=recipe.symmetric
+        )
+    return quantization_config(
+        form="pack-quantized",
+        bits=recipe.bits,
+        group_size=recipe.group_size or None,
+        symmetric=recipe.symmetric,
+        ignore=plan.ignored_modules,
+    )

@@ -1,0 +1,97 @@
+"""Writing what `compressed_tensors` reads: integers packed into words, and whole bytes.
+
+The layouts are that file's. 3, 5, 6 and 7 bits are packed densely, as compressed-tensors has done
+since 0.18; releases before it padded each word.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ridgeline.quant.bits import pack_words
+
+VERSION = "0.19.0"
+
+
+def packed_parts(
+    codes_OI: torch.Tensor,
+    scales_OG: torch.Tensor,
+    zeros_OG: torch.Tensor | None,
+    bits: int,
+) -> dict[str, torch.Tensor]:
+    """The tensors of ``pack-quantized``, by suffix. Codes are signed unless there are zeros."""
+    middle = 0 if zeros_OG is not None else 1 << (bits - 1)
+    parts = {
+        ".weight_packed": pack_words(codes_OI + middle, bits),
+        ".weight_scale": scales_OG.contiguous(),
+        ".weight_shape": torch.tensor(codes_OI.shape, dtype=torch.int64),
+    }
+    if zeros_OG is not None:
+        parts[".weight_zero_point"] = pack_words(zeros_OG.T.contiguous(), bits).T.contiguous()
+    return parts
+
+
+def byte_parts(codes_OI: torch.Tensor, scales_O1: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors of ``int-quantized``, one scale a row."""
+    return {".weight": codes_OI.to(torch.int8), ".weight_scale": scales_O1.contiguous()}
+
+
+def quantization_config(
+    *,
+    form: str,
+    bits: int,
+    group_size: int | None,
+    symmetric: bool,
+    ignore: Sequence[str],
+    dynamic_activations: bool = False,
+) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json, for one group of all linear layers.
+
+    ``ignore`` are the modules that stay as they are, by name or pattern (``re:…``). A
+    ``group_size`` of ``None`` is a scale a row. ``dynamic_activations``: who runs the model rounds
+    each token's activations to 8 bits.
+    """
+    activations = None
+    if dynamic_activations:
+        activations = _arguments(bits=8, strategy="token", symmetric=True, dynamic=True)
+    strategy = "channel" if group_size is None else "group"
+    weights = _arguments(
+        bits=bits, strategy=strategy, symmetric=symmetric, group_size=group_size, dynamic=False
+    )
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "version": VERSION,
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+        "sparsity_config": {},
+        "transform_config": {},
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "format": form,
+                "input_activations": activations,
+                "output_activations": None,
+                "weights": weights,
+            }
+        },
+    }
+
+
+def _arguments(
+    *, bits: int, strategy: str, symmetric: bool, dynamic: bool, group_size: int | None = None
+) -> Mapping[str, Any]:
+    return {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": strategy,
+        "group_size": group_size,
+        "actorder": None,
+        "block_structure": None,
+        "dynamic": dynamic,
+        "observer": None if dynamic else "minmax",
+        "observer_kwargs": {},
+    }

@@ -1,0 +1,44 @@
+"""Writing what `gptq` reads: format v1 for symmetric codes, v2 for zero points."""
+
+from typing import Any
+
+import torch
+
+from ridgeline.quant.bits import pack_words
+
+
+def gptq_parts(
+    codes_OI: torch.Tensor, scales_OG: torch.Tensor, zeros_OG: torch.Tensor | None, bits: int
+) -> dict[str, torch.Tensor]:
+    """The tensors of a layer, by suffix. Codes are signed unless there are zeros.
+
+    Symmetric codes get the zero point 2^(bits−1), which v1 stores less one.
+    """
+    outputs, inputs = codes_OI.shape
+    groups = scales_OG.shape[1]
+    middle = 1 << (bits - 1)
+    if zeros_OG is None:
+        codes_OI = codes_OI + middle
+        zeros_GO = torch.full((groups, outputs), middle - 1)
+    else:
+        zeros_GO = zeros_OG.T
+    size = -(-inputs // groups)
+    return {
+        ".qweight": pack_words(codes_OI, bits).T.contiguous(),
+        ".qzeros": pack_words(zeros_GO.contiguous(), bits),
+        ".scales": scales_OG.T.contiguous(),
+        ".g_idx": torch.arange(inputs, dtype=torch.int32) // size,
+    }
+
+
+def gptq_config(*, bits: int, group_size: int, symmetric: bool) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json."""
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group_size,
+        "sym": symmetric,
+        "desc_act": False,
+        "lm_head": False,
+        "checkpoint_format": "gptq" if symmetric else "gptq_v2",
+    }
