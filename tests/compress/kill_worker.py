@@ -23,11 +23,8 @@ torch.set_num_threads(1)  # so that a forked process has no threads to miss
 
 def run(folder: Path, out: Path, *, resume: bool) -> None:
     model = LayeredModel.open(str(folder))
-    assert model.loaded.tokenizer is not None
-    text = calibration_text(
-        "embedded", model.loaded.tokenizer, None, window_tokens=48, num_windows=6, seed=1
-    )
-    quantize(model, out, Recipe(), text, resume=resume)
+    recipe = Recipe(window_tokens=48, num_windows=6, seed=1)
+    quantize(model, out, recipe, calibration_text("embedded", model.loaded, recipe), resume=resume)
 
 
 def start(folder: Path, out: Path) -> int:

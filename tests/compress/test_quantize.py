@@ -32,14 +32,8 @@ FAMILIES = {"llama": SMALL, "qwen2": BIASED, "phi3": FUSED, "mixtral": EXPERTS, 
 
 
 def text_of(model, *, source="embedded", windows=8, tokens=64):
-    return calibration_text(
-        source,
-        model.loaded.tokenizer,
-        model.loaded.chat_template,
-        window_tokens=tokens,
-        num_windows=windows,
-        seed=0,
-    )
+    recipe = Recipe(window_tokens=tokens, num_windows=windows)
+    return calibration_text(source, model.loaded, recipe)
 
 
 def made(folder, out, recipe=None, **options):

@@ -196,10 +196,23 @@ def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
+    """To the same number of bits only what it left in float is: the head."""
     folder = next(folder for folder in FOLDERS if folder.name == "ct-int4-group")
-    model = load_model(EngineConfig(model=str(folder), quantization="int4")).model
+    model = load_model(EngineConfig(model=str(folder), quantization="int8")).model
     with pytest.raises(SettingsError, match=r"quantized already.*draft_quantization to none"):
         pack_weights(shared_pool(), model)
+    plain, alike = (
+        pack_weights(
+            shared_pool(), load_model(EngineConfig(model=str(folder), quantization=bits)).model
+        )
+        for bits in (None, "int4")
+    )
+    head = next(name for name in ("head", "embed") if name in alike.matrices)
+    assert set(alike.formats()) - set(plain.formats()) >= {head}
+    assert alike.formats()[head].bits == 6
+    for name, form in plain.formats().items():
+        assert alike.formats()[name] == form
+        assert np.array_equal(alike.matrices[name][0].data, plain.matrices[name][0].data)
 
 
 @pytest.mark.parametrize("name", ["ct-int4-group-asym", "awq-gemm", "gptq-int8", "bnb-int8"])

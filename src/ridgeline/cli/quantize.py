@@ -13,7 +13,7 @@ from ridgeline.compress.memory import memory_need
 from ridgeline.compress.quantize import QuantizationReport, check_source, quantize
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.tensors import plan_tensors
-from ridgeline.core.errors import OutOfMemoryError, TokenizerError
+from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.engine.llm import LLM
 from ridgeline.evaluation import (
     Document,
@@ -24,6 +24,7 @@ from ridgeline.evaluation import (
     read_texts,
     served_log_probabilities,
 )
+from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.weights import Checkpoint
 
 _TEXTS, _TEXT_TOKENS = 12, 400
@@ -103,19 +104,7 @@ def _calibration(
 ) -> CalibrationText | None:
     if not recipe.is_calibrated:
         return None
-    if model.loaded.tokenizer is None:
-        raise TokenizerError(
-            "The model has no tokenizer to calibrate with; --method rtn needs none."
-        )
-    length = model.loaded.definition.spec.max_position
-    text = calibration_text(
-        source,
-        model.loaded.tokenizer,
-        model.loaded.chat_template,
-        window_tokens=min(recipe.window_tokens, length),
-        num_windows=recipe.num_windows,
-        seed=recipe.seed,
-    )
+    text = calibration_text(source, model.loaded, recipe)
     text.check_apart(documents)
     return text
 
@@ -161,12 +150,15 @@ def _print_quality(
         why = "Not served: written for other engines (--export-only)."
     else:
         try:
-            with LLM(str(report.path)) as llm:
+            # The file leaves the head in float, for others; here it gets fewer bits, too.
+            head = "int4" if recipe.is_factored and native_kernels_run() else None
+            with LLM(str(report.path), quantization=head) as llm:
                 for (tokens, reference), (_, found) in zip(
                     wanted, served_log_probabilities(llm, documents), strict=True
                 ):
                     served.add(tokens, found, reference)
-                rows.append(_row(f"served, {llm.config.executor}", served.quality()))
+                name = f"served, {llm.config.executor}{' --quantization int4' if head else ''}"
+                rows.append(_row(name, served.quality()))
         except OutOfMemoryError as error:
             why = f"Not served here: {error}"
     perplexity = alone.quality().reference_perplexity

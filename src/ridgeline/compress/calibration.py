@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.core.errors import ChatTemplateError, InvalidRequestError
+from ridgeline.compress.recipe import Recipe
+from ridgeline.core.errors import ChatTemplateError, InvalidRequestError, TokenizerError
+from ridgeline.engine.loading import ModelDescription
 from ridgeline.evaluation import Document
-from ridgeline.text import ChatTemplate, Tokenizer
+from ridgeline.text import ChatTemplate
 
 EMBEDDED = "embedded"
 _OVERLAP_TOKENS = 50
@@ -49,38 +51,34 @@ class CalibrationText:
             )
 
 
-def calibration_text(
-    source: str,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    *,
-    window_tokens: int,
-    num_windows: int,
-    seed: int,
-) -> CalibrationText:
-    """Windows of a file's or a folder's texts: all of them, or a choice by ``seed``.
+def calibration_text(source: str, model: ModelDescription, recipe: Recipe) -> CalibrationText:
+    """Windows of a file's or a folder's texts: all of them, or a choice by the recipe's seed.
 
     ``source`` is ``embedded``, a text file, a JSONL of ``{"text": …}`` or of ``{"messages": […]}``
     (which the model's template renders), or a folder of such files. Texts are encoded as prompts
-    are, joined, and cut; the last window may be shorter.
+    are, joined, and cut; windows are no longer than the model's context, and the last may be
+    shorter.
 
     Raises:
         InvalidRequestError: it cannot be read, or has no two tokens.
+        TokenizerError: the model has none.
         ChatTemplateError: there are conversations, and the model has no usable template.
     """
+    if model.tokenizer is None:
+        raise TokenizerError(
+            "The model has no tokenizer to calibrate with; --method rtn needs none."
+        )
+    length = min(recipe.window_tokens, model.definition.spec.max_position)
     tokens: list[int] = []
-    for text in _texts(source, template):
-        tokens += tokenizer.encode(text)
-    windows = [
-        tuple(tokens[first : first + window_tokens])
-        for first in range(0, len(tokens), window_tokens)
-    ]
+    for text in _texts(source, model.chat_template):
+        tokens += model.tokenizer.encode(text)
+    windows = [tuple(tokens[first : first + length]) for first in range(0, len(tokens), length)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
         raise InvalidRequestError(f"The calibration text ({source}) has no two tokens.")
-    if len(windows) > num_windows:
-        order = np.random.default_rng(seed).permutation(len(windows))
-        windows = [windows[index] for index in sorted(order[:num_windows].tolist())]
+    if len(windows) > recipe.num_windows:
+        order = np.random.default_rng(recipe.seed).permutation(len(windows))
+        windows = [windows[index] for index in sorted(order[: recipe.num_windows].tolist())]
     return CalibrationText(source=source, windows=tuple(windows))
 
 

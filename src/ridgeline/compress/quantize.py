@@ -22,6 +22,7 @@ from ridgeline.compress.layers import InputGroup, LayeredModel, input_groups
 from ridgeline.compress.memory import EXPERT_SUMS_BYTES, check_memory
 from ridgeline.compress.output import OutputFolder, Streams
 from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.smoothing import changed_weights, smooth
 from ridgeline.compress.tensors import OUTSIDE, StoredTensor, TensorPlan, plan_tensors
 from ridgeline.compress.writing import quantized_config, quantized_parts
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
@@ -179,7 +180,8 @@ class _Quantization:
         run, weights = self._model.runs[layer], self._model.weights(layer)
         self._check_finite(layer, weights)
         rounding = _Layer(self._plan.of_run(layer), self._recipe, weights)
-        if self._windows:
+        changed = self._smooth(layer, weights) if self._recipe.is_smoothed else frozenset()
+        if self._windows and not self._recipe.is_smoothed:
             streams = self._streams(layer - 1)
             for group in input_groups(run, weights, streams.read(0), self._windows[0]):
                 wanted = [name for name in group.names if name in self._plan.quantized]
@@ -189,16 +191,35 @@ class _Quantization:
                     ):
                         for name in wanted:
                             rounding.round((name, index), curvature, seen)
-            self._streams(layer).write(self._behind(layer, weights, run))
         else:
             for key in rounding.missing():
                 rounding.round(key, None, 0)
+        if self._windows:
+            self._streams(layer).write(self._behind(layer, weights, run))
         assert not rounding.missing(), "something was multiplied with every matrix"
         tensors: dict[str, torch.Tensor] = {}
         for tensor in self._plan.of_run(layer):
             parts = rounding.parts.get(tensor.name)
-            tensors |= parts or {tensor.name: self._checkpoint.tensor(tensor.name)}
+            values = self._checkpoint.tensor(tensor.name)
+            if tensor.weight in changed:
+                values = weights[tensor.weight].to(values.dtype)
+            tensors |= parts or {tensor.name: values}
         self._folder.add_shard(self._shard_name(layer), tensors, rounding.notes)
+
+    def _smooth(self, layer: int, weights: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Fold scales into the norms of a layer; the weights that are other ones now."""
+        run = self._model.runs[layer]
+        norms = {each.weight: each.name for each in self._plan.of_run(layer) if each.weight}
+        smooth(
+            run,
+            weights,
+            lambda: self._inputs(layer),
+            grid=self._recipe.grid,
+            rounds_activations=self._recipe.rounds_activations,
+            quantized=self._plan.quantized,
+            gain_dtype=lambda name: self._checkpoint.dtype(norms[name]),
+        )
+        return changed_weights(run)
 
     def _behind(
         self, layer: int, weights: Mapping[str, torch.Tensor], run: Sequence[Any]

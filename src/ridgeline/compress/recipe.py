@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ridgeline.compress.grids import FactoredIntegers, Grid, Integers
 from ridgeline.core.errors import SettingsError
 
-METHODS = ("gptq", "rtn")
+METHODS = ("gptq", "awq", "smoothquant", "rtn")
 FORMATS = ("compressed-tensors", "gptq")
 _GPTQ_BITS = (2, 3, 4, 8)
 _FACTORED_GROUP = 32
@@ -17,7 +17,9 @@ class Recipe:
     """Settings of a quantization.
 
     Attributes:
-        method: "gptq" rounds so that the layers' outputs change least; "rtn" to the nearest.
+        method: "gptq" rounds so that the layers' outputs change least; "rtn" to the nearest; "awq"
+            and "smoothquant" likewise, once scales are folded into the norms, the one for fewer
+            bits, the other for 8 bits with activations of 8 bits (``bits`` 8, ``group_size`` 0).
         bits: of a weight, 2 to 8.
         group_size: columns that share a scale; 0 for whole rows. Up to 4 bits, symmetric groups of
             32 are Ridgeline's own format, which the cpu executor runs at 1/8 bit less.
@@ -59,6 +61,13 @@ class Recipe:
                 f"The format gptq has no {self.bits} bits; it has 2, 3, 4 and 8. "
                 "compressed-tensors has all from 2 to 8."
             )
+        is_smooth = self.method == "smoothquant"
+        if is_smooth and (self.bits, self.group_size, self.symmetric) != (8, 0, True):
+            raise SettingsError(
+                "smoothquant is for 8 bits, weights and activations: --bits 8 --group-size 0."
+            )
+        if is_smooth and self.format != "compressed-tensors":
+            raise SettingsError("Only compressed-tensors says that activations are rounded, too.")
         if self.bits < _LEAST_KERNEL_BITS and not self.export_only:
             raise SettingsError(
                 f"No kernel of {self.bits} bits is here yet: the cpu executor would hold these "
@@ -70,6 +79,16 @@ class Recipe:
     def is_factored(self) -> bool:
         """Whether scales are Ridgeline's own, which its int4 kernel computes with."""
         return self.symmetric and self.bits <= 4 and self.group_size == _FACTORED_GROUP
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether scales are folded into norms before."""
+        return self.method in ("awq", "smoothquant")
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether the file asks for activations of 8 bits."""
+        return self.method == "smoothquant"
 
     @property
     def is_calibrated(self) -> bool:

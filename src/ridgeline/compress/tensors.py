@@ -8,11 +8,13 @@ from ridgeline.compress.layers import LayeredModel
 from ridgeline.core import ops
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.op_facts import Role
+from ridgeline.models import TensorSource
 from ridgeline.weights import Checkpoint, weight_shapes
 from ridgeline.weights.loading import match_tensors
 from ridgeline.weights.stacking import split_stacks
 
 _WEIGHT = ".weight"
+_PLAIN = TensorSource(name="")  # the place of a weight that is a tensor as it is
 OUTSIDE = -1  # the run of what belongs to no layer
 
 
@@ -24,12 +26,14 @@ class StoredTensor:
         name: in the checkpoint.
         run: that it is written with: a layer's, or `OUTSIDE`.
         matrices: that are quantized, in the order of their rows; empty for what stays as it is.
+        weight: that it is, by canonical name, where it is one as a whole.
         left: why a matrix of a layer stays as it is, where a user might expect otherwise.
     """
 
     name: str
     run: int
     matrices: tuple[Key, ...] = ()
+    weight: str | None = None
     left: str | None = None
 
     @property
@@ -93,7 +97,9 @@ def plan_tensors(
             matrices = tuple(key for _, key in rows)
             tensors.append(StoredTensor(name=tensor, run=run, matrices=matrices))
             continue
-        tensors.append(StoredTensor(name=tensor, run=run, left=left))
+        whole = keys[0][1] if len(keys) == 1 and keys[0][0] == _PLAIN else (None, None)
+        weight = whole[0] if whole[1] is None else None
+        tensors.append(StoredTensor(name=tensor, run=run, left=left, weight=weight))
         is_matrix = any(role.is_matrix for _, key in keys for role in roles[key[0]])
         is_table = any(role.is_table for _, key in keys for role in roles[key[0]])
         if is_matrix and not is_table and tensor.endswith(_WEIGHT):

@@ -9,7 +9,11 @@ from ridgeline.compress.gptq import RoundedMatrix
 from ridgeline.compress.grids.base import inverse
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.tensors import TensorPlan
-from ridgeline.quant.compressed_tensors_writing import packed_parts, quantization_config
+from ridgeline.quant.compressed_tensors_writing import (
+    byte_parts,
+    packed_parts,
+    quantization_config,
+)
 from ridgeline.quant.gptq_writing import gptq_config, gptq_parts
 
 
@@ -24,6 +28,8 @@ def quantized_parts(recipe: Recipe, matrices: Sequence[RoundedMatrix]) -> dict[s
     zeros = None
     if offsets:
         zeros = (-torch.cat(offsets) * inverse(scales)).round().to(torch.int16)
+    if recipe.rounds_activations:
+        return byte_parts(codes, scales)
     write = gptq_parts if recipe.format == "gptq" else packed_parts
     return write(codes, scales.half(), zeros, recipe.bits)
 
@@ -35,9 +41,10 @@ def quantized_config(recipe: Recipe, plan: TensorPlan) -> dict[str, Any]:
             bits=recipe.bits, group_size=recipe.group_size or -1, symmetric=recipe.symmetric
         )
     return quantization_config(
-        form="pack-quantized",
+        form="int-quantized" if recipe.rounds_activations else "pack-quantized",
         bits=recipe.bits,
         group_size=recipe.group_size or None,
         symmetric=recipe.symmetric,
         ignore=plan.ignored_modules,
+        dynamic_activations=recipe.rounds_activations,
     )

@@ -8,6 +8,7 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.spec import ModelSpec
+from ridgeline.quant import QuantizedTensor
 from ridgeline.weights import Adapter, Weight, WeightSource
 
 
@@ -27,12 +28,18 @@ class ExecutorModel:
     quantization: NumberFormat | None = None
     adapters: tuple[Adapter, ...] = ()
 
-    def check_not_quantized_twice(self, weight: Weight) -> None:
+    def check_not_quantized_twice(self, weight: Weight, *, may_have_its_bits: bool = False) -> None:
         """
         Raises:
-            SettingsError: the model is to be quantized, and this weight of it is already.
+            SettingsError: the model is to be quantized, and this weight of it is already, unless
+                it may be, to the same number of bits.
         """
-        if self.quantization is not None and not isinstance(weight, torch.Tensor):
+        if self.quantization is None or isinstance(weight, torch.Tensor):
+            return
+        has_its_bits = (
+            isinstance(weight, QuantizedTensor) and weight.format.bits == self.quantization.bits
+        )
+        if not (may_have_its_bits and has_its_bits):
             raise SettingsError(
                 f"The checkpoint is quantized already, to {weight.format.name}; leave out "
                 "quantization (of a draft model: set draft_quantization to none), or load the "

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -15,6 +17,10 @@ from ridgeline.bench.ladder.rungs import Rung
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
 from ridgeline.bench.ladder.subjects import SUBJECTS, Subject
 from ridgeline.bench.ladder.texts import RecordedText, heldout_code
+from ridgeline.compress.calibration import EMBEDDED, calibration_text
+from ridgeline.compress.layers import LayeredModel
+from ridgeline.compress.quantize import quantize
+from ridgeline.compress.recipe import Recipe
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.protocols import Executor
 from ridgeline.engine.llm import LLM
@@ -99,11 +105,22 @@ def open_executor(subject: Subject, rung: Rung, texts: Sequence[RecordedText]) -
 
 def log_probabilities(rung: Rung) -> list[tuple[Document, LogProbabilities]]:
     """Held-out documents, and the log-probabilities after each of their tokens."""
-    with LLM(executor=rung.executor, dtype=rung.dtype, quantization=rung.quantization) as llm:
-        assert llm.tokenizer is not None
-        texts = heldout_code(_DOCUMENTS)
-        documents = encode_documents(llm.tokenizer, texts, max_tokens=_DOCUMENT_TOKENS)
-        return list(served_log_probabilities(llm, documents))
+    with TemporaryDirectory() as scratch:
+        model = str(_calibrated(Path(scratch) / "int4")) if rung.calibrated else None
+        with LLM(
+            model, executor=rung.executor, dtype=rung.dtype, quantization=rung.quantization
+        ) as llm:
+            assert llm.tokenizer is not None
+            texts = heldout_code(_DOCUMENTS)
+            documents = encode_documents(llm.tokenizer, texts, max_tokens=_DOCUMENT_TOKENS)
+            return list(served_log_probabilities(llm, documents))
+
+
+def _calibrated(folder: Path) -> Path:
+    """The embedded model as `ridgeline quantize` makes it without options."""
+    model, recipe = LayeredModel.open(None), Recipe()
+    quantize(model, folder, recipe, calibration_text(EMBEDDED, model.loaded, recipe))
+    return folder
 
 
 def quality(

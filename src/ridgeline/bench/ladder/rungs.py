@@ -21,7 +21,8 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8)  # of drafts, of which the best predicted one is
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
     """``quantization`` is of the weights as they are loaded, ``draft_quantization`` of a draft
-    model's; ``speculates``: with one. Without ``reuses_kv`` each token computes its whole context.
+    model's; ``speculates``: with one. ``calibrated``: the codes are those of `ridgeline quantize`,
+    of the same format. Without ``reuses_kv`` each token computes its whole context.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Rung:
     dtype: str
     quantization: str | None = None
     draft_quantization: str | None = None
+    calibrated: bool = False
     speculates: bool = False
     reuses_kv: bool = True
 
@@ -49,10 +51,18 @@ RUNGS = (
     Rung(name="int8 weights", executor="cpu", dtype="bfloat16", quantization="int8"),
     Rung(name="int4 weights", executor="cpu", dtype="bfloat16", quantization="int4"),
     Rung(
+        name="int4 weights, calibrated",
+        executor="cpu",
+        dtype="bfloat16",
+        quantization="int4",
+        calibrated=True,
+    ),
+    Rung(
         name="speculation, draft model",
         executor="cpu",
         dtype="bfloat16",
         quantization="int4",
+        calibrated=True,
         draft_quantization="int4",
         speculates=True,
     ),

@@ -124,7 +124,7 @@ def pack_weights(
 
     Raises:
         SettingsError: the model is float64, which these kernels do not have; or it is to be
-            quantized and is already.
+            quantized and is already, to another number of bits.
         OutOfMemoryError: the packed weights would not fit the memory that is free.
     """
     if model.dtype == torch.float64:
@@ -157,7 +157,7 @@ class _Packing:
 
     def add(self, name: str, index: int | None, weight: Weight) -> None:
         """Pack a weight, or matrix ``index`` of a stack, unless that is there already."""
-        self._model.check_not_quantized_twice(weight)
+        self._model.check_not_quantized_twice(weight, may_have_its_bits=True)
         role, dtype = self._roles.get(name), self._model.dtype
         if name in self._kept:
             self._keep(name, index, expanded(weight, dtype))
