@@ -3,6 +3,7 @@ block tables: a wrong block, a lost copy or a missed position changes the output
 
 import struct
 import zlib
+from collections import deque
 from collections.abc import Sequence
 
 from ridgeline.core.plan import (
@@ -11,8 +12,8 @@ from ridgeline.core.plan import (
     Segment,
     StepPlan,
     check_plan,
-    is_earlier_pass,
     is_reference,
+    plans_back,
     referenced_output,
 )
 from ridgeline.core.protocols import KVLayout
@@ -65,8 +66,15 @@ class _Handle:
 class FakeExecutor:
     name = "fake"
 
-    def __init__(self, *, block_tokens: int = 4, windows: Sequence[int | None] = (None,)) -> None:
+    def __init__(
+        self,
+        *,
+        block_tokens: int = 4,
+        windows: Sequence[int | None] = (None,),
+        max_in_flight: int = 2,
+    ) -> None:
         self.block_tokens = block_tokens
+        self.max_in_flight = max_in_flight
         self.windows = windows
         self._groups = tuple(
             KVGroup(layers=(0,), num_kv_heads=1, k_width=4, v_width=4, window=window)
@@ -74,7 +82,8 @@ class FakeExecutor:
         )
         self._kv: dict[tuple[ModelRole, int, int, int], int] = {}  # (…, group, block, offset)
         self._slots: dict[int, dict] = {}
-        self._outputs: list[int | None] = []  # of the plan before; None: not yielded
+        # Of the latest plans, that of the plan that runs first; None: not yielded.
+        self._outputs: deque[list[int | None]] = deque(maxlen=max_in_flight)
         self.plans: list[StepPlan] = []
         self.may_be_void = False
         self.shorten = lambda num_steps: num_steps  # how far a replay gets
@@ -118,14 +127,14 @@ class FakeExecutor:
                 if key in self._kv:
                     self._kv[copy.role, copy.group, copy.target, offset] = self._kv[key]
         outputs: list[int | None] = []
+        self._outputs.appendleft(outputs)
         passes = tuple(self._run_pass(a_pass, outputs) for a_pass in plan.passes)
-        self._outputs = outputs
         return _Handle(StepResult(step_id=plan.step_id, passes=passes))
 
     def _run_pass(self, a_pass: Pass, outputs: list[int | None]) -> tuple[SegmentResult, ...]:
         segments = []
         for segment in a_pass.segments:
-            tokens = tuple(self._resolve(token, outputs) for token in segment.token_ids)
+            tokens = tuple(self._resolve(token) for token in segment.token_ids)
             is_void = None in tokens
             assert not is_void or self.may_be_void, "a segment is void"
             segments.append(None if is_void else segment._replace(token_ids=tokens))
@@ -141,11 +150,10 @@ class FakeExecutor:
                 outputs += [*result.token_ids, *[None] * missing]
         return results
 
-    def _resolve(self, token: int, outputs: list[int | None]) -> int | None:
+    def _resolve(self, token: int) -> int | None:
         if not is_reference(token):
             return token
-        source = outputs if is_earlier_pass(token) else self._outputs
-        return source[referenced_output(token)]
+        return self._outputs[plans_back(token)][referenced_output(token)]
 
     def _write(self, segment: Segment, a_pass: Pass) -> list[tuple[ModelRole, int, int, int]]:
         tables = self._slots[segment.slot]["tables"][a_pass.role]

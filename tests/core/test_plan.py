@@ -15,6 +15,7 @@ from ridgeline.core.plan import (
     earlier_pass,
     is_earlier_pass,
     is_reference,
+    plans_back,
     referenced_output,
     step_in_flight,
 )
@@ -96,14 +97,18 @@ def test_arrays_of_objects_are_not_received():
         decode(sent, SegmentResult)
 
 
-@pytest.mark.parametrize("output", [0, 1, 10_000])
+@pytest.mark.parametrize("output", [0, 1, 10_000, 2**24 - 1])
 def test_references(output):
-    for make, earlier in ((step_in_flight, False), (earlier_pass, True)):
-        token = make(output)
+    made = [earlier_pass(output), *(step_in_flight(output, age) for age in (1, 2, 100))]
+    assert step_in_flight(output) == made[1]
+    for token, age in zip(made, (0, 1, 2, 100), strict=True):
         assert is_reference(token)
-        assert is_earlier_pass(token) is earlier
+        assert token >= -(2**31)
+        assert plans_back(token) == age
+        assert is_earlier_pass(token) is (age == 0)
         assert referenced_output(token) == output
     assert not is_reference(output)
+    assert not is_earlier_pass(output)
 
 
 BAD_SEGMENTS = [

@@ -36,6 +36,7 @@ from ridgeline.core.plan import (
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cpu.executor import CPUExecutor
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.runner import StepRunner
 from ridgeline.kernels import reference as kernels
 from ridgeline.kernels.cpu.library import native_kernels_run
 
@@ -306,6 +307,27 @@ def test_a_step_may_use_the_token_of_the_step_in_flight(driver):
     results = [handle.result() for handle in handles]
     assert results[0].passes[0][1].token_ids == (expected[0],)
     assert [result.passes[0][0].token_ids[0] for result in results[1:]] == expected[1:]
+
+
+@pytest.mark.parametrize(
+    "kind", [REFERENCE, pytest.param(CPU, marks=NATIVE)], ids=["reference", "cpu"]
+)
+def test_references_reach_back_as_far_as_plans_may_be_in_flight(make, monkeypatch):
+    monkeypatch.setattr(StepRunner, "max_in_flight", 4)
+    driver = make()
+    expected = driver.decode(0, PROMPT, 4)
+    first = driver.segment(1, 0, PROMPT, fresh=True)
+    driver.submit(first, admissions=(driver.admit(1, PROMPT),))
+    for step in range(2):
+        position = len(PROMPT) + step
+        driver.submit(driver.segment(0, position, [expected[step]]))
+    last = driver.submit(
+        driver.segment(0, len(PROMPT) + 2, [step_in_flight(0)]),
+        driver.segment(1, len(PROMPT), [step_in_flight(0, plans_back=3)]),
+    )
+    (slot0, slot1) = last.result().passes[0]
+    assert slot0.token_ids == (expected[3],)
+    assert slot1.token_ids == (expected[1],)
 
 
 def test_block_copy_and_table_replacement(kind, driver):

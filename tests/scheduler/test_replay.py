@@ -13,7 +13,9 @@ from ridgeline.scheduler import Scheduler, SchedulerConfig
 from ridgeline.scheduler.replay import MAX_REPLAY_STEPS, Replay
 
 
-def run(requests, *, replay_s, seed=0, shorten=None, num_blocks=40, windows=(None,)):
+def run(
+    requests, *, replay_s, seed=0, shorten=None, num_blocks=40, windows=(None,), max_in_flight=2
+):
     """Outputs and ends of requests that come and go at random, and the executor."""
     config = SchedulerConfig(
         max_num_seqs=4,
@@ -23,8 +25,10 @@ def run(requests, *, replay_s, seed=0, shorten=None, num_blocks=40, windows=(Non
         windows=windows,
         block_tokens=4,
         replay_s=replay_s,
+        max_in_flight=max_in_flight,
     )
-    executor, scheduler = FakeExecutor(windows=windows), Scheduler(config)
+    executor = FakeExecutor(windows=windows, max_in_flight=max_in_flight)
+    scheduler = Scheduler(config)
     if shorten is not None:
         executor.shorten, executor.may_be_void = shorten, True
     loop = EngineLoop(executor, scheduler, None)
@@ -64,23 +68,32 @@ def longest(executor):
 
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])
 @pytest.mark.parametrize("num_blocks", [18, 40])
-def test_replayed_equals_stepped(windows, num_blocks):
+@pytest.mark.parametrize("max_in_flight", [2, 4])
+def test_replayed_equals_stepped(windows, num_blocks, max_in_flight):
+    longest_of_seeds = []
     for seed in range(12):
         requests = make_requests(seed)
         fields = {"seed": seed, "windows": windows, "num_blocks": num_blocks}
         expected, _ = run(requests, replay_s=0.0, **fields)
-        outputs, executor = run(requests, replay_s=10.0, **fields)
+        outputs, executor = run(requests, replay_s=10.0, max_in_flight=max_in_flight, **fields)
         assert outputs == expected
-        assert longest(executor) > 3
+        longest_of_seeds.append(longest(executor))
+    assert min(longest_of_seeds) > (3 if max_in_flight == 2 else 1)
+    assert max(longest_of_seeds) > 3
 
 
-def test_a_replay_that_comes_short_is_taken_up_again():
+@pytest.mark.parametrize("max_in_flight", [2, 4])
+def test_a_replay_that_comes_short_is_taken_up_again(max_in_flight):
     for seed in range(12):
         rng = random.Random(seed)
         requests = make_requests(seed)
         expected, _ = run(requests, replay_s=0.0, seed=seed)
         outputs, executor = run(
-            requests, replay_s=10.0, seed=seed, shorten=lambda most, rng=rng: rng.randint(1, most)
+            requests,
+            replay_s=10.0,
+            seed=seed,
+            shorten=lambda most, rng=rng: rng.randint(1, most),
+            max_in_flight=max_in_flight,
         )
         assert outputs == expected
         assert longest(executor) > 4

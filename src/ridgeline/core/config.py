@@ -4,7 +4,6 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
-from ridgeline.core.plan import MAX_IN_FLIGHT
 from ridgeline.core.settings.executors import CPUSettings, CUDASettings
 from ridgeline.core.settings.kv import KVSettings
 from ridgeline.core.settings.model import ModelSettings
@@ -14,6 +13,7 @@ from ridgeline.core.settings.speculation import SpeculationSettings
 from ridgeline.core.spec import ModelSpec, kv_groups
 from ridgeline.core.spelling import suggestion
 
+BLOCKS_IN_FLIGHT = 2  # at the least, for tokens whose results are still to come
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
 
 
@@ -134,11 +134,11 @@ def blocks_per_sequence(length: int, window: int | None, *, block_tokens: int) -
     """Blocks of one KV group with which a sequence of ``length`` tokens runs, whatever others hold.
 
     With a window, these are the window's and those of the tokens in flight, an eighth of the
-    window or two blocks: nothing behind the window is given up before a step's result is there.
-    Longer steps take blocks that no other sequence needs (`BlockTables.clip_to_windows`).
+    window or `BLOCKS_IN_FLIGHT`: nothing behind the window is given up before a step's result is
+    there. Longer steps take blocks that no other sequence needs (`SequenceKV.clip_to_windows`).
     """
     if window is not None:
-        in_flight = max(window // 8, MAX_IN_FLIGHT * block_tokens)
+        in_flight = max(window // 8, BLOCKS_IN_FLIGHT * block_tokens)
         length = min(length, window + in_flight + block_tokens)
     return -(-length // block_tokens)
 

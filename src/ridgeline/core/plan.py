@@ -22,23 +22,23 @@ from typing import NamedTuple
 
 from ridgeline.core.sampling_params import SamplingParams
 
-MAX_IN_FLIGHT = 2  # plans that an executor takes before the first of them is done
-_EARLIER_PASS = -(2**31)
+_OUTPUT_BITS = 24  # of a token reference; those above count plans
 
 
-def step_in_flight(output: int) -> int:
-    """A token reference: output number ``output`` of the plan submitted just before this one.
+def step_in_flight(output: int, plans_back: int = 1) -> int:
+    """A token reference: output number ``output`` of the plan submitted ``plans_back`` before this.
 
-    With it the next step can be prepared, and submitted, before the running one ends. Outputs are
-    numbered through all passes of a plan, segment by segment, ``num_steps`` for each segment that
-    samples, and ``1 + num_drafts`` for each that verifies.
+    With it the next step can be prepared, and submitted, before those that run have ended; an
+    executor that takes n plans at once (`Executor.max_in_flight`) knows the outputs of n − 1 before
+    a plan. Outputs are numbered through all passes of a plan, segment by segment, ``num_steps`` for
+    each segment that samples, and ``1 + num_drafts`` for each that verifies.
     """
-    return -1 - output
+    return -1 - (plans_back << _OUTPUT_BITS | output)
 
 
 def earlier_pass(output: int) -> int:
     """A token reference: output number ``output`` of an earlier pass of the same plan (a draft)."""
-    return _EARLIER_PASS + output
+    return -1 - output
 
 
 def is_reference(token_id: int) -> bool:
@@ -46,14 +46,19 @@ def is_reference(token_id: int) -> bool:
     return token_id < 0
 
 
+def plans_back(token_id: int) -> int:
+    """How many plans before its own a reference points to; 0 to an earlier pass of its own."""
+    return (-1 - token_id) >> _OUTPUT_BITS
+
+
 def is_earlier_pass(token_id: int) -> bool:
-    """Whether a reference is to an earlier pass of its own plan."""
-    return token_id < _EARLIER_PASS // 2
+    """Whether this is a reference to an earlier pass of its own plan."""
+    return is_reference(token_id) and plans_back(token_id) == 0
 
 
 def referenced_output(token_id: int) -> int:
     """The output number that a reference stands for."""
-    return token_id - _EARLIER_PASS if is_earlier_pass(token_id) else -1 - token_id
+    return (-1 - token_id) & ((1 << _OUTPUT_BITS) - 1)
 
 
 class ModelRole(StrEnum):

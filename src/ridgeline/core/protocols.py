@@ -70,6 +70,10 @@ class Executor(Protocol):
         """What computes: by other kernels the KV of the same weights and tokens is another."""
         return ""
 
+    @property
+    def max_in_flight(self) -> int:
+        """Plans that it takes before the first of them is done."""
+
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec: ...
 
     def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
@@ -91,7 +95,7 @@ class Executor(Protocol):
         """
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Start a step. The plan before it may still be running; the one before that may not."""
+        """Start a step, when less than ``max_in_flight`` are not done; they are run in order."""
 
     def export_blocks(
         self, group: int, blocks: Sequence[int], role: ModelRole = ModelRole.TARGET

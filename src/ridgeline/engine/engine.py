@@ -83,7 +83,10 @@ class Engine:
         )
         self.scheduler = Scheduler(
             SchedulerConfig.of_engine(
-                config, resolved, windows=tuple(group.window for group in layout.groups)
+                config,
+                resolved,
+                windows=tuple(group.window for group in layout.groups),
+                max_in_flight=self.executor.max_in_flight,
             ),
             self.speculation,
             price=price,

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from ridgeline.core.errors import EngineError
-from ridgeline.core.plan import MAX_IN_FLIGHT, StepPlan
+from ridgeline.core.plan import StepPlan
 from ridgeline.core.protocols import Executor, Grammar, StepHandle
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
 from ridgeline.core.result import StepResult
@@ -124,7 +124,7 @@ class EngineLoop:
         self._check_alive()
         with self.interrupts:
             self._abort_dropped()
-        while len(self._in_flight) < MAX_IN_FLIGHT and self._submit_next():
+        while len(self._in_flight) < self._scheduler.config.max_in_flight and self._submit_next():
             pass
         if not self._in_flight:
             with self.interrupts:

@@ -6,7 +6,8 @@ same for every executor that has a model; `forward` is what they differ in.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -19,8 +20,8 @@ from ridgeline.core.plan import (
     Pass,
     Segment,
     StepPlan,
-    is_earlier_pass,
     is_reference,
+    plans_back,
     referenced_output,
 )
 from ridgeline.core.result import SegmentResult, StepResult, StepTimings
@@ -36,13 +37,16 @@ MaskOf = Callable[[], Mask | None]
 class StepRunner(ABC):
     """Runs plans one after the other on a thread of its own."""
 
+    max_in_flight = 2  # one that runs, and one that is ready
+
     def __init__(self, name: str) -> None:
         self.states: dict[int, SequenceState] = {}
         self._name = name
         self._handles: list[Handle] = []  # submitted, perhaps not done
-        self.outputs: list[int] = []  # of the last plan that was run, by output number
-        self._previous_outputs: Sequence[int] = ()  # of the plan before the one that runs
+        # Of the last plans that were run, by output number, the latest first.
+        self._done_outputs: deque[Sequence[int]] = deque(maxlen=self.max_in_flight - 1)
         self._outputs: list[int] = []  # of the plan that runs
+        self._referable: Sequence[Sequence[int]] = ()  # those, and of plans before, by their age
         self.experts_read: int | None = None  # by the target, in the plan that runs
         self.recorder: Recorder | None = None  # of the steps that run now
         self._recording: Future[Recording] | None = None
@@ -112,7 +116,8 @@ class StepRunner(ABC):
     def _run(self, handle: Handle) -> StepResult:
         clock = Clock()
         self.begin(handle.plan)
-        result, self.outputs = self.run_passes(handle, self.outputs, clock)
+        result, outputs = self.run_passes(handle, self._done_outputs, clock)
+        self._done_outputs.appendleft(outputs)
         self.end(handle.plan)
         return result
 
@@ -166,11 +171,12 @@ class StepRunner(ABC):
             self.copy_block(copy)
 
     def run_passes(
-        self, handle: Handle, previous: Sequence[int], clock: "Clock"
+        self, handle: Handle, before: Iterable[Sequence[int]], clock: "Clock"
     ) -> tuple[StepResult, list[int]]:
-        """The passes of a plan after one whose outputs were ``previous``; and its own outputs."""
-        plan = handle.plan
-        self._previous_outputs, self._outputs = previous, []
+        """The passes of a plan, and its outputs; ``before`` are those of the plans before it, the
+        latest first."""
+        plan, self._outputs = handle.plan, []
+        self._referable = (self._outputs, *before)
         self.experts_read = None
         results = tuple(
             self._run_pass(a_pass, index, handle, clock) for index, a_pass in enumerate(plan.passes)
@@ -232,8 +238,7 @@ class StepRunner(ABC):
         resolved = []
         for token in token_ids:
             if is_reference(token):
-                outputs = self._outputs if is_earlier_pass(token) else self._previous_outputs
-                token = outputs[referenced_output(token)]
+                token = self._referable[plans_back(token)][referenced_output(token)]
                 if token == _NOT_SAMPLED:
                     return None
             resolved.append(token)

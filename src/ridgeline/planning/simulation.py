@@ -121,7 +121,10 @@ def make_loop(
     )
     executor.allocate_kv(resolved.num_blocks)
     settings = SchedulerConfig.of_engine(
-        config, resolved, windows=tuple(group.window for group in layout.groups)
+        config,
+        resolved,
+        windows=tuple(group.window for group in layout.groups),
+        max_in_flight=executor.max_in_flight,
     )
     scheduler = Scheduler(settings, speculation, price=price, clock=clock)
     return EngineLoop(executor, scheduler, None, clock=clock), scheduler

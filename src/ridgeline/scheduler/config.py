@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ridgeline.core.config import EngineConfig, ResolvedConfig, blocks_per_sequence
+from ridgeline.core.config import (
+    BLOCKS_IN_FLIGHT,
+    EngineConfig,
+    ResolvedConfig,
+    blocks_per_sequence,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +16,8 @@ class SchedulerConfig:
     """Limits: sequences at once, tokens in a step, tokens of a sequence, blocks per KV group.
 
     ``windows[g]`` is the attention window of group g in tokens, ``None`` without one; each pool
-    holds at least a sequence of full length. The other settings are those of `EngineConfig`.
+    holds at least a sequence of full length. ``max_in_flight`` plans may be given out before the
+    result of the first is there. The other settings are those of `EngineConfig`.
     """
 
     max_num_seqs: int
@@ -30,17 +36,27 @@ class SchedulerConfig:
     kv_ttl_s: float | None = None
     verification: str = "exact"
     reuse_kv: bool = True
+    max_in_flight: int = 2
 
     def __post_init__(self) -> None:
+        assert 1 <= self.max_in_flight <= BLOCKS_IN_FLIGHT * self.block_tokens
         for window, num_blocks in zip(self.windows, self.num_blocks, strict=True):
             needed = blocks_per_sequence(self.max_model_len, window, block_tokens=self.block_tokens)
             assert needed <= num_blocks, "a pool does not hold one sequence of full length"
 
     @classmethod
     def of_engine(
-        cls, config: EngineConfig, resolved: ResolvedConfig, *, windows: tuple[int | None, ...]
+        cls,
+        config: EngineConfig,
+        resolved: ResolvedConfig,
+        *,
+        windows: tuple[int | None, ...],
+        max_in_flight: int = 2,
     ) -> "SchedulerConfig":
-        """The part of an engine's configuration that concerns the scheduler."""
+        """The part of an engine's configuration that concerns the scheduler.
+
+        ``max_in_flight`` is the executor's.
+        """
         return cls(
             max_num_seqs=resolved.max_num_seqs,
             max_num_batched_tokens=resolved.max_num_batched_tokens,
@@ -58,4 +74,5 @@ class SchedulerConfig:
             kv_ttl_s=config.kv_ttl_s,
             verification=config.verification,
             reuse_kv=config.reuse_kv,
+            max_in_flight=max_in_flight,
         )

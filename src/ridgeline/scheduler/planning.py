@@ -119,7 +119,8 @@ class Planner:
         elif start < len(known):
             token_ids = (known[start],)
         else:
-            token_ids = (step_in_flight(sequence.promised_output),)
+            age = step.step_id - sequence.promised_step
+            token_ids = (step_in_flight(sequence.promised_output, age),)
         end = stop
         if drafts:
             token_ids, end = token_ids + drafts, stop + len(drafts)

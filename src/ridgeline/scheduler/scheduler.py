@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError
-from ridgeline.core.plan import MAX_IN_FLIGHT, ModelRole, StepPlan
+from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Grammar, StepPrice
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult, StepResult
@@ -37,8 +37,8 @@ class Scheduler:
     blocks run out, the sequence that the policy puts last loses its own and is computed again
     later. Drafts take what budget and blocks are left.
 
-    Two plans may be in flight: `schedule` may be called before `update` has been told of the plan
-    before, and builds on the assumption that each decode of that plan yields one token.
+    ``max_in_flight`` plans may be in flight: `schedule` may be called before `update` has been told
+    of the plans before, and builds on the assumption that each decode of them yields its tokens.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or ``None`` if nothing can be computed now (see `wait_s`)."""
-        assert len(self._flights) < MAX_IN_FLIGHT, "the step before the last has not been reported"
+        assert len(self._flights) < self.config.max_in_flight, "no plan may be in flight any more"
         if self._flights and (self.speculation.needs_results or not self.config.reuse_kv):
             return None  # a drafter goes by the tokens that are still to come
         now_s = self._clock()

@@ -124,7 +124,10 @@ class TextDecoder:
         groups = self._executor.kv_layout().groups
         scheduler = Scheduler(
             SchedulerConfig.of_engine(
-                config, resolved, windows=tuple(group.window for group in groups)
+                config,
+                resolved,
+                windows=tuple(group.window for group in groups),
+                max_in_flight=self._executor.max_in_flight,
             ),
             make_speculation(config, resolved, self._executor, price=self._price),
             price=self._price,

@@ -222,7 +222,7 @@ class CUDAExecutor(PoolExecutor[KVCache]):
                 if before is not None:
                     before.result()
                 assert self._drawn.tokens is not None
-                result, tokens = self.run_passes(handle, self._drawn.tokens, clock)
+                result, tokens = self.run_passes(handle, (self._drawn.tokens,), clock)
                 self.end(handle.plan)
                 self._drawn = DrawnTokens(tokens=tokens)
                 return result

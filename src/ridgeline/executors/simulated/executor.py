@@ -5,6 +5,7 @@ themselves: outputs end at their length. A drafted token is accepted with a give
 from the same noise, whatever else is in the batch.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from ridgeline.core.errors import EngineError
@@ -14,8 +15,8 @@ from ridgeline.core.plan import (
     Pass,
     Segment,
     StepPlan,
-    is_earlier_pass,
     is_reference,
+    plans_back,
     referenced_output,
 )
 from ridgeline.core.protocols import Executor, KVLayout, StepPrice
@@ -61,6 +62,7 @@ class SimulatedExecutor(Executor):
     """
 
     name = "simulated"
+    max_in_flight = 2
 
     def __init__(
         self,
@@ -82,8 +84,8 @@ class SimulatedExecutor(Executor):
         self._acceptance = acceptance
         self.free_s = 0.0  # when the steps in flight will be done
         self._admissions: dict[int, Admission] = {}
-        self._previous_outputs: list[int] = []
-        self._outputs: list[int] = []
+        # Of the latest plans, by output number, that of the plan that runs first.
+        self._outputs: deque[list[int]] = deque(maxlen=self.max_in_flight)
         self.num_steps = 0  # those that were replayed, too
 
     def spec(self, role: ModelRole = ModelRole.TARGET) -> ModelSpec:
@@ -124,7 +126,7 @@ class SimulatedExecutor(Executor):
             del self._admissions[slot]
         for admission in plan.admissions:
             self._admissions[admission.slot] = admission
-        self._previous_outputs, self._outputs = self._outputs, []
+        self._outputs.appendleft([])
         passes = tuple(self._run(a_pass) for a_pass in plan.passes)
         num_segments = sum(len(a_pass.segments) for a_pass in plan.passes)
         self._clock.advance(self._host_step_s + num_segments * self._host_segment_s)
@@ -139,7 +141,7 @@ class SimulatedExecutor(Executor):
         for segment, result in zip(a_pass.segments, results, strict=True):
             if segment.outputs.sample:
                 missing = a_pass.num_steps + segment.num_drafts - len(result.token_ids)
-                self._outputs.extend([*result.token_ids, *[_NOT_YIELDED] * missing])
+                self._outputs[0].extend([*result.token_ids, *[_NOT_YIELDED] * missing])
         return results
 
     def _outcome(self, segment: Segment, num_steps: int) -> SegmentResult:
@@ -179,8 +181,7 @@ class SimulatedExecutor(Executor):
     def _resolved(self, token: int) -> int:
         if not is_reference(token):
             return token
-        outputs = self._outputs if is_earlier_pass(token) else self._previous_outputs
-        return outputs[referenced_output(token)]
+        return self._outputs[plans_back(token)][referenced_output(token)]
 
     def token(self, admission: Admission, position: int) -> int:
         """Any token but those that end the output."""
