@@ -3,8 +3,10 @@
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.fakes import FakeExecutor, next_token
 from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run, run_ahead
@@ -22,6 +24,7 @@ from ridgeline.scheduler import (
     SchedulerConfig,
     Speculation,
 )
+from ridgeline.scheduler import speculation as speculation_module
 from ridgeline.scheduler.sequence import Sequence
 
 
@@ -329,3 +332,46 @@ def test_cached_kv_of_both_models_expires_while_nothing_runs():
         scheduler.idle()
         assert all(bool(pool.num_cached) is is_kept for pool in pools)
     scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("drive", [run, run_ahead])
+def test_costly_masks_take_turns_and_delay_no_plain_sequence(drive, monkeypatch):
+    """20 outputs under one regex made another key's token wait for all of their masks."""
+    clock_s, step_s, costs_s = [0.0], [0.0], []
+
+    def masks(drafts):
+        clock_s[0] += 0.003
+        step_s[0] += 0.003
+        return np.full((1 + len(drafts), 4), 0xFFFFFFFF, dtype=np.uint32)
+
+    constraint = SimpleNamespace(
+        advance=lambda _: None,
+        forced=lambda _: (),
+        num_valid=len,
+        masks=masks,
+        is_complete=False,
+    )
+    constraints = SimpleNamespace(prepare=lambda _: lambda: constraint)
+    monkeypatch.setattr(speculation_module, "thread_time", lambda: clock_s[0])
+    config = SchedulerConfig(**CONFIG | {"max_num_seqs": 13, "windows": (None,)})
+    scheduler = Scheduler(config, speculation=Speculation(constraints=constraints))
+    schedule = scheduler.schedule
+
+    def plan():
+        step_s[0] = 0.0
+        found = schedule()
+        if found is not None:
+            scheduler.speculation.masks(found)
+            costs_s.append(step_s[0])
+        return found
+
+    monkeypatch.setattr(scheduler, "schedule", plan)
+    (plain,) = scheduler.add(request(0, range(6), max_tokens=40))
+    costly = {"structured_outputs": {"regex": "a"}, "max_tokens": 5}
+    add = partial(scheduler.add, grammar=lambda: constraint)
+    masked = [s for n in range(1, 13) for s in add(request(n, range(6), **costly))]
+    drive(scheduler, FakeExecutor())
+    assert all(each.num_output_tokens == 5 for each in masked)
+    assert plain.output_token_ids == expected_output(plain.request, 0, 64)
+    entered = 12 * 6 // 16 + 2  # steps with prompts: what their masks cost is not known yet
+    assert max(costs_s[entered:]) <= 0.0061, costs_s

@@ -1,5 +1,6 @@
 """Who may come in: every route of the table, with and without a key, on paths as they are sent."""
 
+import base64
 import hashlib
 import http.client
 import json
@@ -112,6 +113,27 @@ def test_wrong_keys(guarded, key):
 def test_three_ways_to_send_a_key(guarded, headers):
     with guarded.client() as client:
         assert client.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("authorization", "other", "status"),
+    [
+        (f"Bearer {FAST}", FAST, 200),
+        (f"Bearer {FAST}", ADMIN, 401),
+        (f"Bearer {ADMIN}", FAST, 401),
+        (f"Bearer {FAST}", "nonsense", 401),
+        ("Bearer nonsense", FAST, 401),
+        ("Basic " + base64.b64encode(b"a:" + FAST.encode()).decode(), SLOW, 401),
+        ("Basic !", FAST, 401),
+        ("Bearer", FAST, 200),
+        ("", FAST, 200),
+    ],
+)
+def test_two_keys_are_refused_unless_they_are_one(guarded, authorization, other, status):
+    """A proxy that counts or logs by one header must not be told another than we are."""
+    with guarded.client(headers={"authorization": authorization, "x-api-key": other}) as client:
+        assert client.get("/v1/models").status_code == status
+        assert client.get("/health").status_code == 200
 
 
 def test_a_browser_sends_the_key_as_a_password(guarded):

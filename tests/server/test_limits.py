@@ -244,6 +244,7 @@ def test_every_route_reserves_its_output(http, with_limits, path):
     [
         ("POST", "/tokenize", {"prompt": "a"}),
         ("POST", "/detokenize", {"tokens": [5]}),
+        ("GET", "/tokenizer_info", None),
         ("POST", "/v1/messages/count_tokens", {"messages": HI}),
         ("POST", "/v1/files", None),
         ("GET", "/v1/files", None),

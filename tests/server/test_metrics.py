@@ -23,6 +23,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import Caller
 from ridgeline.server.live import LiveView
 from ridgeline.server.metrics import ALIASED, FinishedRequest, Metrics
+from ridgeline.server.routes import operations
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 METRIC = re.compile(r"ridgeline:\w+")
@@ -254,6 +255,21 @@ def test_tokens_that_come_together_share_a_gap(served, monkeypatch):
     found = dict(re.findall(name, text))
     assert float(found["count"]) == 1 + 4
     assert float(found["sum"]) == 2 + 4 * 0.5
+
+
+def test_those_who_watch_are_bounded(http, served, monkeypatch):
+    """Each takes processor time twice a second, of whichever key it is."""
+    monkeypatch.setattr(operations, "_MAX_WATCHERS", 2)
+    with http.stream("GET", "/live") as first, http.stream("GET", "/live") as second:
+        assert all("data" in next(each.iter_lines()) for each in (first, second))
+        refused = http.get("/live")
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"]
+    deadline_s = time.monotonic() + 10
+    while served.server.num_watchers and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    with http.stream("GET", "/live") as again:
+        assert again.status_code == 200
 
 
 def test_the_live_stream_moves(http, served):

@@ -85,6 +85,15 @@ def test_a_pinned_prefix_outlives_all_others_until_it_is_unpinned(keyed):
     assert complete(keyed, "a", LONG) == 0
 
 
+@pytest.mark.parametrize("tenant", ["c", "local", "A", "a "])
+def test_nothing_is_pinned_for_a_key_that_does_not_exist(keyed, tenant):
+    """Nobody could reuse it, and nobody would be told."""
+    answer = call(keyed, "admin", "POST", "/admin/prefixes", prompt=LONG, tenant=tenant)
+    assert answer.status_code == 400
+    assert "no key of the name" in answer.json()["error"]["message"]
+    assert call(keyed, "admin", "GET", "/admin/prefixes").json()["data"] == []
+
+
 def test_what_is_deleted_of_a_tenant_is_not_pinned_any_more(keyed):
     pinned = call(keyed, "admin", "POST", "/admin/prefixes", prompt=LONG, tenant="a")
     kept = call(keyed, "admin", "POST", "/admin/prefixes", prompt=LONG, tenant="b").json()

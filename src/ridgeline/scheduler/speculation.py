@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from time import thread_time
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from ridgeline.scheduler.draft_model import DraftModel
 from ridgeline.scheduler.sequence import Sequence, count_draft
 
 MAX_FORCED_TOKENS = 32
+CHEAP_MASK_S = 0.0005
+COSTLY_MASKS_S = 0.004  # of a step, for all masks that are not cheap
 _TO_COME = -1  # stands for the draft model's proposals until its pass has a place in the plan
 
 
@@ -32,11 +35,14 @@ class _State:
 
     ``from_model``: the draft model's proposals, in this step or kept from the step before.
     ``num_guessed``: tokens of the drafter, before the grammar cut them; 0 if what is being verified
-    is the grammar's own.
+    is the grammar's own. ``mask_s``: processor time of the last masks; ``spent_s`` of all, from the
+    least of the others when it started.
     """
 
     slot: int
     constraint: Constraint | None
+    mask_s: float = 0.0
+    spent_s: float = 0.0
     from_model: SegmentResult | None = None
     num_guessed: int = 0
 
@@ -46,6 +52,9 @@ class Speculation:
 
     Tokens that a grammar forces are proposed as drafts: the mask leaves the target nothing else to
     draw, so they are verified in one pass, and the output is that of a run without.
+
+    Masks that are costly take turns, those first that have cost least: a grammar delays the tokens
+    of others by `COSTLY_MASKS_S` and one mask more, however many outputs it has.
 
     The tokens of a draft model are not known when a plan is made. Where a grammar has to see them
     first, the draft model runs in one step and the target in the next.
@@ -64,6 +73,7 @@ class Speculation:
         self._draft_model = draft_model
         self.constraints = constraints
         self._states: dict[Sequence, _State] = {}
+        self._held: set[int] = set()  # slots whose masks cost too much for this step
         self._num_drafts = 0
         self._drafted_at: list[int] = []
         self._accepted_at: list[int] = []
@@ -106,7 +116,11 @@ class Speculation:
             assert sequence.grammar is not None, "prepare refuses the request"
             constraint = sequence.grammar()
             constraint.advance(sequence.output_token_ids)
-        self._states[sequence] = _State(slot, constraint)
+        spent_s = 0.0
+        if constraint is not None:
+            masked = (each.spent_s for each in self._states.values() if each.constraint is not None)
+            spent_s = min(masked, default=0.0)
+        self._states[sequence] = _State(slot, constraint, spent_s=spent_s)
         if self._draft_model is not None:
             self._draft_model.start(sequence)
         if self.drafter is not None:
@@ -124,6 +138,7 @@ class Speculation:
 
     def begin_step(self, running: Iterable[Sequence]) -> None:
         """A step is about to be planned."""
+        self._hold_costly_masks()
         if self._draft_model is not None:
             self._draft_model.begin_step()
         self._is_resting = self._rest_steps > 0
@@ -137,6 +152,18 @@ class Speculation:
             }
             self.drafter.begin_step(lengths)
             self._rest_steps = self.drafter.rest_steps()
+
+    def _hold_costly_masks(self) -> None:
+        self._held.clear()
+        costly = [each for each in self._states.values() if each.mask_s > CHEAP_MASK_S]
+        if len(costly) < 2:
+            return
+        costly.sort(key=lambda state: state.spent_s)
+        left_s = COSTLY_MASKS_S
+        for state in costly:
+            if left_s <= 0:
+                self._held.add(state.slot)
+            left_s -= state.mask_s
 
     def is_masked(self, sequence: Sequence) -> bool:
         """Whether a grammar restricts what is sampled."""
@@ -154,6 +181,8 @@ class Speculation:
         """
         state = self._states[sequence]
         constraint = state.constraint
+        if state.slot in self._held:
+            return None
         state.num_guessed = 0
         if state.from_model is not None:
             return self._guess(state, state.from_model.token_ids[:most])
@@ -186,14 +215,17 @@ class Speculation:
 
     def masks(self, plan: StepPlan) -> dict[tuple[int, int], npt.NDArray[np.uint32]]:
         """What `StepHandle.set_masks` takes; computed while the step runs."""
-        constraints = {state.slot: state.constraint for state in self._states.values()}
+        states = {state.slot: state for state in self._states.values()}
         masks = {}
         for p, a_pass in enumerate(plan.passes):
             for s, segment in enumerate(a_pass.segments):
-                constraint = constraints.get(segment.slot) if segment.outputs.masked else None
-                if constraint is not None:
+                state = states.get(segment.slot) if segment.outputs.masked else None
+                if state is not None and state.constraint is not None:
                     drafts = segment.token_ids[segment.num_tokens - segment.num_drafts :]
-                    masks[p, s] = constraint.masks(drafts)
+                    began_s = thread_time()
+                    masks[p, s] = state.constraint.masks(drafts)
+                    state.mask_s = thread_time() - began_s
+                    state.spent_s += state.mask_s
         return masks
 
     def note_drafts(self, plan: StepPlan, result: StepResult) -> None:

@@ -97,7 +97,9 @@ class Access:
         caller = keys.caller(headers)
         if caller is None:
             if not (is_public or self._is_preflight(scope, headers)):
-                raise ApiError(401, "A valid key is needed.", code="invalid_api_key")
+                twice = b"authorization" in headers and b"x-api-key" in headers
+                end = ", the same one where it is sent twice." if twice else "."
+                raise ApiError(401, f"A valid key is needed{end}", code="invalid_api_key")
             return Caller(tenant="")
         if keys.is_open and not _is_local_host(headers.get(b"host", b"")):
             raise ApiError(403, "The Host header does not name this machine.")

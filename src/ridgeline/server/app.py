@@ -101,6 +101,7 @@ def _text() -> list[Operation]:
             handler=plain.tokenizer_info,
             summary="About the tokenizer",
             answer=plain_schemas.TokenizerInfo,
+            is_counted=True,
         ),
     ]
 

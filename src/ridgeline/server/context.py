@@ -41,6 +41,7 @@ class Server:
         self.is_warm = False
         self.first_request = "The first request is running."  # or what became of it
         self.is_draining = False
+        self.num_watchers = 0  # of the web page's stream
         self.open_requests: set[asyncio.Task[None]] = set()  # each ends when its client has left
         self._jobs = jobs
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")

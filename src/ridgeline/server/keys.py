@@ -99,6 +99,12 @@ class Keys:
         ):
             raise SettingsError("A priority in the key file needs --scheduling-policy priority.")
 
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether somebody may call as that."""
+        if self._open:
+            return tenant == ANONYMOUS
+        return any(caller.tenant == tenant for _, caller in self._callers)
+
     def of_tenant(self, tenant: str) -> Caller:
         """For work that a tenant left here: what it may ask for, without limits per minute.
 
@@ -110,11 +116,14 @@ class Keys:
         return Caller(tenant=tenant, limits=KeyLimits(models=allowed[0] if allowed else None))
 
     def caller(self, headers: dict[bytes, bytes]) -> Caller | None:
-        """Who calls: by ``Authorization: Bearer``, ``x-api-key``, or the password of ``Basic``."""
-        key = _presented(headers)
+        """Who calls: by ``Authorization: Bearer``, ``x-api-key``, or the password of ``Basic``.
+
+        Nobody does with two keys that differ, of which a proxy may have looked at the other.
+        """
+        keys = _presented(headers)
         found = None
-        if key is not None:
-            digest = _digest(key)
+        if len(keys) == 1:
+            digest = _digest(keys.pop())
             for known, caller in self._callers:
                 if hmac.compare_digest(known, digest):
                     found = caller
@@ -123,22 +132,17 @@ class Keys:
         return found
 
 
-def _presented(headers: dict[bytes, bytes]) -> str | None:
-    """The key in the headers, which may come as a browser's password."""
+def _presented(headers: dict[bytes, bytes]) -> set[str]:
+    """The keys in the headers; one may come as a browser's password."""
     scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
-    text = value.strip()
-    if len(text) > _MAX_KEY_CHARS:
-        return None
-    if scheme.lower() == b"bearer" and text:
-        return text.decode("latin-1")
+    password = value.strip() if scheme.lower() == b"bearer" else b""
     if scheme.lower() == b"basic":
         try:
-            decoded = base64.b64decode(text, validate=True)
+            password = base64.b64decode(value.strip(), validate=True).partition(b":")[2]
         except binascii.Error:
-            return None
-        return decoded.partition(b":")[2].decode("latin-1") or None
-    key = headers.get(b"x-api-key", b"").decode("latin-1")
-    return key if 0 < len(key) <= _MAX_KEY_CHARS else None
+            return set()
+    keys = {key.decode("latin-1") for key in (password, headers.get(b"x-api-key", b"")) if key}
+    return set() if any(len(key) > _MAX_KEY_CHARS for key in keys) else keys
 
 
 def _digest(key: str) -> bytes:

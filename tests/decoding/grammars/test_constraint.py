@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from tests.decoding.grammars.conftest import allowed, random_walk
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.structured_outputs import StructuredOutputs, TextFormat
 from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
+from ridgeline.decoding.grammars import compiled as compiled_module
+from ridgeline.decoding.grammars import compiler as compiler_module
 from ridgeline.decoding.grammars.checker import GrammarChecker
 
 SCHEMA = {
@@ -201,10 +203,10 @@ def test_equal_grammars_that_come_together_are_compiled_once(tokenizer, monkeypa
     def slowly(checker, grammar):
         asked.append(grammar)
         time.sleep(0.1)
-        return problem
+        return problem, 0
 
     asked, problem = [], ""
-    monkeypatch.setattr(GrammarChecker, "problem", slowly)
+    monkeypatch.setattr(GrammarChecker, "tried", slowly)
     compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
     wanted = [StructuredOutputs.of({"regex": "a{3}"})] * 4
     with ThreadPoolExecutor(4) as threads:
@@ -224,6 +226,63 @@ def test_the_cache_is_bounded_and_shared(tokenizer):
     assert compiler.num_kept == 128
     assert compiler.is_prepared(StructuredOutputs.of({"regex": "a{299}"}))
     assert not compiler.is_prepared(StructuredOutputs.of({"regex": "a{0}"}))
+
+
+def many_values(number):
+    return StructuredOutputs.of({"json": {"enum": [f"{number} {i}" for i in range(2000)]}})
+
+
+def test_the_cache_is_bounded_in_bytes(tokenizer, monkeypatch):
+    """60 schemas of 10,000 values took 268 MB."""
+    monkeypatch.setattr(compiler_module, "KEPT_BYTES", 4 << 20)
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
+    for number in range(12):
+        compiler.prepare(many_values(number))
+        assert compiler.num_kept == 1 or compiler.kept_bytes <= 4 << 20
+    assert 1 < compiler.num_kept < 8
+    assert compiler.is_prepared(many_values(11))
+    compiler.prepare(StructuredOutputs.of({"regex": "a"}))
+    assert compiler.kept_bytes > 1 << 20  # what it measured, not what it counted
+
+
+def test_grammars_in_use_are_bounded_too(tokenizer, monkeypatch):
+    """Requests that wait hold theirs, whether or not it is kept."""
+    monkeypatch.setattr(compiler_module, "KEPT_BYTES", 0)
+    monkeypatch.setattr(compiler_module, "LIVE_BYTES", 4 << 20)
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
+    held = [compiler.prepare(many_values(number)) for number in range(3)]
+    with pytest.raises(OverloadedError, match="all the memory"):
+        held += [compiler.prepare(many_values(number)) for number in range(3, 12)]
+    held.clear()
+    compiler.prepare(many_values(13))
+
+
+def test_a_lexer_that_is_full_fails_one_output_and_is_replaced(tokenizer, monkeypatch):
+    """Outputs share its states, of which there may be so many; for ever, where they were kept."""
+    monkeypatch.setitem(compiler_module.LIMITS, "max_lexer_states", 60)
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
+    wanted = StructuredOutputs.of({"regex": "[a-z]{200}"})
+    full = compiler.prepare(wanted)()
+    while tokens := allowed(full.masks(())[0]):
+        full.advance(tokens[:1])
+    assert not compiler.is_prepared(wanted)
+    assert allowed(compiler.prepare(wanted)().masks(())[0])
+    assert compiler.is_prepared(wanted)
+
+
+def test_a_grammar_is_compiled_anew_after_so_many_tokens(tokenizer, monkeypatch):
+    monkeypatch.setattr(compiled_module, "MAX_TOKENS", 100)
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
+    wanted = StructuredOutputs.of({"regex": "[a-z]*"})
+    first = compiler.prepare(wanted)
+    before = compiler.kept_bytes
+    one = first()
+    for _ in range(100):
+        assert compiler.prepare(wanted) is first
+        one.advance(allowed(one.masks(())[0])[5:6])
+    assert compiler.kept_bytes > before
+    assert not compiler.is_prepared(wanted)
+    assert compiler.prepare(wanted) is not first
 
 
 @pytest.mark.parametrize(

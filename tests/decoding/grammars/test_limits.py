@@ -97,7 +97,7 @@ def test_what_was_accepted_is_never_compiled_again(monkeypatch, in_process):
 
     def once(checker, grammar):
         asked.append(grammar)
-        return "" if asked.count(grammar) == 1 else "it was compiled before"
+        return ("" if asked.count(grammar) == 1 else "it was compiled before"), 0
 
     async def complete(engine, number, params):
         request = GenerateRequest(request_id=str(number), prompt="x", params=params)
@@ -111,7 +111,7 @@ def test_what_was_accepted_is_never_compiled_again(monkeypatch, in_process):
             )
 
     monkeypatch.setattr(compiler_module, "MAX_GRAMMARS", 1)
-    monkeypatch.setattr(GrammarChecker, "problem", once)
+    monkeypatch.setattr(GrammarChecker, "tried", once)
     texts = [f"answer {number}" for number in range(6)]
     wanted = [SamplingParams(structured_outputs={"choice": [text]}) for text in texts]
     if in_process:

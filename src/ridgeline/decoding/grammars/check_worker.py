@@ -8,6 +8,7 @@ Reads and writes frames: a 32-bit little-endian length, then JSON. The file is r
 imports nothing of Ridgeline, which keeps the start short.
 """
 
+import ctypes
 import json
 import signal
 import sys
@@ -35,8 +36,33 @@ class Bytes:
         return list(text)
 
 
-def problem(vocabulary: LLTokenizer, grammar: str, limits: LLParserLimits) -> str:
-    """What is wrong with a grammar, empty if nothing is; its first tokens are tried, too."""
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc 2.33 and later."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def allocated_bytes() -> int | None:
+    """What the C library has handed out; None where it does not say."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # macOS, musl, Windows
+        return None
+    mallinfo2.restype = _MallocInfo
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+def tried(vocabulary: LLTokenizer, grammar: str, limits: LLParserLimits) -> tuple[str, int | None]:
+    """What is wrong with a grammar, empty if nothing is, and the bytes that it takes; its first
+    tokens are tried, too."""
+    before = allocated_bytes()
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     for _ in range(TRIED_TOKENS):
         if matcher.is_error() or matcher.is_stopped():
@@ -47,7 +73,9 @@ def problem(vocabulary: LLTokenizer, grammar: str, limits: LLParserLimits) -> st
         if byte is None:
             break
         matcher.consume_token(8 * byte + mask[byte].bit_length() - 1)
-    return matcher.get_error() if matcher.is_error() else ""
+    after = allocated_bytes()
+    num_bytes = None if before is None or after is None else after - before
+    return (matcher.get_error() if matcher.is_error() else ""), num_bytes
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, *, cpu_seconds: float) -> None:
@@ -60,7 +88,8 @@ def serve(requests: BinaryIO, replies: BinaryIO, *, cpu_seconds: float) -> None:
         if vocabulary is None:
             vocabulary = LLTokenizer(TokenizerWrapper(Bytes(request["special"])))
         limits = LLParserLimits(**request["limits"])
-        reply = json.dumps({"problem": problem(vocabulary, request["grammar"], limits)}).encode()
+        problem, num_bytes = tried(vocabulary, request["grammar"], limits)
+        reply = json.dumps({"problem": problem, "num_bytes": num_bytes}).encode()
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(len(reply).to_bytes(4, "little") + reply)

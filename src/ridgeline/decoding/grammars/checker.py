@@ -13,6 +13,8 @@ NUM_PROCESSES = 2
 CPU_SECONDS = 0.8
 WALL_SECONDS = 10.0  # where there are no CPU timers, or a process hangs
 MEMORY_BYTES = 2 << 30
+MAX_GRAMMAR_BYTES = 64 << 20
+BYTES_PER_CHAR = 32  # of a grammar's source, where the C library does not say what it takes
 TOO_MUCH = "it takes too much time or memory"
 
 
@@ -32,14 +34,19 @@ class GrammarChecker:
         for _ in range(NUM_PROCESSES):
             self._idle.put(_Process())
 
-    def problem(self, grammar: str) -> str:
-        """What is wrong with a grammar; empty if nothing is."""
+    def tried(self, grammar: str) -> tuple[str, int]:
+        """What is wrong with a grammar, empty if nothing is, and the bytes that it takes."""
         request = json.dumps(self._fixed | {"grammar": grammar}).encode()
         process = self._idle.get()
         try:
-            return process.ask(request)
+            problem, num_bytes = process.ask(request)
         finally:
             self._idle.put(process)
+        if num_bytes is None:
+            num_bytes = BYTES_PER_CHAR * len(grammar)
+        if num_bytes > MAX_GRAMMAR_BYTES:
+            problem = problem or TOO_MUCH
+        return problem, max(num_bytes, len(grammar))
 
     def close(self) -> None:
         """End the processes that are not at work."""
@@ -55,7 +62,7 @@ class _Process:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
 
-    def ask(self, request: bytes) -> str:
+    def ask(self, request: bytes) -> tuple[str, int | None]:
         child = self._running()
         assert child.stdin is not None
         assert child.stdout is not None
@@ -72,8 +79,9 @@ class _Process:
             timer.cancel()
         if not data or len(data) != size:
             self.close()
-            return TOO_MUCH
-        return str(json.loads(data)["problem"])
+            return TOO_MUCH, None
+        reply = json.loads(data)
+        return reply["problem"], reply["num_bytes"]
 
     def close(self) -> None:
         if self._child is not None:

@@ -2,21 +2,24 @@
 
 import re
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.protocols import ConstraintFactory, Grammar
 from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
-from ridgeline.decoding.grammars.checker import GrammarChecker
-from ridgeline.decoding.grammars.constraint import GrammarConstraint
+from ridgeline.decoding.grammars.checker import CPU_SECONDS, GrammarChecker
+from ridgeline.decoding.grammars.compiled import CompiledGrammar
 from ridgeline.decoding.grammars.schema_document import OPTION
 from ridgeline.decoding.grammars.sources import grammar_source
 
 MAX_GRAMMARS = 128
+KEPT_BYTES = 128 << 20
+LIVE_BYTES = 512 << 20  # with those that are kept no more, of requests that run or wait
 MAX_PATTERN_CHARS = 4096
 MAX_MESSAGE_CHARS = 300
 # llguidance counts work as fuel, so that the limits hold on any machine.
@@ -33,8 +36,8 @@ class GrammarCompiler(ConstraintFactory):
     """Compiles by llguidance what a process of `GrammarChecker` has compiled first.
 
     ``vocabulary`` is made when the first grammar comes; ``special`` are the ids of its special
-    tokens by their text. Equal grammars are compiled once, even if they come at the same time; the
-    `MAX_GRAMMARS` that were used last are kept.
+    tokens by their text. Equal grammars are compiled once, even if they come at the same time; of
+    those that were used last `MAX_GRAMMARS` are kept, and `KEPT_BYTES`.
     """
 
     def __init__(
@@ -44,26 +47,30 @@ class GrammarCompiler(ConstraintFactory):
         self._special = dict(special or {})
         self._checker = GrammarChecker(tuple(self._special), LIMITS)
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputs, Future[CompiledGrammar]] = OrderedDict()
+        self._live: weakref.WeakSet[CompiledGrammar] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def is_prepared(self, wanted: StructuredOutputs) -> bool:
         known = self._compiled.get(wanted)
-        return known is not None and known.done()
+        return known is not None and known.done() and not _is_worn(known)
 
     def prepare(self, wanted: StructuredOutputs) -> Grammar:
         with self._lock:
             known = self._compiled.get(wanted)
-            future = self._compiled.setdefault(wanted, Future())
+            future: Future[CompiledGrammar] = Future()
+            if known is not None and not _is_worn(known):
+                future = known
+            self._compiled[wanted] = future
             self._compiled.move_to_end(wanted)
-            while len(self._compiled) > MAX_GRAMMARS:
-                self._compiled.popitem(last=False)
-        if known is None:
+        if future is not known:
             try:
                 future.set_result(self._compile(wanted))
             except BaseException as error:
                 self._forget(wanted, future)
                 future.set_exception(error)
+            else:
+                self._shrink()
         return future.result()
 
     def close(self) -> None:
@@ -75,12 +82,34 @@ class GrammarCompiler(ConstraintFactory):
         """Grammars in memory."""
         return len(self._compiled)
 
-    def _forget(self, wanted: StructuredOutputs, future: Future[Grammar]) -> None:
+    @property
+    def kept_bytes(self) -> int:
+        """What they take."""
+        return sum(each.result().num_bytes for each in self._compiled.values() if _is_there(each))
+
+    def _shrink(self) -> None:
+        """Forget those that were used longest ago, but not the last."""
+        with self._lock:
+            while len(self._compiled) > 1 and (
+                len(self._compiled) > MAX_GRAMMARS or self.kept_bytes > KEPT_BYTES
+            ):
+                self._compiled.popitem(last=False)
+
+    def _check_room(self, num_bytes: int) -> None:
+        with self._lock:
+            live = sum(each.num_bytes for each in self._live)
+        if live + num_bytes > LIVE_BYTES:
+            raise OverloadedError(
+                "The grammars of the requests in progress take all the memory that they may.",
+                retry_after_s=CPU_SECONDS,
+            )
+
+    def _forget(self, wanted: StructuredOutputs, future: Future[CompiledGrammar]) -> None:
         with self._lock:
             if self._compiled.get(wanted) is future:
                 del self._compiled[wanted]
 
-    def _compile(self, wanted: StructuredOutputs) -> Grammar:
+    def _compile(self, wanted: StructuredOutputs) -> CompiledGrammar:
         """Most of the time the GIL is not held."""
         with self._lock:
             if self._vocabulary is None:
@@ -94,13 +123,26 @@ class GrammarCompiler(ConstraintFactory):
                 tried = grammar_source(wanted, self._checker.special)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        if problem := self._checker.problem(tried):
+        problem, num_bytes = self._checker.tried(tried)
+        if problem:
             raise _refusal(wanted, problem)
+        self._check_room(num_bytes)
         limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
-        return lambda: GrammarConstraint(matcher.deep_copy(), vocabulary)
+        compiled = CompiledGrammar(matcher, vocabulary, num_bytes)
+        with self._lock:
+            self._live.add(compiled)
+        return compiled
+
+
+def _is_there(grammar: Future[CompiledGrammar]) -> bool:
+    return grammar.done() and grammar.exception() is None
+
+
+def _is_worn(grammar: Future[CompiledGrammar]) -> bool:
+    return _is_there(grammar) and grammar.result().is_worn
 
 
 def _check_patterns(wanted: StructuredOutputs) -> None:

@@ -1,6 +1,7 @@
 """The grammar of one output, and where in it the output is."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +13,26 @@ from ridgeline.core.protocols import Constraint
 _ANY = np.uint32(0xFFFFFFFF)
 
 
+@dataclass(slots=True)
+class LexerUse:
+    """What the outputs of one grammar have done to the lexer that they share."""
+
+    num_tokens: int = 0
+    has_failed: bool = False
+
+
 class GrammarConstraint(Constraint):
     """Owns ``matcher``. After a token that the grammar does not allow, no token is allowed."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer, use: LexerUse) -> None:
         self._matcher = matcher
+        self._use = use
         self._ends = frozenset(vocabulary.eos_tokens)
         self._words = (vocabulary.vocab_size + 31) // 32
 
     def advance(self, token_ids: Sequence[int]) -> None:
         self._matcher.consume_tokens(list(token_ids))
+        self._use.num_tokens += len(token_ids)
 
     def forced(self, max_tokens: int) -> tuple[int, ...]:
         """The usual tokens of the bytes that must follow.
@@ -42,6 +53,7 @@ class GrammarConstraint(Constraint):
         for row in range(len(masks)):
             if self._matcher.is_error():
                 masks[row] = 0
+                self._use.has_failed = True
                 break
             fill_next_token_bitmask(self._matcher, words, row)
             # What follows an end is cut off, whatever it is.

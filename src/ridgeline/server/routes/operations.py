@@ -7,11 +7,13 @@ from typing import Any
 import ridgeline
 from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.context import Call
+from ridgeline.server.errors import ApiError
 from ridgeline.server.live import LiveView
 from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.schemas.operations import ProfileRequest
 
 _LIVE_PERIOD_S = 0.5
+_MAX_WATCHERS = 64
 
 
 async def health(call: Call) -> Reply:
@@ -104,11 +106,18 @@ async def profile(call: Call, wanted: ProfileRequest) -> Reply:
 
 async def live(call: Call) -> EventStream:
     """What the web page draws, twice a second."""
-    view = LiveView(call.server.engine, call.server.metrics)
+    server = call.server
 
     async def events() -> AsyncGenerator[bytes, None]:
-        while not call.server.is_draining:
-            yield event(view.snapshot())
-            await asyncio.sleep(_LIVE_PERIOD_S)
+        if server.num_watchers >= _MAX_WATCHERS:
+            raise ApiError(429, "As many watch as may.", retry_after_s=_LIVE_PERIOD_S)
+        view = LiveView(server.engine, server.metrics)
+        server.num_watchers += 1
+        try:
+            while not server.is_draining:
+                yield event(view.snapshot())
+                await asyncio.sleep(_LIVE_PERIOD_S)
+        finally:
+            server.num_watchers -= 1
 
     return EventStream(events=events())

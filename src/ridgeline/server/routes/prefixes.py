@@ -48,6 +48,8 @@ async def pin_prefix(call: Call, request: PrefixRequest) -> Reply:
     """Compute a prefix for a key's requests, and keep it."""
     server = call.server
     model = server.check_model(request.model, call.caller)
+    if not server.keys.has_tenant(request.tenant):
+        raise bad_request(f"There is no key of the name {request.tenant!r}.", "tenant")
     with call.admit(max_tokens=1):
         ids = await _token_ids(call, request)
         try:
