@@ -36,6 +36,12 @@ def test_published_figures(capsys, options, line):
     assert any(each.startswith(line) for each in out.splitlines())
 
 
+def test_a_break_even_beyond_the_rate_is_said(capsys):
+    options = "--usd-per-hour 3.6 --api-usd-per-1m 0.5 --output-tok-s"
+    assert "80% of the rate\n" in run(capsys, f"{options} 2500")[1]
+    assert "200% of the rate, so it is dearer than the API" in run(capsys, f"{options} 1000")[1]
+
+
 def test_an_owned_machine_pays_for_its_power_and_its_idle_hours(capsys):
     """$26,280 over three years are $1 an hour; 1 kW at $0.10 with cooling of 1.3 are $0.13."""
     owned = "--purchase-usd 26280 --lifetime-years 3 --power-w 1000 --usd-per-kwh 0.1 --json"

@@ -13,6 +13,19 @@ def run(capsys, text):
     return code, captured.out, captured.err
 
 
+def test_a_name_that_is_nothing_is_told_what_it_could_be(capsys):
+    """Not that a download failed, of which nobody spoke."""
+    for name in ("nosuch", "llama-3.1-9b"):
+        code, out, err = run(capsys, name)
+        assert (code, out) == (1, "")
+        assert err.startswith(
+            f"error: There is no folder or shape '{name}'; give a folder, a shape"
+        )
+        assert "download" not in err
+        assert err.count("\n") == 1
+    assert "llama-3.1-8b" in err
+
+
 @pytest.mark.parametrize(
     ("options", "printed"),
     [

@@ -49,8 +49,10 @@ def test_one_object_with_what_was_promised(capsys):
 def test_goodput_is_named_with_its_limits_or_not_at_all(capsys):
     base = ("--shape", "llama-3.1-8b", "--hardware", "l4", *SHORT)
     _, out, _ = run(capsys, *base)
+    out = " ".join(out.split())
     assert "requests/s are answered, with all of them sent at once; how many are good needs" in out
     _, out, _ = run(capsys, *base, "--rate", "1", "--slo", "ttft=1,tpot=0.1")
+    out = " ".join(out.split())
     assert "of 1.00 that arrive in a second; goodput" in out
     assert "100% have TTFT up to 1 s and TPOT up to 0.1 s" in out
     result = json.loads(run(capsys, *base, "--rate", "1", "--slo", "ttft=0.001", "--json")[1])
@@ -278,3 +280,46 @@ def test_placement(capsys):
     result = json.loads(out)
     assert result["left_over"] == []
     assert sum(len(names) for names in result["devices"].values()) == 2
+
+
+LLAMA = ("--shape", "llama-3.1-8b", "--hardware", "h100", *SHORT)
+
+
+@pytest.mark.parametrize("options", [(), ("--rate", "2"), ("--quantization", "int4")])
+def test_no_line_is_over_100_columns(capsys, options):
+    code, out, _ = run(capsys, *LLAMA, *options, "--api-usd-per-1m", "0.0001", "--slo", "ttft=1")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_latencies_say_what_they_are(capsys):
+    """A mean hides a tail: under a load there are percentiles beside it."""
+    _, out, _ = run(capsys, *LLAMA)
+    assert "TTFT alone" in out
+    assert "TTFT mean" not in out
+    loaded = (*LLAMA, "--rate", "20", "--requests", "60")
+    _, out, _ = run(capsys, *loaded)
+    (line,) = (line for line in out.splitlines() if "TTFT mean" in line)
+    assert "p50" in line
+    assert "p95" in line
+    assert "p99" not in line  # of 60 requests
+    result = json.loads(run(capsys, *loaded, "--json")[1])
+    found = result["percentiles"]["ttft_s"]
+    assert 0 < found["p50"] <= found["p90"] <= found["p95"]
+    assert set(result["percentiles"]) == {"ttft_s", "tpot_s"}
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        ("0.0001", "which it cannot reach: at most"),
+        ("0.5", "tok/s all the time; it answers"),
+        ("1000", "cheaper than the API: break-even at"),
+    ],
+)
+def test_whether_the_break_even_can_be_reached(capsys, usd, text):
+    options = (*LLAMA, "--rate", "2", "--requests", "40", "--api-usd-per-1m", usd)
+    _, out, _ = run(capsys, *options)
+    assert text in " ".join(out.split())
+    result = json.loads(run(capsys, *options, "--json")[1])
+    assert result["most_output_tok_s"] > result["output_tok_s"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.cli.display import output_console
+from ridgeline.cli.display import output_console, print_paragraph
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import BFLOAT16, NumberFormat, number_format
@@ -100,7 +100,7 @@ def _print_sources(devices: dict[str, Device], catalogue: Catalogue) -> None:
         for label, unit, cell in _cells(device):
             source = f"{catalogue.sources[cell.source]}; confidence {cell.confidence}"
             text = f"  {label:<16} {cell.value:>10,.6g} {unit:<8} {source}"
-            console.print(text, soft_wrap=True, markup=False)
+            print_paragraph(console, text, indent=39)
         if device.usd_per_hour is None:
             console.print(f"  {'price':<16} {NO_PRICE}: no source is known; use --usd-per-hour")
 

@@ -138,4 +138,5 @@ _LINES = {
 
 def _print(result: Mapping[str, float]) -> None:
     for name, value in result.items():
-        print(_LINES[name].format(value))
+        too_much = name == "break_even_share_of_rate" and value > 1
+        print(_LINES[name].format(value) + (", so it is dearer than the API" if too_much else ""))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,19 @@ def output_console() -> Console:
     """Standard output: as wide as the terminal or as COLUMNS says, and 100 columns elsewhere."""
     is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(highlight=False, width=_PIPE_COLUMNS if is_pipe else None)
+
+
+def print_paragraph(console: Console, text: str, *, indent: int, style: str | None = None) -> None:
+    """Print a text within the console's width; lines after the first start at ``indent``."""
+    lines = textwrap.wrap(
+        text,
+        console.width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        console.print(line, style=style, markup=False, soft_wrap=True)
 
 
 def print_columns(

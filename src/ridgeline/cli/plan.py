@@ -31,6 +31,7 @@ from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:  # torch takes a second: not for --help
     from ridgeline.planning import Load, Machine, Question
+    from ridgeline.planning.capacity import CapacityPlan
 
 
 def add_options(parser: Parser) -> None:
@@ -103,12 +104,29 @@ def run(arguments: argparse.Namespace) -> int:
     if plan is None:
         raise InvalidRequestError("No load meets the SLOs: a single request misses them.")
     result = plan.to_json() | {"model": model.name, "rate_rps": plan.question.rate_rps}
+    if arguments.api_usd_per_1m is not None:
+        result["most_output_tok_s"] = max(plan.output_tok_s, answer(_at_once(plan)).output_tok_s)
     result |= _money(arguments, result, kv_bytes(question.model, question.typical.prompt_tokens))
     if arguments.json:
         print(json.dumps(result))
     else:
         print_plan(result)
     return 0
+
+
+def _at_once(plan: "CapacityPlan") -> "Question":
+    """The same machine with all that it can take."""
+    question, typical = plan.question, plan.question.typical
+    return replace(
+        question,
+        prompt_tokens=typical.prompt_tokens,
+        output_tokens=typical.output_tokens,
+        rate_rps=None,
+        trace=(),
+        slo=Slo(),
+        tensor=plan.replica.model.layout.tensor,
+        num_requests=None,
+    )
 
 
 # What an option leaves no room for, and why.

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.display import output_console, predicted_range
+from ridgeline.cli.display import output_console, predicted_range, print_paragraph
 from ridgeline.roofline.slo import Slo
 
 
@@ -21,10 +21,11 @@ def print_plan(result: Mapping[str, Any]) -> None:
         f"{result['activation_bytes'] / 1e9:.2f} GB"
     )
     if not result["fits"]:
-        console.print(
+        print_paragraph(
+            console,
             "  does not fit: not one sequence of this length has room beside the weights on "
             f"{result['tensor_parallel']} × {result['hardware']}",
-            soft_wrap=True,
+            indent=4,
         )
         _print_notes(console, result["notes"])
         return
@@ -34,25 +35,30 @@ def print_plan(result: Mapping[str, Any]) -> None:
     )
     intervals = result["interval_80"]
     bound = result["bound"]
+    which = "alone" if result["load"] == "saturation" else "mean"
     for label, name, scale, unit in (
-        ("TTFT", "ttft_s", 1e3, "ms"),
-        ("TPOT", "tpot_s", 1e3, "ms"),
+        (f"TTFT {which}", "ttft_s", 1e3, "ms"),
+        (f"TPOT {which}", "tpot_s", 1e3, "ms"),
         ("output", "output_tok_s", 1, "tok/s"),
     ):
         if intervals[name] is None:
             continue
         low, high = intervals[name]
+        shares = "".join(
+            f", {share} {value * scale:.1f}"
+            for share, value in result["percentiles"].get(name, {}).items()
+        )
         console.print(
-            f"  {label:<7} {result[name] * scale:9.1f} {unit:<6} "
-            f"({predicted_range(low * scale, high * scale, '.1f')})"
+            f"  {label:<10} {result[name] * scale:9.1f} {unit:<6} "
+            f"({predicted_range(low * scale, high * scale, '.1f')}){shares}"
         )
     console.print(
-        f"  loaded  TPOT {_milliseconds(result['loaded_tpot_s'])} ms; "
+        f"  loaded  mean TPOT {_milliseconds(result['loaded_tpot_s'])} ms; "
         f"alone: TTFT {result['alone_ttft_s'] * 1e3:.1f} ms, "
         f"TPOT {_milliseconds(result['alone_tpot_s'])} ms"
     )
     console.print(f"  bound   prefill: {bound['prefill']}, decode: {bound['decode']}")
-    console.print(f"  load    {_goodput(result)}", soft_wrap=True)
+    print_paragraph(console, f"  load    {_goodput(result)}", indent=10)
     if result["usd_per_1m_output"] is not None:
         thousand = result["usd_per_1k_requests"]
         per_thousand = "–" if thousand is None else f"${thousand:.3f}"
@@ -65,10 +71,11 @@ def print_plan(result: Mapping[str, Any]) -> None:
     if result["power_w"] is not None:
         joules = result["joules_per_output_token_at_most"]
         per_token = "" if joules is None else f", so {joules:.3g} J per output token"
-        console.print(
+        print_paragraph(
+            console,
             f"  power   at most {result['power_w']:,.0f} W by the datasheet{per_token}: an upper "
             "bound of the devices alone, not measured",
-            soft_wrap=True,
+            indent=10,
         )
     past = result["past_error"]["decode"]
     if result["measured"] and past["median"] is not None:
@@ -78,11 +85,12 @@ def print_plan(result: Mapping[str, Any]) -> None:
             style="dim",
         )
     else:
-        console.print(
+        print_paragraph(
+            console,
             "  not measured: datasheet and typical efficiencies of tuned engines, not of our cuda "
             "executor",
+            indent=4,
             style="dim",
-            soft_wrap=True,
         )
     _print_notes(console, result["notes"])
 
@@ -106,10 +114,12 @@ def print_cheapest(plans: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> 
             f"{plan['slo_attainment']:.0%}",
         )
     console.print(table)
-    console.print(
-        "Predicted from datasheets and typical efficiencies of tuned engines, not measured.",
+    print_paragraph(
+        console,
+        "TTFT and TPOT are means. Predicted from datasheets and typical efficiencies of tuned "
+        "engines, not measured.",
+        indent=2,
         style="dim",
-        soft_wrap=True,
     )
     of_plans = (note for plan in plans for note in plan["notes"])
     _print_notes(console, list(dict.fromkeys([*notes, *of_plans])))
@@ -182,12 +192,7 @@ def _print_money(console: Console, result: Mapping[str, Any]) -> None:
     if "usd_per_1m_bytes" in result:
         lines.append(f"${result['usd_per_1m_bytes']:.3f} per 1M bytes of output")
     if "break_even_output_tok_s" in result:
-        needed, rate = result["break_even_output_tok_s"], result["output_tok_s"]
-        verdict = "cheaper" if needed < rate else "dearer"
-        lines.append(
-            f"{verdict} than the API: break-even at {needed:,.0f} output tok/s all the time, "
-            f"{needed / rate:.0%} of what it answers"
-        )
+        lines.append(_break_even(result))
     if "prompt_cache_bytes" in result:
         uses = result["cache_uses_to_pay_per_month"]
         pays = "" if uses is None else f": it pays from {uses:.3g} uses a month"
@@ -197,12 +202,28 @@ def _print_money(console: Console, result: Mapping[str, Any]) -> None:
             f"${result['prompt_prefill_usd']:.2g}{pays}"
         )
     for line in lines:
-        console.print(f"          {line}", soft_wrap=True)
+        print_paragraph(console, f"          {line}", indent=10)
+
+
+def _break_even(result: Mapping[str, Any]) -> str:
+    """Whether this load is worth a machine, and if not, whether any load could be."""
+    needed, rate = result["break_even_output_tok_s"], result["output_tok_s"]
+    if needed < rate:
+        return (
+            f"cheaper than the API: break-even at {needed:,.0f} output tok/s all the time, "
+            f"{needed / rate:.0%} of what it answers"
+        )
+    text = f"dearer than the API: break-even would be {needed:,.0f} output tok/s all the time"
+    if (most := result["most_output_tok_s"]) is None:
+        return text
+    if needed > most:
+        return f"{text}, which it cannot reach: at most {most:,.0f}"
+    return f"{text}; it answers {rate:,.0f} of at most {most:,.0f}"
 
 
 def _print_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
-        console.print(f"  note: {note}", soft_wrap=True, markup=False)
+        print_paragraph(console, f"  note: {note}", indent=8)
 
 
 def _milliseconds(seconds: float | None) -> str:

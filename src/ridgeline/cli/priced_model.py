@@ -1,12 +1,13 @@
 """The model of a command that predicts: which one, in which formats, and as what runs it."""
 
 import argparse
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ridgeline.cli.options import Parser
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, ModelNotFoundError, NetworkError
 from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, full_name, number_format
 from ridgeline.core.settings.kv import KV_CACHE_DTYPES
 from ridgeline.executors.registry import TUNED, executor_traits
@@ -171,6 +172,15 @@ def _compute(*weights: NumberFormat | None) -> NumberFormat | None:
     return next((form for form in weights if form is not None and form.name == "fp8"), None)
 
 
+def _unknown_model(name: str) -> str:
+    near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
+    shapes = ", ".join(near or sorted(PRESETS)[:3])
+    return (
+        f"There is no folder or shape {name[:80]!a}; give a folder, a shape such as {shapes} "
+        "(--help lists them), or a hub model as OWNER/NAME."
+    )
+
+
 def _config(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     if arguments.config is not None:
         try:
@@ -186,7 +196,12 @@ def _config(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
         raise InvalidRequestError(f"Unknown shape {shape!r}; choose one of {known}.")
     from ridgeline.weights import locate_model  # torch takes a second: not for --help
 
-    folder = locate_model(arguments.model, need_weights=False)
+    try:
+        folder = locate_model(arguments.model, need_weights=False)
+    except (ModelNotFoundError, NetworkError) as error:
+        if shape is None or "/" in shape:
+            raise
+        raise ModelNotFoundError(_unknown_model(str(shape))) from error
     if not folder.is_dir():
         raise InvalidRequestError("Plans for GGUF files need --shape or --config.")
     return arguments.model or "embedded", dict(read_config(folder))

@@ -145,6 +145,7 @@ class CapacityPlan:
             "alone_ttft_s": self.alone_ttft_s,
             "alone_tpot_s": self.alone_tpot_s or None,
             "loaded_tpot_s": traffic.mean_tpot_s or None,
+            "percentiles": {} if self.question.is_saturating else traffic.latency_percentiles(),
             "interval_80": {
                 "ttft_s": ttfts,
                 "tpot_s": tpots if tpot_s else None,
@@ -169,10 +170,10 @@ class CapacityPlan:
 
 
 _UNKNOWN = (
-    "ttft_s", "tpot_s", "alone_ttft_s", "alone_tpot_s", "loaded_tpot_s", "output_tok_s",
-    "input_tok_s", "completed_rps", "goodput_rps", "slo", "slo_attainment", "usd_per_hour",
-    "keeps_up", "usd_per_1m_output", "usd_per_1k_requests", "usd_per_1m_by_phase", "bound",
-    "joules_per_output_token_at_most", "interval_80", "past_error",
+    "ttft_s", "tpot_s", "alone_ttft_s", "alone_tpot_s", "loaded_tpot_s", "percentiles",
+    "output_tok_s", "input_tok_s", "completed_rps", "goodput_rps", "slo", "slo_attainment",
+    "usd_per_hour", "keeps_up", "usd_per_1m_output", "usd_per_1k_requests", "usd_per_1m_by_phase",
+    "bound", "joules_per_output_token_at_most", "interval_80", "past_error",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from math import ceil, inf, nextafter, sqrt
 
 from ridgeline.core.request import RequestTimings
 from ridgeline.planning.workload import Arrival
+from ridgeline.roofline.metrics import shown_percentiles
 from ridgeline.roofline.slo import Slo
 
 _WARM_UP = 1 / 3  # share of the requests that arrive before the machine is in its steady state
@@ -83,6 +84,15 @@ class Traffic:
     @property
     def mean_tpot_s(self) -> float:
         return _mean([a.timings.tpot_s for a in self.arrived if a.timings.tpot_s is not None])
+
+    def latency_percentiles(self) -> dict[str, dict[str, float]]:
+        """p50, p90, p95, and p99 of enough requests, of ``ttft_s`` and ``tpot_s``."""
+        return {
+            name: shown_percentiles(
+                [s for a in self.arrived if (s := getattr(a.timings, name)) is not None]
+            )
+            for name in ("ttft_s", "tpot_s")
+        }
 
     @property
     def mean_end_to_end_s(self) -> float:
