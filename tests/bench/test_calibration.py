@@ -1,13 +1,18 @@
 """A whole calibration, measured for real, on models that take milliseconds."""
 
+import math
+import time
+
 import pytest
 
 from ridgeline.bench import calibration as bench
+from ridgeline.bench import kept_rounds
+from ridgeline.bench.kept_rounds import KeptRounds
 from ridgeline.bench.step_timing import StepShape
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors.simulated import SimulatedExecutor
 from ridgeline.roofline import decode_batch
-from ridgeline.roofline.calibration import load, save
+from ridgeline.roofline.calibration import describe, load, save
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
 from ridgeline.roofline.predict import StepPredictor
 
@@ -19,6 +24,22 @@ STEPS = tuple(
     StepShape(batch_size=b, num_tokens=n, context=c)
     for b, n, c in ((1, 1, 16), (2, 1, 60), (1, 16, 0), (2, 8, 20))
 )
+
+
+def test_a_quick_calibration_is_quick_and_says_so(tmp_path, monkeypatch):
+    """Every other step, and no round once its time is over; predictions tell of it."""
+    monkeypatch.setattr(bench, "QUICK_S", 0.0)
+    made = bench.calibrate_here(
+        "reference",
+        shapes=SMALL,
+        formats=("float32",),
+        steps=STEPS,
+        quick=True,
+        kept_path=tmp_path / "kept",
+    )
+    assert made.ceilings.conditions["quick"]
+    assert "measured in 90 s" in describe(made)
+    assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.slow
@@ -37,6 +58,7 @@ def test_calibrating_here(tmp_path):
     assert made.measured
     assert made.shapes == ("one", "two")
     assert made.host_step_s + made.host_segment_s > 0
+    assert not made.ceilings.conditions["quick"]
     save(made, tmp_path / "calibration.json")
     assert load(tmp_path / "calibration.json") == made
     model = bench.build("one", SMALL["one"], "float32", executor="reference")
@@ -69,6 +91,49 @@ def test_rounds_that_others_disturb_are_repeated(monkeypatch, busy_rounds, num_r
     (times,) = bench.measure_in_turns([(model, STEPS[:1])], rounds=2, most_rounds=4, shares=shares)
     assert len(times[0].visits_s) == len(shares) == num_rounds
     assert bench.num_quiet(shares) == min(2, num_rounds - min(busy_rounds, num_rounds))
+
+
+def rounds_of(kept, *, rounds=5, interrupted_in=None, until_s=math.inf):
+    """The times of a model's steps, and how many rounds were measured for them."""
+    begun = []
+
+    def between():
+        begun.append(len(begun))
+        if interrupted_in == len(begun):
+            raise KeyboardInterrupt
+
+    model = bench.build("one", SMALL["one"], "float32", executor="reference")
+    (times,) = bench.measure_in_turns(
+        [(model, STEPS[:2])], rounds=rounds, between=between, kept=kept, until_s=until_s
+    )
+    return times, len(begun)
+
+
+def test_a_measurement_that_was_interrupted_goes_on(tmp_path, monkeypatch):
+    path, wanted = tmp_path / "kept", {"steps": "a"}
+    monkeypatch.setattr(bench.Watch, "others_share", lambda _: 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        rounds_of(KeptRounds(path, wanted), interrupted_in=3)
+    before = KeptRounds(path, wanted).visits
+    assert all(len(step) == 2 for model in before for step in model)
+    for other in ({"steps": "b"}, {}):
+        assert KeptRounds(path, other).visits is None
+    times, begun = rounds_of(KeptRounds(path, wanted))
+    assert begun == 3
+    assert [each.visits_s[:2] for each in times] == [tuple(step) for step in before[0]]
+    assert all(len(each.visits_s) == 5 for each in times)
+    monkeypatch.setattr(kept_rounds, "_MAX_AGE_S", 0.0)
+    assert KeptRounds(path, wanted).visits is None
+    monkeypatch.undo()
+    for damaged in ("{", "[]", '{"key": 1}', path.read_text().replace("[", "{", 1)):
+        path.write_text(damaged)
+        assert KeptRounds(path, wanted).visits is None
+    KeptRounds(path, wanted).forget()
+    assert not path.exists()
+
+
+def test_no_round_begins_once_the_time_is_over():
+    assert rounds_of(None, until_s=time.monotonic())[1] == 1
 
 
 def test_the_host_is_timed_by_steps_that_are_no_replays(monkeypatch):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.bench import ceilings as ceilings_module
 from ridgeline.bench.caches import CacheSizes, cache_sizes
-from ridgeline.bench.ceilings import CeilingMeter, levels
+from ridgeline.bench.ceilings import CeilingMeter, levels, measure_ceilings
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.native_loops import ArithmeticLoop, NativeLoops
 from ridgeline.core.errors import MachineError
@@ -80,6 +81,31 @@ def test_everything_is_each_level_with_one_thread_and_with_all():
     assert not any(pattern == 2 and size <= near for pattern, size, _ in loops.read)
     entry = report.to_json()["read"]["DRAM"]["4"]
     assert entry == {"bytes_per_s": report.memory_bytes_per_s, "loop": "two streams"}
+
+
+def test_what_there_is_no_time_for_is_left_out_and_said(monkeypatch):
+    """It was stopped at 38 s on a busy machine, instead of the half minute that it promises."""
+    now = [0.0]
+
+    class Slow(FakeLoops):
+        def read_bytes_per_s(self, *arguments, **settings):
+            now[0] += 1.0
+            return super().read_bytes_per_s(*arguments, **settings)
+
+    monkeypatch.setattr(ceilings_module.time, "monotonic", lambda: now[0])
+    whole = measure_ceilings(Slow(), threads=2)
+    assert whole.left_out == ()
+    took_s, now[0] = now[0], 0.0
+    report = measure_ceilings(Slow(), threads=2, until_s=took_s / 10)
+    assert now[0] < took_s / 5
+    assert report.left_out[0] == "L2 with 2 threads"
+    assert report.to_json()["left_out"] == list(report.left_out)
+    assert ("L3", 2) in report.reads
+    assert ("L3", 1) not in report.reads
+    now[0] = 100.0
+    hasty = measure_ceilings(Slow(), threads=2, until_s=0.0)
+    assert set(hasty.reads) == {("DRAM", 2)}
+    assert hasty.ceilings().peak_flops(BFLOAT16) == 100.0
 
 
 def test_working_sets_lie_in_the_level_that_they_measure():

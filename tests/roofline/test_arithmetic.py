@@ -148,3 +148,26 @@ def test_an_unknown_device_names_the_known_ones():
     with pytest.raises(InvalidRequestError, match="h100"):
         load_catalogue().device("h101")
     assert catalogue.load_catalogue().sources["vendor"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("AMD EPYC 9654 96-Core Processor", "epyc-9654"),
+        ("Intel(R) Xeon(R) Platinum 8480+", "xeon-8480"),
+        ("Apple M3 Max", "m3-max"),
+        ("AMD EPYC", None),
+        ("Intel(R) Xeon(R) Processor @ 2.10GHz", None),
+        ("NVIDIA H1000", None),
+    ],
+)
+def test_a_machine_is_found_by_the_name_that_it_gives_itself(machine, key):
+    catalogue = load_catalogue()
+    found = catalogue.known_as(machine)
+    assert found is (None if key is None else catalogue.devices[key])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ridgeline.cli.display import predicted_range
-from ridgeline.roofline.drawing import Roof, draw_svg
+from ridgeline.roofline.drawing import Roof, draw_svg, draw_text
 from ridgeline.roofline.explain import Point
 from ridgeline.roofline.labels import POINTS_PER_INCH, place_labels
 from ridgeline.roofline.predict import Bound
@@ -72,6 +72,22 @@ def test_a_drawing_marks_the_ridge_of_each_roof_and_labels_every_point(tmp_path)
     texts = texts_of(tmp_path / "a.svg")
     assert {"measured roof, ridge at 20.0 FLOPs/byte", "datasheet of X, ridge at 100.0 FLOPs/byte",
             "decode, 80% interval", *(f"B={n} C=512" for n in (1, 2, 3))} <= set(texts)  # fmt: skip
+
+
+LEVELS = {"L1": 0.5, "L2": 2.0, "L3": 5.0, "DRAM": 20.0}
+
+
+def test_a_drawing_has_a_ridge_for_each_level_of_memory(tmp_path):
+    """The same figures as the sentence and the JSON: advice for data in a cache is another."""
+    roof = replace(ROOF, ridges=LEVELS)
+    draw_svg([POINT], tmp_path / "a.svg", roof, title="a model")
+    texts = set(texts_of(tmp_path / "a.svg"))
+    assert {"L1, ridge at 0.5", "L2, ridge at 2", "L3, ridge at 5"} <= texts
+    assert not any(each.startswith("DRAM") for each in texts)  # it is the roof's own
+    drawn = draw_text([POINT], roof).splitlines()
+    assert drawn[-1].endswith("1 L1 0.5, 2 L2 2, 3 L3 5, D DRAM 20")
+    (top,) = (line for line in drawn if "1" in line.partition("|")[2] and "D" in line)
+    assert [each for each in top.partition("|")[2] if each not in " /-"] == ["1", "2", "3", "D"]
 
 
 def test_an_interval_that_says_nothing_is_not_drawn_or_printed(tmp_path):

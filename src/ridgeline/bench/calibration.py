@@ -3,16 +3,20 @@
 Three shapes in each number format, at several batches and contexts.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
+import ridgeline
 from ridgeline.bench.caches import cache_sizes
 from ridgeline.bench.ceilings import measure_ceilings, operation_rates
 from ridgeline.bench.conditions import CONTENTION_SHARE, Watch
+from ridgeline.bench.kept_rounds import KeptRounds
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
 from ridgeline.bench.torch_ceilings import torch_ceilings
@@ -89,6 +93,8 @@ _LONG_S = 0.5
 _ROUNDS = 5
 _QUIET_ROUNDS = 2  # so many, and every step was met undisturbed
 _HOST_RUNS = 3
+QUICK_S = 75.0  # after which no further round begins
+_QUICK_ROUNDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,19 +147,27 @@ def measure_in_turns(
     most_rounds: int | None = None,
     between: Callable[[], None] = lambda: None,
     shares: list[float] | None = None,
+    kept: KeptRounds | None = None,
+    until_s: float = math.inf,
     progress: Progress | None = None,
 ) -> list[list[StepTimes]]:
     """The seconds of each model's steps, visited in turns so that a step's visits lie far apart.
 
     ``between`` is called before each round. Rounds during which other processes contended are
     repeated, up to ``most_rounds`` in all (``rounds`` by default); what these took of the
-    processors in each is appended to ``shares``. The executors are closed at the end.
+    processors in each is appended to ``shares``. Rounds that are ``kept`` count, and each is kept
+    once it is whole. After ``until_s`` on the monotonic clock no further one begins, but for the
+    first. The executors are closed at the end.
     """
     timers = [StepTimer(model.executor, steps) for model, steps in models]
-    visits = [[list[tuple[float, ...]]() for _ in steps] for _, steps in models]
+    kept = kept or KeptRounds(None, {})
+    visits = kept.visits or [[list[tuple[float, ...]]() for _ in steps] for _, steps in models]
     taken = [] if shares is None else shares
+    taken += kept.shares
     most = most_rounds or rounds
     while len(taken) < most and num_quiet(taken) < rounds:
+        if taken and time.monotonic() >= until_s:
+            break
         number, watch = len(taken), Watch()
         between()
         for index, (model, steps) in enumerate(models):
@@ -164,6 +178,7 @@ def measure_in_turns(
             for step, found in zip(steps, visits[index], strict=True):
                 found.append(timers[index].visit(step))
         taken.append(watch.others_share())
+        kept.save(visits, taken)
     for model, _ in models:
         model.executor.close()
     return [
@@ -261,16 +276,23 @@ def calibrate_here(
     shapes: Mapping[str, Config] = SHAPES,
     formats: Sequence[str] | None = None,
     steps: Sequence[StepShape] = STEPS,
+    quick: bool = False,
+    kept_path: Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Measure the ceilings and the steps, and fit; about two minutes on two cores.
+    """Measure the ceilings and the steps, and fit: some minutes, or ``quick``, about 90 s.
 
     Rounds that others disturb are repeated, to twice as many; if even then fewer than two were
-    quiet, the conditions of the ceilings say "contended", and so does whatever is predicted.
+    quiet, the conditions of the ceilings say "contended", and so does whatever is predicted. Quick
+    means every other step, and rounds until `QUICK_S` are over; the conditions say that, too.
+
+    Each round is kept in ``kept_path`` until all are there, so that it can be interrupted.
 
     Raises:
         SettingsError, InvalidRequestError: as `check_executor`.
     """
+    until_s = time.monotonic() + QUICK_S if quick else math.inf
+    steps = steps[::2] if quick else steps
     check_executor(executor)
     traits = executor_traits(executor)
     ceilings, rates = measure_roof(executor), list[Rates]()
@@ -283,14 +305,31 @@ def calibrate_here(
         models.append(build(name, shapes[name], form, executor=executor))
     planned = [(model, short_steps(model.priced, ceilings, steps)) for model in models]
     shares: list[float] = []
+    kept = KeptRounds(
+        kept_path,
+        {
+            "version": ridgeline.__version__,
+            "executor": executor,
+            "kernels": ceilings.conditions.get("kernels"),
+            "threads": usable_cores(),
+            "steps": [
+                [m.name, m.format, dict(shapes[m.name]), list(map(str, s))] for m, s in planned
+            ],
+        },
+    )
     measured = measure_in_turns(
         planned,
+        rounds=_QUICK_ROUNDS if quick else _ROUNDS,
         most_rounds=2 * _ROUNDS,
         between=lambda: rates.append(rates_now(executor)),
         shares=shares,
+        kept=kept,
+        until_s=until_s,
         progress=progress,
     )
+    kept.forget()
     conditions = {
+        "quick": quick,
         "others_share": round(statistics.median(shares), 3),
         "contended": num_quiet(shares) < _QUIET_ROUNDS,
     }

@@ -6,9 +6,11 @@ median.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil, inf
 from typing import Any
 
 import psutil
@@ -25,6 +27,7 @@ _DRAM_TIMES_L3 = 4
 _MIN_DRAM_BYTES = 256 << 20
 _MAX_MEMORY_SHARE = 0.25
 _SAMPLE_S = 0.05
+_NEEDED = 2  # parts of a round that are measured however late it is
 
 Progress = Callable[[int, int, str], None]
 
@@ -81,6 +84,7 @@ class CeilingMeter:
         self._watch = Watch()
         self._reads: dict[tuple[str, int], list[Best]] = {}
         self._operations: dict[str, list[Best]] = {}
+        self._measured: set[str] = set()  # parts of `sample_all`
 
     def sample(self) -> None:
         """One round of what bounds a step: memory and arithmetic, with all threads; about 3 s."""
@@ -88,16 +92,32 @@ class CeilingMeter:
             self._sample_read(level, self.threads)
         self._sample_operations()
 
-    def sample_all(self, progress: Progress | None = None) -> None:
-        """One round of everything: each level, with one thread and with all; about 6 s."""
-        counts = sorted({1, self.threads})
-        total = len(self._levels) * len(counts)
-        for index, level in enumerate(self._levels):
-            for number, count in enumerate(counts):
-                if progress is not None:
-                    progress(index * len(counts) + number, total, f"reading {level.name}")
-                self._sample_read(level, count)
-        self._sample_operations()
+    def sample_all(self, progress: Progress | None = None, *, until_s: float = inf) -> None:
+        """One round of everything: each level, with all threads and with one; about 6 s.
+
+        What bounds a step comes first. Once the monotonic clock is past ``until_s`` no more is
+        begun, but for main memory and arithmetic, without which there is no roof.
+        """
+        parts = self._parts()
+        for number, (name, measure) in enumerate(parts.items()):
+            if number >= _NEEDED and time.monotonic() >= until_s:
+                return
+            if progress is not None:
+                progress(number, len(parts), name)
+            measure()
+            self._measured.add(name)
+
+    def _parts(self) -> dict[str, Callable[[], None]]:
+        """What a round measures, by name."""
+        reads = {
+            f"{level.name} with {count} thread{'s' if count > 1 else ''}": partial(
+                self._sample_read, level, count
+            )
+            for count in sorted({1, self.threads}, reverse=True)
+            for level in reversed(self._levels)
+        }
+        memory, *others = reads.items()
+        return dict([memory, ("arithmetic", self._sample_operations), *others])
 
     def _sample_read(self, level: Level, threads: int) -> None:
         patterns = range(len(self._loops.read_patterns))
@@ -118,12 +138,22 @@ class CeilingMeter:
         for number_format, best in operation_rates(self._loops, self.threads).items():
             self._operations.setdefault(number_format, []).append(best)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What `sample_all` had no time for in any round."""
+        return tuple(name for name in self._parts() if name not in self._measured)
+
     def report(self) -> "CeilingReport":
         """The medians of all rounds so far."""
         return CeilingReport(
             levels=self._levels,
             threads=self.threads,
-            reads={key: _median(rounds) for key, rounds in self._reads.items()},
+            reads={
+                (level.name, count): _median(self._reads[level.name, count])
+                for level in self._levels
+                for count in sorted({1, self.threads})
+                if (level.name, count) in self._reads
+            },
             operations={name: _median(rounds) for name, rounds in self._operations.items()},
             conditions={
                 **self._watch.conditions(threads=self.threads),
@@ -142,6 +172,7 @@ class CeilingReport:
     reads: Mapping[tuple[str, int], Best]
     operations: Mapping[str, Best]
     conditions: Conditions = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def contended(self) -> bool:
@@ -181,7 +212,12 @@ class CeilingReport:
             name: {"operations_per_s": best.rate, "loop": best.loop}
             for name, best in self.operations.items()
         }
-        return {"read": reads, "arithmetic": operations, "conditions": dict(self.conditions)}
+        return {
+            "read": reads,
+            "arithmetic": operations,
+            "conditions": dict(self.conditions),
+            "left_out": list(self.left_out),
+        }
 
 
 def measure_ceilings(
@@ -190,12 +226,16 @@ def measure_ceilings(
     threads: int | None = None,
     rounds: int = 3,
     progress: Progress | None = None,
+    until_s: float = inf,
 ) -> CeilingReport:
-    """Everything, over some rounds; about 20 s."""
+    """Everything, over some rounds; about 20 s, or until the monotonic clock is past ``until_s``:
+    then the report says what was left out."""
     meter = CeilingMeter(loops, threads=threads)
-    for _ in range(rounds):
-        meter.sample_all(progress)
-    return meter.report()
+    for number in range(rounds):
+        if number and time.monotonic() >= until_s:
+            break
+        meter.sample_all(progress, until_s=until_s)
+    return replace(meter.report(), left_out=meter.left_out)
 
 
 def operation_rates(loops: NativeLoops, threads: int) -> dict[str, Best]:

@@ -21,6 +21,7 @@ _ECHOES = 200
 _STREAM_S = 2.0
 _TIMEOUT_S = 10.0
 _BUS_BYTES = 256 << 20
+_GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of it under WSL, of AMD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +246,9 @@ def _failed(where: str, error: Exception) -> MachineError:
 
 def bus_rates() -> list[BusRates]:
     """Of each GPU; none where there is none."""
-    import torch  # takes a second
+    if not any(Path(each).exists() for each in _GPUS):
+        return []
+    import torch  # takes a second, and more on a busy machine
 
     return [_bus(number) for number in range(torch.cuda.device_count())]
 

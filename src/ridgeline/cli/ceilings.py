@@ -3,17 +3,20 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ridgeline.cli.bench import print_ceilings
-from ridgeline.cli.display import loading_bar, output_console
+from ridgeline.cli.display import loading_bar, output_console, print_paragraph
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import InvalidRequestError
 
 _ROUNDS = 2
+_BUDGET_S = 30.0
+_LAST_S = 4.0  # of it: what has begun, and a GPU's bus
 
 
 def add_options(parser: Parser) -> None:
@@ -36,7 +39,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure one after another, since they would disturb each other."""
+    """Measure one after another, since they would disturb each other, within half a minute."""
+    until_s = time.monotonic() + _BUDGET_S - _LAST_S
     from ridgeline.bench import io_ceilings
     from ridgeline.bench.ceilings import measure_ceilings
     from ridgeline.bench.native_loops import load_native_loops
@@ -53,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     network = None if peer is None else asdict(io_ceilings.network_rates(*peer))
     disk = None if arguments.disk is None else asdict(io_ceilings.disk_rates(arguments.disk))
     with loading_bar(of_bytes=False) as progress:
-        report = measure_ceilings(load_native_loops(), rounds=_ROUNDS, progress=progress)
+        report = measure_ceilings(
+            load_native_loops(), rounds=_ROUNDS, progress=progress, until_s=until_s
+        )
     bus = [asdict(each) for each in io_ceilings.bus_rates()]
     result = {**report.to_json(), "disk": disk, "network": network, "pcie": bus}
     if arguments.json:
@@ -88,6 +94,14 @@ def _print(result: Mapping[str, Any]) -> None:
         )
     if not result["pcie"]:
         console.print("PCIe: no GPU")
+    if missing := result["left_out"]:
+        print_paragraph(
+            console,
+            f"Left out, as the machine is busy and {_BUDGET_S:.0f} s were over: "
+            f"{', '.join(missing)}.",
+            indent=2,
+            style="yellow",
+        )
 
 
 def _rate(bytes_per_s: float) -> str:

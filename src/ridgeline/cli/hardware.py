@@ -32,10 +32,17 @@ def add_machine_options(parser: Parser, *, default: str | None) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="measure this machine again (minutes)"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="with --calibrate: in about 90 s, with wider intervals"
+    )
 
 
 def check_machine_options(arguments: argparse.Namespace) -> None:
     """Refuse what is about this machine where another is named. Raises `InvalidRequestError`."""
+    if arguments.quick and not arguments.calibrate:
+        raise InvalidRequestError(
+            "--quick is of --calibrate; the first time it is quick by itself."
+        )
     if (arguments.hardware or THIS).lower() == THIS:
         return
     for option, is_given in (
@@ -52,7 +59,7 @@ def this_calibration(arguments: argparse.Namespace) -> Calibration:
     Raises what `calibration_of` does.
     """
     executor = default_executor() if arguments.executor == "auto" else arguments.executor
-    return calibration_of(executor, anew=arguments.calibrate)
+    return calibration_of(executor, anew=arguments.calibrate, quick=arguments.quick)
 
 
 def kept_calibration(executor: str) -> Calibration | None:
@@ -61,8 +68,10 @@ def kept_calibration(executor: str) -> Calibration | None:
     return None if found is None or measured_elsewhere(found, native_level()) else found
 
 
-def calibration_of(executor: str, *, anew: bool) -> Calibration:
+def calibration_of(executor: str, *, anew: bool, quick: bool = False) -> Calibration:
     """An executor's calibration on this machine, measured if there is none, or ``anew``.
+
+    The first one is quick. One that was interrupted goes on.
 
     Raises:
         CorruptFileError, DiskError: the file is damaged, or cannot be written.
@@ -78,13 +87,16 @@ def calibration_of(executor: str, *, anew: bool) -> Calibration:
         print(elsewhere, file=sys.stderr)
         found = None
     if found is None:
+        quick = quick or not anew
+        how = "about 90 s (--calibrate measures more, in minutes)" if quick else "5 to 15 minutes"
         print(
-            f"Calibrating the {executor} executor here, once: 5 to 15 minutes. "
-            "`ridgeline bench` measures ceilings and single steps at once.",
+            f"Calibrating the {executor} executor here, once: {how}. It can be interrupted, and "
+            "goes on with the same command.",
             file=sys.stderr,
         )
+        kept = path.with_suffix(".quick" if quick else ".full")
         with loading_bar(of_bytes=False) as progress:
-            found = calibrate_here(executor, progress=progress)
+            found = calibrate_here(executor, quick=quick, kept_path=kept, progress=progress)
         save(found, path)
     return found
 

@@ -50,6 +50,8 @@ from ridgeline.roofline.history import typical_error
 from ridgeline.roofline.memory import MemoryFit, fit
 from ridgeline.roofline.predict import StepPredictor
 
+NO_DATASHEET = "none"
+
 
 def add_options(parser: Parser) -> None:
     """Add the options of this command."""
@@ -72,7 +74,9 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw into a file as well")
     parser.add_argument(
-        "--datasheet", metavar="NAME", help="draw the roof of a catalogue device beside"
+        "--datasheet",
+        metavar="NAME",
+        help="draw the roof of a catalogue device beside, or none; default: this one's, if known",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -84,9 +88,13 @@ def run(arguments: argparse.Namespace) -> int:
     catalogue = load_catalogue(arguments.catalogue)
     is_this = arguments.hardware.lower() == THIS
     other = None if is_this else catalogue.device(arguments.hardware)
-    named = None if arguments.datasheet is None else catalogue.device(arguments.datasheet)
+    named = None
+    if arguments.datasheet is not None and arguments.datasheet != NO_DATASHEET:
+        named = catalogue.device(arguments.datasheet)
     check_model(arguments)
     calibration = this_calibration(arguments) if other is None else typical(other.ceilings())
+    if arguments.datasheet is None and is_this:
+        named = catalogue.known_as(calibration.ceilings.name)
     model = read_model(arguments, calibration)
     layout = _layout(arguments.tensor_parallel, model.priced, calibration, is_this=is_this)
     priced = replace(model.priced, layout=layout)
@@ -101,7 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     peak = product_peak(priced, calibration)
     bytes_per_s = calibration.ceilings.memory.bytes_per_s
     label = "measured roof" if calibration.measured else "roof of the datasheet"
-    roof, beside = Roof(label=label, bytes_per_s=bytes_per_s, peak=peak), None
+    by_level = ridges(priced, calibration)
+    roof = Roof(label=label, bytes_per_s=bytes_per_s, peak=peak, ridges=by_level)
+    beside = None
     if named is not None:
         ceilings = named.ceilings()
         beside = Roof(
@@ -143,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "memory_bytes_per_s": bytes_per_s,
                 "peak_flops_per_s": peak,
                 "ridge": peak / bytes_per_s,
-                "ridges": ridges(priced, calibration),
+                "ridges": by_level,
                 "conditions": dict(calibration.ceilings.conditions),
             },
             "datasheet": None if beside is None else asdict(beside),

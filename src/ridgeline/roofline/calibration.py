@@ -176,6 +176,8 @@ def doubts(calibration: Calibration) -> Iterator[str]:
             "while it was measured, so that predictions may be too slow (ridgeline roofline "
             "--calibrate measures anew)"
         )
+    if conditions.get("quick"):
+        yield "measured in 90 s (ridgeline roofline --calibrate takes minutes and knows more)"
     if calibration.level != 1.0:
         yield f"corrected to {calibration.level:.2g} times its seconds by steps measured since"
 

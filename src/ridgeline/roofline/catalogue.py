@@ -1,5 +1,6 @@
 """The hardware catalogue: a data file with a source and a confidence for every figure."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -92,6 +93,19 @@ class Catalogue:
             known = ", ".join(sorted(self.devices))
             raise InvalidRequestError(f"Unknown hardware {key!r}; choose this, or one of {known}.")
         return found
+
+    def known_as(self, machine: str) -> Device | None:
+        """The device whose key's parts all stand in the name that a machine gives itself, such as
+        ``NVIDIA H100 80GB HBM3``; the longest of several keys."""
+        found = [key for key in self.devices if all(_stands_in(p, machine) for p in key.split("-"))]
+        return self.devices[max(found, key=len)] if found else None
+
+
+def _stands_in(part: str, machine: str) -> bool:
+    """Whether a word, in which letters and digits may be apart, is in a name as a whole."""
+    pieces = re.findall(r"[a-z]+|[0-9]+", part)
+    pattern = r"(?<![a-z0-9])" + r"[ -]?".join(pieces) + r"(?:gb)?(?![a-z0-9])"
+    return re.search(pattern, machine.lower()) is not None
 
 
 def load_catalogue(user_file: Path | None = None) -> Catalogue:

@@ -1,7 +1,7 @@
 """The roofline drawn: in characters for a terminal, and as SVG."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from pathlib import Path
 
@@ -15,11 +15,16 @@ _MARKS = {"decode": "o", "prefill": "#"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roof:
-    """A machine's bytes and FLOPs per second, and where they are from."""
+    """A machine's bytes and FLOPs per second, and where they are from.
+
+    ``ridges``: FLOPs per byte at which arithmetic begins to bind, by the level of memory that the
+    data lies in.
+    """
 
     label: str
     bytes_per_s: float
     peak: float
+    ridges: Mapping[str, float] = field(default_factory=dict)
 
 
 def draw_text(
@@ -30,11 +35,13 @@ def draw_text(
     width: int = 72,
     height: int = 18,
 ) -> str:
-    """FLOP/s over FLOPs per byte, both logarithmic; ``/`` and ``-`` are the roof.
+    """FLOP/s over FLOPs per byte, both logarithmic; ``/`` and ``-`` are the roof, on which a letter
+    stands at the ridge of each level of memory.
 
     The roof ``beside`` it is drawn with dots.
     """
     xs = [point.intensity for point in points] + [machine.peak / machine.bytes_per_s]
+    xs += machine.ridges.values()
     ys = [point.flops_per_s for point in points] + [machine.peak]
     if beside is not None:
         ys.append(beside.peak)
@@ -58,6 +65,10 @@ def draw_text(
     if beside is not None:
         draw(beside, ".", ".")
     draw(machine, "/", "-")
+    marks = {name: name[-1] if name[-1].isdigit() else name[0] for name in machine.ridges}
+    for name, ridge in machine.ridges.items():
+        row, column = cell(ridge, machine.peak)
+        grid[row][column] = marks[name]
     for point in points:
         row, column = cell(point.intensity, point.flops_per_s)
         grid[row][column] = _MARKS[point.phase]
@@ -69,7 +80,11 @@ def draw_text(
     ends = f"1e{low_x}", f"1e{high_x} FLOPs/byte"
     lines.append(" " * 7 + ends[0] + ends[1].rjust(width - len(ends[0])))
     legend = f"       FLOP/s; o decode, # prefill (predicted), / - {machine.label}"
-    return "\n".join([*lines, legend if beside is None else f"{legend}, . {beside.label}"])
+    lines.append(legend if beside is None else f"{legend},\n       . {beside.label}")
+    if machine.ridges:
+        ridges = (f"{marks[name]} {name} {ridge:.3g}" for name, ridge in machine.ridges.items())
+        lines.append(f"       ridges in FLOPs/byte, by where the data lies: {', '.join(ridges)}")
+    return "\n".join(lines)
 
 
 def draw_svg(
@@ -92,7 +107,8 @@ def draw_svg(
     figure = Figure(figsize=(8, 5.5), dpi=POINTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     xs = [point.intensity for point in points]
-    left, right = min(xs) / 2, max([*xs, machine.peak / machine.bytes_per_s]) * 4
+    left = min([*xs, *machine.ridges.values()]) / 2
+    right = max([*xs, machine.peak / machine.bytes_per_s]) * 4
     lines = []
     for roof, colour, style in ((machine, "black", "-"), (beside, "0.5", "--")):
         if roof is None:
@@ -104,6 +120,17 @@ def draw_svg(
         axes.plot(*zip(*line, strict=True), color=colour, linestyle=style, label=label)
         axes.plot(ridge, roof.peak, "^", color=colour, markersize=7)
         axes.axvline(ridge, color=colour, linestyle=":", linewidth=0.7)
+        for number, (name, near) in enumerate(_nearer(roof)):
+            slope = left, min(near, right)
+            axes.plot(
+                slope,
+                [each * roof.peak / near for each in slope],
+                color=colour,
+                linestyle=(0, (1, 2 + 2 * number)),
+                linewidth=0.9,
+                label=f"{name}, ridge at {near:.3g}",
+            )
+            axes.plot(near, roof.peak, "^", color=colour, markersize=4)
     for phase, mark, colour in (("decode", "o", "tab:blue"), ("prefill", "s", "tab:red")):
         chosen = [point for point in points if point.phase == phase]
         if not chosen:
@@ -136,3 +163,9 @@ def draw_svg(
     ]
     place_labels(figure, axes, named, lines=lines)
     figure.savefig(path, format="svg")
+
+
+def _nearer(roof: Roof) -> list[tuple[str, float]]:
+    """The ridges of the levels before main memory, whose own is that of the roof."""
+    far = roof.peak / roof.bytes_per_s
+    return [(name, ridge) for name, ridge in roof.ridges.items() if ridge < 0.99 * far]

@@ -55,7 +55,8 @@ class RooflineReport:
     """The run so far. ``warnings`` say what cannot be, more than the ceilings allow, and where
     steps contradict the calibration.
 
-    Of ``num_steps`` the last ``num_pending`` are not priced yet, and in nothing else here.
+    ``levels`` are bytes per second by memory level, main memory's last. Of ``num_steps`` the last
+    ``num_pending`` are not priced yet, and in nothing else here.
     """
 
     prefill: PhaseReport
@@ -68,6 +69,7 @@ class RooflineReport:
     covered: float | None
     warnings: tuple[str, ...]
     conditions: Mapping[str, str | float | int | bool | None]
+    levels: Mapping[str, float]
 
 
 @dataclass(slots=True)
@@ -153,6 +155,11 @@ class Observer:
                 ),
             ),
             conditions={} if ceilings is None else ceilings.conditions,
+            levels=(
+                {}
+                if ceilings is None
+                else {each.name: each.bytes_per_s for each in ceilings.levels}
+            ),
         )
 
     def _contradictions(self) -> Iterator[str]:

@@ -68,6 +68,7 @@ class LiveView:
                 for phase, use in uses.items()
             ],
             "roof": roof_of(stats.roofline),
+            "levels": {} if stats.roofline is None else stats.roofline.levels,
         }
 
     def _rates(self, now: float) -> dict[str, Any]:

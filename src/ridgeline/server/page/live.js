@@ -37,7 +37,7 @@ function show(live, rates, roofline) {
   for (const name of ["ttft", "publish", "tpot", "stall"]) quantiles(name, live[`${name}_s`]);
   spark(byId("rate-line"), rates.output, live.output_tok_s);
   spark(byId("prompt-line"), rates.prompt, live.prompt_tok_s);
-  roofline.take(live.roof, live.points);
+  roofline.take(live.roof, live.levels, live.points);
 }
 
 function setStatus(state, text) {

@@ -10,7 +10,8 @@ export class Roofline {
     this.steps = [];
   }
 
-  take(roof, steps) {
+  take(roof, levels, steps) {
+    this.levels = levels;
     const priced = steps.filter((step) => step.flops > 0 && step.bytes > 0 && step.seconds > 0);
     this.steps = [...this.steps, ...priced].slice(-KEPT);
     if (priced.length || (roof && !this.drawn)) this.draw(roof);
@@ -28,12 +29,13 @@ export class Roofline {
     const ys = points.map((p) => p.y);
     if (roof) {
       const ridge = roof.flops / roof.bandwidth;
-      xs.push(ridge * 4, ridge / 30);
+      xs.push(ridge * 4, ridge / 30, ...Object.values(this.levels).map((bandwidth) => roof.flops / bandwidth));
       ys.push(roof.flops * 1.5, (roof.bandwidth * ridge) / 100);
     }
     const x = logScale(xs, SIZE.left, SIZE.width - SIZE.right);
     const y = logScale(ys, SIZE.height - SIZE.bottom, SIZE.top);
-    this.svg.replaceChildren(...axis(x, y), ...(roof ? [roofPath(roof, x, y)] : []));
+    const ridges = roof ? Object.entries(this.levels).map(([name, bandwidth]) => ridgeMark(name, roof.flops / bandwidth, roof, x, y)) : [];
+    this.svg.replaceChildren(...axis(x, y), ...ridges.flat(), ...(roof ? [roofPath(roof, x, y)] : []));
     points.forEach((point, index) => {
       const age = 1 - index / points.length;
       const dot = element("circle", { cx: x.at(point.x), cy: y.at(point.y), r: 3.2, class: point.kind });
@@ -100,6 +102,16 @@ function axis(x, y) {
 }
 
 const plain = (power) => (power >= -3 && power <= 4 ? String(Number((10 ** power).toPrecision(1))) : `1e${power}`);
+
+// Where arithmetic begins to bind for data that lies in a level of memory.
+function ridgeMark(name, ridge, roof, x, y) {
+  const at = x.at(ridge);
+  const label = text(name, { x: at, y: y.at(roof.flops) - 4, "text-anchor": "middle" });
+  const hint = document.createElementNS(NAMESPACE, "title");
+  hint.textContent = `ridge of ${name}: ${ridge.toPrecision(3)} FLOPs per byte`;
+  label.append(hint);
+  return [element("line", { x1: at, x2: at, y1: y.at(roof.flops), y2: SIZE.height - SIZE.bottom, class: "ridge" }), label];
+}
 
 function roofPath(roof, x, y) {
   const ridge = roof.flops / roof.bandwidth;
