@@ -9,14 +9,17 @@ schemas, too.
 """
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.decoding.grammars.dates import DATE, OFFSET, TIME
-from ridgeline.decoding.grammars.patterns import literals_pattern, matches_name
+from ridgeline.decoding.grammars.patterns import matches_name
+from ridgeline.decoding.grammars.schema_counts import (
+    counted_properties,
+    property_names,
+    unique_items,
+)
 from ridgeline.decoding.grammars.schema_document import (
-    OPTION,
     SchemaDocument,
     all_of,
     any_of,
@@ -24,7 +27,6 @@ from ridgeline.decoding.grammars.schema_document import (
 )
 from ridgeline.decoding.grammars.schema_values import other_types, other_values, rejected_values
 
-MAX_ALTERNATIVES = 2_000  # of one keyword
 MAX_POSITIONS = 8  # of an array in which `contains`, or an item that `not` wants, is looked for
 
 # What llguidance enforces; others are annotations. Dates and times are ours: it lets the 31st of
@@ -168,16 +170,16 @@ class _Lowering:
             case (("dependencies" | "dependentRequired" | "dependentSchemas"), Mapping()):
                 return [self._dependency(*each) for each in value.items()]
             case "uniqueItems", bool():
-                return self._unique(schema) if value else []
+                return unique_items(self._document, schema) if value else []
             case "contains", bool() | Mapping():
                 return self._contains(value, schema)
             case "propertyNames", bool() | Mapping():
-                return self._property_names(value, schema)
+                return property_names(self._document, value, schema)
             case (("minProperties" | "maxProperties"), int()):
                 if not schema.get("properties"):
                     return None
                 counted = "minProperties" if "minProperties" in schema else "maxProperties"
-                return self._counted(schema) if keyword == counted else []
+                return counted_properties(self._document, schema) if keyword == counted else []
             case "unevaluatedProperties" | "unevaluatedItems", _:
                 return self._unevaluated(keyword, value, schema)
         return None
@@ -211,33 +213,6 @@ class _Lowering:
         then = True if isinstance(wanted, list) else self._positive(wanted)
         return any_of([_absent(name), all_of([needed, then])])
 
-    def _unique(self, schema: Mapping[str, Any]) -> list[Any]:
-        """All orders of up to six different values, the order of the schema for up to ten."""
-        most = schema.get("maxItems", math.inf)
-        if most <= 1 or ("type" in schema and "array" not in types_of(schema["type"])):
-            return []
-        values = self._document.finite(schema.get("items", True))
-        if values is None or "prefixItems" in schema:
-            self._document.unsupported("uniqueItems", "needs items of an enum")
-            return []
-        lengths = range(schema.get("minItems", 0), min(most, len(values)) + 1)
-        if len(values) <= 6 and sum(math.perm(len(values), n) for n in lengths) <= MAX_ALTERNATIVES:
-            orders: Iterable[Sequence[Any]] = itertools.chain.from_iterable(
-                itertools.permutations(values, n) for n in lengths
-            )
-        elif len(values) <= 10:  # 2 ** 10 subsets
-            orders = itertools.chain.from_iterable(
-                itertools.combinations(values, n) for n in lengths
-            )
-        else:
-            self._document.unsupported(
-                "uniqueItems", f"of {len(values)} values allows too many arrays"
-            )
-            return []
-        return [
-            any_of([{"type": other_types(["array"])}, {"enum": [list(each) for each in orders]}])
-        ]
-
     def _contains(self, wanted: Any, schema: Mapping[str, Any]) -> list[Any]:
         least, most = schema.get("minContains", 1), schema.get("maxContains")
         if least == 0 and most is None:
@@ -259,94 +234,6 @@ class _Lowering:
             {"type": "array", "prefixItems": [True] * place + [wanted], "minItems": place + 1}
             for place in range(most)
         ] + [{"type": other_types(["array"])}]
-
-    def _property_names(self, wanted: Any, schema: Mapping[str, Any]) -> list[Any]:
-        """Names as a pattern: the rest is no property."""
-        pattern: str | None = None
-        for part in self._document.conjuncts(wanted):
-            keys = part.keys() - {"type", "description", "title", "$comment", "$ref", "allOf"}
-            values = self._document.finite(part)
-            if values is not None:
-                names = [each for each in values if isinstance(each, str)]
-                found = literals_pattern(names)
-            elif keys == {"pattern"}:
-                found = part["pattern"]
-            elif keys and keys <= {"minLength", "maxLength"}:
-                found = f"^(?s:.){{{part.get('minLength', 0)},{part.get('maxLength', '')}}}$"
-            elif not keys or keys == {"format"}:
-                continue
-            else:
-                found = None
-            if found is None or pattern is not None:
-                self._document.unsupported(
-                    "propertyNames", "is enforced for an enum, a pattern or a length"
-                )
-                return []
-            pattern = found
-        if pattern is None:
-            return []
-        if "patternProperties" in schema:
-            self._document.unsupported("propertyNames", "is not enforced beside patternProperties")
-            return []
-        return [{"patternProperties": {pattern: True}, "additionalProperties": False}]
-
-    def _counted(self, schema: Mapping[str, Any]) -> list[Any]:
-        """Which of the optional properties there are, as llguidance counts none of these."""
-        required = set(schema.get("required", ()))
-        optional = [name for name in schema["properties"] if name not in required]
-        closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-        least = max(schema.get("minProperties", 0) - len(required), 0)
-        most = schema.get("maxProperties", math.inf) - len(required)
-        if not optional:
-            bounds = {n: schema[n] for n in ("minProperties", "maxProperties") if n in schema}
-            return [bounds] if bounds else []
-        if least == 0 and most == math.inf:
-            return []
-        if most < 0:
-            return [{"type": other_types(["object"])}]
-        alternatives: list[Any] = [{"type": other_types(["object"])}]
-        if most == math.inf:  # at least so many of them, or fewer and others
-            sizes: Iterable[int] = (least,) if least <= len(optional) else ()
-            alternatives += self._subsets(optional, sizes, exact=False)
-            if not closed:
-                rest = {"minProperties": schema["minProperties"]}
-                alternatives += self._subsets(optional, range(least), exact=True, beside=rest)
-        elif closed:
-            sizes = range(least, min(int(most), len(optional)) + 1)
-            alternatives += self._subsets(optional, sizes, exact=True)
-        else:
-            bounds = {n: schema[n] for n in ("minProperties", "maxProperties") if n in schema}
-            sizes = range(min(int(most), len(optional)) + 1)
-            alternatives += self._subsets(optional, sizes, exact=True, beside=bounds)
-        return [any_of(alternatives)]
-
-    def _subsets(
-        self,
-        names: Sequence[str],
-        sizes: Iterable[int],
-        *,
-        exact: bool,
-        beside: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Objects that have some of these properties, and if exact no others of them."""
-        sizes = [size for size in sizes if size <= len(names)]
-        count = sum(math.comb(len(names), size) for size in sizes)
-        if count > MAX_ALTERNATIVES:
-            raise ValueError(
-                f"minProperties and maxProperties over {len(names)} optional properties allow "
-                f"too many combinations; {OPTION}"
-            )
-        self._document.spend(count)
-        chosen = itertools.chain.from_iterable(itertools.combinations(names, n) for n in sizes)
-        return [
-            {
-                "type": "object",
-                "required": list(each),
-                **({"properties": dict.fromkeys(set(names) - set(each), False)} if exact else {}),
-                **(beside or {}),
-            }
-            for each in chosen
-        ]
 
     def _unevaluated(self, keyword: str, value: Any, schema: Mapping[str, Any]) -> list[Any]:
         """What is not evaluated is what is additional, where nothing else evaluates."""
