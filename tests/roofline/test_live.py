@@ -1,6 +1,7 @@
 """The observer against hand-made steps: attribution, wasted drafts, impossible shares, overhead."""
 
 import time
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -227,6 +228,19 @@ def test_the_oldest_go_when_nobody_asks():
         watch.observe(plan, result, measured_s=1e-9)  # no time to price anything
     assert watch.num_dropped >= 35
     assert watch.report().num_steps == 50
+
+
+def test_what_waits_to_be_priced_takes_little_memory(monkeypatch):
+    """A model whose steps are shorter than their price fills the queue, and a server held 20 MB."""
+    monkeypatch.setattr("ridgeline.roofline.live._SHARE", -1.0)
+    watch = Observer(MODELS)
+    tracemalloc.start()
+    for number in range(3000):
+        watch.observe(*step(*(segment(slot, number, 1) for slot in range(8))), measured_s=1e-4)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert watch.num_dropped > 2000
+    assert held < 4 << 20, held
 
 
 def test_real_steps_keep_no_arrays(calibration):

@@ -99,7 +99,7 @@ class Observer:
         models: Mapping[ModelRole, PricedModel],
         predictor: StepPredictor | None = None,
         *,
-        size: int = 2048,
+        size: int = 512,
     ) -> None:
         self._models = models
         self._predictor = predictor
