@@ -222,6 +222,7 @@ def test_a_placement_says_what_its_prices_are(capsys):
 def test_more_devices_than_a_replica_takes(capsys):
     options = ("--shape", "deepseek-v3", "--hardware", "h100", "--count", "16")
     _, out, _ = run(capsys, *options, "--quantization", "fp8", *SHORT)
+    out = " ".join(out.split())
     assert "beside the weights on 8 × NVIDIA H100 SXM" in out
     assert "in one host, of up to 8" in out
 
@@ -282,22 +283,22 @@ def test_placement(capsys):
     assert sum(len(names) for names in result["devices"].values()) == 2
 
 
-LLAMA = ("--shape", "llama-3.1-8b", "--hardware", "h100", *SHORT)
+ON_H100 = ("--shape", "llama-3.1-8b", "--hardware", "h100", *SHORT)
 
 
 @pytest.mark.parametrize("options", [(), ("--rate", "2"), ("--quantization", "int4")])
 def test_no_line_is_over_100_columns(capsys, options):
-    code, out, _ = run(capsys, *LLAMA, *options, "--api-usd-per-1m", "0.0001", "--slo", "ttft=1")
+    code, out, _ = run(capsys, *ON_H100, *options, "--api-usd-per-1m", "0.0001", "--slo", "ttft=1")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 100
 
 
 def test_latencies_say_what_they_are(capsys):
     """A mean hides a tail: under a load there are percentiles beside it."""
-    _, out, _ = run(capsys, *LLAMA)
+    _, out, _ = run(capsys, *ON_H100)
     assert "TTFT alone" in out
     assert "TTFT mean" not in out
-    loaded = (*LLAMA, "--rate", "20", "--requests", "60")
+    loaded = (*ON_H100, "--rate", "20", "--requests", "60")
     _, out, _ = run(capsys, *loaded)
     (line,) = (line for line in out.splitlines() if "TTFT mean" in line)
     assert "p50" in line
@@ -318,7 +319,7 @@ def test_latencies_say_what_they_are(capsys):
     ],
 )
 def test_whether_the_break_even_can_be_reached(capsys, usd, text):
-    options = (*LLAMA, "--rate", "2", "--requests", "40", "--api-usd-per-1m", usd)
+    options = (*ON_H100, "--rate", "2", "--requests", "40", "--api-usd-per-1m", usd)
     _, out, _ = run(capsys, *options)
     assert text in " ".join(out.split())
     result = json.loads(run(capsys, *options, "--json")[1])

@@ -96,10 +96,9 @@ def print_ceilings(console: Console, ceilings: Mapping[str, Any]) -> None:
     """Rates of memory and arithmetic, and what disturbed the measurement."""
     for level, by_threads in ceilings["read"].items():
         for threads, entry in by_threads.items():
-            console.print(
-                f"{level} read, {threads} threads: {entry['bytes_per_s'] / 1e9:.1f} GB/s",
-                style="dim",
-            )
+            who = f"{threads} thread{'' if threads == '1' else 's'}"
+            rate = entry["bytes_per_s"] / 1e9
+            console.print(f"{level} read, {who}: {rate:.1f} GB/s", style="dim")
     for name, entry in ceilings["arithmetic"].items():
         console.print(f"{name}: {entry['operations_per_s'] / 1e9:,.0f} GFLOP/s", style="dim")
     conditions = ceilings["conditions"]
