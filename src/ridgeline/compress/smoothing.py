@@ -84,15 +84,15 @@ def smooth(
     rounds_activations: bool,
     quantized: frozenset[str],
     gain_dtype: Callable[[str], torch.dtype],
-) -> dict[str, float | None]:
+) -> dict[str, float]:
     """Fold the best scales into each norm of a layer; changes ``weights``.
 
     ``gain_dtype`` gives the file's type for a gain, which is rounded to it first, so that nothing
     is lost. Where a reader is not quantized, or the norm has a bias, scales are powers of two, so
-    that no type rounds them. Returns the exponent that was chosen, by norm: `None`
-    for none.
+    that no type rounds them. Returns the exponent that was chosen, by norm: 0 for
+    scales of one.
     """
-    chosen: dict[str, float | None] = {}
+    chosen: dict[str, float] = {}
     for norm in foldable_norms(run):
         assert norm.op.weight is not None
         rows_TI = _sample(norm, weights, windows())
@@ -109,12 +109,13 @@ def smooth(
             dtype=gain_dtype(norm.op.weight.name),
         )
         score = _activations_score if rounds_activations else _weights_score
-        wanted = [_scales(rows_TI, matrices, a, rounds_activations) for a in _ALPHAS]
-        errors = [
-            score(rows_TI, matrices, foldable(each)[0], grid(gain_I.shape[-1])) for each in wanted
-        ]
-        best = min(range(len(errors)), key=errors.__getitem__)
-        scales_I, new_gain_I = foldable(wanted[best])
+        points = grid(gain_I.shape[-1])
+        folds = {0.0: foldable(torch.ones_like(gain_I))}
+        for alpha in _ALPHAS:
+            folds[alpha] = foldable(_scales(rows_TI, matrices, alpha, rounds_activations))
+        errors = {a: score(rows_TI, matrices, fold[0], points) for a, fold in folds.items()}
+        best = min(errors, key=errors.__getitem__)
+        scales_I, new_gain_I = folds[best]
         gain_I.copy_(new_gain_I)
         if norm.op.bias is not None:
             weights[norm.op.bias.name].div_(scales_I)
