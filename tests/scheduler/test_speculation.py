@@ -164,6 +164,27 @@ def test_random_workloads_under_preemption(seed, windows, model, kind):
         assert ModelRole.DRAFT in roles
 
 
+@pytest.mark.parametrize("windows", [(None,), (9,)], ids=str)
+def test_where_the_draft_model_has_no_token_nothing_is_lost(windows):
+    """Its chain ends early, and the target's segment, which brought blocks, is void."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        drafter = Oracle(rng, model=True, window=windows[0] or 1000)
+        scheduler = make(drafter, num_blocks=(40,), draft_blocks=40, windows=windows)
+        executor = FakeExecutor(windows=windows)
+        executor.may_be_void = True
+        executor.shorten = lambda most, rng=rng: rng.randint(1, most)
+        sequences = [
+            sequence
+            for number in range(4)
+            for sequence in scheduler.add(request(number, range(rng.randint(1, 20)), max_tokens=30))
+        ]
+        run(scheduler, executor)
+        for sequence in sequences:
+            expected = expected_output(sequence.request, 0, 64, windows[0] or 1000)
+            assert sequence.output_token_ids == expected
+
+
 def test_right_drafts_save_steps_and_are_counted():
     class Right(Oracle):
         def propose(self, slot, max_tokens):

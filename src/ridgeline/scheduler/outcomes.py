@@ -52,10 +52,10 @@ class Outcomes:
         runs = sequence.status is SequenceStatus.RUNNING  # it was not preempted in the meantime
         if num_drafts:
             if runs and self._speculation.is_void(sequence, segment):
-                return self._drop_drafts(sequence, segment, outcome)
+                return self._drop(sequence, segment, outcome)
             stop -= num_drafts
         if len(known_ids) < stop:  # a replay before it came short
-            return self._skip(sequence, segment, outcome)
+            return self._drop(sequence, segment, outcome)
         masked = outputs.masked and runs
         fits = len(known_ids) + len(tokens) < sequence.max_length
         if fits and not masked and sequence.stop_token_ids.isdisjoint(tokens):
@@ -98,16 +98,10 @@ class Outcomes:
                 return tokens[:count], _reason(sequence, token, is_whole=is_whole)
         return tokens, None
 
-    def _drop_drafts(
-        self, sequence: Sequence, segment: Segment, outcome: SegmentResult
-    ) -> SequenceUpdate:
-        """The drafts were void, and with them the segment: it is planned again."""
-        sequence.kv.trim(len(sequence.token_ids))
-        sequence.settle()
-        return SequenceUpdate(sequence, segment.start, (), outcome)
-
-    def _skip(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> SequenceUpdate:
-        """Nothing was computed; the sequence goes on from what it has, once that is known."""
+    def _drop(self, sequence: Sequence, segment: Segment, outcome: SegmentResult) -> SequenceUpdate:
+        """The segment was void; the sequence goes on from what it has, once that is known."""
+        if segment.num_drafts:
+            sequence.kv.trim(len(sequence.token_ids))
         if sequence.num_in_flight:
             sequence.promise_nothing()
         else:
