@@ -28,6 +28,7 @@ COMMANDS = {
         "bench_ladder",
         "what kernels, formats and speculation give, predicted and measured",
     ),
+    "convert": ("convert", "a model from safetensors to GGUF, from GGUF to safetensors"),
     "plan": ("plan", "predict memory, latency, throughput and cost on any hardware"),
     "memory": ("memory", "bytes of weights, KV cache and activations"),
     "cost": ("cost", "what measured rates cost, in tokens and requests"),

@@ -21,6 +21,7 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
 from ridgeline.quant import read_scheme
 from ridgeline.text import ChatTemplate, Tokenizer, eos_token_ids, tokenizer_from_gguf
+from ridgeline.text.tokenizer_files import has_tokenizer
 from ridgeline.weights import (
     CheckpointWeights,
     DummyWeights,
@@ -31,8 +32,6 @@ from ridgeline.weights import (
 from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 
 _log = logging.getLogger(__name__)
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 # Others of transformers' that change what is written, each with the value that changes nothing.
@@ -228,7 +227,7 @@ def _pooling(folder: Path | None) -> str:
 
 def _load_tokenizer(folder: Path) -> Tokenizer | None:
     """The folder's tokenizer; without one the model still takes token ids."""
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         _log.warning("%s has no tokenizer; prompts must be token ids.", folder)
         return None
     return Tokenizer.from_folder(folder)

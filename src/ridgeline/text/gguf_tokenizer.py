@@ -18,7 +18,7 @@ from ridgeline.text.reading import backend_errors
 from ridgeline.text.tokenizer import Tokenizer
 
 _MODELS = ("gpt2", "llama", "t5")
-_NAMED = {
+NAMED_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -26,14 +26,14 @@ _NAMED = {
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
 }
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files do not always give the end of a turn an id; llama.cpp goes by these texts too.
 _END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
-_TEMPLATE = "tokenizer.chat_template"
+TEMPLATE_KEY = "tokenizer.chat_template"
 _MAX_TEMPLATES = 64
 
 
@@ -69,7 +69,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer | None:
         _add_tokens(backend, vocabulary, runs_of_spaces=model == "gpt2")
         named = {
             name: vocabulary.tokens[index]
-            for name, key in _NAMED.items()
+            for name, key in NAMED_TOKENS.items()
             if (index := vocabulary.token_id(key)) is not None
         }
         _set_post_processor(backend, vocabulary, named, defaults)
@@ -115,7 +115,7 @@ def _set_post_processor(
 
 def _ends(vocabulary: Vocabulary) -> frozenset[int]:
     """The ids that end a text: those with a key, and control tokens that are known to."""
-    ends = {vocabulary.token_id(key) for key in _ENDS} - {None}
+    ends = {vocabulary.token_id(key) for key in END_KEYS} - {None}
     known = {text: vocabulary.ids[text] for text in _END_TEXTS if text in vocabulary.ids}
     if "<|return|>" in known and "<|call|>" in known:
         known.pop("<|end|>", None)  # there it ends a message, and not the turn
@@ -125,10 +125,10 @@ def _ends(vocabulary: Vocabulary) -> frozenset[int]:
 
 def _chat_templates(metadata: Mapping[str, object]) -> str | dict[str, str] | None:
     """The template, or templates by name where there are several."""
-    names = metadata.get(f"{_TEMPLATE}s", [])
+    names = metadata.get(f"{TEMPLATE_KEY}s", [])
     named = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    found = {name: metadata.get(f"{_TEMPLATE}.{name}") for name in named[:_MAX_TEMPLATES]}
-    found["default"] = metadata.get(_TEMPLATE)
+    found = {name: metadata.get(f"{TEMPLATE_KEY}.{name}") for name in named[:_MAX_TEMPLATES]}
+    found["default"] = metadata.get(TEMPLATE_KEY)
     templates = {name: text for name, text in found.items() if isinstance(text, str)}
     if not templates:
         return None

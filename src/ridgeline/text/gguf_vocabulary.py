@@ -9,7 +9,7 @@ from ridgeline.core.errors import TokenizerError
 # ``enum llama_token_type``.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
-_PREFIX = "tokenizer.ggml."
+PREFIX = "tokenizer.ggml."
 _MAX_TOKENS = 1 << 22
 _FILLER = re.compile(r"\[PAD\d+\]")
 
@@ -26,7 +26,7 @@ class Vocabulary:
 
     def __init__(self, metadata: Mapping[str, object]) -> None:
         self._metadata = metadata
-        tokens = metadata.get(f"{_PREFIX}tokens")
+        tokens = metadata.get(f"{PREFIX}tokens")
         if not isinstance(tokens, list) or not 0 < len(tokens) <= _MAX_TOKENS:
             raise TokenizerError("The GGUF file has no list tokenizer.ggml.tokens.")
         if not all(isinstance(token, str) for token in tokens):
@@ -55,33 +55,33 @@ class Vocabulary:
 
     def token_id(self, key: str) -> int | None:
         """The id under ``key``, ``None`` if there is none or no such token."""
-        value = self._metadata.get(f"{_PREFIX}{key}")
+        value = self._metadata.get(f"{PREFIX}{key}")
         if isinstance(value, bool) or not isinstance(value, int):
             return None
         return value if 0 <= value < len(self.tokens) and self.tokens[value] in self.ids else None
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value."""
-        value = self._metadata.get(f"{_PREFIX}{key}", default)
+        value = self._metadata.get(f"{PREFIX}{key}", default)
         if not isinstance(value, bool):
             raise TokenizerError(f"tokenizer.ggml.{key} must be true or false.")
         return value
 
     def text(self, key: str, default: str) -> str:
         """A string."""
-        value = self._metadata.get(f"{_PREFIX}{key}", default)
+        value = self._metadata.get(f"{PREFIX}{key}", default)
         if not isinstance(value, str):
             raise TokenizerError(f"tokenizer.ggml.{key} must be a string.")
         return value
 
     def raw(self, key: str) -> bytes | None:
         """An array of bytes."""
-        value = self._metadata.get(f"{_PREFIX}{key}")
+        value = self._metadata.get(f"{PREFIX}{key}")
         to_bytes = getattr(value, "tobytes", None)
         return None if to_bytes is None else bytes(to_bytes())
 
     def _merges(self) -> list[tuple[str, str]]:
-        values = self._metadata.get(f"{_PREFIX}merges", [])
+        values = self._metadata.get(f"{PREFIX}merges", [])
         if not isinstance(values, list) or len(values) > _MAX_TOKENS:
             raise TokenizerError("tokenizer.ggml.merges must be a list of strings.")
         merges = []
@@ -95,7 +95,7 @@ class Vocabulary:
 
     def _numbers(self, key: str) -> list[float] | None:
         """A list of one number for each token."""
-        value = self._metadata.get(f"{_PREFIX}{key}")
+        value = self._metadata.get(f"{PREFIX}{key}")
         if value is None:
             return None
         to_list = getattr(value, "tolist", None)  # numpy's, which text need not know

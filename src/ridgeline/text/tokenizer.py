@@ -151,6 +151,10 @@ class Tokenizer:
         token = self.id_to_token(token_id)
         return b"" if token is None else self.decoder.token_bytes(token)
 
+    def to_json(self) -> str:
+        """Return the whole tokenizer in the format of ``tokenizer.json``."""
+        return self._backend.to_str()
+
     def digest(self) -> str:
         """Return a SHA-256 (hex) of the vocabulary: which id means which bytes.
 

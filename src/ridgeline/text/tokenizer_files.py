@@ -25,6 +25,12 @@ _QWEN2_PATTERN = (
 )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has files of a tokenizer; without one a model still takes token ids."""
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    return any((folder / name).exists() for name in names)
+
+
 def load_backend(folder: Path, config: dict[str, Any], tokens: SpecialTokens) -> Backend:
     """Build the Rust tokenizer from whichever files the folder has.
 

@@ -16,7 +16,7 @@ import torch
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.quant.gguf_tensor import GGUFBlocks, expand_rows
 from ridgeline.weights.gguf.file import GGUFFile
-from ridgeline.weights.gguf.names import ARCHITECTURES
+from ridgeline.weights.gguf.names import ARCHITECTURES, interleaved_rows
 from ridgeline.weights.gguf.shards import open_parts
 from ridgeline.weights.gguf.values import Metadata
 from ridgeline.weights.names import short_name
@@ -166,11 +166,7 @@ class GGUFCheckpoint:
         out.copy_(torch.from_numpy(values[first : first + len(out)]))
 
     def _row_order(self, name: str, rows: int) -> npt.NDArray[np.int64] | None:
-        """Where each stored row belongs, or ``None`` if all are in place.
-
-        llama.cpp rotates neighbours; ``LlamaModel.permute`` of the converter put row j of the first
-        half of a head at 2j and row j of the second half at 2j + 1.
-        """
+        """Where each stored row belongs (`interleaved_rows`), or ``None`` if all are in place."""
         module = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
         if self._architecture is None or not self._architecture.interleaved:
             return None
@@ -181,5 +177,4 @@ class GGUFCheckpoint:
             raise CorruptFileError(
                 f"Tensor {short_name(name)} has {rows} rows, which are no whole number of heads."
             )
-        rows_HRP = np.arange(rows).reshape(heads, 2, rows // heads // 2)  # halves, then pairs
-        return np.ascontiguousarray(rows_HRP.swapaxes(1, 2)).reshape(-1)
+        return interleaved_rows(rows, heads)

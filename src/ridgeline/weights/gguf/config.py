@@ -4,19 +4,21 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; defaults that f
 those of llama.cpp (``src/models/*.cpp``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.models import ModelDefinition, describe
 from ridgeline.models.config import show
 from ridgeline.models.fields import FULL, SLIDING
-from ridgeline.weights.gguf.checkpoint import GGUFCheckpoint
-from ridgeline.weights.gguf.keys import Keys
+from ridgeline.weights.gguf.keys import CONFIG_KEYS, Keys
 from ridgeline.weights.gguf.names import ARCHITECTURES
-from ridgeline.weights.gguf.rope import rope_scaling
+from ridgeline.weights.gguf.rope import ORIGINAL_LENGTH_KEY, rope_scaling
+from ridgeline.weights.gguf.values import Metadata
 
 Config = dict[str, object]
 
@@ -26,8 +28,33 @@ _DTYPE_OF_FILE_TYPE: Mapping[int, str] = {0: "float32", 1: "float16"}  # ``enum 
 _GUESSED_FILE_TYPE = 1024  # a flag
 
 
+class GGUFContent(Protocol):
+    """What a GGUF file says of its model: `GGUFCheckpoint`, or a file that is yet to be written."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """All keys."""
+        ...
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the weights."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of tensor ``name``."""
+        ...
+
+    def vector(self, name: str) -> npt.NDArray[np.float32] | None:
+        """The values of tensor ``name``, flat, or ``None`` if there is none."""
+        ...
+
+    def format_name(self, name: str) -> str:
+        """What tensor ``name`` is stored in, such as Q4_K."""
+        ...
+
+
 def describe_gguf(
-    checkpoint: GGUFCheckpoint, *, strict: bool = False, context: int | None = None
+    checkpoint: GGUFContent, *, strict: bool = False, context: int | None = None
 ) -> ModelDefinition:
     """The model in a GGUF file; its sources are names of GGUF tensors. See `describe`.
 
@@ -57,7 +84,7 @@ def describe_gguf(
     return replace(definition, family=family)
 
 
-def config_of(checkpoint: GGUFCheckpoint, architecture: str) -> Config:
+def config_of(checkpoint: GGUFContent, architecture: str) -> Config:
     """The config.json that the model would have."""
     keys = Keys(checkpoint.metadata, architecture)
     if keys.get("attention.causal") is False:
@@ -75,7 +102,7 @@ def config_of(checkpoint: GGUFCheckpoint, architecture: str) -> Config:
     return shared | _BUILDERS[architecture](keys, checkpoint)
 
 
-def _dtype(checkpoint: GGUFCheckpoint) -> str:
+def _dtype(checkpoint: GGUFContent) -> str:
     """What weights are expanded to: the format that most of them have, bfloat16 for quantized ones.
 
     bfloat16 and not float16, whose range some models' activations leave.
@@ -99,22 +126,29 @@ def _head_dim(keys: Keys) -> int:
     return head_dim
 
 
+DECODER_SIZES = (
+    "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings",
+)  # fmt: skip
+GPT2_SIZES = ("n_embd", "n_layer", "n_head", "n_inner", "n_positions")
+
+
+def _integers(keys: Keys, names: Iterable[str]) -> Config:
+    """Fields of a config that every file has."""
+    return {name: keys.integer(CONFIG_KEYS[name]) for name in names}
+
+
 def _decoder(keys: Keys) -> Config:
     """What Llama and its relatives have in common."""
-    heads, head_dim = keys.integer("attention.head_count"), _head_dim(keys)
-    theta = keys.number("rope.freq_base", default=10_000.0)
+    heads, head_dim = keys.integer(CONFIG_KEYS["num_attention_heads"]), _head_dim(keys)
+    theta = keys.number(CONFIG_KEYS["rope_theta"], default=10_000.0)
     if not 2.0 <= theta <= 1e15:
         raise CorruptFileError(f"The GGUF file gives a rope.freq_base of {theta:g}.")
     rotated = keys.integer("rope.dimension_count", default=head_dim)
-    config: Config = {
-        "hidden_size": keys.integer("embedding_length"),
-        "num_hidden_layers": keys.integer("block_count"),
-        "intermediate_size": keys.integer("feed_forward_length"),
+    config: Config = _integers(keys, DECODER_SIZES) | {
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", default=heads),
+        "num_key_value_heads": keys.integer(CONFIG_KEYS["num_key_value_heads"], default=heads),
         "head_dim": head_dim,
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number(CONFIG_KEYS["rms_norm_eps"]),
         "rope_theta": theta,
     }
     if rotated != head_dim:
@@ -122,7 +156,7 @@ def _decoder(keys: Keys) -> Config:
     return config
 
 
-def _with_scaling(config: Config, keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+def _with_scaling(config: Config, keys: Keys, checkpoint: GGUFContent) -> Config:
     head_dim, theta = config["head_dim"], config["rope_theta"]
     assert isinstance(head_dim, int)
     assert isinstance(theta, float)
@@ -131,12 +165,12 @@ def _with_scaling(config: Config, keys: Keys, checkpoint: GGUFCheckpoint) -> Con
     return config if scaling is None else config | {"rope_scaling": scaling}
 
 
-def _llama(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+def _llama(keys: Keys, checkpoint: GGUFContent) -> Config:
     """Llama, Mistral and Mixtral: converters give all of them this architecture."""
     config = _with_scaling(_decoder(keys), keys, checkpoint)
     names = checkpoint.names()
-    window = keys.integer("attention.sliding_window", default=0, minimum=0)
-    experts = keys.integer("expert_count", default=0, minimum=0)
+    window = keys.integer(CONFIG_KEYS["sliding_window"], default=0, minimum=0)
+    experts = keys.integer(CONFIG_KEYS["num_local_experts"], default=0, minimum=0)
     if experts:
         if "blk.0.ffn_gate.0.weight" in names:
             raise UnsupportedModelError(
@@ -145,7 +179,7 @@ def _llama(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
         return config | {
             "model_type": "mixtral",
             "num_local_experts": experts,
-            "num_experts_per_tok": keys.integer("expert_used_count"),
+            "num_experts_per_tok": keys.integer(CONFIG_KEYS["num_experts_per_tok"]),
             "sliding_window": window or None,
         }
     if window:
@@ -157,12 +191,12 @@ def _llama(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
     }
 
 
-def _qwen2(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+def _qwen2(keys: Keys, checkpoint: GGUFContent) -> Config:
     config = _with_scaling(_decoder(keys), keys, checkpoint)
     return config | {"model_type": "qwen2", "use_sliding_window": False}
 
 
-def _qwen3(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+def _qwen3(keys: Keys, checkpoint: GGUFContent) -> Config:
     return _qwen2(keys, checkpoint) | {"model_type": "qwen3"}
 
 
@@ -179,28 +213,30 @@ def _gemma(keys: Keys, config: Config, *, layers_of_27b: int) -> Config:
     }
 
 
-def _gemma2(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+def _gemma2(keys: Keys, checkpoint: GGUFContent) -> Config:
     config = _with_scaling(_decoder(keys), keys, checkpoint)
     return _gemma(keys, config, layers_of_27b=46) | {
         "model_type": "gemma2",
-        "sliding_window": keys.integer("attention.sliding_window", default=4096),
-        "attn_logit_softcapping": keys.number("attn_logit_softcapping", default=50.0),
-        "final_logit_softcapping": keys.number("final_logit_softcapping", default=30.0),
+        "sliding_window": keys.integer(CONFIG_KEYS["sliding_window"], default=4096),
+        "attn_logit_softcapping": keys.number(CONFIG_KEYS["attn_logit_softcapping"], default=50.0),
+        "final_logit_softcapping": keys.number(
+            CONFIG_KEYS["final_logit_softcapping"], default=30.0
+        ),
     }
 
 
-def _gemma3(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+def _gemma3(keys: Keys, checkpoint: GGUFContent) -> Config:
     config = _with_scaling(_decoder(keys), keys, checkpoint)
     num_layers = keys.integer("block_count")
     if num_layers > _MAX_LAYERS:
         raise CorruptFileError(f"The GGUF file claims {num_layers} layers.")
-    window = keys.integer("attention.sliding_window", default=0, minimum=0)
-    cap = keys.number("final_logit_softcapping", default=0.0)
+    window = keys.integer(CONFIG_KEYS["sliding_window"], default=0, minimum=0)
+    cap = keys.number(CONFIG_KEYS["final_logit_softcapping"], default=0.0)
     return _gemma(keys, config, layers_of_27b=62) | {
         "model_type": "gemma3_text",
         "layer_types": _layer_types(keys, num_layers) if window else [FULL] * num_layers,
         "sliding_window": window or None,
-        "rope_local_base_freq": keys.number("rope.freq_base_swa", default=10_000.0),
+        "rope_local_base_freq": keys.number(CONFIG_KEYS["rope_local_base_freq"], default=10_000.0),
         "final_logit_softcapping": cap or None,
     }
 
@@ -219,15 +255,15 @@ def _layer_types(keys: Keys, num_layers: int) -> list[str]:
     return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(num_layers)]
 
 
-def _phi3(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
+def _phi3(keys: Keys, checkpoint: GGUFContent) -> Config:
     """Positions beyond the original context are divided by the tensors of long factors."""
     config = _decoder(keys)
-    window = keys.integer("attention.sliding_window", default=0, minimum=0)
+    window = keys.integer(CONFIG_KEYS["sliding_window"], default=0, minimum=0)
     config |= {
         "model_type": "phi3",
         "sliding_window": window or None,
         "original_max_position_embeddings": keys.integer(
-            "rope.scaling.original_context_length", default=keys.integer("context_length")
+            ORIGINAL_LENGTH_KEY, default=keys.integer("context_length")
         ),
     }
     long, short = (checkpoint.vector(f"rope_factors_{kind}.weight") for kind in ("long", "short"))
@@ -245,20 +281,15 @@ def _phi3(keys: Keys, checkpoint: GGUFCheckpoint) -> Config:
     return config
 
 
-def _gpt2(keys: Keys, _: GGUFCheckpoint) -> Config:
-    return {
+def _gpt2(keys: Keys, _: GGUFContent) -> Config:
+    return _integers(keys, GPT2_SIZES) | {
         "model_type": "gpt2",
-        "n_embd": keys.integer("embedding_length"),
-        "n_layer": keys.integer("block_count"),
-        "n_head": keys.integer("attention.head_count"),
-        "n_inner": keys.integer("feed_forward_length"),
-        "n_positions": keys.integer("context_length"),
-        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "layer_norm_epsilon": keys.number(CONFIG_KEYS["layer_norm_epsilon"]),
         "activation_function": "gelu_new",
     }
 
 
-_BUILDERS: Mapping[str, Callable[[Keys, GGUFCheckpoint], Config]] = {
+_BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

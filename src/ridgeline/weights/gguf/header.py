@@ -21,13 +21,13 @@ from ridgeline.quant.gguf_formats import GGUF_FORMATS, GGUFFormat
 from ridgeline.weights.gguf.values import Cursor, MalformedError, Metadata, read_metadata
 from ridgeline.weights.names import short_name
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_KEYS = 65_536
 _MAX_TENSORS = 1 << 17
 _MAX_DIMENSIONS = 4
 _MAX_NAME_BYTES = 1024
-_DEFAULT_ALIGNMENT = 32
+DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 20
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -64,7 +64,7 @@ def read_header(file: BinaryIO, size_bytes: int, name: str) -> GGUFHeader:
 
 
 def _read(cursor: Cursor, name: str) -> GGUFHeader:
-    if cursor.take(4) != _MAGIC:
+    if cursor.take(4) != MAGIC:
         raise MalformedError("it does not start with GGUF")
     _check_version(cursor.unsigned(4), name)
     num_tensors, num_keys = cursor.unsigned(8), cursor.unsigned(8)
@@ -93,7 +93,7 @@ def _check_version(version: int, name: str) -> None:
 
 
 def _alignment(metadata: Metadata) -> int:
-    value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if isinstance(value, bool) or not isinstance(value, int):
         raise MalformedError("its general.alignment is no number")
     if not 1 <= value <= _MAX_ALIGNMENT or value & (value - 1):

@@ -1,6 +1,7 @@
 """Typed access to the metadata of a GGUF file, with errors that name the key."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -9,6 +10,30 @@ from ridgeline.models.config import show
 from ridgeline.weights.gguf.values import Metadata
 
 _MAX_INTEGER = 2**31 - 1
+
+CONFIG_KEYS: Mapping[str, str] = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window": "attention.sliding_window",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "n_embd": "embedding_length",
+    "n_layer": "block_count",
+    "n_head": "attention.head_count",
+    "n_inner": "feed_forward_length",
+    "n_positions": "context_length",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+}
+"""Fields of a ``config.json`` whose values are those of a key, as they are, read and written."""
 
 
 class Keys:

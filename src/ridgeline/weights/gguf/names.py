@@ -7,6 +7,9 @@ what converters change, ``convert_hf_to_gguf.py``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from ridgeline.models import TensorSource
 
 
@@ -108,3 +111,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gpt2": Architecture(tensors=_FUSED_QKV, fused={**_QKV, **_QKV_BIAS}),
 }
+
+ARCHITECTURE_OF: Mapping[str, str] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "gpt2": "gpt2",
+}
+"""``model_type`` of a config to the architecture that it is written as."""
+
+
+def interleaved_rows(rows: int, heads: int) -> npt.NDArray[np.int64]:
+    """Where each stored row of ``attn_q`` or ``attn_k`` belongs.
+
+    llama.cpp rotates neighbours; ``LlamaModel.permute`` of the converter put row j of the first
+    half of a head at 2j and row j of the second half at 2j + 1.
+    """
+    rows_HRP = np.arange(rows).reshape(heads, 2, rows // heads // 2)  # halves, then pairs
+    return np.ascontiguousarray(rows_HRP.swapaxes(1, 2)).reshape(-1)

@@ -1,10 +1,19 @@
 """Rotary positions of a GGUF file, as a Hugging Face config spells them."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.core.spec import Llama3Scaling, RopeSpec
+from ridgeline.core.spec import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 from ridgeline.models import inverse_frequencies
 from ridgeline.models.config import show
 from ridgeline.weights.gguf.keys import Keys
@@ -15,6 +24,13 @@ _Floats = npt.NDArray[np.float32]
 _CONTEXT = 8192
 _BAND = (1.0, 4.0)
 _TOLERANCE = 1e-4
+
+ORIGINAL_LENGTH_KEY = "rope.scaling.original_context_length"
+_YARN_KEYS = {
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "attention_factor": "rope.scaling.yarn_attn_factor",
+}
 
 
 def rope_scaling(
@@ -59,14 +75,10 @@ def rope_scaling(
 
 def _yarn(keys: Keys, factor: float) -> dict[str, object]:
     scaling: dict[str, object] = {"rope_type": "yarn", "factor": factor}
-    if keys.get("rope.scaling.original_context_length") is not None:
+    if keys.get(ORIGINAL_LENGTH_KEY) is not None:
         name = "original_max_position_embeddings"
-        scaling[name] = keys.integer("rope.scaling.original_context_length")
-    for name, key in (
-        ("beta_fast", "rope.scaling.yarn_beta_fast"),
-        ("beta_slow", "rope.scaling.yarn_beta_slow"),
-        ("attention_factor", "rope.scaling.yarn_attn_factor"),
-    ):
+        scaling[name] = keys.integer(ORIGINAL_LENGTH_KEY)
+    for name, key in _YARN_KEYS.items():
         if keys.get(key) is not None:
             scaling[name] = keys.number(key)
     return scaling
@@ -133,3 +145,50 @@ def _fitted_band(
         return 0.0, 0.0
     low = -start / slope
     return float(low), float(low + 1 / slope)
+
+
+def rope_content(
+    rope: RopeSpec, section: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[dict[str, object], dict[str, _Floats]]:
+    """Keys and tensors that say how positions are scaled: the inverse of `rope_scaling`.
+
+    ``section`` is ``rope_scaling`` or ``rope_parameters`` of the whole ``config``.
+
+    Raises:
+        UnsupportedModelError: GGUF has no word for it.
+    """
+    match rope.scaling:
+        case None:
+            return {}, {}
+        case LinearScaling(factor=factor):
+            return {"rope.scaling.type": "linear", "rope.scaling.factor": float(factor)}, {}
+        case YarnScaling() as scaling:
+            keys: dict[str, object] = {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": float(scaling.factor),
+                ORIGINAL_LENGTH_KEY: scaling.original_max_position,
+            }
+            given = {
+                key: float(section[name])
+                for name, key in _YARN_KEYS.items()
+                if section.get(name) is not None
+            }
+            return keys | given, {}
+        case Llama3Scaling():
+            plain = inverse_frequencies(
+                RopeSpec(theta=rope.theta, rotary_dim=rope.rotary_dim), sequence_length=1
+            )
+            factors = plain / inverse_frequencies(rope, sequence_length=1)
+            return {}, {"rope_freqs.weight": factors.astype(np.float32)}
+        case LongRopeScaling() as scaling:
+            original = config.get("original_max_position_embeddings")
+            keys = {"rope.scaling.attn_factor": float(scaling.attention_factor)}
+            if original is not None:
+                keys[ORIGINAL_LENGTH_KEY] = int(original)
+            return keys, {
+                f"rope_factors_{kind}.weight": np.array(section[f"{kind}_factor"], np.float32)
+                for kind in ("long", "short")
+            }
+    raise UnsupportedModelError(
+        f"GGUF has no word for rotary positions scaled by {type(rope.scaling).__name__}."
+    )

@@ -5,6 +5,7 @@ Value types: 0–5 uint8, int8, uint16, int16, uint32, int32; 6 float32; 7 bool 
 float64.
 """
 
+import struct
 from collections.abc import Mapping
 from io import SEEK_CUR
 from typing import BinaryIO
@@ -169,3 +170,50 @@ def _bools(cursor: Cursor, length: int) -> npt.NDArray[np.bool_]:
     if length and values.max() > 1:
         raise MalformedError(f"a bool before offset {cursor.position} is neither 0 nor 1")
     return values.astype(np.bool_)
+
+
+def encode_value(value: object) -> bytes:
+    """The type and bytes of a value: the inverse of `read_metadata`.
+
+    A Python ``int`` is uint32, a ``float`` float32; numpy's scalars and arrays keep their types.
+    """
+    match value:
+        case bool():
+            return _unsigned(_BOOL) + bytes([value])
+        case str():
+            return _unsigned(_STRING) + _sized(value.encode())
+        case int():
+            return encode_value(np.uint32(value))
+        case float() if not isinstance(value, np.generic):
+            return encode_value(np.float32(value))
+        case np.generic():
+            return _unsigned(_number_type(value.dtype)) + value.tobytes()
+        case np.ndarray() if value.dtype == np.bool_:
+            return _unsigned(_ARRAY) + _array_header(_BOOL, len(value)) + value.tobytes()
+        case np.ndarray():
+            return (
+                _unsigned(_ARRAY)
+                + _array_header(_number_type(value.dtype), len(value))
+                + value.tobytes()
+            )
+        case list():
+            texts = b"".join(_sized(text.encode()) for text in value)
+            return _unsigned(_ARRAY) + _array_header(_STRING, len(value)) + texts
+        case _:
+            raise TypeError(type(value))
+
+
+def _number_type(dtype: np.dtype[np.generic]) -> int:
+    return next(number for number, text in _NUMBERS.items() if np.dtype(text) == dtype)
+
+
+def _array_header(kind: int, length: int) -> bytes:
+    return struct.pack("<IQ", kind, length)
+
+
+def _unsigned(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def _sized(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data

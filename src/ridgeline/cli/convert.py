@@ -1,0 +1,81 @@
+"""``ridgeline convert``: a model from one file format to another."""
+
+import argparse
+from pathlib import Path
+
+from ridgeline.cli.display import loading_bar
+from ridgeline.cli.options import Parser, num_bytes
+from ridgeline.core.errors import InvalidRequestError
+from ridgeline.weights import locate_model
+from ridgeline.weights.conversion import convert_to_gguf, convert_to_safetensors
+from ridgeline.weights.gguf.imatrix import read_imatrix
+from ridgeline.weights.gguf.mixes import FILE_TYPES
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("model", metavar="IN", help="folder, GGUF file, hub name, or `embedded`")
+    parser.add_argument("out", metavar="OUT", type=Path, help="GGUF file or folder to be made")
+    parser.add_argument(
+        "--format", choices=("gguf", "safetensors"), required=True, help="what OUT will be"
+    )
+    parser.add_argument(
+        "--type", choices=tuple(FILE_TYPES), help="of GGUF: the number format; default q4_k_m"
+    )
+    parser.add_argument(
+        "--imatrix", type=Path, metavar="FILE", help="of GGUF: importance of each input column"
+    )
+    parser.add_argument(
+        "--split-max-size", type=num_bytes, metavar="SIZE", help="of GGUF: tensors of one file"
+    )
+    parser.add_argument(
+        "--requantize", action="store_true", help="of GGUF: take a model that is quantized already"
+    )
+    parser.add_argument(
+        "--dtype", choices=_DTYPES, help="of safetensors: the number format; default IN's"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert."""
+    to_gguf = arguments.format == "gguf"
+    _refuse_options(arguments, to_gguf)
+    name = None if arguments.model == "embedded" else arguments.model
+    with loading_bar() as progress:
+        path = locate_model(name, progress=progress)
+        if not to_gguf:
+            convert_to_safetensors(path, arguments.out, arguments.dtype, progress=progress)
+            written = [arguments.out]
+        elif not path.is_dir():
+            raise InvalidRequestError(
+                f"{path.name} is GGUF already; make another from the model's safetensors."
+            )
+        else:
+            written = convert_to_gguf(
+                path,
+                arguments.out,
+                arguments.type or "q4_k_m",
+                name="ridgeline-embedded" if name is None else Path(name).name,
+                importance=None if arguments.imatrix is None else read_imatrix(arguments.imatrix),
+                split_max_bytes=arguments.split_max_size,
+                requantize=arguments.requantize,
+                progress=progress,
+            )
+    for each in written:
+        print(each)
+    return 0
+
+
+def _refuse_options(arguments: argparse.Namespace, to_gguf: bool) -> None:
+    """Options of the other format."""
+    others = ("dtype",) if to_gguf else ("type", "imatrix", "split_max_size", "requantize")
+    for option in others:
+        if getattr(arguments, option):
+            raise InvalidRequestError(
+                f"--{option.replace('_', '-')} is not of --format {arguments.format}."
+            )
+    if to_gguf and arguments.out.suffix.lower() != ".gguf":
+        raise InvalidRequestError(f"{arguments.out} must end in .gguf.")

@@ -1,0 +1,117 @@
+"""Which format each tensor of a file gets: llama.cpp's mixes.
+
+Source: ``llama_tensor_get_type_impl``, ``tensor_allows_quantization`` and ``tensor_type_fallback``
+of llama.cpp (``src/llama-quant.cpp``), for the architectures that are written.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ridgeline.core.spec import AttentionSpec, ModelSpec, MoESpec
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.weight")
+_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")
+# What is taken where rows are no whole blocks of 256.
+_FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_BLOCKS_OF_256 = frozenset(_FALLBACK)
+_BLOCK_ELEMENTS = 256
+_SMALL_BLOCK_ELEMENTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileType:
+    """What ``--type`` names: ``general.file_type`` (``enum llama_ftype``) and the usual format."""
+
+    number: int
+    format: str
+
+
+FILE_TYPES: Mapping[str, FileType] = {
+    "f32": FileType(number=0, format="F32"),
+    "f16": FileType(number=1, format="F16"),
+    "bf16": FileType(number=32, format="BF16"),
+    "q8_0": FileType(number=7, format="Q8_0"),
+    "q6_k": FileType(number=18, format="Q6_K"),
+    "q5_k_m": FileType(number=17, format="Q5_K"),
+    "q5_k_s": FileType(number=16, format="Q5_K"),
+    "q4_k_m": FileType(number=15, format="Q4_K"),
+    "q4_k_s": FileType(number=14, format="Q4_K"),
+    "q4_0": FileType(number=2, format="Q4_0"),
+    "q3_k_l": FileType(number=13, format="Q3_K"),
+    "q3_k_m": FileType(number=12, format="Q3_K"),
+    "q3_k_s": FileType(number=11, format="Q3_K"),
+    "q2_k": FileType(number=10, format="Q2_K"),
+}
+"""The kinds of file that are written, by the names of llama.cpp in lower case."""
+
+
+def tensor_format(
+    name: str,
+    shape: tuple[int, ...],
+    file_type: str,
+    spec: ModelSpec,
+    *,
+    with_importance: bool = False,
+) -> str:
+    """The format of tensor ``name``: F32 for vectors, norms and routers, else as the mix says."""
+    usual = FILE_TYPES[file_type].format
+    if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_KEPT):
+        return "F32"
+    if usual in ("F32", "F16", "BF16"):
+        return usual
+    chosen = _mixed(name, shape, file_type, spec, with_importance)
+    columns = shape[-1]
+    if chosen in _BLOCKS_OF_256 and columns % _BLOCK_ELEMENTS:
+        chosen = _FALLBACK[chosen]
+    return "F16" if columns % _SMALL_BLOCK_ELEMENTS else chosen
+
+
+def _mixed(
+    name: str, shape: tuple[int, ...], file_type: str, spec: ModelSpec, with_importance: bool
+) -> str:
+    usual = FILE_TYPES[file_type].format
+    if name == "output.weight" or (name == "token_embd.weight" and spec.tie_embeddings):
+        block = _BLOCK_ELEMENTS if usual in _BLOCKS_OF_256 else _SMALL_BLOCK_ELEMENTS
+        return "Q8_0" if usual == "Q8_0" or shape[-1] % block else "Q6_K"
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return usual
+    layer, module, layers = int(match[1]), match[2], len(spec.layers)
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    assert isinstance(attention, AttentionSpec)
+    experts = mlp.num_experts if isinstance(mlp, MoESpec) else 0
+    grouping = attention.num_heads // attention.num_kv_heads
+    more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    if module in ("attn_v", "attn_qkv"):
+        if experts == 8:
+            return "Q8_0"
+        found = {
+            "q2_k": "Q4_K" if grouping >= 4 else "Q3_K",
+            "q3_k_m": "Q5_K" if layer < 2 else "Q4_K",
+            "q3_k_l": "Q5_K",
+            "q4_k_s": "Q5_K" if layer < 4 else usual,
+            "q4_k_m": "Q6_K" if more else usual,
+            "q5_k_m": "Q6_K" if more else usual,
+        }.get(file_type, usual)
+        # 80 layers and grouped heads: to llama.cpp a 70B.
+        is_70b = layers == 80 and grouping > 1 and spec.model_type in ("llama", "qwen2")
+        return "Q5_K" if is_70b and found in ("Q3_K", "Q4_K") else found
+    if module == "attn_k" and experts == 8:
+        return "Q8_0"
+    if module == "attn_output":
+        if experts == 8:
+            eight = ("q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m")
+            return "Q5_K" if file_type in eight else usual
+        return {"q2_k": "Q3_K", "q3_k_m": "Q4_K", "q3_k_l": "Q5_K"}.get(file_type, usual)
+    if module in ("ffn_down", "ffn_down_exps"):
+        return {
+            "q2_k": "Q3_K",
+            "q3_k_m": "Q5_K" if layer < layers // 16 else "Q4_K",
+            "q3_k_l": "Q5_K",
+            "q4_k_s": "Q5_K" if layer < layers // 8 else usual,
+            "q4_k_m": "Q6_K" if more else usual,
+            "q5_k_m": "Q6_K" if more else usual,
+            "q4_0": "Q4_1" if with_importance and layer < layers // 8 else usual,
+        }.get(file_type, usual)
+    return usual
