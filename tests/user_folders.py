@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-VARIABLES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+VARIABLES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 
 OWN_DEVICE = """
 [sources]

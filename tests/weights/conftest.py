@@ -75,9 +75,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json({"id": NAME, "sha": COMMIT, "siblings": siblings})
         if path.startswith(f"/api/models/{NAME}/revision/"):
             return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        prefix = f"/{NAME}/resolve/{COMMIT}/"
-        if path.startswith(prefix) and path.removeprefix(prefix) in self.hub.files:
-            return self._file(path.removeprefix(prefix))
+        for revision in (COMMIT, "main"):
+            prefix = f"/{NAME}/resolve/{revision}/"
+            if path.startswith(prefix) and path.removeprefix(prefix) in self.hub.files:
+                return self._file(path.removeprefix(prefix))
         return self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
 
     def _json(self, value: object) -> None:

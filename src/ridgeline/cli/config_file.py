@@ -63,20 +63,20 @@ def apply_config_file(arguments: argparse.Namespace) -> None:
     if not hasattr(arguments, "config_file"):
         return
     parser, path = arguments.config_file
-    settings = {action.dest: action for action in parser._actions if _is_setting(action)}
+    settings = {action.dest: action for action in parser._actions if is_setting(action)}
     for key, value in _read(path).items():
         name = key.replace("-", "_")
         if name not in settings:
             raise SettingsError(f"{path}: there is no setting {key!r}{suggestion(name, settings)}")
         try:
-            parsed = _parsed(settings[name], value)
+            parsed = read_setting(settings[name], value)
         except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
             raise SettingsError(f"{path}: {key}: {value!r} is not possible: {error}.") from error
         if getattr(arguments, name, None) is None:
             setattr(arguments, name, parsed)
 
 
-def _is_setting(action: argparse.Action) -> bool:
+def is_setting(action: argparse.Action) -> bool:
     """The model, and options that leave nothing behind where they are not given."""
     is_suppressed = action.default is argparse.SUPPRESS
     return action.dest == "model" or (
@@ -121,7 +121,7 @@ def _check_keys(root: yaml.Node, path: Path) -> None:
             seen.add(name)
 
 
-def _parsed(action: argparse.Action, value: Any) -> Any:
+def read_setting(action: argparse.Action, value: Any) -> Any:
     """A value as the option would have read it."""
     if isinstance(action, argparse.BooleanOptionalAction):
         if not isinstance(value, bool):

@@ -40,7 +40,9 @@ def add_options(parser: Parser) -> None:
     """Add the options of this command."""
     add_model_options(parser)
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", metavar="TEXT", help="text to complete (else standard input)")
+    prompt.add_argument(
+        "-p", "--prompt", metavar="TEXT", help="text to complete (else standard input)"
+    )
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="file to complete")
     prompt.add_argument(
         "--prompt-ids", type=token_ids, metavar="IDS", help="token ids to complete: 1,2,3"
@@ -103,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print_logprobs(output, llm.tokenizer)
     if not arguments.json:
+        error_console.print(llm.summary, style="dim", markup=False, soft_wrap=True)
         _print_timing(output)
         error_console.print(roofline_line(report), style="dim", markup=False, soft_wrap=True)
     max_tokens = params.max_tokens if beams is None else beams.max_tokens

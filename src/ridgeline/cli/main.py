@@ -9,14 +9,22 @@ from collections.abc import Sequence
 
 import ridgeline
 from ridgeline.cli.config_file import apply_config_file
+from ridgeline.cli.environment import apply_environment
+from ridgeline.cli.examples import EXAMPLES
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 
-# The module that has the options and runs each command, and a line of --help.
+# The module that has the options and runs each command (or several, then with the function that
+# adds them), and a line of --help.
 COMMANDS = {
     "serve": ("serve", "serve a model over HTTP"),
     "generate": ("generate", "complete a prompt"),
     "chat": ("chat", "talk to a model"),
+    "run": ("chat", "the same as chat"),
+    "pull": ("models:add_pull_options", "download a model"),
+    "list": ("models:add_list_options", "models on this machine: bits, size, licence, speed"),
+    "show": ("models:add_show_options", "what is known of one of them"),
+    "rm": ("models:add_rm_options", "delete downloaded models"),
     "batch": ("batch", "answer a JSONL file of requests"),
     "probe": ("probe", "measure an OpenAI-compatible endpoint"),
     "bench": ("bench", "measure prefill and decode; also `bench serve` and `bench ladder`"),
@@ -36,6 +44,7 @@ COMMANDS = {
     "ceilings": ("ceilings", "measure memory, arithmetic, disk, network and PCIe in 30 s"),
     "roofline": ("roofline", "what bounds a model here, and what to try next"),
     "collect-env": ("collect_env", "describe machine and installation"),
+    "completion": ("completion", "print the completion of a shell"),
 }
 _BENCHES = ("serve", "ladder")
 _INTERRUPTED = 130
@@ -49,9 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["bench"] and words[1:2] and words[1] in _BENCHES:
         words[:2] = [f"bench-{words[1]}"]
-    arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
+        arguments = parser.parse_args(words)
+        apply_environment(arguments)
         apply_config_file(arguments)
         code: int = arguments.run(arguments)
         if sys.stdout is not None:
@@ -78,5 +88,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for name, (module, text) in COMMANDS.items():
         prog = f"ridgeline {name.replace('bench-', 'bench ')}"
-        commands.add_parser(name, prog=prog, help=text, module=f"ridgeline.cli.{module}")
+        epilog = "\n  ".join(("examples:", *EXAMPLES[name]))
+        commands.add_parser(
+            name, prog=prog, help=text, epilog=epilog, module=f"ridgeline.cli.{module}"
+        )
     return parser

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import math
+import os
 import re
 import sys
 import typing
@@ -23,11 +24,12 @@ from ridgeline.core.structured_outputs import StructuredOutputs
 
 # Shown by --help; the others by --help-all.
 COMMON_OPTIONS = {
-    "dtype", "executor", "max_model_len", "load_format",
+    "dtype", "quantization", "executor", "max_model_len", "load_format",
     "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n",
     "host", "port", "api_key", "served_model_name",
 }  # fmt: skip
 _NOT_OPTIONS = {"model"}
+_SHORT = {"max_tokens": ("-n",)}  # as in llama.cpp
 _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNORECASE | re.ASCII)
 
@@ -39,7 +41,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, module: str | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs, allow_abbrev=False)
+        raw = argparse.RawDescriptionHelpFormatter  # so that an example is a line
+        super().__init__(formatter_class=raw, **kwargs, allow_abbrev=False)
         self.hidden: list[tuple[argparse.Action, str]] = []
         self._module = module
 
@@ -49,13 +52,18 @@ class Parser(argparse.ArgumentParser):
         namespace: argparse.Namespace | None = None,
     ) -> tuple[argparse.Namespace, list[str]]:
         """Refuse what is not known here, where the options of the command are."""
-        if self._module is not None:
-            importlib.import_module(self._module).add_options(self)
-            self._module = None
+        self.load_options()
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])
         return found, unknown
+
+    def load_options(self) -> None:
+        """Import the module that has the options, if there is one still to import."""
+        if self._module is not None:
+            module, _, function = self._module.partition(":")
+            getattr(importlib.import_module(module), function or "add_options")(self)
+            self._module = None
 
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("--"):
@@ -82,8 +90,25 @@ class _HelpAll(argparse.Action):
 
 def add_model_options(parser: Parser) -> None:
     """MODEL and every field of `EngineConfig`."""
+    # The first before the options, which have no defaults of their own.
+    parser.set_defaults(model=None, settings_parser=parser)
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="folder or hub name; default: the embedded model"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        default=argparse.SUPPRESS,
+        help="folder, GGUF file or hub name, also as -m MODEL; default: the embedded model",
+    )
+    parser.add_argument(
+        "-m", "--model", dest="model", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
+    parser.add_argument(
+        "-t",
+        "--threads",
+        type=_threads,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="processors to use; default: all that this process may",
     )
     for component in (EngineConfig, *EngineConfig.__bases__):
         title = component.__name__.removesuffix("Settings").removesuffix("Config").lower()
@@ -132,6 +157,7 @@ def add_settings(parser: Parser, cls: type[Any], *, title: str, shown: bool = Fa
         text = texts[field.name].replace("%", "%%")
         is_shown = shown or field.name in COMMON_OPTIONS
         action = group.add_argument(
+            *_SHORT.get(field.name, ()),
             "--" + field.name.replace("_", "-"),
             dest=field.name,
             default=argparse.SUPPRESS,
@@ -182,6 +208,18 @@ def _number(text: str) -> float:
 
 
 _READERS: dict[type, Callable[[str], object]] = {int: _whole_number, float: _number, str: str}
+
+
+def _threads(text: str) -> int:
+    """How many processors this process, and those that it starts, may run on from now on."""
+    count = _whole_number(text)
+    if not hasattr(os, "sched_setaffinity"):
+        raise argparse.ArgumentTypeError("this system cannot bind a process to processors")
+    usable = sorted(os.sched_getaffinity(0))
+    if not 1 <= count <= len(usable):
+        raise argparse.ArgumentTypeError(f"expected 1 to {len(usable)}, the processors there are")
+    os.sched_setaffinity(0, usable[:count])
+    return count
 
 
 def _json_object(text: str) -> dict[str, Any]:

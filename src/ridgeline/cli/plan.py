@@ -62,7 +62,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="of the arrivals; default 0")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--max-rate", action="store_true", help="the highest load of which 90% meets the SLOs"
+        "--max-rate", action="store_true", help="the highest load of which 90%% meets the SLOs"
     )
     what.add_argument(
         "--place",

@@ -413,6 +413,11 @@ class AsyncEngine:
         return self._loaded().sampling_defaults
 
     @property
+    def summary(self) -> str:
+        """One line: executor, format, room, predicted speed."""
+        return self._loaded().summary
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         return self._loaded().eos_token_ids
 

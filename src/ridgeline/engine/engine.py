@@ -15,6 +15,7 @@ from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.observing import keep_errors, make_observer, step_price
 from ridgeline.engine.request_factory import RequestFactory
 from ridgeline.engine.speculation import load_draft, make_grammars, make_speculation
+from ridgeline.engine.summary import load_summary
 from ridgeline.executors import create_executor
 from ridgeline.scheduler import Scheduler, SchedulerConfig
 
@@ -105,6 +106,7 @@ class Engine:
             sampling_defaults=loaded.sampling_defaults,
             pooling=loaded.pooling,
             adapters=tuple(config.adapters),
+            summary=load_summary(loaded.name, resolved, loaded.model, self.observer),
         )
         self.requests = RequestFactory(self.info)
         self.loop = EngineLoop(

@@ -16,7 +16,7 @@ class EngineInfo:
     ``kv_digest`` names what KV depends on beside prompt, adapter slot and salt: the layout, and
     with a disk tier also weights, adapters and what computes with them (`kv_tiers.kv_digest`).
     ``eos_token_ids`` end a completion. ``adapters`` are the names of LoRA adapters, slot by slot
-    from 1.
+    from 1. ``summary`` is one line for whoever loaded it.
     """
 
     name: str
@@ -28,4 +28,5 @@ class EngineInfo:
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
     adapters: tuple[str, ...] = ()
+    summary: str = ""
     pooling: str = "last"

@@ -68,8 +68,9 @@ class LLM:
         self.tokenizer: Tokenizer | None = info.tokenizer
         self.eos_token_ids = info.eos_token_ids
         self.adapters = info.adapters
+        self.summary = info.summary
         self.sampling_defaults = info.sampling_defaults
-        self._chat_template = info.chat_template
+        self.chat_template = info.chat_template
         self._streams: WeakValueDictionary[int, CompletionStream] = WeakValueDictionary()
 
     def generate(
@@ -166,9 +167,9 @@ class LLM:
         Raises:
             ChatTemplateError: the model has no template, or it refuses the conversation.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise ChatTemplateError(f"{self.name} has no chat template; use generate instead.")
-        return self._chat_template.render(
+        return self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, **template_options
         )
 

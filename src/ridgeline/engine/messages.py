@@ -77,6 +77,7 @@ class Started(msgspec.Struct, tag=True, frozen=True):
 
     config: ResolvedConfig
     kv_digest: str
+    summary: str
 
 
 class Output(msgspec.Struct, tag=True, frozen=True):

@@ -145,15 +145,15 @@ class ProcessHost:
                     self._progress(done, total, label)
             case Failed():
                 self._failure = event
-            case Started(config=config, kv_digest=kv_digest):
+            case Started(config=config, kv_digest=kv_digest, summary=summary):
                 self._has_started = True
-                self._pin(config, kv_digest)
+                self._pin(config, kv_digest, summary)
                 self.health = _READY
                 self._on_event(event)
             case _:
                 self._on_event(event)
 
-    def _pin(self, config: ResolvedConfig, kv_digest: str) -> None:
+    def _pin(self, config: ResolvedConfig, kv_digest: str, summary: str) -> None:
         """Let later processes have the pool of the first one, from which their context follows.
 
         As a setting the context would choose the factors of LongRoPE, which the first one did not.
@@ -170,6 +170,7 @@ class ProcessHost:
             sampling_defaults=loaded.sampling_defaults,
             pooling=loaded.pooling,
             adapters=tuple(self._config.adapters),
+            summary=summary,
         )
         self._config = replace(self._config, kv_cache_memory_bytes=config.kv_cache_bytes)
 

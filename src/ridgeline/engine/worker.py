@@ -84,7 +84,7 @@ class Worker:
     def run(self) -> Failed | None:
         """Serve until told to stop, or until the engine fails; then the engine is closed."""
         info = self._engine.info
-        self._send(Started(config=info.config, kv_digest=info.kv_digest))
+        self._send(Started(config=info.config, kv_digest=info.kv_digest, summary=info.summary))
         try:
             while self._running:
                 self._turn()

@@ -19,6 +19,11 @@ def config_folder() -> Path:
     return _base("XDG_CONFIG_HOME", ".config") / "ridgeline"
 
 
+def state_folder() -> Path:
+    """Folder of what grows with use, as a chat's history does: ``$XDG_STATE_HOME/ridgeline``."""
+    return _base("XDG_STATE_HOME", ".local/state") / "ridgeline"
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file whole or not at all.
 

@@ -103,6 +103,7 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     announce(f"Ridgeline serves {server.model_name} on http://{shown}:{port}")
+    announce(server.engine.summary)
     for note in start_notes(server):
         announce(note)
     serving = asyncio.create_task(http.serve(sockets=[listener]))

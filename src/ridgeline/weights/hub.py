@@ -8,7 +8,7 @@ finished are kept, and the next call fetches the others from their start.
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -213,6 +213,20 @@ def file_sizes(name: str, revision: str | None) -> tuple[dict[str, int], str | N
         return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}, info.sha
     except Exception as error:
         raise explain(error, name, revision) from error
+
+
+def fetch_card(name: str, revision: str | None) -> None:
+    """Download the card of a hub model, whose head names the licence, if it has one."""
+    from huggingface_hub import constants, hf_hub_download
+
+    with quiet(), suppress(Exception):  # whatever the library raises: nothing depends on a card
+        hf_hub_download(
+            name,
+            "README.md",
+            revision=revision,
+            endpoint=constants.ENDPOINT,
+            cache_dir=constants.HF_HUB_CACHE,
+        )
 
 
 def _missing_bytes(name: str, sizes: Mapping[str, int], commit: str | None) -> int:

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from ridgeline.core.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from ridgeline.weights.aliases import read_aliases
 from ridgeline.weights.files import CONFIG_NAME, check_files, files_in, is_gguf_only
 from ridgeline.weights.gguf.choice import choose_gguf
 from ridgeline.weights.hub import Accept, download
@@ -32,7 +33,8 @@ def locate_model(
 ) -> Path:
     """The folder of model ``name``, downloaded if need be; it has a config and, if needed, weights.
 
-    ``name`` is ``None`` for the embedded model, a folder, or a name on the Hugging Face hub. A GGUF
+    ``name`` is ``None`` for the embedded model, a folder, a user's alias (`read_aliases`) of
+    another name, or a name on the Hugging Face hub. A GGUF
     model is named by its file, or by a folder or hub name with its quantization, as in
     ``owner/name:Q4_K_M``; then the path is the file's (the first, if it is split). With
     ``offline`` (or ``HF_HUB_OFFLINE=1``) only what was downloaded before is used. Without
@@ -52,6 +54,9 @@ def locate_model(
     if name is None:
         return _checked(_embedded_folder(_EMBEDDED), need_weights, accept)
     path = os.path.expanduser(name)
+    if not os.path.exists(path):
+        name = read_aliases().get(name, name)
+        path = os.path.expanduser(name)
     if os.path.isdir(path):
         return _in_folder(Path(path), None, need_weights, accept)
     if _is_gguf(name) and os.path.isfile(path):

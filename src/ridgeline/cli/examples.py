@@ -1,0 +1,51 @@
+"""What ``--help`` of each command shows at its end: lines that may be typed as they are."""
+
+EXAMPLES = {
+    "serve": (
+        "ridgeline serve",
+        "ridgeline serve Qwen/Qwen3-0.6B --quantization int4 --port 8080",
+        "ridgeline serve model.gguf --host 0.0.0.0 --api-key secret",
+    ),
+    "generate": (
+        "ridgeline generate -p 'def fibonacci(n):' -n 64 --temperature 0",
+        "ridgeline generate Qwen/Qwen3-0.6B --prompt-file notes.txt --json",
+    ),
+    "chat": (
+        "ridgeline chat Qwen/Qwen3-0.6B --quantization int4",
+        "ridgeline chat model.gguf --system 'Answer briefly.'",
+    ),
+    "pull": (
+        "ridgeline pull Qwen/Qwen3-0.6B --alias qwen",
+        "ridgeline pull unsloth/Qwen3-0.6B-GGUF:Q4_K_M",
+    ),
+    "list": ("ridgeline list", "ridgeline list ~/models --json"),
+    "show": ("ridgeline show Qwen/Qwen3-0.6B",),
+    "rm": ("ridgeline rm unsloth/Qwen3-0.6B-GGUF:Q4_K_M",),
+    "batch": ("ridgeline batch requests.jsonl Qwen/Qwen3-0.6B -o answers.jsonl",),
+    "probe": ("ridgeline probe http://127.0.0.1:8000 --concurrency 1,8",),
+    "bench": (
+        "ridgeline bench --shape llama-3.2-1b --quantization int4 --batch 1,8,32",
+        "ridgeline bench serve --rate 1,2,4 --ttft-slo 500",
+        "ridgeline bench ladder",
+    ),
+    "profile": ("ridgeline profile --shape llama-3.2-1b --quantization int4",),
+    "bench-serve": (
+        "ridgeline bench serve --rate 1,2,4 --ttft-slo 500",
+        "ridgeline bench serve --url http://127.0.0.1:8000 --concurrency 1,8",
+    ),
+    "bench-ladder": ("ridgeline bench ladder --subjects embedded,1b",),
+    "plan": (
+        "ridgeline plan --shape llama-3.1-8b --hardware l4 --rate 0.5 --slo ttft=0.5,tpot=0.1",
+    ),
+    "memory": ("ridgeline memory --shape llama-3.1-8b --quantization int4",),
+    "cost": ("ridgeline cost --hardware h100-sxm --output-tok-s 2500",),
+    "hardware": ("ridgeline hardware",),
+    "ceilings": ("ridgeline ceilings",),
+    "roofline": ("ridgeline roofline --shape llama-3.2-1b",),
+    "collect-env": ("ridgeline collect-env --json",),
+    "completion": (
+        "ridgeline completion bash",
+        "ridgeline completion zsh",
+    ),
+}
+EXAMPLES["run"] = tuple(line.replace(" chat ", " run ") for line in EXAMPLES["chat"])

@@ -1,0 +1,88 @@
+"""A loaded model in one line: what runs it, in which format, how much room, how fast."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from ridgeline.core.config import ResolvedConfig
+from ridgeline.core.formats import number_format
+from ridgeline.core.plan import ModelRole
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.priced import priced_model
+from ridgeline.executors.registry import executor_traits
+from ridgeline.roofline import PricedModel
+from ridgeline.roofline.batch import make_batch
+from ridgeline.roofline.live import Observer
+from ridgeline.roofline.memory import weights_bytes
+from ridgeline.roofline.predict import Prediction, StepPredictor, is_known
+
+_CONTEXT = 512  # tokens before the one whose seconds are predicted
+_WORTH_SAYING = 1.3  # times as fast
+
+
+def load_summary(
+    name: str, config: ResolvedConfig, model: ExecutorModel, observer: Observer
+) -> str:
+    """One line for whoever loaded the model.
+
+    Nothing is measured for it: seconds are those of a stored calibration, with the interval that
+    holds 80 of 100 measured ones. A format on load that is predicted to be `_WORTH_SAYING` times as
+    fast is named with its setting.
+    """
+    priced = observer.models[ModelRole.TARGET]
+    form = priced.main_format
+    bits = form.bits_per_element(priced.spec.hidden_size)
+    kv_tokens = max(config.num_blocks, default=0) * config.block_tokens
+    parts = [
+        f"{Path(name).name if Path(name).exists() else name} on {config.executor}",
+        f"{form.name} weights, {bits:.3g} bits, {_size(weights_bytes(priced))}",
+        f"context {config.max_model_len:,}, KV cache for {kv_tokens:,} tokens",
+    ]
+    if observer.predictor is None:
+        parts.append("speed not predicted (`ridgeline roofline` measures this machine once)")
+        return " · ".join(parts)
+    decode = _decode(observer.predictor, priced)
+    parts.append(f"predicted {_rate(decode)}")
+    line = " · ".join(parts)
+    if form.is_quantized:
+        return line
+    others = [
+        (other, quantization)
+        for quantization in executor_traits(config.executor).calibrated_formats
+        if number_format(quantization).is_quantized
+        for other in [_decode(observer.predictor, _quantized(model, config, quantization))]
+    ]
+    best = min(others, key=lambda each: each[0].seconds, default=None)
+    if best is not None and decode.seconds > _WORTH_SAYING * best[0].seconds:
+        times = decode.seconds / best[0].seconds
+        line += (
+            f" · {times:.1f} times as fast, at some loss of quality, with "
+            f"--quantization {best[1]}: {_rate(best[0])}"
+        )
+    return line
+
+
+def _decode(predictor: StepPredictor, model: PricedModel) -> Prediction:
+    """Of the next token of one sequence."""
+    of_model = StepPredictor({ModelRole.TARGET: model}, predictor.calibration)
+    context = min(_CONTEXT, model.spec.max_position - 1)
+    return of_model.interval(of_model.batch_seconds(make_batch([(context, context + 1)])), "decode")
+
+
+def _quantized(model: ExecutorModel, config: ResolvedConfig, quantization: str) -> PricedModel:
+    kv = "auto" if config.kv_cache_dtype == config.dtype else config.kv_cache_dtype
+    return priced_model(
+        replace(model, quantization=number_format(quantization)),
+        config.executor,
+        kv_cache_dtype=kv,
+    )
+
+
+def _rate(decode: Prediction) -> str:
+    text = f"{1 / decode.seconds:,.3g} tok/s"
+    if not is_known(decode.low_s, decode.high_s):
+        return f"{text} (error unknown)"
+    return f"{text} ({1 / decode.high_s:,.3g}–{1 / decode.low_s:,.3g})"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

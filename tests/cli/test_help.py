@@ -1,0 +1,111 @@
+"""What somebody sees who asks a command for help, and what may be typed instead of long names."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from ridgeline.cli import examples
+from ridgeline.cli.main import COMMANDS, build_parser, main
+
+NAMES = [name for name in COMMANDS if not name.startswith("bench-")]
+NAMES += [name.replace("bench-", "bench ") for name in COMMANDS if name.startswith("bench-")]
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_every_help_ends_with_examples_that_parse(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    lines = [line.strip() for line in shown]
+    assert lines == list(examples.EXAMPLES[command.replace(" ", "-")])
+
+
+@pytest.mark.parametrize("line", [line for each in examples.EXAMPLES.values() for line in each])
+def test_examples_are_command_lines(line):
+    words = shlex.split(line)[1:]
+    if words[:2] in (["bench", "serve"], ["bench", "ladder"]):
+        words[:2] = ["-".join(words[:2])]
+    assert callable(build_parser().parse_args(words).run)
+
+
+def parsed(*words):
+    return build_parser().parse_args(["generate", *words])
+
+
+def test_short_options():
+    given = parsed("-m", "owner/name", "-p", "text", "-n", "3")
+    assert (given.model, given.prompt, given.max_tokens) == ("owner/name", "text", 3)
+    assert parsed("owner/name").model == "owner/name"
+    assert parsed().model is None
+
+
+def test_the_format_of_weights_is_among_the_common_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    assert "--quantization" in capsys.readouterr().out
+
+
+def test_threads_are_the_processors_that_computing_uses():
+    program = (
+        "from ridgeline.cli.main import build_parser\n"
+        "from ridgeline.core.host import usable_cores\n"
+        "build_parser().parse_args(['generate', '-t', '1'])\n"
+        "print(usable_cores())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "1\n"
+
+
+def test_more_threads_than_processors_are_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed("-t", str(os.cpu_count() + 1))
+    assert ended.value.code == 2
+    assert "the processors there are" in capsys.readouterr().err
+
+
+def test_settings_come_from_the_environment(model_folder, capsys, monkeypatch):
+    monkeypatch.setenv("RIDGELINE_MODEL", str(model_folder))
+    monkeypatch.setenv("RIDGELINE_MAX_TOKENS", "2")
+    monkeypatch.setenv("RIDGELINE_ENABLE_PREFIX_CACHING", "false")
+    assert main(["generate", "-p", "the cat", "--json"]) == 0
+    assert '"length"' in capsys.readouterr().out
+    assert main(["generate", "-p", "the cat", "--json", "-n", "3"]) == 0
+    assert '"prompt_tokens"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("RIDGELINE_MAX_TOKENS", "few", "RIDGELINE_MAX_TOKENS: 'few' is not possible"),
+        ("RIDGELINE_ENABLE_PREFIX_CACHING", "maybe", "expected true or false"),
+        ("RIDGELINE_MAX_TOKEN", "2", "did you mean 'RIDGELINE_MAX_TOKENS'"),
+    ],
+)
+def test_a_mistake_in_the_environment_is_one_sentence(capsys, monkeypatch, name, value, words):
+    monkeypatch.setenv(name, value)
+    assert main(["generate", "-p", "the cat"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_container_platforms_put_into_the_environment_is_no_setting(monkeypatch):
+    """Kubernetes names the address of a service "ridgeline" so, and Docker links did."""
+    from ridgeline.cli.environment import apply_environment
+
+    monkeypatch.setenv("RIDGELINE_PORT", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("RIDGELINE_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("RIDGELINE_PORT_80_TCP_PROTO", "tcp")
+    arguments = build_parser().parse_args(["serve"])
+    apply_environment(arguments)
+    assert not hasattr(arguments, "port")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_of_a_shell_has_every_command(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "collect-env" in script
+    assert "--served-model-name" in script
