@@ -70,6 +70,7 @@ def test_more_threads_than_processors_are_refused(capsys):
 def test_settings_come_from_the_environment(model_folder, capsys, monkeypatch):
     monkeypatch.setenv("RIDGELINE_MODEL", str(model_folder))
     monkeypatch.setenv("RIDGELINE_MAX_TOKENS", "2")
+    monkeypatch.setenv("RIDGELINE_DTYPE", "")  # passed on, and not set
     monkeypatch.setenv("RIDGELINE_ENABLE_PREFIX_CACHING", "false")
     assert main(["generate", "-p", "the cat", "--json"]) == 0
     assert '"length"' in capsys.readouterr().out

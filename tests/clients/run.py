@@ -24,10 +24,23 @@ ROOT = HERE.parents[1]
 PACKAGES = {
     "openai": "openai",
     "anthropic": "anthropic",
+    "ollama": "ollama",
     "lm-eval": "lm-eval[api]",
     "guidellm": "guidellm",
     "aiperf": "aiperf",
 }
+RECIPES = {  # of examples/: what each needs
+    "openai_chat": "openai",
+    "anthropic_messages": "anthropic",
+    "ollama_chat": "ollama",
+    "litellm_chat": "litellm",
+    "langchain_chat": "langchain-openai",
+    "llama_index_chat": "llama-index-llms-openai-like",
+    "instructor_typed": "instructor",
+    "pydantic_ai_typed": "pydantic-ai-slim[openai]",
+    "llm_cli": "llm",
+}
+PACKAGES |= {name: package for name, package in RECIPES.items() if package not in PACKAGES}
 TTFT_SHARE = 0.05
 SOCKET_SLACK_S = 0.001  # what our own client, which does nothing else, may see beyond the server's
 CLIENT_SLACK_S = 0.010  # the same for clients that do more before, between and after
@@ -54,7 +67,8 @@ class Environment:
         return str(self.path / "bin" / name)
 
     def _version(self, name):
-        code = f"import importlib.metadata as m; print(m.version({name.replace('-', '_')!r}))"
+        package = PACKAGES[name].partition("[")[0]
+        code = f"import importlib.metadata as m; print(m.version({package!r}))"
         done = subprocess.run(
             [self.binary("python"), "-c", code], capture_output=True, text=True, check=False
         )
@@ -172,13 +186,28 @@ def aiperf(environment, url):
     ]
 
 
+def recipe(name):
+    """A script of examples/: it must end well, and say something."""
+
+    def run(environment, url):
+        command = [environment.binary("python"), str(ROOT / "examples" / f"{name}.py"), url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        failed = done.returncode or not done.stdout.strip()
+        problem = (done.stderr[-300:] or "no output") if failed else None
+        return [{"check": "recipe", "problem": problem}]
+
+    return run
+
+
 CLIENTS = {
     "http.client": plain_http,
     "openai": script("openai"),
     "anthropic": script("anthropic"),
+    "ollama": script("ollama"),
     "lm-eval": lm_eval,
     "guidellm": guidellm,
     "aiperf": aiperf,
+    **{name: recipe(name) for name in RECIPES},
 }
 
 
@@ -213,8 +242,10 @@ def main():
         try:
             print("| client | version | check | result |\n|---|---|---|---|")
             for name in arguments.clients or CLIENTS:
-                needs_package = name in PACKAGES
-                environment = Environment(arguments.environments, name) if needs_package else None
+                package = RECIPES.get(name, name)
+                client = package if package in PACKAGES else name
+                needs_package = client in PACKAGES
+                environment = Environment(arguments.environments, client) if needs_package else None
                 version = environment.version if environment else platform.python_version()
                 problem = environment.problem if environment else None
                 checks = (

@@ -28,8 +28,10 @@ def test_all_names_exist_and_are_sorted(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["ridgeline", "ridgeline.core.plan", "ridgeline.text", "ridgeline.engine.loop"]
-    + [f"ridgeline.cli.{module.partition(':')[0]}" for module, _ in COMMANDS.values()],
+    [
+        *("ridgeline", "ridgeline.core.plan", "ridgeline.text", "ridgeline.engine.loop"),
+        *sorted({f"ridgeline.cli.{module.partition(':')[0]}" for module, _ in COMMANDS.values()}),
+    ],
 )
 def test_torch_is_not_imported_by(name):
     """It takes a second, and ``--help`` of no command needs it."""

@@ -37,7 +37,7 @@ def running(model, *, data_dir, engine=None, **settings):
     """Serve a model in this process until the block ends."""
     config = ServerConfig(**{"port": 0, "log_requests": False, "data_dir": data_dir, **settings})
     defaults = {"dtype": "float32", "block_tokens": 4, "max_num_seqs": 8}
-    engine_config = EngineConfig(model=str(model), **(defaults | (engine or {})))
+    engine_config = EngineConfig(model=model and str(model), **(defaults | (engine or {})))
     ready, holder = threading.Event(), {}
 
     async def main():

@@ -1,5 +1,6 @@
 """The web page in Chromium: it streams, stops, shows what is going on, and calls nobody else."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -36,7 +37,7 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(params=[("light", 1280), ("dark", 1280), ("light", 390)], ids=str)
+@pytest.fixture(params=[("light", 1280), ("dark", 820), ("light", 390)], ids=str)
 def page(browser, page_server, request):
     """A fresh page; at the end nothing was logged, and nobody else was called."""
     scheme, width = request.param
@@ -119,6 +120,98 @@ def test_reasoning_is_shown_once(says, page):
     assert page.text_content(".turn.assistant details") == "Reasoningbc"
     assert page.text_content(".turn.assistant > span") == "fg"
     assert len(page.query_selector_all(".token")) == 2
+
+
+def ask(page, text):
+    page.fill("#prompt", text)
+    page.click("#send")
+    page.wait_for_selector("#send:enabled")
+
+
+def test_answers_are_markdown_with_code_to_copy(says, page):
+    says(
+        "Do **this**:\n\n", "1. one\n2. two\n\n```python\nx = 1\n\ny = 2\n```\n", "[a](https://b.c)"
+    )
+    ask(page, "how?")
+    answer = page.query_selector(".turn.assistant .markdown")
+    assert answer.query_selector("strong").text_content() == "this"
+    assert [item.text_content() for item in answer.query_selector_all("ol li")] == ["one", "two"]
+    assert answer.query_selector("pre code").text_content() == "x = 1\n\ny = 2"
+    assert answer.query_selector("a").get_attribute("rel") == "noopener noreferrer"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("text=Copy code")
+    wait_for(page, lambda: page.evaluate("navigator.clipboard.readText()") == "x = 1\n\ny = 2")
+
+
+def test_conversations_are_kept_and_no_switch_erases_them(says, page):
+    says("first answer")
+    page.eval_on_selector("#system", "field => field.value = 'be brief'")
+    ask(page, "first question")
+    page.click("#new")
+    assert page.query_selector_all(".turn") == []
+    says("second answer")
+    ask(page, "second question")
+    page.click("#tab-completion")
+    page.click("#tab-chat")
+    assert "second answer" in page.inner_text("#transcript")
+    page.reload()
+    page.wait_for_selector(".turn.assistant")
+    assert "second answer" in page.inner_text("#transcript")
+    page.select_option("#conversation", label="first question")
+    assert "first answer" in page.inner_text("#transcript")
+    assert page.eval_on_selector("#system", "field => field.value") == "be brief"
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("#delete")
+    options = page.eval_on_selector_all("#conversation option", "all => all.map(o => o.label)")
+    assert options == ["second question"]
+
+
+def test_turns_are_retried_and_edited(says, page):
+    says("one")
+    ask(page, "question")
+    says("two")
+    page.click("text=Retry")
+    wait_for(page, lambda: page.text_content(".turn.assistant") == "two")
+    page.wait_for_selector("#send:enabled")
+    assert len(page.query_selector_all(".turn")) == 2
+    page.click("text=Edit")
+    assert page.eval_on_selector("#prompt", "field => field.value") == "question"
+    assert len(page.query_selector_all(".turn")) == 2  # nothing is lost before it is sent
+    says("three")
+    ask(page, "better question")
+    turns = [turn.text_content() for turn in page.query_selector_all(".turn")]
+    assert turns == ["better question", "three"]
+
+
+def test_a_conversation_is_exported(says, page):
+    says("an answer")
+    ask(page, "a question")
+    with page.expect_download() as download:
+        page.click("#export")
+    found = json.loads(Path(download.value.path()).read_text())
+    assert [message["content"] for message in found["messages"]] == ["a question", "an answer"]
+
+
+@pytest.mark.parametrize("kind", ["python", "curl", "anthropic", "ollama"])
+def test_the_code_names_this_server_and_model(page, page_server, kind):
+    page.click("#code summary")
+    page.select_option("#snippet-kind", kind)
+    code = page.inner_text("#snippet")
+    assert page_server.url in code
+    assert page_server.server.model_name in code
+
+
+def test_an_error_leaves_nothing_stale(says, page, page_server):
+    says("an answer")
+    ask(page, "a question")
+    page.eval_on_selector("#temperature", "input => input.value = -3")
+    page.eval_on_selector("#form", "form => form.noValidate = true")
+    page.fill("#prompt", "another")
+    page.eval_on_selector("#send", "button => button.click()")
+    page.wait_for_selector(".turn.error")
+    turns = [turn.text_content() for turn in page.query_selector_all(".turn:not(.error)")]
+    assert turns == ["a question", "an answer"]
+    assert page.eval_on_selector("#prompt", "field => field.value") == "another"
 
 
 def test_the_live_view_moves(page):

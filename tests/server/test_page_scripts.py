@@ -17,6 +17,7 @@ ATTACKS = [
     f'"><iframe srcdoc="<script>parent.{RUN}</script>"></iframe>',
     f"</textarea></select></option><img src=x onerror={RUN}>",
     f"javascript:{RUN}//",
+    f"[link](javascript:{RUN})",
 ]
 TEXT = "".join(ATTACKS)
 

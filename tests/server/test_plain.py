@@ -54,7 +54,7 @@ def test_tokenize_and_back(http):
     assert got["count"] == len(got["tokens"])
     assert "".join(got["token_strs"]) == "the cat"
     back = http.post("/detokenize", json={"tokens": got["tokens"]}).json()
-    assert back == {"prompt": "the cat"}
+    assert back == {"prompt": "the cat", "content": "the cat"}
 
 
 def test_token_ids_that_the_model_does_not_have(http):

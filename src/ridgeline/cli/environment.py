@@ -52,7 +52,8 @@ def _variables() -> Iterator[tuple[str, str]]:
         is_platform = _OF_PLATFORMS.fullmatch(variable) and (
             variable != "RIDGELINE_PORT" or _ADDRESS.match(text)
         )
-        if variable.startswith(_PREFIX) and variable not in _OTHERS and not is_platform:
+        # Empty is not given: compose files and units pass variables on that are not set.
+        if text and variable.startswith(_PREFIX) and variable not in _OTHERS and not is_platform:
             yield variable, text
 
 

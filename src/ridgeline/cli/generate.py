@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print_logprobs(output, llm.tokenizer)
     if not arguments.json:
-        error_console.print(llm.summary, style="dim", markup=False, soft_wrap=True)
+        error_console.print(llm.summary.line, style="dim", markup=False, soft_wrap=True)
         _print_timing(output)
         error_console.print(roofline_line(report), style="dim", markup=False, soft_wrap=True)
     max_tokens = params.max_tokens if beams is None else beams.max_tokens

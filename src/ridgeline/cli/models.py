@@ -11,7 +11,6 @@ from ridgeline.cli.options import Parser
 from ridgeline.core.errors import InvalidRequestError, RidgelineError
 from ridgeline.core.formats import float_format
 from ridgeline.core.host import available_memory_bytes
-from ridgeline.weights.aliases import read_aliases, write_alias
 
 _CONTEXT = 4096  # tokens whose KV is counted in what "fits here"
 
@@ -73,6 +72,7 @@ class LocalModel:
 def pull(arguments: argparse.Namespace) -> int:
     """Download a model, what is not here yet of it."""
     from ridgeline.weights import locate_model
+    from ridgeline.weights.aliases import write_alias
     from ridgeline.weights.hub import fetch_card
 
     name: str = arguments.model
@@ -107,6 +107,7 @@ def list_models(arguments: argparse.Namespace) -> int:
 def show(arguments: argparse.Namespace) -> int:
     """Print all that is known of one model without loading it."""
     from ridgeline.weights import locate_model
+    from ridgeline.weights.aliases import read_aliases
 
     name: str = arguments.model
     known = {model.name: model for model in local_models([])}
@@ -127,6 +128,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def remove(arguments: argparse.Namespace) -> int:
     """Delete models of the hub's cache."""
+    from ridgeline.weights.aliases import read_aliases
     from ridgeline.weights.downloaded import remove_downloaded
 
     for name in arguments.models:
@@ -137,6 +139,7 @@ def remove(arguments: argparse.Namespace) -> int:
 
 def local_models(folders: list[Path]) -> list[LocalModel]:
     """The hub's cache, and the GGUF files in some folders."""
+    from ridgeline.weights.aliases import read_aliases
     from ridgeline.weights.downloaded import downloaded_models
     from ridgeline.weights.gguf.choice import gguf_names
 
@@ -162,7 +165,7 @@ def describe_local(name: str, path: Path, num_bytes: int, licence: str | None) -
     from ridgeline.models import describe, lower, read_config
     from ridgeline.quant import declared_formats
     from ridgeline.roofline import PricedModel
-    from ridgeline.roofline.memory import kv_bytes
+    from ridgeline.roofline.memory import kv_bytes, num_parameters
     from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 
     model = LocalModel(name=name, path=str(path), num_bytes=num_bytes, licence=licence)
@@ -184,7 +187,7 @@ def describe_local(name: str, path: Path, num_bytes: int, licence: str | None) -
         activations=float_format(definition.dtype),
         weight_formats=formats,
     )
-    parameters = _num_parameters(priced)
+    parameters = num_parameters(priced)
     needed = int(num_bytes + kv_bytes(priced, min(_CONTEXT, spec.max_position)))
     executor = executor_traits(default_executor())
     is_priced = path.is_dir()
@@ -199,15 +202,6 @@ def describe_local(name: str, path: Path, num_bytes: int, licence: str | None) -
         fits=needed <= (executor.device_bytes() or available_memory_bytes()),
         tok_s=_predicted(executor.priced(priced), executor.name) if is_priced else None,
     )
-
-
-def _num_parameters(model: Any) -> int:
-    from math import prod
-
-    from ridgeline.core.ops import op_weights
-
-    shapes = {weight.name: weight.shape for op in model.ops for weight in op_weights(op)}
-    return sum(prod(shape) for shape in shapes.values())
 
 
 def _predicted(model: Any, executor: str) -> tuple[float, float, float] | None:

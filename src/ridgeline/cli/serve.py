@@ -1,6 +1,7 @@
 """``ridgeline serve``: an OpenAI- and Anthropic-compatible server."""
 
 import argparse
+import webbrowser
 from contextlib import ExitStack
 
 from ridgeline.cli.display import error_console, loading_bar
@@ -19,6 +20,7 @@ def add_options(parser: Parser) -> None:
     """Add the options of this command."""
     add_model_options(parser)
     add_settings(parser, ServerConfig, title="server")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.set_defaults(run=run)
 
 
@@ -39,5 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
             loading.close()  # the first line says that the model is loaded
             error_console.print(line, markup=False)
 
-        serve(engine_config, config, progress=progress, announce=announce)
+        opens = webbrowser.open if arguments.open else None
+        serve(engine_config, config, progress=progress, announce=announce, on_listening=opens)
     return 0

@@ -16,7 +16,7 @@ from ridgeline.core.errors import EngineError, EngineUnavailableError, InvalidRe
 from ridgeline.core.request import CompletionChunk, GenerateRequest, Request
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.spec import ModelSpec
-from ridgeline.engine.info import EngineInfo
+from ridgeline.engine.info import EngineInfo, LoadSummary
 from ridgeline.engine.loading import Progress
 from ridgeline.engine.messages import (
     Abort,
@@ -413,8 +413,8 @@ class AsyncEngine:
         return self._loaded().sampling_defaults
 
     @property
-    def summary(self) -> str:
-        """One line: executor, format, room, predicted speed."""
+    def summary(self) -> LoadSummary:
+        """What was loaded, in a line and in figures."""
         return self._loaded().summary
 
     @property

@@ -10,13 +10,23 @@ from ridgeline.text import ChatTemplate, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSummary:
+    """``line`` is for whoever loaded the model. ``weights_format`` is that of most weights."""
+
+    line: str
+    weights_format: str
+    weights_bytes: int
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """A loaded model and the resolved configuration that runs it.
 
     ``kv_digest`` names what KV depends on beside prompt, adapter slot and salt: the layout, and
     with a disk tier also weights, adapters and what computes with them (`kv_tiers.kv_digest`).
     ``eos_token_ids`` end a completion. ``adapters`` are the names of LoRA adapters, slot by slot
-    from 1. ``summary`` is one line for whoever loaded it.
+    from 1.
     """
 
     name: str
@@ -27,6 +37,6 @@ class EngineInfo:
     eos_token_ids: frozenset[int]
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
+    summary: LoadSummary
     adapters: tuple[str, ...] = ()
-    summary: str = ""
     pooling: str = "last"

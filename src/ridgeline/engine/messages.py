@@ -6,6 +6,7 @@ import numpy.typing as npt
 
 from ridgeline.core.config import ResolvedConfig
 from ridgeline.core.request import CompletionChunk, Request
+from ridgeline.engine.info import LoadSummary
 from ridgeline.engine.stats import EngineStats
 from ridgeline.kvcache import MissReport
 
@@ -77,7 +78,7 @@ class Started(msgspec.Struct, tag=True, frozen=True):
 
     config: ResolvedConfig
     kv_digest: str
-    summary: str
+    summary: LoadSummary
 
 
 class Output(msgspec.Struct, tag=True, frozen=True):

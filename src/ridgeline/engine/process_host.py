@@ -11,7 +11,7 @@ import zmq
 
 from ridgeline.core.config import EngineConfig, ResolvedConfig
 from ridgeline.engine.engine_process import EngineProcess
-from ridgeline.engine.info import EngineInfo
+from ridgeline.engine.info import EngineInfo, LoadSummary
 from ridgeline.engine.loading import Progress, describe_model
 from ridgeline.engine.messages import Command, Event, Failed, Loading, Lost, Started, Stop
 from ridgeline.engine.stats import EngineStatus, Health
@@ -153,7 +153,7 @@ class ProcessHost:
             case _:
                 self._on_event(event)
 
-    def _pin(self, config: ResolvedConfig, kv_digest: str, summary: str) -> None:
+    def _pin(self, config: ResolvedConfig, kv_digest: str, summary: LoadSummary) -> None:
         """Let later processes have the pool of the first one, from which their context follows.
 
         As a setting the context would choose the factors of LongRoPE, which the first one did not.

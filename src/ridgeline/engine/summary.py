@@ -6,13 +6,14 @@ from pathlib import Path
 from ridgeline.core.config import ResolvedConfig
 from ridgeline.core.formats import number_format
 from ridgeline.core.plan import ModelRole
+from ridgeline.engine.info import LoadSummary
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.executors.registry import executor_traits
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.live import Observer
-from ridgeline.roofline.memory import weights_bytes
+from ridgeline.roofline.memory import num_parameters, weights_bytes
 from ridgeline.roofline.predict import Prediction, StepPredictor, is_known
 
 _CONTEXT = 512  # tokens before the one whose seconds are predicted
@@ -21,13 +22,23 @@ _WORTH_SAYING = 1.3  # times as fast
 
 def load_summary(
     name: str, config: ResolvedConfig, model: ExecutorModel, observer: Observer
-) -> str:
-    """One line for whoever loaded the model.
+) -> LoadSummary:
+    """What was loaded.
 
     Nothing is measured for it: seconds are those of a stored calibration, with the interval that
     holds 80 of 100 measured ones. A format on load that is predicted to be `_WORTH_SAYING` times as
     fast is named with its setting.
     """
+    priced = observer.models[ModelRole.TARGET]
+    return LoadSummary(
+        line=_line(name, config, model, observer),
+        weights_format=priced.main_format.name,
+        weights_bytes=int(weights_bytes(priced)),
+        num_parameters=num_parameters(priced),
+    )
+
+
+def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Observer) -> str:
     priced = observer.models[ModelRole.TARGET]
     form = priced.main_format
     bits = form.bits_per_element(priced.spec.hidden_size)

@@ -1,6 +1,7 @@
 """Memory of weights and KV, and the largest batch and context that fit."""
 
 from dataclasses import dataclass
+from math import prod
 
 from ridgeline.core.config import blocks_per_sequence
 from ridgeline.core.op_facts import Role
@@ -15,6 +16,11 @@ USABLE_SHARE = 0.9
 def weights_bytes(model: PricedModel) -> float:
     """Bytes of all weights, over all ranks of one replica without what ranks hold twice."""
     return sum(map(model.bytes_of, weights_of(model)))
+
+
+def num_parameters(model: PricedModel) -> int:
+    """Elements of all weights; what is tied counts once."""
+    return sum(prod(weight.shape) for weight in weights_of(model))
 
 
 def rank_weights_bytes(model: PricedModel) -> float:

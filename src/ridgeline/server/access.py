@@ -23,6 +23,7 @@ PUBLIC_PATH = b"/health"
 _SAFE_METHODS = ("GET", "HEAD")
 _MAX_ID_CHARS = 128
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -48,6 +49,7 @@ class Access:
         request_id = _request_id(headers)
         started_s = time.monotonic()
         status = 0
+        call: Call | None = None
 
         async def observed_send(message: Message) -> None:
             nonlocal status
@@ -57,11 +59,11 @@ class Access:
                     *message["headers"],
                     *_id_headers(scope, request_id),
                     *_HEADERS,
+                    *_warnings(call),
                     *self._cors(headers),
                 ]
             await send(message)
 
-        call: Call | None = None
         try:
             caller = self._admit(scope, headers)
             call = Call(
@@ -87,7 +89,8 @@ class Access:
                 call.outcome = f"error {status}"
             is_quiet = call is not None and call.is_probe and call.outcome == "ok"
             if self._server.config.log_requests and not is_quiet:
-                log_request(scope["method"], call, request_id, status, seconds)
+                path = scope["path"] if status == 404 and call and call.path == "other" else None
+                log_request(scope["method"], call, request_id, status, seconds, path)
             self._server.tracing.record(call, status, started_s, headers)
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
@@ -166,6 +169,13 @@ def _id_headers(scope: Scope, request_id: str) -> list[tuple[bytes, bytes]]:
     if family_of(scope["raw_path"].decode("latin-1")) is Family.ANTHROPIC:
         found.append((b"request-id", request_id.encode()))
     return found
+
+
+def _warnings(call: Call | None) -> list[tuple[bytes, bytes]]:
+    if call is None or not call.ignored_fields:
+        return []
+    names = ", ".join(_NOT_IN_NAMES.sub("?", name) for name in call.ignored_fields)
+    return [(b"x-ridgeline-warning", f"ignored fields: {names}".encode())]
 
 
 def _is_local_host(host: bytes) -> bool:

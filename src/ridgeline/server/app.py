@@ -1,22 +1,38 @@
 """The table of routes (those of the model are apart), and the ASGI application made of it."""
 
+from collections.abc import Collection
+
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ridgeline.core.spelling import suggestion
 from ridgeline.server.access import Access
 from ridgeline.server.context import Call, Server
 from ridgeline.server.endpoint import Endpoint, Handler, Operation
-from ridgeline.server.errors import ApiError, family_of
+from ridgeline.server.errors import ApiError, Family, family_of
 from ridgeline.server.openapi import openapi
 from ridgeline.server.page import page_operations
 from ridgeline.server.replies import Reply, encode
-from ridgeline.server.routes import batches, files, operations, plain, prefixes
+from ridgeline.server.routes import (
+    batches,
+    files,
+    llamacpp,
+    ollama_models,
+    operations,
+    plain,
+    prefixes,
+    responses,
+)
 from ridgeline.server.routes.model_operations import model_operations
+from ridgeline.server.schemas import ollama as schemas
 from ridgeline.server.schemas import plain as plain_schemas
 from ridgeline.server.schemas.batches import FILES_QUERY, PAGE_QUERY, UPLOAD_FORM, BatchRequest
+from ridgeline.server.schemas.llamacpp import ApplyTemplateRequest
 from ridgeline.server.schemas.operations import ProfileRequest
+
+_MAX_PATH_CHARS = 100
 
 
 def api_operations() -> list[Operation]:
@@ -25,7 +41,10 @@ def api_operations() -> list[Operation]:
         *model_operations(),
         *_text(),
         *_jobs(),
+        *_responses(),
         *_prefixes(),
+        *_ollama(),
+        *_llamacpp(),
         _probe("/health", operations.health, "The process lives"),
         _probe("/ready", operations.ready, "Requests are taken"),
         _probe("/ping", operations.ping, "As /health"),
@@ -101,6 +120,72 @@ def _text() -> list[Operation]:
             handler=plain.tokenizer_info,
             summary="About the tokenizer",
             answer=plain_schemas.TokenizerInfo,
+            is_counted=True,
+        ),
+    ]
+
+
+def _responses() -> list[Operation]:
+    path = "/v1/responses/{response_id}"
+    return [
+        Operation(
+            method="GET",
+            path=path,
+            handler=responses.get_response,
+            summary="A response that was kept",
+            is_counted=True,
+        ),
+        Operation(
+            method="DELETE",
+            path=path,
+            handler=responses.delete_response,
+            summary="Forget a response",
+            is_counted=True,
+        ),
+    ]
+
+
+def _ollama() -> list[Operation]:
+    def operation(
+        method: str, path: str, handler: Handler, request: type | None = None
+    ) -> Operation:
+        return Operation(
+            method=method,
+            path=f"/api/{path}",
+            handler=handler,
+            summary=f"Ollama's {path}",
+            request=request,
+            family=Family.OLLAMA,
+            is_counted=path in ("pull", "delete"),
+        )
+
+    return [
+        operation("GET", "version", ollama_models.ollama_version),
+        operation("GET", "tags", ollama_models.ollama_tags),
+        operation("GET", "ps", ollama_models.ollama_ps),
+        operation("POST", "show", ollama_models.ollama_show, schemas.OllamaShowRequest),
+        operation("POST", "pull", ollama_models.ollama_pull, schemas.OllamaPullRequest),
+        operation("DELETE", "delete", ollama_models.ollama_delete, schemas.OllamaDeleteRequest),
+    ]
+
+
+def _llamacpp() -> list[Operation]:
+    return [
+        Operation(method="GET", path="/props", handler=llamacpp.props, summary="llama.cpp's props"),
+        Operation(
+            method="GET",
+            path="/slots",
+            handler=llamacpp.slots,
+            summary="llama.cpp's slots",
+            is_probe=True,
+        ),
+        Operation(
+            method="POST",
+            path="/apply-template",
+            handler=llamacpp.apply_template,
+            summary="The prompt of a conversation, llama.cpp's way",
+            request=ApplyTemplateRequest,
+            prompt_field="messages",
             is_counted=True,
         ),
     ]
@@ -246,9 +331,11 @@ class _Routes:
     """The router alone: Starlette's own application wraps each piece of a stream twice more."""
 
     def __init__(self, server: Server) -> None:
+        operations = all_operations()
+        self._paths = {operation.path for operation in operations}
         routes = [
             Route(operation.path, Endpoint(server, operation), methods=[operation.method])
-            for operation in all_operations()
+            for operation in operations
         ]
         self._router = Router(routes, redirect_slashes=False)
 
@@ -257,12 +344,16 @@ class _Routes:
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
-            await _plain_error(scope, error)(scope, receive, send)
+            await _plain_error(scope, error, self._paths)(scope, receive, send)
 
 
-def _plain_error(scope: Scope, error: HTTPException) -> Response:
+def _plain_error(scope: Scope, error: HTTPException, paths: Collection[str]) -> Response:
     """What has no route, in the shape of its family."""
-    texts = {404: "There is no such route.", 405: "The route has no such method."}
+    path = scope["path"]
+    texts = {
+        404: f"There is no route {path[:_MAX_PATH_CHARS]}{_hint(path, paths)}",
+        405: f"{path[:_MAX_PATH_CHARS]} has no method {scope['method'][:16]}.",
+    }
     api_error = ApiError(error.status_code, texts[error.status_code])
     call: Call = scope["state"]["call"]
     return Response(
@@ -271,3 +362,12 @@ def _plain_error(scope: Scope, error: HTTPException) -> Response:
         headers=error.headers,
         media_type="application/json",
     )
+
+
+def _hint(path: str, paths: Collection[str]) -> str:
+    """The end of the sentence that says that there is no such route: the path that was meant."""
+    plain = path.rstrip("/").removeprefix("/api").replace("/v1", "")
+    for meant in (f"/v1{plain}", plain):
+        if meant in paths and meant != path:
+            return f"; did you mean {meant}? Base URLs of OpenAI's clients end with /v1."
+    return suggestion(path, paths)

@@ -3,12 +3,12 @@
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from ridgeline.core.errors import InvalidRequestError, SettingsError
-from ridgeline.core.settings.reading import Reads, read_settings
+from ridgeline.core.settings.reading import Needs, Reads, read_settings
 from ridgeline.roofline.slo import parse_slo
 from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
@@ -47,7 +47,8 @@ class ServerConfig:
         api_key: a key that clients send; may be given several times.
         api_key_file: TOML file of hashed keys with limits, see docs/server.md.
         admin_api_key: key of the admin endpoints; without it there are none.
-        served_model_name: name that clients use for the model.
+        served_model_name: name that clients use for the model; may be given several times, and the
+            first is the one that answers have.
         tool_call_parser: how tool calls are written; auto asks the chat template, none is off.
         reasoning_parser: how reasoning is marked; auto asks the chat template, none is off.
         max_queue: requests in progress, beyond which new ones are refused with 429; batch lines do
@@ -60,12 +61,19 @@ class ServerConfig:
         drain_s: seconds that requests in progress have to end after SIGTERM.
         allow_origin: web pages that may call the server, scheme://host[:port] or * for all; may be
             given several times.
+        unknown_fields: what becomes of fields of requests that are not known: refuse, or ignore
+            with a warning in the header x-ridgeline-warning.
+        ssl_keyfile: file of the private key (PEM), for HTTPS.
+        ssl_certfile: file of its certificate chain (PEM).
         vllm_metrics: also publish metrics under the vllm: names that dashboards know.
         slo: limits of a good request, for goodput: ttft=0.2,tpot=0.12,e2e=10 in seconds, or chat.
-        log_requests: one JSON line for each request on standard error, without prompts.
+        log_requests: one line for each request on standard error, without prompts: on a terminal to
+            be read, elsewhere JSON.
         data_dir: folder of files and batch jobs; default: ridgeline-PORT in the user's data folder.
         encryption_key_file: file of a key (32 bytes, or 64 hexadecimal digits, its owner's alone)
             with which files, batches and the KV tier on disk are encrypted.
+        keep_responses_s: seconds for which responses are kept, so that previous_response_id finds
+            them; without it none is.
         batch_concurrency: batch lines that run at once, at the lowest priority.
         batch_price_factor: what a batch token costs relative to an online one.
         price_input: price of 1M prompt tokens; with it, usage has the cost.
@@ -79,7 +87,7 @@ class ServerConfig:
     api_key: tuple[str, ...] = ()
     api_key_file: str | None = None
     admin_api_key: str | None = None
-    served_model_name: str | None = None
+    served_model_name: tuple[str, ...] = ()
     tool_call_parser: Annotated[str, _one_of(TOOL_PARSERS)] = "auto"
     reasoning_parser: Annotated[str, _one_of(REASONING_PARSERS)] = "auto"
     max_queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
@@ -89,11 +97,19 @@ class ServerConfig:
     ping_s: Timeout = 15.0
     drain_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     allow_origin: tuple[str, ...] = ()
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    ssl_keyfile: Annotated[
+        str | None, Needs("ssl_certfile", lambda config: config.ssl_certfile is not None)
+    ] = None
+    ssl_certfile: Annotated[
+        str | None, Needs("ssl_keyfile", lambda config: config.ssl_keyfile is not None)
+    ] = None
     vllm_metrics: bool = True
     slo: Annotated[str | None, Reads(_slo)] = None
     log_requests: bool = True
     data_dir: str | None = None
     encryption_key_file: str | None = None
+    keep_responses_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     batch_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 8
     batch_price_factor: Annotated[float, Meta(ge=0, le=1e6)] = 0.5
     price_input: Price | None = None
@@ -102,6 +118,8 @@ class ServerConfig:
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.served_model_name, str):
+            object.__setattr__(self, "served_model_name", (self.served_model_name,))
         read_settings(self)
         if (self.price_input is None) != (self.price_output is None):
             raise SettingsError("price_input and price_output go together.")

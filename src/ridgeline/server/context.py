@@ -50,12 +50,17 @@ class Server:
 
     @property
     def model_name(self) -> str:
-        return self.config.served_model_name or self.engine.model_name
+        return self.served_names[0]
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names of the model itself."""
+        return self.config.served_model_name or (self.engine.model_name,)
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """What requests may name: the model, then its adapters."""
-        return (self.model_name, *self.engine.adapters)
+        return (*self.served_names, *self.engine.adapters)
 
     def check_model(self, name: str | None, caller: Caller) -> str:
         """The name of the model that a request is for.
@@ -79,7 +84,7 @@ class Server:
 
     def adapter(self, model: str) -> str | None:
         """The adapter that stands behind a model's name."""
-        return None if model == self.model_name else model
+        return None if model in self.served_names else model
 
     def check_taking_work(self) -> None:
         """Raise EngineUnavailableError while the server drains."""
@@ -182,6 +187,7 @@ class Call:
     family: Family = Family.OPENAI
     prompt_field: str = "prompt"
     outcome: str = "ok"
+    ignored_fields: list[str] = field(default_factory=list)
     ttft_s: float | None = None
     published_s: float | None = None
     is_streamed: bool = False

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ridgeline.server.closed_objects import closed
 from ridgeline.server.errors import bad_request
 
 Choice = Literal["auto", "none", "required"]
@@ -28,7 +29,8 @@ class ToolSpec:
     @property
     def arguments_schema(self) -> dict[str, Any]:
         """Of what a call gives it: an object, whether ``parameters`` say so or not."""
-        return {"type": "object", **(self.parameters or {})}
+        schema: dict[str, Any] = closed({"type": "object", **(self.parameters or {})})
+        return schema
 
     def as_template_input(self) -> dict[str, Any]:
         """The form that templates read, which is OpenAI's."""

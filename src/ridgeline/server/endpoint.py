@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ridgeline.server.body import (
     check_encoding,
     declared_length,
     decode_body,
+    decode_known,
     read_body,
 )
 from ridgeline.server.context import SHUTTING_DOWN, Call, Server
@@ -25,8 +27,8 @@ from ridgeline.server.replies import EventStream, FileReply, Reply, encode
 
 _log = logging.getLogger(__name__)
 _FILE_CHUNK_BYTES = 1 << 16
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+_STREAM_TYPES = {False: b"text/event-stream; charset=utf-8", True: b"application/x-ndjson"}
+_STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -111,6 +113,9 @@ class Endpoint:
         check_encoding(headers)
         declared_length(headers, limit)
         body = await read_body(receive, limit=limit)
+        if self._server.config.unknown_fields == "ignore":
+            value, call.ignored_fields = decode_known(self._decoder, body)
+            return [value]
         return [decode_body(self._decoder, body)]
 
     async def _answer(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
@@ -155,13 +160,13 @@ class Endpoint:
 
     async def _stream(self, call: Call, stream: EventStream, sender: "_Sender") -> None:
         """The head goes out with the first event, so that an early error has its own status."""
+        sender.is_lines = stream.is_lines
         if sender.is_head:  # a stream need not have an end, for which the connection would wait
             await stream.events.aclose()
             await sender.end()
             return
-        pings = asyncio.create_task(
-            sender.ping(stream.ping, self._server.config.ping_s), name="ridgeline-ping"
-        )
+        ping_s = math.inf if stream.is_lines else self._server.config.ping_s
+        pings = asyncio.create_task(sender.ping(stream.ping, ping_s), name="ridgeline-ping")
         try:
             async with contextlib.aclosing(stream.events):
                 async for data in stream.events:
@@ -201,7 +206,10 @@ class Endpoint:
                 )
             elif sender.is_stream:
                 name = b"event: error\n" if self._operation.family is Family.ANTHROPIC else b""
-                await sender.event(name + b"data: " + encode(body) + b"\n\n")
+                text = encode(body)
+                await sender.event(
+                    text + b"\n" if sender.is_lines else name + b"data: " + text + b"\n\n"
+                )
                 await sender.end()
 
 
@@ -213,7 +221,7 @@ class _Sender:
         self.is_head = is_head
         self._lock = asyncio.Lock()
         self._last_s = time.monotonic()
-        self.started = self.ended = self.is_stream = False
+        self.started = self.ended = self.is_stream = self.is_lines = False
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
@@ -238,20 +246,23 @@ class _Sender:
         async with self._lock:
             if not self.started:
                 self.is_stream = True
-                await self.start(200, _SSE_HEADERS)
+                await self._start_stream()
             await self.body(data)
             self._last_s = time.monotonic()
 
     async def end(self) -> None:
         async with self._lock:
             if not self.started:
-                await self.start(200, _SSE_HEADERS)
+                await self._start_stream()
             self.ended = True
             await self.body(b"", more=False)
 
+    async def _start_stream(self) -> None:
+        await self.start(200, [(b"content-type", _STREAM_TYPES[self.is_lines]), *_STREAM_HEADERS])
+
     async def ping(self, data: bytes, every_s: float) -> None:
         """Break the silence, so that proxies and readers know that the connection lives."""
-        while True:
+        while every_s < math.inf:
             wait_s = self._last_s + every_s - time.monotonic()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)

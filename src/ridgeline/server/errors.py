@@ -43,10 +43,13 @@ class Family(enum.Enum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
 
 
 def family_of(path: str) -> Family:
     """The family of a path, whether it has a route or not."""
+    if path.startswith("/api/"):
+        return Family.OLLAMA
     return Family.ANTHROPIC if path.startswith("/v1/messages") else Family.OPENAI
 
 
@@ -75,6 +78,8 @@ class ApiError(Exception):
         if family is Family.ANTHROPIC:
             error = {"type": _ANTHROPIC_TYPES.get(self.status, default), "message": self.message}
             return {"type": "error", "error": error, "request_id": request_id}
+        if family is Family.OLLAMA:
+            return {"error": self.message}
         return {
             "error": {
                 "message": self.message,

@@ -9,6 +9,7 @@ import msgspec
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.structured_outputs import StructuredOutputs
+from ridgeline.server.closed_objects import closed
 from ridgeline.server.errors import bad_request
 from ridgeline.server.schemas import generation as schemas
 
@@ -55,6 +56,8 @@ def wanted_format(
     if not found:
         return None
     _, path, value = found[0]
+    if "json" in value:
+        value = {"json": closed(value["json"])}
     try:
         grammar = StructuredOutputs.of(value)
     except InvalidRequestError as error:
@@ -110,11 +113,16 @@ def _response_format(fields: schemas.Generation) -> _Found:
     wanted = fields.response_format
     if wanted.type == "text":
         return []
+    wrapped = None if wanted.json_schema is None else wanted.json_schema.schema
+    if wrapped is not None and wanted.schema is not None:
+        raise bad_request(f"{name} has two schemas.", f"{name}.schema")
+    if wanted.schema is not None:
+        return [(name, f"{name}.schema", {"json": wanted.schema})]
     if wanted.type == "json_object":
         return [(name, name, {"json": {"type": "object"}})]
-    if wanted.json_schema is None or wanted.json_schema.schema is None:
+    if wrapped is None:
         raise bad_request(
             "response_format of type json_schema needs json_schema.schema.",
             "response_format.json_schema",
         )
-    return [(name, f"{name}.json_schema.schema", {"json": wanted.json_schema.schema})]
+    return [(name, f"{name}.json_schema.schema", {"json": wrapped})]

@@ -1,5 +1,6 @@
 """What a route gives back."""
 
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -26,10 +27,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventStream:
-    """Server-sent events; what is raised before the first becomes a status of its own."""
+    """Server-sent events; what is raised before the first becomes a status of its own.
+
+    With ``is_lines`` they are JSON objects, one a line, and nothing is sent in silence.
+    """
 
     events: AsyncGenerator[bytes, None]
     ping: bytes = b": ping\n\n"
+    is_lines: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,17 @@ def event(data: Any, name: str | None = None) -> bytes:
         for char, escaped in _LINE_BREAKS:
             text = text.replace(char, escaped)
     return text if name is None else b"event: " + name.encode() + b"\n" + text
+
+
+def json_lines(values: AsyncGenerator[Any, None]) -> EventStream:
+    """A stream of JSON objects, one a line."""
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(values):
+            async for value in values:
+                yield encode(value) + b"\n"
+
+    return EventStream(events=lines(), is_lines=True)
 
 
 DONE = b"data: [DONE]\n\n"

@@ -36,6 +36,10 @@ def sampling_params(
     for name in _COPIED:
         if (value := getattr(fields, name)) is not None:
             values[name] = value
+    if isinstance(fields, OpenAIGeneration) and fields.repeat_penalty is not None:
+        if fields.repetition_penalty not in (None, fields.repeat_penalty):
+            raise bad_request("repetition_penalty and repeat_penalty differ.", "repeat_penalty")
+        values["repetition_penalty"] = fields.repeat_penalty
     if fields.seed is not None and fields.seed != _RANDOM_SEED:
         values["seed"] = fields.seed if fields.seed >= 0 else fields.seed % (MAX_SEED + 1)
     if fields.stop is not None:
@@ -48,11 +52,14 @@ def sampling_params(
 
 
 def max_tokens_of(fields: OpenAIGeneration) -> int | None:
-    """The output limit by either of its names; ApiError if they differ."""
-    old, new = fields.max_tokens, fields.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise bad_request("max_tokens and max_completion_tokens differ.", "max_tokens")
-    return old if new is None else new
+    """The output limit by any of its names; ApiError if they differ."""
+    names = ("max_tokens", "max_completion_tokens", "n_predict")
+    given = {name: value for name in names if (value := getattr(fields, name)) is not None}
+    if given.get("n_predict") == -1:  # without a limit
+        del given["n_predict"]
+    if len(set(given.values())) > 1:
+        raise bad_request(f"{' and '.join(given)} differ.", next(iter(given)))
+    return next(iter(given.values()), None)
 
 
 def check_stream_options(fields: OpenAIGeneration) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -45,10 +46,12 @@ def serve(
     *,
     progress: Progress | None = None,
     announce: Announce = print,
+    on_listening: Callable[[str], object] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let what is in progress end.
 
-    ``announce`` is called with lines for the person who started it.
+    ``announce`` is called with lines for the person who started it, ``on_listening`` once with the
+    URL.
 
     Raises:
         EngineError: the engine was lost, and could not be started again.
@@ -56,11 +59,11 @@ def serve(
             folder is taken.
     """
     if sys.platform == "win32":
-        asyncio.run(_serve(engine_config, config, progress, announce))
+        asyncio.run(_serve(engine_config, config, progress, announce, on_listening))
         return
     import uvloop
 
-    uvloop.run(_serve(engine_config, config, progress, announce))
+    uvloop.run(_serve(engine_config, config, progress, announce, on_listening))
 
 
 async def _serve(
@@ -68,9 +71,11 @@ async def _serve(
     config: ServerConfig,
     progress: Progress | None,
     announce: Announce,
+    on_listening: Callable[[str], object] | None,
 ) -> None:
     # A port or data folder that is taken and bad key files are found before the model is loaded.
     Keys(config).check_policy(engine_config.scheduling_policy)
+    check_certificate(config)
     has_tier = engine_config.kv_disk_tier_path is not None
     if has_tier and engine_config.encryption_key_file != config.encryption_key_file:
         raise SettingsError("encryption_key_file must be that of the data folder in both settings.")
@@ -84,12 +89,17 @@ async def _serve(
             server = Server(engine, config, Jobs(database))
             if config.log_requests:
                 setup_request_log()
-            await run(server, listener, announce)
+            await run(server, listener, announce, on_listening)
         finally:
             await engine.shutdown()
 
 
-async def run(server: Server, listener: socket.socket, announce: Announce) -> None:
+async def run(
+    server: Server,
+    listener: socket.socket,
+    announce: Announce,
+    on_listening: Callable[[str], object] | None = None,
+) -> None:
     """Serve on an open socket, with an engine that has started.
 
     Raises:
@@ -102,8 +112,12 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
         loop.add_signal_handler(number, stopping.set)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    announce(f"Ridgeline serves {server.model_name} on http://{shown}:{port}")
-    announce(server.engine.summary)
+    scheme = "http" if server.config.ssl_certfile is None else "https"
+    url = f"{scheme}://{shown}:{port}"
+    announce(f"Ridgeline serves {server.model_name} on {url}")
+    announce(server.engine.summary.line)
+    if on_listening is not None:
+        on_listening(url)
     for note in start_notes(server):
         announce(note)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -123,6 +137,22 @@ async def run(server: Server, listener: socket.socket, announce: Announce) -> No
     if lost.done():
         raise EngineError(lost.result())
     lost.cancel()
+
+
+def check_certificate(config: ServerConfig) -> None:
+    """Raise SettingsError for files of HTTPS that cannot be used."""
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            config.ssl_certfile,
+            config.ssl_keyfile,
+            password=lambda: "",  # rather than asking on the terminal
+        )
+    except OSError as error:  # of which the errors of ssl are some
+        raise SettingsError(
+            f"{config.ssl_certfile} and {config.ssl_keyfile} cannot be used for HTTPS: {error}."
+        ) from error
 
 
 def start_notes(server: Server) -> list[str]:
@@ -150,6 +180,8 @@ def http_server(server: Server) -> uvicorn.Server:
     return _HttpServer(
         uvicorn.Config(
             build_app(server),
+            ssl_keyfile=server.config.ssl_keyfile,
+            ssl_certfile=server.config.ssl_certfile,
             http=http_protocol(
                 part_timeout_s=server.config.body_timeout_s,
                 stall_timeout_s=server.config.stall_timeout_s,

@@ -1,4 +1,4 @@
-"""Everything of files and batches that a server holds."""
+"""Everything of files, batches and responses that a server holds."""
 
 import asyncio
 import sqlite3
@@ -7,6 +7,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs.batches import BatchStore
 from ridgeline.server.jobs.database import Database
 from ridgeline.server.jobs.files import TERMINAL, FileStore
+from ridgeline.server.jobs.responses import ResponseStore
 
 
 class Jobs:
@@ -19,10 +20,11 @@ class Jobs:
         self._database = database
         self.files = FileStore(self._database)
         self.batches = BatchStore(self._database, self.files)
+        self.responses = ResponseStore(self._database)
         self.changed = asyncio.Event()
 
     async def delete_tenant(self, tenant: str) -> tuple[int, int]:
-        """Remove all files and batches of a tenant; how many of each there were.
+        """Remove a tenant's files, batches and responses; how many files and batches there were.
 
         Raises:
             ApiError: 409 while one of its batches is not over.
@@ -39,6 +41,7 @@ class Jobs:
             db.execute("DELETE FROM batches WHERE tenant = ?", (tenant,))
             found = db.execute("SELECT id FROM files WHERE tenant = ?", (tenant,)).fetchall()
             db.execute("DELETE FROM files WHERE tenant = ?", (tenant,))
+            db.execute("DELETE FROM responses WHERE tenant = ?", (tenant,))
             return [row["id"] for row in found], len(batches)
 
         files, batches = await self._database.run(work)

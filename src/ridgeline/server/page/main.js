@@ -1,15 +1,21 @@
-// The playground: requests, streams, and what they look like.
+// The playground: requests, streams, and the conversations that they are part of.
+import { Conversations } from "/page/conversations.js";
 import { startLive } from "/page/live.js";
 import { readEvents } from "/page/events.js";
+import { element } from "/page/markdown.js";
+import { snippet } from "/page/snippets.js";
+import { addTools, addTurn, copy, Output, showAnswer, tokensFor, tokensOf } from "/page/turns.js";
 
 const byId = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"];
 
+const conversations = new Conversations((problem) => addTurn("error", problem));
 let mode = "chat";
-let history = [];
 let controller = null;
+let editing = null; // the index of the question that the prompt is to replace
+let completions = []; // the nodes of the other mode's transcript, while this one's are shown
 
-function requestBody(text) {
+function requestBody(text, earlier) {
   const body = { model: byId("model").value || undefined, stream: true };
   body.stream_options = { include_usage: true };
   body.max_tokens = Number(byId("max_tokens").value) || 256;
@@ -25,83 +31,10 @@ function requestBody(text) {
   }
   const system = byId("system").value.trim();
   const turns = system ? [{ role: "system", content: system }] : [];
-  body.messages = [...turns, ...history, { role: "user", content: text }];
+  const before = earlier.map(({ role, content }) => ({ role, content }));
+  body.messages = [...turns, ...before, { role: "user", content: text }];
   if (wantsLogprobs) Object.assign(body, { logprobs: true, top_logprobs: 3 });
   return body;
-}
-
-function addTurn(kind, text = "") {
-  const turn = document.createElement("div");
-  turn.className = `turn ${kind}`;
-  turn.textContent = text;
-  const transcript = byId("transcript");
-  transcript.querySelector(".empty")?.remove();
-  transcript.append(turn);
-  transcript.scrollTop = transcript.scrollHeight;
-  return turn;
-}
-
-// Likely tokens are calm, unlikely ones stand out; the alternatives are in the title.
-function tokenSpan(token, logprob, alternatives) {
-  const span = document.createElement("span");
-  const probability = Math.exp(logprob);
-  const level = [0.8, 0.4, 0.1].findIndex((bound) => probability >= bound);
-  span.className = `token p${level < 0 ? 4 : level + 1}`;
-  span.textContent = token;
-  const others = alternatives.map(([t, p]) => `${JSON.stringify(t)} ${(Math.exp(p) * 100).toFixed(1)}%`);
-  span.title = `${(probability * 100).toFixed(1)}%\n${others.join("\n")}`;
-  return span;
-}
-
-function tokensOf(logprobs) {
-  if (!logprobs) return [];
-  if (logprobs.content) {
-    return logprobs.content.map((t) => [t.token, t.logprob, t.top_logprobs.map((o) => [o.token, o.logprob])]);
-  }
-  return logprobs.tokens.map((token, i) => [token, logprobs.token_logprobs[i], Object.entries(logprobs.top_logprobs[i])]);
-}
-
-// The last tokens, as far as they make up the text; none where they do not.
-function tokensFor(text, tokens) {
-  let joined = "";
-  for (let first = tokens.length - 1; first >= 0; first--) {
-    joined = tokens[first][0] + joined;
-    if (joined.trim() === text.trim()) return tokens.slice(first);
-  }
-  return [];
-}
-
-class Output {
-  constructor(turn) {
-    this.turn = turn;
-    this.held = []; // tokens whose text has not come yet
-    this.text = "";
-    this.body = document.createElement("span");
-    turn.append(this.body);
-    turn.classList.add("busy");
-  }
-
-  reason(text) {
-    if (!this.reasoning) {
-      this.reasoning = document.createElement("details");
-      this.reasoning.open = true;
-      this.reasoning.append(Object.assign(document.createElement("summary"), { textContent: "Reasoning" }), "");
-      this.turn.prepend(this.reasoning);
-    }
-    this.reasoning.lastChild.textContent += text;
-  }
-
-  add(text, tokens = []) {
-    this.text += text;
-    if (tokens.length) for (const token of tokens) this.body.append(tokenSpan(...token));
-    else if (text) this.body.append(text);
-    const transcript = byId("transcript");
-    transcript.scrollTop = transcript.scrollHeight;
-  }
-
-  end() {
-    this.turn.classList.remove("busy");
-  }
 }
 
 function takeChunk(output, chunk) {
@@ -119,23 +52,26 @@ function takeChunk(output, chunk) {
   if (reasoning || content || calls) output.held = [];
 }
 
-async function send(text) {
-  const body = requestBody(text);
-  const path = mode === "chat" ? "/v1/chat/completions" : "/v1/completions";
+// `from`: the index of the turn that this one replaces, with all after it.
+async function send(text, from = conversations.current.messages.length) {
+  const body = requestBody(text, conversations.current.messages.slice(0, from));
+  const isChat = mode === "chat";
   let turn;
-  if (mode === "chat") {
+  if (isChat) {
+    dropTurns(from);
     addTurn("user", text);
     turn = addTurn("assistant");
   } else {
     turn = addTurn("completion");
-    turn.append(Object.assign(document.createElement("span"), { className: "given", textContent: text }));
+    turn.append(element("span", { className: "given", textContent: text }));
   }
-  const output = new Output(turn);
+  const output = new Output(turn, { asMarkdown: isChat && !byId("show-logprobs").checked });
   const clock = { start: performance.now(), first: null, tokens: 0, usage: null };
   controller = new AbortController();
   setBusy(true);
+  let problem = null;
   try {
-    const response = await fetch(path, {
+    const response = await fetch(isChat ? "/v1/chat/completions" : "/v1/completions", {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(body),
@@ -151,14 +87,104 @@ async function send(text) {
     showFigures(clock, "");
   } catch (error) {
     if (error.name === "AbortError") showFigures(clock, "stopped · ");
-    else addTurn("error", error.message);
-  } finally {
-    output.end();
-    setBusy(false);
-    if (mode === "chat" && output.text) {
-      history.push({ role: "user", content: text }, { role: "assistant", content: output.text });
-    }
+    else problem = error.message;
   }
+  output.end();
+  if (isChat) keep(text, output, from);
+  if (problem !== null) addTurn("error", problem);
+  setBusy(false);
+}
+
+// A turn without an answer leaves the conversation as it was, and nothing stale on the screen.
+function keep(question, output, from) {
+  const { messages } = conversations.current;
+  if (output.text) {
+    messages.splice(from);
+    const answer = { role: "assistant", content: output.text };
+    if (output.thoughts) answer.reasoning = output.thoughts;
+    messages.push({ role: "user", content: question }, answer);
+    conversations.current.system = byId("system").value;
+    conversations.current.model = byId("model").value;
+    conversations.save();
+    listConversations();
+    addButtons();
+  } else {
+    drawConversation();
+    byId("prompt").value ||= question; // to be sent again
+  }
+}
+
+// Buttons of the turns that are shown; those of earlier turns stay.
+function addButtons() {
+  const { messages } = conversations.current;
+  const turns = [...byId("transcript").querySelectorAll(".turn.user, .turn.assistant")];
+  byId("transcript").querySelectorAll(".tools").forEach((tools) => tools.remove());
+  turns.forEach((turn, index) => {
+    const message = messages[index];
+    if (!message) return;
+    const actions = { Copy: (button) => copy(message.content, button) };
+    if (message.role === "user") actions.Edit = () => edit(index);
+    else if (index === messages.length - 1) actions.Retry = () => retry(index);
+    addTools(turn, actions);
+  });
+}
+
+function dropTurns(from) {
+  const turns = [...byId("transcript").querySelectorAll(".turn.user, .turn.assistant")];
+  for (const turn of turns.slice(from)) turn.remove();
+  byId("transcript").querySelectorAll(".tools, .turn.error").forEach((each) => each.remove());
+}
+
+function setEditing(index) {
+  editing = index;
+  byId("send").textContent = index === null ? "Send" : "Send instead";
+}
+
+// Nothing is lost until the question is sent instead of the earlier one, and answered.
+function edit(index) {
+  if (controller) return;
+  byId("prompt").value = conversations.current.messages[index].content;
+  setEditing(index);
+  byId("prompt").focus();
+}
+
+function retry(index) {
+  if (!controller) send(conversations.current.messages[index - 1].content, index - 1);
+}
+
+function drawConversation() {
+  setEditing(null);
+  clearTranscript();
+  for (const message of conversations.current.messages) {
+    if (message.role === "user") addTurn("user", message.content);
+    else showAnswer(addTurn("assistant"), message);
+  }
+  addButtons();
+  byId("system").value = conversations.current.system ?? "";
+  const { model } = conversations.current;
+  if (model && [...byId("model").options].some((option) => option.value === model)) byId("model").value = model;
+  showSnippet();
+}
+
+function listConversations() {
+  const { all, current } = conversations;
+  const shown = all.includes(current) ? all : [current, ...all];
+  byId("conversation").replaceChildren(...shown.map((each) => new Option(each.title, each.id)));
+  byId("conversation").value = current.id;
+}
+
+function exportConversation() {
+  const { title, system, messages } = conversations.current;
+  const turns = system ? [{ role: "system", content: system }, ...messages] : messages;
+  const text = JSON.stringify({ title, messages: turns }, null, 1);
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  const link = element("a", { href: url, download: "chat.json" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+function showSnippet() {
+  byId("snippet").textContent = snippet(byId("snippet-kind").value, byId("model").value);
 }
 
 function showFigures(clock, prefix) {
@@ -181,13 +207,21 @@ function showFigures(clock, prefix) {
 function setBusy(busy) {
   byId("send").disabled = busy;
   byId("stop-button").disabled = !busy;
+  for (const id of ["conversation", "new", "delete", "export"]) byId(id).disabled = busy || mode !== "chat";
   if (!busy) controller = null;
 }
 
 function setMode(next) {
   if (controller || mode === next) return;
+  const hidden = [...byId("transcript").childNodes];
   mode = next;
-  clearTranscript();
+  if (next === "completion") {
+    clearTranscript();
+    if (completions.length) byId("transcript").replaceChildren(...completions);
+  } else {
+    completions = hidden;
+    drawConversation();
+  }
   for (const name of ["chat", "completion"]) {
     const tab = byId(`tab-${name}`);
     tab.setAttribute("aria-selected", String(name === next));
@@ -195,21 +229,50 @@ function setMode(next) {
   }
   byId("transcript").setAttribute("aria-labelledby", `tab-${next}`);
   byId("system").disabled = next === "completion";
+  byId("clear").hidden = next === "chat";
+  byId("chats").hidden = next !== "chat";
+  setBusy(false);
 }
 
 function clearTranscript() {
-  history = [];
-  byId("transcript").replaceChildren(
-    Object.assign(document.createElement("p"), { className: "empty", textContent: "Nothing yet." }),
-  );
+  byId("transcript").replaceChildren(element("p", { className: "empty", textContent: "Nothing yet." }));
   byId("request-line").textContent = "\u00a0";
 }
 
 function submit() {
   const text = byId("prompt").value;
   if (controller || !text.trim()) return;
-  if (mode === "chat") byId("prompt").value = "";
-  send(text);
+  if (mode === "completion") {
+    send(text);
+    return;
+  }
+  const from = editing ?? undefined;
+  byId("prompt").value = "";
+  setEditing(null);
+  send(text, from);
+}
+
+function listenToChats() {
+  byId("conversation").addEventListener("change", () => {
+    conversations.open(byId("conversation").value);
+    drawConversation();
+  });
+  byId("new").addEventListener("click", () => {
+    conversations.begin();
+    listConversations();
+    drawConversation();
+    byId("prompt").focus();
+  });
+  byId("delete").addEventListener("click", () => {
+    if (conversations.current.messages.length && !confirm("Delete this conversation?")) return;
+    conversations.remove();
+    listConversations();
+    drawConversation();
+  });
+  byId("export").addEventListener("click", exportConversation);
+  byId("model").addEventListener("change", showSnippet);
+  byId("snippet-kind").addEventListener("change", showSnippet);
+  byId("copy-snippet").addEventListener("click", (event) => copy(byId("snippet").textContent, event.currentTarget));
 }
 
 function listen() {
@@ -229,6 +292,7 @@ function listen() {
   });
   byId("stop-button").addEventListener("click", () => controller?.abort());
   byId("clear").addEventListener("click", () => controller || clearTranscript());
+  listenToChats();
   for (const name of ["chat", "completion"]) {
     const tab = byId(`tab-${name}`);
     tab.addEventListener("click", () => setMode(name));
@@ -245,6 +309,8 @@ async function loadModels() {
   const response = await fetch("/v1/models");
   const { data } = await response.json();
   byId("model").replaceChildren(...data.map((model) => new Option(model.id, model.id)));
+  listConversations();
+  drawConversation();
 }
 
 listen();

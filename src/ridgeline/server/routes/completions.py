@@ -11,6 +11,7 @@ from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.beams import beam_params, refused_in_beams
 from ridgeline.server.context import Call
 from ridgeline.server.errors import bad_request
+from ridgeline.server.fim import fim_token_ids
 from ridgeline.server.generation import Job, generate, priority_of, usage_of
 from ridgeline.server.ids import new_id
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
@@ -37,10 +38,83 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 async def completions(call: Call, request: CompletionRequest) -> Reply | EventStream:
     """Continue one or several prompts."""
-    run = await _Run.prepare(call, request)
+    model, job = await prepare_completion(call, request)
+    run = _Run(call, request, model, job)
     if request.stream:
         return EventStream(events=run.events())
     return Reply(body=await run.response())
+
+
+async def prepare_completion(
+    call: Call, request: CompletionRequest, *, fits_context: bool = False
+) -> tuple[str, Job]:
+    """Check and admit a request, and tokenize its prompts; returns the model's name as well.
+
+    With ``fits_context`` an output limit beyond the context's end is that end.
+
+    Raises:
+        ApiError, RequestError: what the caller did wrong.
+    """
+    server = call.server
+    model = server.check_model(request.model, call.caller)
+    check_stream_options(request)
+    count = request.n or 1
+    drawn = count if request.best_of is None else request.best_of
+    if drawn < count:
+        raise bad_request("best_of must be at least n.", "best_of")
+    if drawn > count and request.stream:
+        raise bad_request("best_of above n cannot be streamed.", "best_of")
+    max_tokens = max_tokens_of(request)
+    if max_tokens == 0 and not request.echo:
+        raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
+    output_tokens = _DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1)
+    beams = beam_params(server, request, max_tokens=output_tokens, logprobs=request.logprobs)
+    if beams is not None:
+        _check_beams(request)
+    call.admit(num_outputs=count_prompts(request.prompt) * drawn, max_tokens=output_tokens)
+    prompt = request.prompt
+    if request.suffix:
+        if not isinstance(prompt, str):
+            raise bad_request("suffix needs a prompt that is one text.", "suffix")
+        prompt = fim_token_ids(server.tokenizer, prompt, request.suffix)
+    adds_special = request.add_special_tokens is not False
+    context = server.engine.config.max_model_len
+    limit = request.truncate_prompt_tokens
+    prompts = [
+        truncate(ids, limit, context, output_tokens)
+        for ids in await tokenize(
+            server,
+            prompt,
+            add_special_tokens=adds_special,
+            is_cut=limit is not None,
+        )
+    ]
+    for ids in prompts:
+        if not fits_context:
+            check_room(ids, max_tokens, context, limit_name(request))
+    wanted = wanted_format(request)
+    asked = request.prompt_logprobs
+    echoed = request.logprobs if request.echo else None
+    job = Job(
+        call=call,
+        prompts=prompts,
+        params=sampling_params(
+            server,
+            request,
+            max_tokens=output_tokens,
+            structured=None if wanted is None else wanted.grammar,
+            n=drawn,
+            logprobs=request.logprobs if drawn == count else request.logprobs or 0,
+            prompt_logprobs=echoed if asked is None else max(asked, echoed or 0),
+        ),
+        adapter=server.adapter(model),
+        cache_salt=request.cache_salt or "",
+        priority=priority_of(call, request.priority),
+        deadline_s=deadline_s(server, request),
+        format_fields=() if wanted is None else (wanted.field,),
+        beams=beams,
+    )
+    return model, job
 
 
 class _Run:
@@ -57,66 +131,6 @@ class _Run:
         self._begun = [False] * count
         # What the prompt's report says concerns all n samples, and comes with the first chunk.
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None] | None] = {}
-
-    @classmethod
-    async def prepare(cls, call: Call, request: CompletionRequest) -> "_Run":
-        """Check and admit the request, and tokenize its prompts."""
-        server = call.server
-        model = server.check_model(request.model, call.caller)
-        check_stream_options(request)
-        if request.suffix:
-            raise bad_request("suffix: this model cannot fill in the middle.", "suffix")
-        count = request.n or 1
-        drawn = count if request.best_of is None else request.best_of
-        if drawn < count:
-            raise bad_request("best_of must be at least n.", "best_of")
-        if drawn > count and request.stream:
-            raise bad_request("best_of above n cannot be streamed.", "best_of")
-        max_tokens = max_tokens_of(request)
-        if max_tokens == 0 and not request.echo:
-            raise bad_request("max_tokens may be 0 only with echo.", "max_tokens")
-        output_tokens = _DEFAULT_MAX_TOKENS if max_tokens is None else max(max_tokens, 1)
-        beams = beam_params(server, request, max_tokens=output_tokens, logprobs=request.logprobs)
-        if beams is not None:
-            _check_beams(request)
-        call.admit(num_outputs=count_prompts(request.prompt) * drawn, max_tokens=output_tokens)
-        adds_special = request.add_special_tokens is not False
-        context = server.engine.config.max_model_len
-        limit = request.truncate_prompt_tokens
-        prompts = [
-            truncate(ids, limit, context, output_tokens)
-            for ids in await tokenize(
-                server,
-                request.prompt,
-                add_special_tokens=adds_special,
-                is_cut=limit is not None,
-            )
-        ]
-        for ids in prompts:
-            check_room(ids, max_tokens, context, limit_name(request))
-        wanted = wanted_format(request)
-        asked = request.prompt_logprobs
-        echoed = request.logprobs if request.echo else None
-        job = Job(
-            call=call,
-            prompts=prompts,
-            params=sampling_params(
-                server,
-                request,
-                max_tokens=output_tokens,
-                structured=None if wanted is None else wanted.grammar,
-                n=drawn,
-                logprobs=request.logprobs if drawn == count else request.logprobs or 0,
-                prompt_logprobs=echoed if asked is None else max(asked, echoed or 0),
-            ),
-            adapter=server.adapter(model),
-            cache_salt=request.cache_salt or "",
-            priority=priority_of(call, request.priority),
-            deadline_s=deadline_s(server, request),
-            format_fields=() if wanted is None else (wanted.field,),
-            beams=beams,
-        )
-        return cls(call, request, model, job)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self._request.stream_options

@@ -1,15 +1,31 @@
 """The operations that run the model, for the server's table and for the lines of batches."""
 
-from ridgeline.server.endpoint import Operation
+from ridgeline.server.endpoint import Handler, Operation
 from ridgeline.server.errors import Family
-from ridgeline.server.routes import chat, completions, messages, plain, responses
+from ridgeline.server.routes import (
+    chat,
+    completions,
+    llamacpp,
+    messages,
+    ollama,
+    ollama_models,
+    plain,
+    responses,
+)
 from ridgeline.server.schemas.chat import ChatRequest, ChatResponse
 from ridgeline.server.schemas.completions import CompletionRequest, CompletionResponse
+from ridgeline.server.schemas.llamacpp import InfillRequest, LlamaCppRequest
 from ridgeline.server.schemas.messages import (
     CountTokensRequest,
     CountTokensResponse,
     MessagesRequest,
     MessagesResponse,
+)
+from ridgeline.server.schemas.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
 )
 from ridgeline.server.schemas.plain import EmbeddingRequest, EmbeddingResponse
 from ridgeline.server.schemas.responses import ResponsesRequest
@@ -44,7 +60,7 @@ def model_operations() -> list[Operation]:
             path="/v1/responses",
             generates=True,
             handler=responses.responses,
-            summary="Answer an input, without state",
+            summary="Answer an input",
             request=ResponsesRequest,
             prompt_field="input",
             in_batches=True,
@@ -81,4 +97,43 @@ def model_operations() -> list[Operation]:
             answer=EmbeddingResponse,
             in_batches=True,
         ),
+        *_ollama(),
+        Operation(
+            method="POST",
+            path="/completion",
+            generates=True,
+            handler=llamacpp.completion,
+            summary="Continue a prompt, llama.cpp's way",
+            request=LlamaCppRequest,
+        ),
+        Operation(
+            method="POST",
+            path="/infill",
+            generates=True,
+            handler=llamacpp.infill,
+            summary="Fill in the middle, llama.cpp's way",
+            request=InfillRequest,
+            prompt_field="input_prefix",
+        ),
+    ]
+
+
+def _ollama() -> list[Operation]:
+    def operation(path: str, handler: Handler, request: type, prompt_field: str) -> Operation:
+        return Operation(
+            method="POST",
+            path=f"/api/{path}",
+            generates=not path.startswith("embed"),
+            handler=handler,
+            summary=f"Ollama's {path}",
+            request=request,
+            prompt_field=prompt_field,
+            family=Family.OLLAMA,
+        )
+
+    return [
+        operation("chat", ollama.ollama_chat, OllamaChatRequest, "messages"),
+        operation("generate", ollama.ollama_generate, OllamaGenerateRequest, "prompt"),
+        operation("embed", ollama_models.ollama_embed, OllamaEmbedRequest, "input"),
+        operation("embeddings", ollama_models.ollama_embeddings, OllamaEmbeddingsRequest, "prompt"),
     ]

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Coroutine, Iterable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -113,16 +114,28 @@ def _base64(vector: Vector) -> str:
 
 
 async def list_models(call: Call) -> Reply:
-    """Every model that a request can name."""
+    """Every model that a request can name, in the form of who asks: Anthropic's send a version."""
     server = call.server
     names = server.models_of(call.caller)
+    if b"anthropic-version" in call.headers:
+        cards = [_anthropic_card(server, name) for name in names]
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
+        none = {"first_id": None, "last_id": None}
+        return Reply(body={"data": cards, "has_more": False} | none | ends)
     return Reply(body=ModelList(data=[_card(server, name) for name in names]))
 
 
 async def get_model(call: Call) -> Reply:
     """One of them."""
     name = call.server.check_model(call.path_params["model"], call.caller)
+    if b"anthropic-version" in call.headers:
+        return Reply(body=_anthropic_card(call.server, name))
     return Reply(body=_card(call.server, name))
+
+
+def _anthropic_card(server: Server, name: str) -> dict[str, str]:
+    created = datetime.fromtimestamp(server.created, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": name, "display_name": name, "created_at": created}
 
 
 def _card(server: Server, name: str) -> ModelCard:
@@ -140,7 +153,12 @@ async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:
     """Token ids of a text or a conversation, as generation would see them."""
     server = call.server
     server.check_model(request.model, call.caller)
-    text, specials = await text_of(call, request)
+    if request.content is None:
+        text, specials = await text_of(call, request)
+    elif request.prompt is not None or request.messages is not None:
+        raise bad_request("content is another word for prompt: give one of them.", "content")
+    else:
+        text, specials = request.content, request.add_special
     tokenizer, context = server.tokenizer, server.engine.config.max_model_len
     check_length(text, tokenizer, context)
 
@@ -149,8 +167,11 @@ async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:
         strings = None
         if request.return_token_strs:
             strings = [token_text(tokenizer, token) for token in tokens]
+        shown: list[Any] = tokens
+        if request.with_pieces:
+            shown = [{"id": token, "piece": token_text(tokenizer, token)} for token in tokens]
         return TokenizeResponse(
-            count=len(tokens), max_model_len=context, tokens=tokens, token_strs=strings
+            count=len(tokens), max_model_len=context, tokens=shown, token_strs=strings
         )
 
     return Reply(body=await server.in_thread(work, num_chars=len(text)))
@@ -190,7 +211,8 @@ async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
         check_in_vocabulary(server, request.tokens, "tokens")
         return tokenizer.decode(request.tokens, skip_special_tokens=False)
 
-    return Reply(body=DetokenizeResponse(prompt=await server.in_thread(work)))
+    text = await server.in_thread(work)
+    return Reply(body=DetokenizeResponse(prompt=text, content=text))
 
 
 async def tokenizer_info(call: Call) -> Reply:

@@ -1,8 +1,10 @@
-"""``/v1/responses``: one answer, and nothing remembered."""
+"""``/v1/responses``: one answer; what is kept of it, where the server keeps any."""
 
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
+
+import msgspec
 
 from ridgeline.core.request import CompletionChunk
 from ridgeline.server.answers import (
@@ -18,6 +20,7 @@ from ridgeline.server.conversation import Conversation, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import usage_of
 from ridgeline.server.ids import new_id
+from ridgeline.server.jobs.responses import KeptResponse
 from ridgeline.server.logprobs import chat_logprobs
 from ridgeline.server.output_formats import FormatSchema
 from ridgeline.server.replies import EventStream, Reply, event
@@ -38,38 +41,66 @@ Events = list[tuple[str, dict[str, Any]]]  # names and fields
 
 async def responses(call: Call, request: ResponsesRequest) -> Reply | EventStream:
     """Answer an input."""
-    _check(request)
+    _check(request, keeps=call.server.config.keep_responses_s is not None)
+    earlier = await _earlier(call, request)
     includes_logprobs = "message.output_text.logprobs" in (request.include or ())
     wants_logprobs = includes_logprobs or bool(request.top_logprobs)
     answer = await prepare_answer(
         call,
         request,
-        _conversation(request),
+        _conversation(request, earlier),
         max_tokens=request.max_output_tokens,
         limit_name="max_output_tokens",
         format_schema=_format_schema(request),
         logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
     )
-    run = _Run(call, request, answer)
+    run = _Run(call, request, answer, earlier)
     if request.stream:
         return EventStream(events=run.events())
     return Reply(body=await run.response())
 
 
-def _check(request: ResponsesRequest) -> None:
-    """Refuse what needs state, and what is not there."""
-    for name in ("previous_response_id", "conversation", "prompt"):
+async def get_response(call: Call) -> Reply:
+    """A response that was kept."""
+    kept = await call.server.jobs.responses.get(call.caller.tenant, call.path_params["response_id"])
+    return Reply(body=kept.response)
+
+
+async def delete_response(call: Call) -> Reply:
+    """Forget a response."""
+    response_id = call.path_params["response_id"]
+    await call.server.jobs.responses.delete(call.caller.tenant, response_id)
+    return Reply(body={"id": response_id, "object": "response", "deleted": True})
+
+
+def _check(request: ResponsesRequest, *, keeps: bool) -> None:
+    """Refuse what needs state that is not kept, and what is not there."""
+    if request.previous_response_id is not None and not keeps:
+        name = "previous_response_id"
+        raise bad_request(
+            f"{name}: this server keeps no responses (see --keep-responses-s); send the whole "
+            "conversation as input.",
+            name,
+        )
+    for name in ("conversation", "prompt"):
         if getattr(request, name) is not None:
-            raise bad_request(
-                f"{name}: this server keeps no responses; send the whole conversation as input.",
-                name,
-            )
+            raise bad_request(f"{name}: send the whole conversation as input.", name)
     if request.background:
         raise bad_request("background: use the batch API for work that can wait.", "background")
     if request.truncation == "auto":
         raise bad_request("truncation: only disabled is supported.", "truncation")
     if unknown := [name for name in request.include or () if name not in _INCLUDABLE]:
         raise bad_request(f"include: {unknown[0][:80]!r} is not available.", "include")
+
+
+async def _earlier(call: Call, request: ResponsesRequest) -> list[dict[str, Any]]:
+    """The items of the conversation that the request goes on with."""
+    if request.previous_response_id is None:
+        return []
+    kept = await call.server.jobs.responses.get(
+        call.caller.tenant, request.previous_response_id, param="previous_response_id"
+    )
+    return kept.items
 
 
 def _format_schema(request: ResponsesRequest) -> FormatSchema | None:
@@ -81,10 +112,12 @@ def _format_schema(request: ResponsesRequest) -> FormatSchema | None:
     return FormatSchema(field="text.format", schema=wanted.schema or {"type": "object"})
 
 
-def _conversation(request: ResponsesRequest) -> Conversation:
+def _conversation(request: ResponsesRequest, earlier: list[dict[str, Any]]) -> Conversation:
     messages: list[dict[str, Any]] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
+    for item in msgspec.convert(earlier, list[InputItem]):
+        _add_item(messages, item, "previous_response_id")
     if isinstance(request.input, str):
         messages.append({"role": "user", "content": request.input})
     else:
@@ -142,8 +175,17 @@ def _text(content: str | list[Any] | None, where: str) -> str:
 class _Run:
     """One response on its way, as items that come one after the other."""
 
-    def __init__(self, call: Call, request: ResponsesRequest, answer: AnswerJob) -> None:
+    def __init__(
+        self,
+        call: Call,
+        request: ResponsesRequest,
+        answer: AnswerJob,
+        earlier: list[dict[str, Any]],
+    ) -> None:
         self._call, self._request, self._job = call, request, answer
+        self._earlier = earlier
+        self._ttl_s = call.server.config.keep_responses_s
+        self._is_kept = self._ttl_s is not None and request.store is not False and not call.is_batch
         self._answer: Answer = answer.new_answer()
         self._id, self._created = new_id("resp_"), int(time.time())
         self._items: list[OutputItem] = []
@@ -155,7 +197,7 @@ class _Run:
         async for _, chunk, delta in answer_pieces(self._job, [self._answer]):
             self._take(chunk, delta)
         self._end()
-        return self._response(self._status())
+        return await self._kept(self._response(self._status()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         begun = False
@@ -170,7 +212,20 @@ class _Run:
         for name, fields in self._end():
             yield self._event(name, **fields)
         status = self._status()
-        yield self._event(f"response.{status}", response=self._response(status))
+        response = await self._kept(self._response(status))
+        yield self._event(f"response.{status}", response=response)
+
+    async def _kept(self, response: dict[str, Any]) -> dict[str, Any]:
+        """The response, once it is on disk where it is to be kept."""
+        if self._is_kept and self._ttl_s is not None:
+            given = self._request.input
+            asked = [{"role": "user", "content": given}] if isinstance(given, str) else given
+            plain = msgspec.to_builtins([*asked, *response["output"]])
+            items = [{k: v for k, v in item.items() if v is not None} for item in plain]
+            kept = KeptResponse(response=response, items=[*self._earlier, *items])
+            responses = self._call.server.jobs.responses
+            await responses.put(self._call.caller.tenant, kept, ttl_s=self._ttl_s)
+        return response
 
     def _take(self, chunk: CompletionChunk, delta: AnswerDelta) -> Events:
         """Put what a chunk adds into the items; returns the events that tell of it."""
@@ -274,9 +329,9 @@ class _Run:
             "model": self._job.model,
             "output": [item.json() for item in self._items],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": request.reasoning and request.reasoning.effort},
-            "store": False,
+            "store": self._is_kept,
             "temperature": params.temperature,
             "text": {"format": _format(request)},
             "tool_choice": request.tool_choice or "auto",

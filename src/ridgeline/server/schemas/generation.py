@@ -90,7 +90,11 @@ class OpenAIGeneration(Generation, kw_only=True):
 
     Inert, because SDKs send them: ``user``, ``metadata``, ``store``, ``service_tier``,
     ``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_options``,
-    ``prompt_cache_retention``.
+    ``prompt_cache_retention``, ``prediction``; because clients of peers do: ``request_id``,
+    ``guided_decoding_backend``, ``spaces_between_special_tokens`` (vLLM), ``cache_prompt``,
+    ``id_slot``, ``timings_per_token`` (llama.cpp), ``keep_alive`` (Ollama), ``ttl`` (LM Studio).
+    ``repeat_penalty`` and ``n_predict`` are llama.cpp's words for ``repetition_penalty`` and
+    ``max_tokens``.
     """
 
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
@@ -110,6 +114,17 @@ class OpenAIGeneration(Generation, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
+    prediction: dict[str, Any] | None = None
+    request_id: str | None = None
+    guided_decoding_backend: str | None = None
+    spaces_between_special_tokens: bool | None = None
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    timings_per_token: bool | None = None
+    keep_alive: str | float | None = None
+    ttl: float | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
+    n_predict: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -122,10 +137,11 @@ class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the text of the answer is."""
+    """What the text of the answer is; ``schema`` without the wrapping is llama.cpp's way."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class PromptTokensDetails(Struct, kw_only=True):

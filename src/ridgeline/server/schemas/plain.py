@@ -79,9 +79,18 @@ class TextFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenizeRequest(TextFields, kw_only=True):
-    """``return_token_strs``: the text of each token as well."""
+    """``return_token_strs``: the text of each token as well.
+
+    ``content`` is llama.cpp's word for ``prompt``; then special tokens are added only with
+    ``add_special``, and ``with_pieces`` makes of each token an id and its text. ``parse_special``
+    is inert where it is true, and else refused.
+    """
 
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool = False
+    parse_special: Literal[True] = True
+    with_pieces: bool = False
 
 
 class ExplainRequest(TextFields, kw_only=True):
@@ -132,11 +141,11 @@ class PrefixList(Struct, kw_only=True):
 
 
 class TokenizeResponse(Struct, kw_only=True):
-    """``count`` is the number of ``tokens``."""
+    """``count`` is the number of ``tokens``: ids, or with ``with_pieces`` ids and texts."""
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[Any]
     token_strs: list[str] | None = None
 
 
@@ -148,9 +157,10 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class DetokenizeResponse(Struct, kw_only=True):
-    """The text."""
+    """The text, under vLLM's name and llama.cpp's."""
 
     prompt: str
+    content: str
 
 
 class TokenizerInfo(Struct, kw_only=True):

@@ -72,9 +72,10 @@ class ReasoningSettings(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesRequest(Generation, kw_only=True):
-    """Stateless: ``previous_response_id``, ``conversation`` and ``background`` are refused.
+    """``previous_response_id`` needs a server that keeps responses; then ``store`` says which.
+    ``conversation`` and ``background`` are refused.
 
-    ``top_logprobs`` implies the ``include`` of logprobs. Inert: ``store``, ``metadata``, ``user``,
+    ``top_logprobs`` implies the ``include`` of logprobs. Inert: ``metadata``, ``user``,
     ``service_tier``, ``truncation`` unless ``auto``, ``prompt_cache_key``,
     ``prompt_cache_options``, ``prompt_cache_retention``, ``safety_identifier``, ``stream_options``,
     ``include`` of ``reasoning.encrypted_content``; and ``max_tool_calls``, which is about

@@ -1,0 +1,224 @@
+"""llama.cpp's own routes, as its editor plugins and front ends call them."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import ridgeline
+from ridgeline.core.request import CompletionChunk, RequestTimings
+from ridgeline.server.answers import prompt_of
+from ridgeline.server.context import Call
+from ridgeline.server.conversation import Conversation
+from ridgeline.server.errors import bad_request
+from ridgeline.server.fim import fim_token_ids
+from ridgeline.server.generation import Job, generate
+from ridgeline.server.logprobs import token_text
+from ridgeline.server.replies import EventStream, Reply, event
+from ridgeline.server.routes.chat import message_input
+from ridgeline.server.routes.completions import prepare_completion
+from ridgeline.server.schemas.completions import CompletionRequest
+from ridgeline.server.schemas.generation import StructuredOutputs
+from ridgeline.server.schemas.llamacpp import (
+    ApplyTemplateRequest,
+    InfillRequest,
+    LlamaCppOptions,
+    LlamaCppRequest,
+)
+
+_COPIED = (
+    "model", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty",
+    "presence_penalty", "frequency_penalty", "ignore_eos",
+)  # fmt: skip
+
+
+async def completion(call: Call, request: LlamaCppRequest) -> Reply | EventStream:
+    """Continue a prompt."""
+    prompt = request.prompt
+    if isinstance(prompt, list) and not all(type(token) is int for token in prompt):
+        raise bad_request("prompt must be one text, or its token ids.", "prompt")
+    return await _answer(call, request, prompt)
+
+
+async def infill(call: Call, request: InfillRequest) -> Reply | EventStream:
+    """Write what stands between two texts."""
+    extra = "".join(
+        f"{each.get('filename', '')}\n{each.get('text', '')}\n\n"
+        for each in request.input_extra or ()
+    )
+    prefix = extra + request.input_prefix + request.prompt
+    ids = fim_token_ids(call.server.tokenizer, prefix, request.input_suffix)
+    return await _answer(call, request, ids)
+
+
+async def props(call: Call) -> Reply:
+    """What the server is, for those who ask before they call."""
+    engine = call.server.engine
+    tokenizer = engine.tokenizer
+    special = {} if tokenizer is None else tokenizer.special_tokens
+    context = engine.config.max_model_len
+    return Reply(
+        body={
+            "default_generation_settings": {
+                "n_ctx": context,
+                "params": dict(engine.sampling_defaults),
+            },
+            "total_slots": engine.config.max_num_seqs,
+            "model_alias": call.server.model_name,
+            "model_path": engine.model_name,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": call.server.template_source,
+            "bos_token": special.get("bos_token", ""),
+            "eos_token": special.get("eos_token", ""),
+            "build_info": f"ridgeline-{ridgeline.__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+async def slots(call: Call) -> Reply:
+    """Sequences that may run at once; none has a cache of its own here."""
+    engine = call.server.engine
+    running, context = engine.stats().num_running, engine.config.max_model_len
+    return Reply(
+        body=[
+            {"id": number, "n_ctx": context, "is_processing": number < running}
+            for number in range(engine.config.max_num_seqs)
+        ]
+    )
+
+
+async def apply_template(call: Call, request: ApplyTemplateRequest) -> Reply:
+    """The prompt of a conversation."""
+    call.server.check_model(request.model, call.caller)
+    turns = [message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
+    return Reply(body={"prompt": await prompt_of(call, Conversation(messages=turns))})
+
+
+async def _answer(
+    call: Call, request: LlamaCppRequest | InfillRequest, prompt: str | list[int]
+) -> Reply | EventStream:
+    context = call.server.engine.config.max_model_len
+    if request.n_predict == 0:
+        raise bad_request("n_predict must not be 0.", "n_predict")
+    _, job = await prepare_completion(
+        call,
+        CompletionRequest(
+            prompt=prompt,
+            max_tokens=context if request.n_predict < 0 else request.n_predict,
+            logprobs=request.n_probs or None,
+            structured_outputs=_format(request),
+            **{name: getattr(request, name) for name in _COPIED},
+        ),
+        fits_context=True,
+    )
+    run = _Run(call, request, job)
+    if request.stream:
+        return EventStream(events=run.events())
+    async for _ in run.pieces():
+        pass
+    return Reply(body=run.whole())
+
+
+def _format(request: LlamaCppOptions) -> StructuredOutputs | None:
+    if request.grammar and request.json_schema is not None:
+        raise bad_request("grammar and json_schema exclude each other.", "grammar")
+    if request.json_schema is not None:
+        return StructuredOutputs(json=request.json_schema)
+    return StructuredOutputs(grammar=request.grammar) if request.grammar else None
+
+
+class _Run:
+    """One request on its way."""
+
+    def __init__(self, call: Call, request: LlamaCppOptions, job: Job) -> None:
+        self._call, self._request, self._job = call, request, job
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._probabilities: list[dict[str, Any]] = []
+        self._last: CompletionChunk | None = None
+        self._timings: RequestTimings | None = None
+
+    async def pieces(self) -> AsyncGenerator[CompletionChunk, None]:
+        async for _, chunk in generate(self._job):
+            self._texts.append(chunk.text)
+            self._tokens += chunk.token_ids
+            self._last, self._timings = chunk, chunk.timings or self._timings
+            self._probabilities += self._likely(chunk)
+            yield chunk
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        async for chunk in self.pieces():
+            if chunk.text or chunk.token_ids:
+                piece: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
+                piece["tokens"] = list(chunk.token_ids)
+                if chunk.logprobs:
+                    piece["completion_probabilities"] = self._likely(chunk)
+                yield event(piece | self._counts())
+        yield event(self.whole() | {"content": "", "tokens": []})
+
+    def whole(self) -> dict[str, Any]:
+        """The answer with all that is said of it at its end."""
+        last = self._last
+        assert last is not None
+        limit = self._job.params.max_tokens
+        by_word = isinstance(last.stop_reason, str)
+        is_cut = str(last.finish_reason) == "length"
+        found: dict[str, Any] = {
+            "index": 0,
+            "content": "".join(self._texts),
+            "tokens": self._tokens if self._request.return_tokens else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self._call.server.model_name,
+            "stop_type": "limit" if is_cut else "word" if by_word else "eos",
+            "stopping_word": last.stop_reason if by_word else "",
+            "truncated": is_cut and len(self._tokens) < (limit or 0),
+            "tokens_cached": self._call.cached_tokens,
+            "timings": self._shown_timings(),
+            "generation_settings": {
+                "n_predict": limit,
+                "temperature": self._job.params.temperature,
+                "top_k": self._job.params.top_k,
+                "top_p": self._job.params.top_p,
+                "min_p": self._job.params.min_p,
+                "repeat_penalty": self._job.params.repetition_penalty,
+                "stop": list(self._job.params.stop),
+                "seed": self._job.params.seed,
+            },
+        }
+        if self._probabilities:
+            found["completion_probabilities"] = self._probabilities
+        return found | self._counts()
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "tokens_predicted": len(self._tokens),
+            "tokens_evaluated": self._call.prompt_tokens,
+        }
+
+    def _likely(self, chunk: CompletionChunk) -> list[dict[str, Any]]:
+        tokenizer = self._call.server.tokenizer
+
+        def shown(token: int, logprob: float) -> dict[str, Any]:
+            return {"id": token, "token": token_text(tokenizer, token), "logprob": logprob}
+
+        return [
+            shown(entry.token_id, entry.logprob)
+            | {"top_logprobs": [shown(token, logprob) for token, logprob in entry.top]}
+            for entry in chunk.logprobs
+        ]
+
+    def _shown_timings(self) -> dict[str, float]:
+        timings = self._timings
+        if timings is None or timings.ttft_s is None:
+            return {}
+        prompt_s, decode_s = timings.ttft_s - timings.queue_s, timings.end_to_end_s - timings.ttft_s
+        found: dict[str, float] = {"cache_n": self._call.cached_tokens}
+        for name, count, seconds in (
+            ("prompt", self._call.prompt_tokens - self._call.cached_tokens, prompt_s),
+            ("predicted", len(self._tokens), decode_s),
+        ):
+            found[f"{name}_n"] = count
+            found[f"{name}_ms"] = seconds * 1e3
+            found[f"{name}_per_token_ms"] = seconds * 1e3 / max(count, 1)
+            found[f"{name}_per_second"] = count / seconds if seconds > 0 else 0.0
+        return found

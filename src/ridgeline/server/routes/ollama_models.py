@@ -1,0 +1,235 @@
+"""Ollama's routes around models: what there is, what it is, downloads, embeddings."""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Any
+
+import ridgeline
+from ridgeline.core.errors import RidgelineError
+from ridgeline.server.context import Call, Server
+from ridgeline.server.errors import ApiError, bad_request
+from ridgeline.server.fim import fim_token_ids
+from ridgeline.server.replies import EventStream, Reply, json_lines
+from ridgeline.server.routes.ollama import TAG, model_of
+from ridgeline.server.routes.plain import embeddings
+from ridgeline.server.schemas.ollama import (
+    OllamaDeleteRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaPullRequest,
+    OllamaShowRequest,
+)
+from ridgeline.server.schemas.plain import EmbeddingRequest, EmbeddingResponse
+
+_API_VERSION = "0.12.0"  # of Ollama, whose interface this is: its clients compare it
+_PROGRESS_S = 0.2
+
+
+async def ollama_version(_: Call) -> Reply:
+    """The version of Ollama whose interface this is, and ours."""
+    return Reply(body={"version": f"{_API_VERSION}+ridgeline.{ridgeline.__version__}"})
+
+
+async def ollama_tags(call: Call) -> Reply:
+    """Every model that a request can name."""
+    server = call.server
+    return Reply(body={"models": [_card(server, name) for name in server.models_of(call.caller)]})
+
+
+async def ollama_ps(call: Call) -> Reply:
+    """The models in memory: all of them, and they stay."""
+    server = call.server
+    loaded = {
+        "expires_at": "9999-12-31T23:59:59Z",
+        "size_vram": 0,
+        "context_length": server.engine.config.max_model_len,
+    }
+    return Reply(
+        body={"models": [_card(server, name) | loaded for name in server.models_of(call.caller)]}
+    )
+
+
+async def ollama_show(call: Call, request: OllamaShowRequest) -> Reply:
+    """What is known of a model."""
+    server = call.server
+    name = _named(server, request.model or request.name)
+    server.check_model(name, call.caller)
+    spec, summary = server.engine.spec, server.engine.summary
+    family = spec.model_type
+    capabilities = ["completion", "embedding"]
+    capabilities += ["tools"] if server.engine.chat_template is not None else []
+    capabilities += ["thinking"] if server.reasoning_parser is not None else []
+    capabilities += ["insert"] if _fills_gaps(server) else []
+    card = _card(server, name)
+    return Reply(
+        body={
+            "modelfile": f"FROM {server.engine.model_name}\n",
+            "parameters": "\n".join(
+                f"{key} {value}" for key, value in server.engine.sampling_defaults.items()
+            ),
+            "template": server.template_source,
+            "details": card["details"],
+            "model_info": {
+                "general.architecture": family,
+                "general.parameter_count": summary.num_parameters,
+                f"{family}.context_length": server.engine.config.max_model_len,
+                f"{family}.embedding_length": spec.hidden_size,
+                f"{family}.block_count": len(spec.layers),
+            },
+            "capabilities": capabilities,
+            "modified_at": card["modified_at"],
+        }
+    )
+
+
+async def ollama_embed(call: Call, request: OllamaEmbedRequest) -> Reply:
+    """The vector of each input."""
+    started_s = time.monotonic()
+    found = await _embedded(call, request.model, request.input, request)
+    return Reply(
+        body={
+            "model": request.model,
+            "embeddings": [item.embedding for item in found.data],
+            "total_duration": int((time.monotonic() - started_s) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": found.usage.prompt_tokens,
+        }
+    )
+
+
+async def ollama_embeddings(call: Call, request: OllamaEmbeddingsRequest) -> Reply:
+    """The vector of one text, by the older route."""
+    found = await _embedded(call, request.model, request.prompt, None)
+    return Reply(body={"embedding": found.data[0].embedding})
+
+
+async def _embedded(
+    call: Call, model: str, texts: str | list[str], request: OllamaEmbedRequest | None
+) -> EmbeddingResponse:
+    reply = await embeddings(
+        call,
+        EmbeddingRequest(
+            model=model_of(call.server, model),
+            input=texts,
+            dimensions=None if request is None else request.dimensions,
+            truncate_prompt_tokens=-1 if request is None or request.truncate else None,
+        ),
+    )
+    found: EmbeddingResponse = reply.body
+    return found
+
+
+async def ollama_pull(call: Call, request: OllamaPullRequest) -> Reply | EventStream:
+    """Download a model to this machine, for the next start of a server; the admin's to do."""
+    name = _named(call.server, request.model or request.name)
+    if name not in call.server.model_names:
+        _check_may_change(call)
+    if request.stream:
+        return json_lines(_pulled(call.server, name))
+    async for _ in _pulled(call.server, name):
+        pass
+    return Reply(body={"status": "success"})
+
+
+async def _pulled(server: Server, name: str) -> AsyncGenerator[Any, None]:
+    yield {"status": "pulling manifest"}
+    if name not in server.model_names:
+        async for line in _download(server, name):
+            yield line
+    yield {"status": "success"}
+
+
+async def _download(server: Server, name: str) -> AsyncGenerator[Any, None]:
+    from ridgeline.weights import locate_model
+
+    seen = (0, 0)
+
+    def note(done: int, total: int, _: str) -> None:
+        nonlocal seen
+        seen = (done, total)
+
+    work = asyncio.create_task(asyncio.to_thread(locate_model, name, progress=note))
+    told: tuple[int, int] | None = None
+    try:
+        while not work.done():
+            await asyncio.wait((work,), timeout=_PROGRESS_S)
+            if seen != told and seen[1]:
+                told = seen
+                done, total = seen
+                digest = f"sha256:{_digest(server, name)}"
+                status = {"status": f"pulling {name}", "digest": digest}
+                yield status | {"total": total, "completed": done}
+        try:
+            await work
+        except RidgelineError as error:
+            raise ApiError(404, str(error)) from error
+    finally:
+        if not work.done():  # a thread cannot be ended: the download goes on, and is kept
+            with contextlib.suppress(asyncio.CancelledError):
+                work.cancel()
+
+
+async def ollama_delete(call: Call, request: OllamaDeleteRequest) -> Reply:
+    """Delete a downloaded model; not one that is served."""
+    from ridgeline.weights.downloaded import remove_downloaded
+
+    server = call.server
+    name = _named(server, request.model or request.name)
+    _check_may_change(call)
+    if name in (*server.model_names, server.engine.model_name):
+        raise ApiError(409, f"{name} is being served, and so it is not deleted.")
+    try:
+        await asyncio.to_thread(remove_downloaded, name)
+    except RidgelineError as error:
+        raise ApiError(404, str(error)) from error
+    return Reply(body={})
+
+
+def _check_may_change(call: Call) -> None:
+    if not (call.caller.is_admin or call.server.keys.is_open):
+        raise ApiError(403, "This needs the admin key.")
+
+
+def _named(server: Server, name: str | None) -> str:
+    if not name:
+        raise bad_request("model: this field is required.", "model")
+    return model_of(server, name)
+
+
+def _fills_gaps(server: Server) -> bool:
+    try:
+        fim_token_ids(server.tokenizer, "", "x")
+    except ApiError:
+        return False
+    return True
+
+
+def _card(server: Server, name: str) -> dict[str, Any]:
+    summary, family = server.engine.summary, server.engine.spec.model_type
+    count = summary.num_parameters
+    shown = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
+    tagged = name if ":" in name else name + TAG
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": datetime.fromtimestamp(server.created, UTC).isoformat(),
+        "size": summary.weights_bytes,
+        "digest": _digest(server, name),
+        "details": {
+            "parent_model": "" if server.adapter(name) is None else server.model_name,
+            "format": "ridgeline",
+            "family": family,
+            "families": [family],
+            "parameter_size": shown,
+            "quantization_level": summary.weights_format,
+        },
+    }
+
+
+def _digest(server: Server, name: str) -> str:
+    """Names the model, its format and its layout of KV; not its bytes, as Ollama's does."""
+    return hashlib.sha256(f"{name}\0{server.engine.summary.line}".encode()).hexdigest()

@@ -1,0 +1,122 @@
+"""`previous_response_id`: each key goes on from its own responses, for a time."""
+
+import json
+import os
+import sqlite3
+import time
+
+import pytest
+from tests.server.running import running
+
+from ridgeline.server.jobs import responses
+
+
+@pytest.fixture(scope="module")
+def keeping(roomy_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    key = folder / "key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o600)
+    settings = {"api_key": ("one", "two"), "admin_api_key": "admin", "keep_responses_s": 60}
+    with running(
+        roomy_folder, data_dir=folder / "jobs", encryption_key_file=str(key), **settings
+    ) as server:
+        server.folder = folder / "jobs"
+        yield server
+
+
+@pytest.fixture
+def client(keeping):
+    with keeping.client(headers={"authorization": "Bearer one"}) as client:
+        yield client
+
+
+def ask(client, text, **fields):
+    body = {"input": text, "max_output_tokens": 6, "temperature": 0, **fields}
+    answer = client.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def text_of(response):
+    return response["output"][0]["content"][0]["text"]
+
+
+def test_a_response_goes_on_from_an_earlier_one(client):
+    first = ask(client, "the cat")
+    assert first["store"] is True
+    second = ask(client, "the mat", previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    whole = [
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": text_of(first)},
+        {"role": "user", "content": "the mat"},
+    ]
+    assert text_of(second) == text_of(ask(client, whole, store=False))
+    third = ask(client, "sat", previous_response_id=second["id"])
+    assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"]
+
+
+def test_a_stream_is_kept(client):
+    with client.stream(
+        "POST", "/v1/responses", json={"input": "the cat", "max_output_tokens": 4, "stream": True}
+    ) as stream:
+        last = [line for line in stream.iter_lines() if line.startswith("data: ")][-1]
+    made = json.loads(last.removeprefix("data: "))["response"]
+    assert client.get(f"/v1/responses/{made['id']}").json() == made
+
+
+def test_it_is_read_and_forgotten(client):
+    made = ask(client, "the cat")
+    assert client.get(f"/v1/responses/{made['id']}").json() == made
+    assert client.delete(f"/v1/responses/{made['id']}").json()["deleted"] is True
+    assert client.get(f"/v1/responses/{made['id']}").status_code == 404
+    assert client.delete(f"/v1/responses/{made['id']}").status_code == 404
+
+
+def test_what_is_not_to_be_stored_is_not(client):
+    made = ask(client, "the cat", store=False)
+    assert made["store"] is False
+    assert client.get(f"/v1/responses/{made['id']}").status_code == 404
+
+
+def test_no_key_finds_anothers(client, keeping):
+    made = ask(client, "the cat")
+    with keeping.client(headers={"authorization": "Bearer two"}) as other:
+        assert other.get(f"/v1/responses/{made['id']}").status_code == 404
+        assert other.delete(f"/v1/responses/{made['id']}").status_code == 404
+        body = {"input": "a", "previous_response_id": made["id"]}
+        refused = other.post("/v1/responses", json=body)
+        assert refused.status_code == 404
+        assert refused.json()["error"]["param"] == "previous_response_id"
+    assert client.get(f"/v1/responses/{made['id']}").status_code == 200
+
+
+def test_it_ends_with_its_time(client, monkeypatch):
+    made = ask(client, "the cat")
+    later_s = time.time() + 61
+    monkeypatch.setattr(responses.time, "time", lambda: later_s)
+    assert client.get(f"/v1/responses/{made['id']}").status_code == 404
+
+
+def test_its_text_is_encrypted_and_goes_with_the_tenant(client, keeping):
+    made = ask(client, "zebrawood and the cat")
+    content = b"".join(path.read_bytes() for path in keeping.folder.glob("jobs.sqlite*"))
+    assert made["id"].encode() in content
+    assert b"zebrawood" not in content
+    with keeping.client(headers={"authorization": "Bearer admin"}) as admin:
+        tenant = _tenant(keeping, made["id"])
+        assert admin.delete(f"/admin/tenants/{tenant}").json()["deleted"] is True
+    assert client.get(f"/v1/responses/{made['id']}").status_code == 404
+
+
+def _tenant(keeping, response_id):
+    with sqlite3.connect(f"file:{keeping.folder}/jobs.sqlite?mode=ro", uri=True) as db:
+        query = "SELECT tenant FROM responses WHERE id = ?"
+        return db.execute(query, (response_id,)).fetchone()[0]
+
+
+def test_a_server_that_keeps_none_says_so(http):
+    answer = http.post("/v1/responses", json={"input": "a", "previous_response_id": "resp_1"})
+    assert answer.status_code == 400
+    assert "--keep-responses-s" in answer.json()["error"]["message"]

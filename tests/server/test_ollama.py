@@ -1,0 +1,179 @@
+"""Ollama's interface, as its documentation has it."""
+
+import json
+
+import httpx
+import pytest
+from tests.weights.conftest import hub  # noqa: F401
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}]}
+GREEDY = {"temperature": 0, "num_predict": 6}
+
+
+@pytest.fixture
+def name(served):
+    return served.server.model_name
+
+
+def lines(http, path, body):
+    with http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"] == "application/x-ndjson"
+        return [json.loads(line) for line in response.iter_lines()]
+
+
+def test_a_chat_streams_lines_that_end_with_counts_and_nanoseconds(http, name):
+    body = CHAT | {"model": name, "options": GREEDY}
+    *pieces, last = lines(http, "/api/chat", body)
+    text = "".join(piece["message"]["content"] for piece in pieces)
+    assert all(piece["done"] is False and piece["model"] == name for piece in pieces)
+    assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 6)
+    assert last["prompt_eval_count"] > 0
+    durations = last["prompt_eval_duration"] + last["eval_duration"]
+    assert 0 < durations <= last["total_duration"] < 60e9
+    whole = http.post("/api/chat", json=body | {"stream": False}).json()
+    assert whole["message"] == {"role": "assistant", "content": text}
+    openai = http.post(
+        "/v1/chat/completions",
+        json={"messages": CHAT["messages"], "temperature": 0, "max_tokens": 6},
+    ).json()
+    assert openai["choices"][0]["message"]["content"] == text
+
+
+def test_generate_asks_with_the_template_and_raw_without(http, name):
+    body = {"model": name, "prompt": "the cat", "options": GREEDY, "stream": False}
+    chat = http.post("/api/chat", json=CHAT | {"model": name, "options": GREEDY, "stream": False})
+    asked = http.post("/api/generate", json=body).json()
+    assert asked["response"] == chat.json()["message"]["content"]
+    raw = http.post("/api/generate", json=body | {"raw": True}).json()
+    plain = http.post(
+        "/v1/completions", json={"prompt": "the cat", "temperature": 0, "max_tokens": 6}
+    ).json()
+    assert raw["response"] == plain["choices"][0]["text"]
+    assert (
+        "".join(each["response"] for each in lines(http, "/api/generate", body | {"stream": True}))
+        == asked["response"]
+    )
+
+
+def test_names_may_have_ollamas_tag(http, name):
+    body = CHAT | {"model": f"{name}:latest", "options": GREEDY, "stream": False}
+    assert http.post("/api/chat", json=body).json()["model"] == f"{name}:latest"
+
+
+def test_a_format_holds(http, name):
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    body = CHAT | {"model": name, "stream": False}
+    body |= {"format": schema, "options": {"num_predict": 60, "temperature": 0}}
+    text = http.post("/api/chat", json=body).json()["message"]["content"]
+    assert json.loads(text) == {"a": 1}
+
+
+def test_calls_of_tools_are_objects_and_come_whole(http, name, says):
+    says("<tool_call>", '{"name": "f", "argu', 'ments": {"x": 1}}', "</tool_call>")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = CHAT | {"model": name, "tools": tools}
+    found = lines(http, "/api/chat", body)
+    calls = [each for line in found for each in line["message"].get("tool_calls", [])]
+    assert calls == [{"function": {"index": 0, "name": "f", "arguments": {"x": 1}}}]
+    says("<tool_call>", '{"name": "f", "arguments": {"x": 1}}', "</tool_call>")
+    whole = http.post("/api/chat", json=body | {"stream": False}).json()
+    assert whole["message"]["tool_calls"] == calls
+    history = [
+        *CHAT["messages"],
+        whole["message"],
+        {"role": "tool", "content": "2", "tool_name": "f"},
+    ]
+    says("it is 2")
+    answer = http.post("/api/chat", json=body | {"messages": history, "stream": False}).json()
+    assert answer["message"]["content"] == "it is 2"
+
+
+def test_thinking_is_apart(http, name, says):
+    says("<think>", "so", "</think>", "yes")
+    whole = http.post("/api/chat", json=CHAT | {"model": name, "stream": False}).json()
+    assert whole["message"]["thinking"] == "so"
+    assert whole["message"]["content"] == "yes"
+
+
+def test_embeddings_are_those_of_the_other_interface(http, name):
+    found = http.post("/api/embed", json={"model": name, "input": ["the cat", "a mat"]}).json()
+    openai = http.post("/v1/embeddings", json={"input": ["the cat", "a mat"]}).json()
+    assert found["embeddings"] == [each["embedding"] for each in openai["data"]]
+    assert found["prompt_eval_count"] == openai["usage"]["prompt_tokens"]
+    older = http.post("/api/embeddings", json={"model": name, "prompt": "the cat"}).json()
+    assert older["embedding"] == pytest.approx(found["embeddings"][0], abs=1e-5)
+
+
+def test_what_there_is(http, name):
+    (model,) = http.get("/api/tags").json()["models"]
+    assert model["name"] == f"{name}:latest"
+    assert model["details"]["quantization_level"] == "float32"
+    assert model["size"] > 0
+    (loaded,) = http.get("/api/ps").json()["models"]
+    assert loaded["context_length"] == 2048
+    shown = http.post("/api/show", json={"model": name}).json()
+    assert shown["model_info"]["llama.context_length"] == 2048
+    assert "completion" in shown["capabilities"]
+    assert "insert" not in shown["capabilities"]
+    assert http.get("/api/version").json()["version"].startswith("0.12.0+ridgeline.")
+
+
+def test_loading_and_unloading_are_said_and_change_nothing(http, name):
+    loaded = http.post("/api/generate", json={"model": name}).json()
+    assert (loaded["done_reason"], loaded["response"]) == ("load", "")
+    gone = http.post("/api/chat", json={"model": name, "messages": [], "keep_alive": 0}).json()
+    assert gone["done_reason"] == "unload"
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "status", "words"),
+    [
+        ("chat", {"model": "other"}, 404, "There is no model 'other'"),
+        ("chat", {"messages": [{"role": "user", "images": ["aGk="]}]}, 400, "reads text"),
+        ("chat", {"options": {"mirostat": 1}}, 400, "options.mirostat"),
+        ("chat", {"options": {"num_predict": 0}}, 400, "num_predict"),
+        ("chat", {"formt": "json"}, 400, "did you mean 'format'"),
+        ("generate", {"prompt": "a", "suffix": "b"}, 400, "cannot fill in the middle"),
+        ("generate", {"prompt": "a", "context": [1]}, 400, "context is not kept"),
+        ("generate", {"prompt": "a", "template": "x"}, 400, "template: the model's own"),
+        ("generate", {"prompt": "x " * 5000}, 400, "context holds"),
+    ],
+)
+def test_mistakes_are_a_sentence_in_ollamas_shape(http, name, path, more, status, words):
+    body = {"model": name} | (CHAT if path == "chat" else {}) | {"model": name} | more
+    answer = http.post(f"/api/{path}", json=body)
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error"}
+    assert words in answer.json()["error"]
+
+
+def test_a_path_without_a_route_has_the_shape_too(http):
+    assert "/api/nothing" in http.get("/api/nothing").json()["error"]
+
+
+def test_pull_of_what_is_served_succeeds_and_delete_is_refused(http, name):
+    assert lines(http, "/api/pull", {"model": name})[-1] == {"status": "success"}
+    refused = http.request("DELETE", "/api/delete", json={"model": name})
+    assert refused.status_code == 409
+
+
+def test_pull_and_delete_of_others_go_by_the_hub(http, hub):  # noqa: F811
+    found = lines(http, "/api/pull", {"model": "owner/name"})
+    assert found[0] == {"status": "pulling manifest"}
+    assert found[-1] == {"status": "success"}
+    assert "model-1.safetensors" in hub.fetched()
+    assert http.request("DELETE", "/api/delete", json={"model": "owner/name"}).status_code == 200
+    again = http.request("DELETE", "/api/delete", json={"model": "owner/name"})
+    assert "was not downloaded" in again.json()["error"]
+
+
+def test_pull_needs_the_admin_where_there_are_keys(roomy_folder, tmp_path):
+    from tests.server.running import running
+
+    with (
+        running(roomy_folder, data_dir=tmp_path, api_key=("k",)) as server,
+        httpx.Client(base_url=server.url, headers={"authorization": "Bearer k"}) as client,
+    ):
+        answer = client.post("/api/pull", json={"model": "owner/name"})
+        assert answer.status_code == 403

@@ -1,0 +1,185 @@
+"""What clients of peers send: their words for our fields, unknown fields, several names, paths."""
+
+import dataclasses
+import json
+import ssl
+import time
+
+import httpx
+import pytest
+from tests.server.running import running
+
+from ridgeline.core.errors import SettingsError
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.logs import as_text
+
+CHAT = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 4}
+
+
+def set_config(served, monkeypatch, **changes):
+    config = dataclasses.replace(served.server.config, **changes)
+    monkeypatch.setattr(served.server, "config", config)
+
+
+def test_unknown_fields_are_refused_or_ignored_with_a_warning(served, http, monkeypatch):
+    body = CHAT | {"logit_bais": {}, "stream_options": {"x": 1}, "stream": True}
+    message = {"role": "user", "content": [{"type": "text", "text": "a", "colour": 1}]}
+    body["messages"] = [message, message]
+    refused = http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "this field is not known" in refused.json()["error"]["message"]
+    set_config(served, monkeypatch, unknown_fields="ignore")
+    taken = http.post("/v1/chat/completions", json=body)
+    assert taken.status_code == 200, taken.text
+    warning = taken.headers["x-ridgeline-warning"]
+    assert warning.startswith("ignored fields: ")
+    names = set(warning.removeprefix("ignored fields: ").split(", "))
+    assert names == {"logit_bais", "stream_options.x", "messages[...].content[...].colour"}
+    assert "x-ridgeline-warning" not in http.post("/v1/chat/completions", json=CHAT).headers
+    wrong = http.post("/v1/chat/completions", json=CHAT | {"temperature": "hot", "x": 1})
+    assert wrong.status_code == 400
+
+
+def test_a_header_of_ignored_names_is_one_header(served, http, monkeypatch):
+    set_config(served, monkeypatch, unknown_fields="ignore")
+    answer = http.post("/v1/chat/completions", json=CHAT | {"a\r\nset-cookie: b": 1})
+    assert answer.status_code == 200
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_words_of_peers(http, path):
+    body = CHAT if "chat" in path else {"prompt": "the cat", "max_tokens": 4}
+    body = body | {"temperature": 0, "seed": 1}
+    ours = http.post(path, json=body | {"repetition_penalty": 1.8}).json()
+    more = {"repeat_penalty": 1.8, "n_predict": 4, "cache_prompt": True, "id_slot": -1, "ttl": 60}
+    theirs = http.post(path, json=body | more).json()
+    assert theirs["choices"] == ours["choices"]
+    differ = http.post(path, json=body | {"n_predict": 3})
+    assert "max_tokens and n_predict differ" in differ.json()["error"]["message"]
+
+
+def test_a_schema_may_stand_in_the_format_itself(http):
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    for kind in ("json_object", "json_schema"):
+        body = CHAT | {"max_tokens": 60, "response_format": {"type": kind, "schema": schema}}
+        text = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert json.loads(text["content"]) == {"a": 1}
+    wrapped = {"name": "x", "schema": schema}
+    both = {"type": "json_schema", "schema": schema, "json_schema": wrapped}
+    assert http.post("/v1/chat/completions", json=CHAT | {"response_format": both}).is_error
+
+
+def test_a_model_may_have_several_names(served, http, monkeypatch):
+    set_config(served, monkeypatch, served_model_name=("first", "gpt-4o"))
+    assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["first", "gpt-4o"]
+    answer = http.post("/v1/chat/completions", json=CHAT | {"model": "gpt-4o"}).json()
+    assert answer["model"] == "gpt-4o"
+    assert http.post("/v1/chat/completions", json=CHAT).json()["model"] == "first"
+    assert http.post("/v1/chat/completions", json=CHAT | {"model": "x"}).status_code == 404
+
+
+def test_anthropics_clients_get_their_list_of_models(served, http):
+    headers = {"anthropic-version": "2023-06-01"}
+    found = http.get("/v1/models", headers=headers).json()
+    (model,) = found["data"]
+    assert (model["type"], found["has_more"]) == ("model", False)
+    assert found["first_id"] == found["last_id"] == model["id"] == served.server.model_name
+    assert http.get(f"/v1/models/{model['id']}", headers=headers).json() == model
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions"),
+        ("/api/v1/chat/completions", "did you mean /v1/chat/completions"),
+        ("/v1/metrics", "did you mean /metrics"),
+        ("/v1/chat/completion", "did you mean '/v1/chat/completions'"),
+        ("/nothing/like/it", "There is no route /nothing/like/it."),
+    ],
+)
+def test_a_path_that_is_none_is_named_with_the_one_that_was_meant(http, path, words):
+    answer = http.post(path, json={})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert words in (error if isinstance(error, str) else error["message"])
+
+
+def test_a_line_of_the_log_for_people():
+    entry = {
+        "time": time.time(), "method": "POST", "route": "/v1/completions", "status": 200,
+        "seconds": 1.25, "ttft_s": 0.0421, "tenant": "ann", "prompt_tokens": 1200,
+        "cached_tokens": 1024, "output_tokens": 34, "outcome": "ok",
+    }  # fmt: skip
+    line = as_text(entry)
+    assert line.endswith(
+        "POST /v1/completions 200 1.250 s · TTFT 42 ms · 1,200 (1,024 cached) + 34 tokens · ann"
+    )
+    lost = entry | {"route": "other", "path": "/a\n\x1b[2J", "status": 404, "outcome": "error 404"}
+    assert "\\n\\u001b[2J 404" in as_text(lost)
+    assert as_text(entry | {"outcome": "disconnected"}).endswith("disconnected")
+
+
+def test_https_by_files(roomy_folder, tmp_path):
+    certificate(tmp_path)
+    files = {"ssl_keyfile": str(tmp_path / "key.pem"), "ssl_certfile": str(tmp_path / "cert.pem")}
+    with running(roomy_folder, data_dir=tmp_path / "data", **files) as server:
+        url = server.url.replace("http://", "https://")
+        trusted = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+        with httpx.Client(base_url=url, verify=trusted) as client:
+            answer = client.post("/v1/chat/completions", json=CHAT)
+            assert answer.status_code == 200
+            with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as s:
+                assert list(s.iter_lines())[-2] == "data: [DONE]"
+
+
+def test_files_of_https_that_cannot_be_used_are_a_sentence(tmp_path):
+    from ridgeline.server.serving import check_certificate
+
+    with pytest.raises(SettingsError, match="no effect without ssl_certfile"):
+        ServerConfig(ssl_keyfile="k")
+    certificate(tmp_path)
+    (tmp_path / "bad.pem").write_text("no key")
+    for key in ("bad.pem", "none.pem"):
+        config = ServerConfig(
+            ssl_keyfile=str(tmp_path / key), ssl_certfile=str(tmp_path / "cert.pem")
+        )
+        with pytest.raises(SettingsError, match="cannot be used for HTTPS"):
+            check_certificate(config)
+
+
+def certificate(folder):
+    """A key and a certificate of 127.0.0.1, signed by itself."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
