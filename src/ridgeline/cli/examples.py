@@ -28,6 +28,8 @@ EXAMPLES = {
         "ridgeline bench serve --rate 1,2,4 --ttft-slo 500",
         "ridgeline bench ladder",
     ),
+    "quantize": ("ridgeline quantize Qwen/Qwen3-0.6B -o qwen-int4",),
+    "eval": ("ridgeline eval qwen-int4 --against Qwen/Qwen3-0.6B",),
     "profile": ("ridgeline profile --shape llama-3.2-1b --quantization int4",),
     "bench-serve": (
         "ridgeline bench serve --rate 1,2,4 --ttft-slo 500",

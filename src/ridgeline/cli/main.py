@@ -88,7 +88,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for name, (module, text) in COMMANDS.items():
         prog = f"ridgeline {name.replace('bench-', 'bench ')}"
-        epilog = "\n  ".join(("examples:", *EXAMPLES[name]))
+        lines = EXAMPLES.get(name)
+        epilog = "\n  ".join(("examples:", *lines)) if lines else None
         commands.add_parser(
             name, prog=prog, help=text, epilog=epilog, module=f"ridgeline.cli.{module}"
         )

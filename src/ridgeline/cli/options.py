@@ -24,12 +24,13 @@ from ridgeline.core.structured_outputs import StructuredOutputs
 
 # Shown by --help; the others by --help-all.
 COMMON_OPTIONS = {
-    "dtype", "quantization", "executor", "max_model_len", "load_format",
+    "dtype", "quantization", "executor", "max_model_len",
     "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n",
     "host", "port", "api_key", "served_model_name",
 }  # fmt: skip
 _NOT_OPTIONS = {"model"}
 _SHORT = {"max_tokens": ("-n",)}  # as in llama.cpp
+_CLAUSE_END = re.compile(r"[.;] ")  # --help has the first clause, --help-all all of them
 _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNORECASE | re.ASCII)
 
@@ -155,16 +156,16 @@ def add_settings(parser: Parser, cls: type[Any], *, title: str, shown: bool = Fa
             continue
         options = _argument_options(field.name, hints[field.name])
         text = texts[field.name].replace("%", "%%")
-        is_shown = shown or field.name in COMMON_OPTIONS
+        first = _CLAUSE_END.split(text)[0] if field.name in COMMON_OPTIONS else argparse.SUPPRESS
         action = group.add_argument(
             *_SHORT.get(field.name, ()),
             "--" + field.name.replace("_", "-"),
             dest=field.name,
             default=argparse.SUPPRESS,
-            help=text if is_shown else argparse.SUPPRESS,
+            help=text if shown else first,
             **options,
         )
-        if not is_shown:
+        if not shown:
             parser.hidden.append((action, text))
 
 
