@@ -248,7 +248,10 @@ class BatchStore:
             return None
         name = f"{column} {row['id']} {row['tenant']}"
         unseal = self._database.encryption.unseal_text
-        return json.loads(unseal(row[column], name))
+        try:
+            return json.loads(unseal(row[column], name))
+        except (TypeError, ValueError) as error:
+            raise sqlite3.DatabaseError(f"{column} of a batch is no JSON") from error
 
     def _row(self, db: sqlite3.Connection, batch_id: str, tenant: str | None = None) -> sqlite3.Row:
         row: sqlite3.Row | None = db.execute(

@@ -53,6 +53,9 @@ CREATE INDEX IF NOT EXISTS responses_of_tenant ON responses (tenant, created);
 CREATE TABLE IF NOT EXISTS encryption (key_check BLOB NOT NULL) STRICT;
 """
 
+# What SQLite raises for a file that is damaged, and what Python does for texts in it.
+DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+
 
 class Database:
     """Runs functions on the connection, each in a transaction of its own, in a thread of its own.
@@ -91,7 +94,7 @@ class Database:
         try:
             self._protect()
             self._connection = self._thread.submit(self._open).result()
-        except (sqlite3.DatabaseError, OSError) as error:
+        except (*DAMAGE, OSError) as error:
             self._release()
             raise self._problem(error) from error
         try:
@@ -132,6 +135,7 @@ class Database:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA secure_delete=ON")  # results are users' texts
         connection.executescript(_SCHEMA)
+        _check_tables(connection)
         _add_counts(connection)
         return connection
 
@@ -204,7 +208,7 @@ class Database:
             for undo in self._undo:
                 with contextlib.suppress(OSError):
                     undo()
-            if isinstance(error, sqlite3.DatabaseError | OSError):
+            if isinstance(error, (*DAMAGE, OSError)):
                 raise self._problem(error) from error
             raise
         return result
@@ -221,6 +225,16 @@ class Database:
     def _release(self) -> None:
         self._thread.shutdown()
         os.close(self._lock)
+
+
+def _check_tables(connection: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError if a table and its indexes do not agree: files without a row are
+    removed, and a row that is damaged must not cost a file. Results, which may be many, are left
+    out."""
+    for table in ("files", "batches", "encryption"):
+        (found,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found.partition("\n")[0])
 
 
 def _add_counts(connection: sqlite3.Connection) -> None:
