@@ -180,24 +180,38 @@ class FakeExecutor:
         state = self._slots[segment.slot]
         admission, tables = state["admission"], state["tables"][a_pass.role]
         drafts = segment.token_ids[segment.num_tokens - segment.num_drafts :]
-        known, tokens = segment.stop - segment.num_drafts, []
+        parents = segment.parents or range(-1, len(drafts) - 1)
+        known, tokens, accepted = segment.stop - segment.num_drafts, [], []
         is_draft = a_pass.role is ModelRole.DRAFT
         is_replay = is_draft or a_pass.num_steps > 1
         num_steps = min(a_pass.num_steps, self.shorten(a_pass.num_steps))
+        draw = draft_token if is_draft else next_token
         while True:
             length = known + len(tokens)
             if tokens and is_replay:
                 self._store(a_pass.role, tables, length - 1, tokens[-1])
+            if accepted:  # the KV of the accepted path moves to consecutive positions
+                self._move(a_pass.role, tables, known + accepted[-1], length - 1)
             seen = self._seen(a_pass.role, tables, segment.start, length)
-            draw = draft_token if is_draft else next_token
             tokens.append(draw(seen, admission.seed, admission.sample_index))
-            if is_replay and len(tokens) == num_steps:
-                return SegmentResult(token_ids=tuple(tokens))
             if is_replay:
+                if len(tokens) == num_steps:
+                    return SegmentResult(token_ids=tuple(tokens))
                 continue
-            if len(tokens) > len(drafts) or drafts[len(tokens) - 1] != tokens[-1]:
-                accepted = tuple(range(len(tokens) - 1))
-                return SegmentResult(token_ids=tuple(tokens), accepted=accepted)
+            last = accepted[-1] if accepted else -1
+            child = next(
+                (n for n, p in enumerate(parents) if p == last and drafts[n] == tokens[-1]), None
+            )
+            if child is None:
+                return SegmentResult(token_ids=tuple(tokens), accepted=tuple(accepted))
+            accepted.append(child)
+
+    def _move(self, role, tables, source: int, target: int) -> None:
+        for group, table in enumerate(tables):
+            (block, offset), (into, at) = (
+                divmod(position, self.block_tokens) for position in (source, target)
+            )
+            self._kv[role, group, table[into], at] = self._kv[role, group, table[block], offset]
 
     def _seen(self, role, tables, start: int, stop: int) -> list[int]:
         read = []

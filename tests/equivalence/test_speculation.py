@@ -5,12 +5,16 @@ import json
 from importlib import resources
 
 import pytest
+from tests.conftest import VOCAB
 from tests.equivalence.conftest import DRAFTERS
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
+from ridgeline.core.protocols import Draft
+from ridgeline.decoding.drafters.ngram import NgramDrafter
 from ridgeline.engine import loading
+from ridgeline.engine import speculation as engine_speculation
 from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.roofline.memory import weights_bytes
 from ridgeline.weights import locate_model
@@ -124,6 +128,36 @@ def test_outputs_are_those_without(open_llm, expected, drafter, engine):
         scheduler = llm._engine.loop._scheduler
         assert (scheduler.num_preemptions > 0) == (engine == "tight")
     assert num_accepted > (0 if drafter == "adaptive" else 50)
+
+
+class TwoContinuations(NgramDrafter):
+    """What followed the last tokens the latest two times, as a tree: the better guess comes last,
+    so that what is accepted of it has to be moved in the KV cache."""
+
+    def propose(self, slot, max_tokens):
+        best = super().propose(slot, max_tokens - 1).token_ids
+        if not best:
+            return Draft()
+        tokens = self._texts[slot].tokens
+        last, ends = tuple(tokens[-2:]), range(len(tokens) - 3, -1, -1)
+        others = (tokens[end + 2] for end in ends if tuple(tokens[end : end + 2]) == last)
+        other = next((token for token in others if token != best[0]), (best[0] + 1) % VOCAB)
+        return Draft(token_ids=(other, *best), parents=(-1, -1, *range(1, len(best))))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param(each, marks=() if each in ("plain", "tight") else SLOW) for each in ENGINES],
+)
+def test_outputs_are_those_without_where_drafts_are_trees(open_llm, expected, engine, monkeypatch):
+    monkeypatch.setattr(engine_speculation, "NgramDrafter", TwoContinuations)
+    settings = ENGINES[engine]
+    with open_llm("ngram", num_speculative_tokens=5, **settings) as llm:
+        outputs = generate(llm)
+        assert essence(outputs) == expected(settings.get("pair", "full"))
+        llm._engine.loop.check_integrity()
+    assert accepted(outputs) > 50
+    assert any(len(sample.num_accepted) == 4 for output in outputs for sample in output.outputs)
 
 
 @pytest.mark.parametrize("drafter", ["combined", *(pytest.param(d, marks=SLOW) for d in DRAFTERS)])

@@ -61,6 +61,23 @@ class Oracle(Drafter):
         return Draft(token_ids=tuple(tokens[len(tokens) - count :]))
 
 
+class Trees(Oracle):
+    """Proposes trees of which one path may be right; a token may follow another twice."""
+
+    def propose(self, slot, max_tokens):
+        tokens, parents = [], []
+        for _ in range(self._rng.randint(0, max_tokens)):
+            parent = self._rng.randint(-1, len(tokens) - 1)
+            path, node = [], parent
+            while node >= 0:
+                path.append(tokens[node])
+                node = parents[node]
+            right = next_token([*self.tokens[slot], *reversed(path)][-self._window :])
+            tokens.append(right if self._rng.random() > self._wrong else 5)
+            parents.append(parent)
+        return Draft(token_ids=tuple(tokens), parents=tuple(parents))
+
+
 class Resting(Oracle):
     """Drafts nothing for some steps now and then, of which the scheduler makes what it likes."""
 
@@ -102,10 +119,12 @@ def make(drafter, *, max_tokens=4, draft_blocks=None, clock=time.monotonic, **ch
 
 @pytest.mark.parametrize("model", [False, True], ids=["host", "draft model"])
 @pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
-@pytest.mark.parametrize("kind", [Oracle, Resting])
+@pytest.mark.parametrize("kind", [Oracle, Resting, Trees])
 @pytest.mark.parametrize("seed", range(15))
 def test_random_workloads_under_preemption(seed, windows, model, kind):
     """A drafter that rests lets steps be planned ahead, and be repeated."""
+    if kind is Trees and model:
+        pytest.skip("a draft model proposes chains")
     rng = random.Random(seed)
     window = 1000 if None in windows else max(windows)
     drafter = kind(rng, model=model, window=window)
@@ -159,6 +178,8 @@ def test_random_workloads_under_preemption(seed, windows, model, kind):
     assert not drafter.tokens
     if scheduler.config.max_num_batched_tokens == 64 and kind is not Resting:
         assert sum(accepted for _, accepted in drafter.outcomes) > 0
+    if kind is Trees:
+        assert any(s.parents for plan in executor.plans for s in plan.passes[0].segments)
     if model:
         roles = {a_pass.role for plan in executor.plans for a_pass in plan.passes}
         assert ModelRole.DRAFT in roles
@@ -198,6 +219,41 @@ def test_right_drafts_save_steps_and_are_counted():
     assert run(scheduler, executor) == 3
     assert sequence.num_drafted == sequence.num_accepted == [3, 3, 3, 3]
     assert [segment.num_drafts for plan in executor.plans for segment in plan.passes[0].segments]
+
+
+TREE = Draft(token_ids=(1, 2, 3, 4, 5), parents=(-1, -1, 1, 0, 2))  # 1-4 and 2-3-5
+
+
+def test_a_tree_is_as_long_as_its_longest_path_and_is_cut_from_its_end():
+    assert TREE.num_steps == 3
+    assert TREE.cut(4) == Draft(token_ids=(1, 2, 3, 4), parents=(-1, -1, 1, 0))
+    assert (TREE.cut(4).num_steps, TREE.cut(1).num_steps) == (2, 1)
+    assert TREE.first_path() == Draft(token_ids=(1, 4))
+    chain = Draft(token_ids=(7, 8))
+    assert (chain.num_steps, chain.first_path(), chain.cut(5)) == (2, chain, chain)
+
+
+def test_trees_are_counted_by_depth():
+    class Branching(Oracle):
+        """A wrong token and what would be right after it, beside two that are right."""
+
+        def propose(self, slot, max_tokens):
+            first = next_token(self.tokens[slot])
+            second = next_token([*self.tokens[slot], first])
+            wrong = (first + 1) % 1000
+            return Draft(token_ids=(wrong, first, 5, second), parents=(-1, -1, 0, 1)).cut(
+                max_tokens
+            )
+
+    drafter = Branching(random.Random(0))
+    scheduler, executor = make(drafter, max_tokens=4), FakeExecutor()
+    (sequence,) = scheduler.add(request(0, range(6), max_tokens=17))
+    assert run(scheduler, executor) == 7  # the last two have room for one draft, and for none
+    assert sequence.output_token_ids == expected_output(sequence.request, 0, 64)
+    assert (sequence.num_drafted, sequence.num_accepted) == ([6, 5], [5, 5])
+    assert drafter.outcomes == [(2, 2)] * 5 + [(1, 0)]
+    figures = scheduler.speculation.figures()
+    assert (figures.drafted_at, figures.accepted_at) == ((6, 5), (5, 5))
 
 
 def test_the_end_within_an_accepted_run_cuts_it():
@@ -294,7 +350,7 @@ def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_the
     )
     sequence.slot = 0
     speculation.start(sequence)
-    drafts = speculation.propose(sequence, 4)
+    drafts = speculation.propose(sequence, 4).token_ids
     assert drafts == (forced or (1, 2, 3)[:num_valid])
     segment = Segment(
         slot=0, start=5, stop=6 + len(drafts), token_ids=(5, *drafts), num_drafts=len(drafts)

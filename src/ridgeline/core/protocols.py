@@ -1,7 +1,7 @@
 """What the engine expects of an executor, and the scheduler of a drafter."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -130,7 +130,11 @@ class StepPrice(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Proposed next tokens of one sequence, each after the one before.
+    """Proposed next tokens of one sequence, each after the one before, or a tree of them.
+
+    ``parents``, if not empty, are those of `Segment.parents`: entry i is the token, by its index
+    less than i, that token i follows, or −1 for the last token known. Grammars and verification by
+    rejection take chains: of a tree they get the first path.
 
     A drafter that is itself a model proposes nothing on the host: ``num_model_tokens`` asks for
     that many tokens from the draft model, in a pass of the same plan.
@@ -138,6 +142,33 @@ class Draft:
 
     token_ids: tuple[int, ...] = ()
     num_model_tokens: int = 0
+    parents: tuple[int, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """Tokens on its longest path: as many may be accepted."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=len(self.token_ids))
+
+    def cut(self, num_tokens: int) -> "Draft":
+        """Its first tokens."""
+        if num_tokens >= len(self.token_ids):
+            return self
+        return replace(
+            self, token_ids=self.token_ids[:num_tokens], parents=self.parents[:num_tokens]
+        )
+
+    def first_path(self) -> "Draft":
+        """The chain along the first token that follows each."""
+        if not self.parents:
+            return self
+        path, node = [], -1
+        while node in self.parents:
+            node = self.parents.index(node)
+            path.append(self.token_ids[node])
+        return Draft(token_ids=tuple(path))
 
 
 class Drafter(Protocol):
@@ -176,7 +207,7 @@ class Drafter(Protocol):
     def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
         """So many tokens of the slot's last proposal were verified, and so many accepted.
 
-        Tokens that a grammar cut off count as verified.
+        Tokens that a grammar cut off count as verified; of a tree, those on its longest path.
         """
         return
 

@@ -102,6 +102,7 @@ def make_speculation(
         max_tokens=config.num_speculative_tokens,
         draft_model=draft_model,
         constraints=constraints,
+        only_chains=config.verification == "rejection",
     )
 
 

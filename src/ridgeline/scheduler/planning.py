@@ -1,6 +1,7 @@
 """What a step computes: decodes first, then prompts; drafts and replays in what is left."""
 
 from ridgeline.core.plan import BlockTableUpdate, Outputs, Segment, step_in_flight
+from ridgeline.core.protocols import Draft
 from ridgeline.kvcache import KVCacheManager
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.lifecycle import Lifecycle
@@ -105,14 +106,15 @@ class Planner:
         samples = stop == sequence.num_known and (is_plain or sequence.request.generates)
         outputs = SAMPLE if samples else _NOTHING
         drafts: tuple[int, ...] = ()
+        parents: tuple[int, ...] = ()
         if step.asks_drafter or not is_plain:
             outputs = self._outputs(sequence, start, stop, outputs)
             speculates = outputs.masked or step.asks_drafter
             if samples and speculates and not outputs.prompt_logprobs:
-                proposed = self._drafts(sequence, step)
-                if proposed is None:
+                draft = self._draft(sequence, step)
+                if draft is None:
                     return
-                drafts = proposed
+                drafts, parents = draft.token_ids, draft.parents
         token_ids: tuple[int, ...]
         if count > 1:
             token_ids = tuple(known[start:stop])
@@ -129,7 +131,9 @@ class Planner:
             updates, copies = kv.prepare_write(start, end, reserve=len(known))
             step.copies += copies
         assert sequence.slot is not None
-        segment = Segment(sequence.slot, start, end, token_ids, len(drafts), (), updates, outputs)
+        segment = Segment(
+            sequence.slot, start, end, token_ids, len(drafts), parents, updates, outputs
+        )
         may_continue = (
             samples and not drafts and not outputs.masked and stop + 1 < sequence.max_length
         )
@@ -164,10 +168,10 @@ class Planner:
             pooled=stop == sequence.num_known and request.wants_pooled,
         )
 
-    def _drafts(self, sequence: Sequence, step: Step) -> tuple[int, ...] | None:
+    def _draft(self, sequence: Sequence, step: Step) -> Draft | None:
         """Drafts that the context, the limit of output, the budget and the free blocks allow.
 
-        Each yields a token, and one more follows. One token is left for each sequence whose turn
+        Each may yield a token, and one more follows. One token is left for each sequence whose turn
         comes later in this step. ``None`` if the target is to do nothing this time.
         """
         start, length = sequence.num_planned, len(sequence.token_ids)

@@ -34,9 +34,10 @@ class _State:
     """A running sequence. ``constraint`` follows its output.
 
     ``from_model``: the draft model's proposals, in this step or kept from the step before.
-    ``num_guessed``: tokens of the drafter, before the grammar cut them; 0 if what is being verified
-    is the grammar's own. ``mask_s``: processor time of the last masks; ``spent_s`` of all, from the
-    least of the others when it started.
+    ``num_guessed``: tokens on the longest path of the drafter's proposal, before the grammar cut
+    them; 0 if what is being verified is the grammar's own. ``num_drafted``: those after.
+    ``mask_s``: processor time of the last masks; ``spent_s`` of all, from the least of the others
+    when it started.
     """
 
     slot: int
@@ -45,6 +46,7 @@ class _State:
     spent_s: float = 0.0
     from_model: SegmentResult | None = None
     num_guessed: int = 0
+    num_drafted: int = 0
 
 
 class Speculation:
@@ -67,8 +69,10 @@ class Speculation:
         max_tokens: int = 0,
         draft_model: DraftModel | None = None,
         constraints: ConstraintFactory | None = None,
+        only_chains: bool = False,
     ) -> None:
         self.drafter = drafter
+        self._only_chains = only_chains
         self._max_tokens = max_tokens
         self._draft_model = draft_model
         self.constraints = constraints
@@ -174,10 +178,10 @@ class Speculation:
         forced = MAX_FORCED_TOKENS if self.is_masked(sequence) else 0
         return min(most, max(self._max_tokens, forced))
 
-    def propose(self, sequence: Sequence, most: int) -> tuple[int, ...] | None:
+    def propose(self, sequence: Sequence, most: int) -> Draft | None:
         """Drafts to verify after all known tokens; ``None`` if the target does nothing this time.
 
-        A draft model's are placeholders, which `passes` replaces.
+        A draft model's are placeholders among ``token_ids``, which `passes` replaces.
         """
         state = self._states[sequence]
         constraint = state.constraint
@@ -185,20 +189,20 @@ class Speculation:
             return None
         state.num_guessed = 0
         if state.from_model is not None:
-            return self._guess(state, state.from_model.token_ids[:most])
+            return self._guess(state, Draft(token_ids=state.from_model.token_ids[:most]))
         if constraint is not None and (forced := constraint.forced(most)):
-            return forced
+            return Draft(token_ids=forced)
         most = min(most, self._max_tokens)
         draft = Draft()
         if most > 0 and self.drafter is not None and not self._is_resting:
             draft = self.drafter.propose(state.slot, most)
         if draft.num_model_tokens == 0 or self._draft_model is None:
-            return self._guess(state, draft.token_ids[:most])
+            return self._guess(state, draft.cut(most))
         count = self._draft_model.propose(sequence, min(most, draft.num_model_tokens))
         if count and constraint is not None:
             return None
-        state.num_guessed = count
-        return (_TO_COME,) * count
+        state.num_guessed = state.num_drafted = count
+        return Draft(token_ids=(_TO_COME,) * count)
 
     def passes(self, segments: Seq[Segment]) -> tuple[Pass, ...]:
         """The step's passes: the draft model's, then the target's over ``segments``."""
@@ -267,8 +271,8 @@ class Speculation:
             state.from_model = None
         if state.num_guessed and segment.num_drafts:
             self._num_drafts += 1
-            count_draft(self._drafted_at, self._accepted_at, segment.num_drafts, num_accepted)
-            sequence.count_drafts(segment.num_drafts, num_accepted)
+            count_draft(self._drafted_at, self._accepted_at, state.num_drafted, num_accepted)
+            sequence.count_drafts(state.num_drafted, num_accepted)
 
     def is_void(self, sequence: Sequence, segment: Segment) -> bool:
         """Whether the step did nothing for the sequence, since the draft model had no token.
@@ -318,9 +322,12 @@ class Speculation:
         if self._draft_model is not None:
             self._draft_model.check_integrity()
 
-    def _guess(self, state: _State, token_ids: Seq[int]) -> tuple[int, ...]:
+    def _guess(self, state: _State, draft: Draft) -> Draft:
         """What is left of a guess once the grammar has seen it."""
-        state.num_guessed = count = len(token_ids)
-        if state.constraint is not None and count:
-            count = state.constraint.num_valid(token_ids)
-        return tuple(token_ids[:count])
+        if self._only_chains or state.constraint is not None:
+            draft = draft.first_path()
+        state.num_guessed = draft.num_steps
+        if state.constraint is not None and draft.token_ids:
+            draft = draft.cut(state.constraint.num_valid(draft.token_ids))
+        state.num_drafted = draft.num_steps
+        return draft
