@@ -256,6 +256,49 @@ def test_trees_are_counted_by_depth():
     assert (figures.drafted_at, figures.accepted_at) == ((6, 5), (5, 5))
 
 
+class Wrong(Oracle):
+    """As many drafts as there is room for, all of them wrong, once ``after`` sequences run."""
+
+    after = 1
+
+    def propose(self, slot, max_tokens):
+        if len(self.tokens) < self.after:
+            return Draft()
+        return Draft(token_ids=((next_token(self.tokens[slot]) + 1) % 1000,) * max_tokens)
+
+
+def test_drafts_leave_a_token_for_each_sequence_that_comes_later():
+    drafter = Wrong(random.Random(0))
+    drafter.after = 3
+    scheduler, executor = make(drafter, max_tokens=8, max_num_batched_tokens=8), FakeExecutor()
+    for number in range(3):
+        scheduler.add(request(number, range(2), max_tokens=12))
+    run(scheduler, executor)
+    passes = [plan.passes[0] for plan in executor.plans]
+    first = [len(a_pass.segments) for a_pass in passes].index(3)
+    decodes = passes[first + 1 : first + 9]
+    assert {len(a_pass.segments) for a_pass in decodes} == {3}
+    assert {a_pass.num_tokens for a_pass in decodes} == {8}  # and no budget is left unused
+
+
+def test_blocks_of_rejected_drafts_are_given_back_at_once():
+    scheduler = make(Wrong(random.Random(0)), max_tokens=8)
+    scheduler.add(request(0, range(6), max_tokens=20))
+    (sequence,) = scheduler.add(request(1, range(7), max_tokens=20))
+    (pool,) = scheduler.prefix_cache.pools
+    seen = set()
+
+    def each_step():
+        running = scheduler._lifecycle.running
+        needed = sum(-(-len(each.token_ids) // 4) for each in running)
+        assert pool.num_blocks - pool.num_free == needed
+        seen.add(len(running))
+
+    run(scheduler, FakeExecutor(), each_step=each_step)
+    assert 2 in seen
+    assert sum(sequence.num_accepted) == 0 < sum(sequence.num_drafted)
+
+
 def test_the_end_within_an_accepted_run_cuts_it():
     outputs = expected_output(request(0, range(6), max_tokens=20), 0, 64)
     for place in range(20):
