@@ -2,21 +2,18 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import Self
 
 from ridgeline.core import errors
-from ridgeline.core.config import EngineConfig, ResolvedConfig
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, EngineUnavailableError, InvalidRequestError
 from ridgeline.core.request import CompletionChunk, GenerateRequest, Request
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.core.spec import ModelSpec
-from ridgeline.engine.info import EngineInfo, LoadSummary
+from ridgeline.engine.client import Embedding, EngineClient, PinnedPrefix
+from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.loading import Progress
 from ridgeline.engine.messages import (
     Abort,
@@ -48,7 +45,6 @@ from ridgeline.engine.stats import EngineStats, EngineStatus, Health, StepRecord
 from ridgeline.engine.streams import RequestStream
 from ridgeline.engine.thread_host import ThreadHost
 from ridgeline.kvcache import MissReport
-from ridgeline.text import ChatTemplate, Tokenizer
 
 _KEPT_STEPS = 4096
 _LONG_TEXT_CHARS = 2048  # tokenized off the event loop
@@ -56,26 +52,7 @@ _DRAIN_POLL_S = 0.01
 _PIN_TRIES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedding:
-    """The pooled hidden state of a text, float32 ``[hidden]``, of length 1."""
-
-    vector: npt.NDArray[np.float32]
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedPrefix:
-    """A prefix of ``num_tokens`` (whole blocks) whose KV stays, and for whose requests."""
-
-    number: int
-    num_tokens: int
-    tenant: str
-    adapter: str | None
-    cache_salt: str
-
-
-class AsyncEngine:
+class AsyncEngine(EngineClient):
     """Generates for many callers at once, in one event loop.
 
     The model runs in a child process, or with ``in_process`` in a thread of this one. A child that
@@ -125,18 +102,6 @@ class AsyncEngine:
         await self._started
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[CompletionChunk]:
-        """Complete a prompt, chunk by chunk: an async generator.
-
-        Closing it, or cancelling the task that reads it, aborts the request. The first chunk has a
-        `PromptReport`, the last one the `RequestTimings`; the chunks of the n samples come mixed,
-        told apart by ``index``.
-
-        Raises (when it is first read, unless said otherwise):
-            InvalidRequestError, ContextLengthError: the request is not possible.
-            EngineUnavailableError: the engine takes no requests now; also later, when the engine
-                dies before the first token and cannot be started again.
-            EngineError: the engine died after some output.
-        """
         return self._generate(request)
 
     async def _generate(self, wanted: GenerateRequest) -> AsyncIterator[CompletionChunk]:
@@ -168,11 +133,6 @@ class AsyncEngine:
         tenant: str = "",
         priority: int = 0,
     ) -> Embedding:
-        """The final hidden state of the prompt's last token, after the last norm, of length 1.
-
-        Raises what `generate` raises, OverloadedError when a full queue gave its place to another,
-        and EngineUnavailableError when it is aborted. Cancelling it aborts the request.
-        """
         token_ids = await self._encode(prompt)
         request = self._factory().build(
             token_ids,
@@ -194,10 +154,6 @@ class AsyncEngine:
         return Embedding(vector=stream.vector, num_tokens=len(token_ids))
 
     async def abort(self, request_id: str) -> None:
-        """End a request in any state; its reader gets ``finish_reason`` abort.
-
-        Nothing happens if there is no such request (any more).
-        """
         number = self._numbers.get(request_id)
         if number is None:
             return
@@ -205,10 +161,6 @@ class AsyncEngine:
         self._host.send(Abort(number=number))
 
     async def delete_tenant(self, tenant: str) -> None:
-        """Forget all KV that was computed for a tenant's requests, in memory and on disk.
-
-        An engine that is just starting again does it before it computes anything.
-        """
         self._deletions.add(tenant)
         self._pins = {n: pin for n, pin in self._pins.items() if pin[0].tenant != tenant}
         self._host.send(DeleteTenant(tenant=tenant))
@@ -222,16 +174,6 @@ class AsyncEngine:
         cache_salt: str = "",
         tenant: str = "",
     ) -> PinnedPrefix:
-        """Compute a prefix, and keep the KV of its whole blocks until it is unpinned.
-
-        Only requests of the same adapter and ``cache_salt`` gain by it. An engine that starts again
-        has none, and neither has a tenant that was deleted.
-
-        Raises what `generate` raises, and:
-            InvalidRequestError: there is no prefix cache, or less than a block to keep.
-            OutOfMemoryError: what is left of the KV pool would not hold a sequence of full length.
-            OverloadedError: it was evicted before it could be kept, each time that it was tried.
-        """
         request = self._prefix_request(token_ids, adapter, cache_salt, tenant)
         if len(token_ids) < (least := self.config.block_tokens):
             raise InvalidRequestError(f"A pinned prefix has {least} tokens or more, a KV block.")
@@ -266,11 +208,6 @@ class AsyncEngine:
         return pin
 
     def unpin_prefix(self, number: int) -> None:
-        """Let go of a pinned prefix.
-
-        Raises:
-            InvalidRequestError: no prefix of that number is pinned.
-        """
         if number not in self._pins:
             raise InvalidRequestError(f"No prefix of the number {number} is pinned.")
         self._host.send(Unpin(prefix=self._pins.pop(number)[1]))
@@ -282,11 +219,6 @@ class AsyncEngine:
     async def explain_miss(
         self, token_ids: tuple[int, ...], *, adapter: str | None = None, cache_salt: str = ""
     ) -> MissReport:
-        """How far a prompt is cached, and the first token that differs from what is.
-
-        Compared with prompts of the same adapter and ``cache_salt`` alone. Raises what `pin_prefix`
-        raises.
-        """
         request = self._prefix_request(token_ids, adapter, cache_salt, "")
         found = await self._ask(request.request_id, Explain(request=request))
         assert isinstance(found, Explained)
@@ -325,14 +257,6 @@ class AsyncEngine:
             future.set_result(answer)
 
     async def profile(self, num_steps: int, *, timeout_s: float, by_layer: bool = False) -> bytes:
-        """Where the seconds of the next steps go, as JSON (`roofline.profile.Profile.to_json`); of
-        fewer steps if not so many run within ``timeout_s``.
-
-        Raises:
-            InvalidRequestError: steps are being recorded already, none ran, or the executor runs no
-                ops.
-            EngineUnavailableError: the engine takes no requests now, or died meanwhile.
-        """
         self._factory()
         self._num_profiles += 1
         number = -self._num_profiles  # no request has it
@@ -348,7 +272,6 @@ class AsyncEngine:
         return found.profile
 
     def health(self) -> Health:
-        """Whether requests are taken now; follows the progress of steps."""
         return self._closing or self._host.health
 
     @property
@@ -357,14 +280,9 @@ class AsyncEngine:
         return self._host.pid
 
     def stats(self) -> EngineStats:
-        """Counters, at most a fraction of a second old, and the latest executed steps."""
         return replace(self._stats, steps=tuple(self._steps))
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, let those in progress end for ``drain_s`` seconds, then stop.
-
-        What is left then is aborted. The engine cannot be started again.
-        """
         loop = asyncio.get_running_loop()
         self._closing = Health(status=EngineStatus.DRAINING, reason="The engine is shutting down.")
         deadline_s = loop.time() + drain_s
@@ -388,52 +306,14 @@ class AsyncEngine:
         await self.shutdown()
 
     @property
-    def model_name(self) -> str:
-        return self._loaded().name
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._loaded().spec
-
-    @property
-    def config(self) -> ResolvedConfig:
-        return self._loaded().config
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self._loaded().tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._loaded().chat_template
-
-    @property
-    def sampling_defaults(self) -> Mapping[str, Any]:
-        """The sampling settings that the model recommends."""
-        return self._loaded().sampling_defaults
-
-    @property
-    def summary(self) -> LoadSummary:
-        """What was loaded, in a line and in figures."""
-        return self._loaded().summary
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self._loaded().eos_token_ids
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Names of the LoRA adapters that a request can choose."""
-        return self._loaded().adapters
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineUnavailableError("The model is not loaded yet.")
+        return self._info
 
     @property
     def num_open_requests(self) -> int:
         return len(self._streams)
-
-    def _loaded(self) -> EngineInfo:
-        if self._info is None:
-            raise EngineUnavailableError("The model is not loaded yet.")
-        return self._info
 
     def _factory(self) -> RequestFactory:
         health = self.health()
@@ -443,7 +323,7 @@ class AsyncEngine:
         return self._requests
 
     async def _encode(self, prompt: str | tuple[int, ...]) -> list[int]:
-        info = self._loaded()
+        info = self.info
         arguments = (prompt, info.tokenizer, info.config.max_model_len)
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARS:
             return await asyncio.to_thread(encode_prompt, *arguments)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ridgeline.core.errors import EngineUnavailableError
-from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.client import EngineClient
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.conversation import TOLD_PARSER
 from ridgeline.server.errors import ApiError, Family
@@ -30,7 +30,9 @@ _LONG_TEXT_CHARS = 1 << 18
 class Server:
     """The engine, the keys and limits, the metrics; and whether new work is taken."""
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig, jobs: Jobs | None = None) -> None:
+    def __init__(
+        self, engine: EngineClient, config: ServerConfig, jobs: Jobs | None = None
+    ) -> None:
         self.engine = engine
         self.config = config
         self.keys = Keys(config)

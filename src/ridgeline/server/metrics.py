@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from ridgeline.core.request import CompletionChunk, RequestTimings
 from ridgeline.core.speculation_figures import DraftChoices, SpeculationFigures
-from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.client import EngineClient
 from ridgeline.engine.stats import StepRecord
 from ridgeline.roofline.live import RooflineReport
 from ridgeline.roofline.slo import SLO_NAMES, Slo, parse_slo
@@ -80,7 +80,7 @@ class FinishedRequest:
 class Metrics:
     """Counts and measures what requests see; the engine's own figures are read when asked for."""
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig, model_name: str) -> None:
+    def __init__(self, engine: EngineClient, config: ServerConfig, model_name: str) -> None:
         self._aliased = config.vllm_metrics
         self.registry = CollectorRegistry(auto_describe=False)
         self._tenants = CollectorRegistry(auto_describe=False)  # not for every tenant to see
@@ -285,7 +285,7 @@ class Meter:
 class _EngineCollector(Collector):
     """The engine's counters, as they are when Prometheus asks."""
 
-    def __init__(self, engine: AsyncEngine, model_name: str) -> None:
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
         self._engine = engine
         self._model = model_name
 

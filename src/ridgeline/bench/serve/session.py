@@ -14,7 +14,7 @@ from ridgeline.bench.serve.metrics import RequestTrace, Summary, summarize
 from ridgeline.bench.serve.runner import Progress, run_closed_loop, run_open_loop
 from ridgeline.bench.serve.targets import Target
 from ridgeline.bench.serve.workload import Conversation, Workload
-from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.client import EngineClient
 from ridgeline.engine.stats import StepRecord
 from ridgeline.roofline.live import RooflineReport
 from ridgeline.roofline.slo import Slo
@@ -95,7 +95,7 @@ async def run_point(
     slo: Slo,
     prices: Prices | None = None,
     think_s: float = 0.0,
-    engine: AsyncEngine | None = None,
+    engine: EngineClient | None = None,
     may_be_short: bool = False,
     progress: Progress = lambda _: None,
 ) -> Point:
@@ -135,7 +135,7 @@ async def run_point(
     )
 
 
-async def _idle_report(engine: AsyncEngine | None) -> RooflineReport | None:
+async def _idle_report(engine: EngineClient | None) -> RooflineReport | None:
     """The engine's account of its steps, once they are all priced, which is done without work."""
     if engine is None:
         return None
@@ -181,7 +181,7 @@ async def warm_up(target: Target, workload: Workload, count: int) -> None:
     await run_closed_loop(target, list(others.conversations()), concurrency=max(1, count // 2))
 
 
-async def _collect_steps(engine: AsyncEngine, steps: list[StepRecord]) -> None:
+async def _collect_steps(engine: EngineClient, steps: list[StepRecord]) -> None:
     """Keep every step that the engine tells of, from now on."""
     last_id = engine.stats().step_id
     while True:

@@ -8,7 +8,7 @@ from typing import Protocol
 from ridgeline.core.errors import NetworkError
 from ridgeline.core.request import GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.client import EngineClient
 
 THROTTLED = (429, 503)
 
@@ -48,7 +48,7 @@ class Target(Protocol):
 class EngineTarget:
     """An engine in a process, or in a thread, of this machine."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._numbers = itertools.count()
 

@@ -1,7 +1,7 @@
 """The prefix cache: why a prompt missed it, and prefixes that stay in it."""
 
 from ridgeline.core.errors import OutOfMemoryError
-from ridgeline.engine.async_engine import PinnedPrefix
+from ridgeline.engine.client import PinnedPrefix
 from ridgeline.server.context import Call, Server
 from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.generation import salt_of
