@@ -49,6 +49,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/lint_names.py
 
 # On a machine with a GPU: the checks need nothing but PYTHON with torch, triton and numpy, the tests
 # of kernels pytest as well, those of the engine all it imports; what cannot run is left out. Tests

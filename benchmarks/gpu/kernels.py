@@ -17,9 +17,9 @@ from ridgeline.core import ops
 from ridgeline.core.formats import number_format
 from ridgeline.core.spec import Activation, RoutingSpec, Scoring, kv_groups
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Span
+from ridgeline.executors.cuda.inputs import PassInput, SegmentTables, Short, Span
 from ridgeline.executors.cuda.kernels import AttendSpec, Draw, Experts, Gain, Kernels
-from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.kv_cache import DeviceKVCache
 from ridgeline.executors.cuda.packaged_attention import PackagedAttention, misfit
 from ridgeline.executors.cuda.program import rope_specs
 from ridgeline.executors.cuda.rope import RopeTables
@@ -275,7 +275,7 @@ class _Timer:
 
     def fits(self, batch: int, context: int) -> bool:
         """Whether the KV of all layers of such a batch has room."""
-        cache = KVCache(self._device, self._model.spec, torch.bfloat16, _BLOCK)
+        cache = DeviceKVCache(self._device, self._model.spec, torch.bfloat16, _BLOCK)
         blocks = batch * ceil((context + 1) / _BLOCK)
         return blocks * cache.layout.block_bytes[0] < 0.8 * self._device.memory().free
 
@@ -296,8 +296,8 @@ class _Timer:
         kind: torch.dtype = torch.bfloat16,
         *,
         block: int = _BLOCK,
-    ) -> KVCache:
-        cache = KVCache(self._device, self._model.spec, kind, block)
+    ) -> DeviceKVCache:
+        cache = DeviceKVCache(self._device, self._model.spec, kind, block)
         with self._device.scope():
             blocks = batch * ceil((context + 1) / block)
             cache.allocate([blocks] * len(cache.groups))
@@ -334,7 +334,7 @@ class _Timer:
             positions_T=tensor(positions, torch.int64),
             query_starts_S1=tensor(range(0, tokens + 1, longest), torch.int32),
             stops_S=tensor(stops, torch.int32),
-            tables=BlockTables(
+            tables=SegmentTables(
                 [tensor(scattered, torch.int32) for _ in groups], tensor(range(batch), torch.int64)
             ),
             slots=[],

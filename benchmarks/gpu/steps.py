@@ -34,7 +34,7 @@ from ridgeline.executors.cuda.tuning import Tuning
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.models import describe, lower
-from ridgeline.roofline import Batch, PricedModel, Work, decode_batch, pass_work, prefill_batch
+from ridgeline.roofline import BatchShape, PricedModel, Work, decode_batch, pass_work, prefill_batch
 from ridgeline.weights.source import DummyWeights
 
 _BLOCK = 16
@@ -58,7 +58,7 @@ class StepTime:
     seconds: float
     wall_seconds: float
     model: PricedModel
-    rows: Batch
+    rows: BatchShape
     work: Work
     sampled: bool = False
 
@@ -224,7 +224,7 @@ class StepBench:
         batch: int,
         tokens: int,
         found: Sequence[tuple[float, float]],
-        rows: Batch,
+        rows: BatchShape,
         *,
         sampled: bool = False,
     ) -> StepTime:

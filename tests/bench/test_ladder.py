@@ -11,7 +11,7 @@ from tests.tiny import CONFIG
 from ridgeline import LLM
 from ridgeline.bench.conditions import Watch
 from ridgeline.bench.ladder.drawing import draw
-from ridgeline.bench.ladder.ladder import Step, report
+from ridgeline.bench.ladder.ladder import RungResult, report
 from ridgeline.bench.ladder.measuring import Measured
 from ridgeline.bench.ladder.replay import ReplayExecutor, ReplaySimulation
 from ridgeline.bench.ladder.rungs import RUNGS, Forecast
@@ -132,7 +132,7 @@ def test_the_draft_shape_has_about_100m_parameters():
 
 def climbed():
     return [
-        Step(
+        RungResult(
             rung=rung,
             drafting=Drafting(speculation="draft", length=2) if rung.speculates else Drafting(),
             weights_bytes=1e9,

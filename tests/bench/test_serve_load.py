@@ -12,7 +12,7 @@ import pytest
 from ridgeline.bench import energy
 from ridgeline.bench.serve.http_target import HttpTarget
 from ridgeline.bench.serve.runner import run_closed_loop, run_open_loop
-from ridgeline.bench.serve.session import Load, _watched
+from ridgeline.bench.serve.session import Arrivals, _watched
 from ridgeline.bench.serve.targets import EngineTarget, Piece
 from ridgeline.bench.serve.workload import Workload, parse_length, read_trace
 from ridgeline.cli import main
@@ -300,7 +300,7 @@ def test_the_command_reports_in_json_and_plots(model_folder, tmp_path, capsys):
     assert names == {"latency-throughput.svg", "ttft-input-length.svg", "occupancy.svg"}
     for name in names:  # matplotlib writes texts as comments before their outlines
         drawn = (tmp_path / name).read_text()
-        assert all(f"<!-- {Load(rate=rate).label} -->" in drawn for rate in (50, 100))
+        assert all(f"<!-- {Arrivals(rate=rate).label} -->" in drawn for rate in (50, 100))
 
 
 def test_the_table_of_many_loads_is_no_wider_than_100_columns(model_folder, capsys, monkeypatch):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from ridgeline.core.philox import (
-    Stream,
+    NoiseStream,
     derive_seed,
     philox,
     random_words,
@@ -45,7 +45,7 @@ def test_every_part_of_the_counter_matters():
     words = random_words(**base)
     for change in ({"seed": 6}, {"seed": 5 + 2**32}, {"sample_index": 1}, {"position": 10}):
         assert not np.array_equal(random_words(**{**base, **change}), words)
-    assert not np.array_equal(random_words(**base, stream=Stream.SEED), words)
+    assert not np.array_equal(random_words(**base, stream=NoiseStream.SEED), words)
 
 
 def test_uniforms_are_open_and_even():

@@ -7,7 +7,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.executor import CUDAExecutor
-from ridgeline.executors.cuda.host_device import Call, HostDevice, HostGraph, Recorder
+from ridgeline.executors.cuda.host_device import HostDevice, HostGraph, OpCall, OpRecorder
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 from ridgeline.executors.cuda.traits import DEFAULT_MEMORY_SHARE
 
@@ -26,12 +26,12 @@ class RecordsLaunches(HostDevice):
         self.names = []  # of the ops and kernels of each graph
 
     def capture(self, body, pool=None):
-        recorder, run = Recorder(), InterpretedFunction.run
+        recorder, run = OpRecorder(), InterpretedFunction.run
 
         def launch(kernel, *args, **options):
             with _disable_current_modes():
                 run(kernel, *args, **options)
-            recorder.calls.append(Call(partial(run, kernel), args, options, ()))
+            recorder.calls.append(OpCall(partial(run, kernel), args, options, ()))
 
         InterpretedFunction.run = launch
         try:

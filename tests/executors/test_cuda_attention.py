@@ -28,11 +28,11 @@ from ridgeline.core.errors import MachineError, SettingsError
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors import create_executor
-from ridgeline.executors.cuda.attention import Attention, AttentionBackends
-from ridgeline.executors.cuda.attention_trial import Point, Trial, _fitting
+from ridgeline.executors.cuda.attention import AttentionBackends, ModelAttention
+from ridgeline.executors.cuda.attention_trial import Trial, TrialShape, _fitting
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.kernels import AttendSpec
-from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.kv_cache import DeviceKVCache
 from ridgeline.executors.cuda.timing import seconds_on
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 
@@ -173,14 +173,14 @@ class FakeTimer:
 
 
 def decided(package, timer, *, wanted="auto", dtype=torch.float64, op=None, **spec):
-    """An `Attention` of one op that has been decided, and what it was decided over."""
+    """An `ModelAttention` of one op that has been decided, and what it was decided over."""
     device = HostDevice()
     model = tiny_model(CONFIG)
     op = op or next(each for each in model.ops if hasattr(each, "softcap"))
     op = replace(op, **spec)
-    cache = KVCache(device, model.spec, dtype, 4)
+    cache = DeviceKVCache(device, model.spec, dtype, 4)
     cache.allocate([40] * len(cache.groups))
-    attention = Attention(TorchKernels(), AttentionBackends(wanted=wanted, package=package))
+    attention = ModelAttention(TorchKernels(), AttentionBackends(wanted=wanted, package=package))
     attended = attention.op(op, AttendSpec(group=op.group, scale=op.scale, window=op.window))
     attention.decide(device, cache, num_slots=8, longest=64, trial=Trial(timer=timer))
     return attention, attended, cache
@@ -337,9 +337,9 @@ def test_layers_of_several_kinds_are_decided_apart(caplog):
 
 
 def test_points_are_no_larger_than_the_pool():
-    points = (Point(1, 1, 8192), Point(64, 1, 1024), Point(8, 1, 64))
+    points = (TrialShape(1, 1, 8192), TrialShape(64, 1, 1024), TrialShape(8, 1, 64))
     found = _fitting(points, num_blocks=40, block_tokens=4, table_blocks=64, num_slots=8)
-    assert found == (Point(1, 1, 160), Point(8, 1, 20))
+    assert found == (TrialShape(1, 1, 160), TrialShape(8, 1, 20))
     assert _fitting(points, num_blocks=0, block_tokens=4, table_blocks=64, num_slots=8) == ()
 
 

@@ -5,13 +5,13 @@ import random
 import pytest
 
 from ridgeline.planning import placement
-from ridgeline.planning.placement import Device, Item, place
+from ridgeline.planning.placement import Bin, Item, place
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_placements_hold_and_exact_is_never_worse(seed):
     rng = random.Random(seed)
-    devices = [Device(name=str(i), memory_bytes=rng.choice([24, 40, 80])) for i in range(3)]
+    devices = [Bin(name=str(i), memory_bytes=rng.choice([24, 40, 80])) for i in range(3)]
     items = [
         Item(name=str(i), memory_bytes=rng.uniform(5, 40), time_share=rng.uniform(0, 0.7))
         for i in range(7)

@@ -8,7 +8,7 @@ from tests.planning.questions import CATALOGUE, model, question
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import FLOAT32
 from ridgeline.planning import (
-    Load,
+    ModelDemand,
     Slo,
     TooLongError,
     answer,
@@ -157,7 +157,7 @@ def test_machines_without_a_rate_for_the_models_type_are_no_candidates():
 def test_models_are_placed_within_memory_and_load():
     machine = catalogue_machine(CATALOGUE, "a100", 2)
     loads = [
-        Load(name=name, question=question(name), rate_rps=0.0)
+        ModelDemand(name=name, question=question(name), rate_rps=0.0)
         for name in ("llama-2-13b", "llama-2-13b", "llama-3.1-8b", "llama-2-13b")
     ]
     placed = place_models(loads, [machine]).placement
@@ -168,7 +168,9 @@ def test_models_are_placed_within_memory_and_load():
 def test_models_are_placed_on_devices_of_several_kinds():
     """On the L4 there is room for the small one alone."""
     machines = [catalogue_machine(CATALOGUE, key) for key in ("l4", "a100-40")]
-    loads = [Load(name=n, question=question(n), rate_rps=0.0) for n in ("llama-2-13b", "gpt2")]
+    loads = [
+        ModelDemand(name=n, question=question(n), rate_rps=0.0) for n in ("llama-2-13b", "gpt2")
+    ]
     placed = place_models([loads[0], loads[0], *loads[1:]], machines)
     bins = zip(placed.machines, placed.placement.bins, strict=True)
     held = {machine.key: [item.name for item in items] for machine, items in bins}
@@ -181,7 +183,7 @@ def test_models_are_placed_on_devices_of_several_kinds():
 def test_the_cheapest_devices_for_several_models_may_be_of_several_kinds():
     few = replace(CATALOGUE, devices={k: CATALOGUE.devices[k] for k in ("t4", "a100", "h100")})
     names = ("llama-2-13b", "llama-2-13b", "llama-2-13b", "qwen2.5-0.5b")
-    loads = [Load(name=name, question=question(name), rate_rps=0.0) for name in names]
+    loads = [ModelDemand(name=name, question=question(name), rate_rps=0.0) for name in names]
     placed = cheapest_placement(loads, few)
     keys = sorted(machine.key for machine in placed.machines)
     assert keys == ["a100", "a100"]
@@ -193,8 +195,8 @@ def test_a_load_shares_a_device_or_takes_several():
     few = replace(CATALOGUE, devices={"l4": CATALOGUE.devices["l4"]})
     limits = Slo(ttft_s=2.0, tpot_s=0.1)
     asked = question("qwen2.5-0.5b", slo=limits, output_tokens=30, num_requests=None)
-    small = cheapest_placement([Load(name="a", question=asked, rate_rps=1.0)], few)
-    large = cheapest_placement([Load(name="a", question=asked, rate_rps=200.0)], few)
+    small = cheapest_placement([ModelDemand(name="a", question=asked, rate_rps=1.0)], few)
+    large = cheapest_placement([ModelDemand(name="a", question=asked, rate_rps=200.0)], few)
     assert len(small.machines) == 1
     assert len(large.machines) > 1
 

@@ -24,7 +24,7 @@ from ridgeline.server.config import ServerConfig
 from ridgeline.server.jobs import database, worker
 from ridgeline.server.jobs.batches import Result
 from ridgeline.server.jobs.jobs import Jobs
-from ridgeline.server.keys import Keys
+from ridgeline.server.keys import KeyRing
 
 TENANT = "local"
 DIED = 9
@@ -36,7 +36,7 @@ class StandIn:
     def __init__(self, jobs):
         self.jobs = jobs
         self.config = ServerConfig(batch_concurrency=4)
-        self.keys = Keys(self.config)
+        self.keys = KeyRing(self.config)
 
     async def in_thread(self, function, *arguments):
         return await asyncio.to_thread(function, *arguments)

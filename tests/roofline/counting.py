@@ -48,7 +48,7 @@ def count(monkeypatch, act):
     counts = Counts()
     plain_step, plain_init = forward.Forward.step, forward.Forward.__init__
     plain_logits, plain_weight = forward.Forward.logits, forward.Forward._weight
-    plain_read, plain_write = kv_cache.KVCache.read, kv_cache.KVCache.write
+    plain_read, plain_write = kv_cache.ReferenceKVCache.read, kv_cache.ReferenceKVCache.write
     plain_experts, plain_run = experts.kernels.run_experts, forward.Forward.run
 
     def note_weight(self, weight):
@@ -103,8 +103,8 @@ def count(monkeypatch, act):
         (forward.Forward, "_weight", note_weight),
         (forward.Forward, "run", run),
         (forward.Forward, "logits", logits),
-        (kv_cache.KVCache, "read", read),
-        (kv_cache.KVCache, "write", write),
+        (kv_cache.ReferenceKVCache, "read", read),
+        (kv_cache.ReferenceKVCache, "write", write),
         (experts.kernels, "run_experts", run_experts),
     ):
         monkeypatch.setattr(target, name, replacement)

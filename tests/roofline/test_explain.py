@@ -27,7 +27,7 @@ def predictor():
 
 def advised(predictor):
     wide = predictor.models[ModelRole.TARGET]
-    narrow = explain.Variant(
+    narrow = explain.FormatChange(
         change="narrow", how="--dtype bfloat16", model=replace(wide, activations=BFLOAT16)
     )
     found = explain.advise(predictor, batch_size=1, context=512, max_batch=8, variants=[narrow])

@@ -9,12 +9,12 @@ import pytest
 
 from ridgeline.cli.display import predicted_range
 from ridgeline.roofline.drawing import Roof, draw_svg, draw_text
-from ridgeline.roofline.explain import Point
+from ridgeline.roofline.explain import RooflinePoint
 from ridgeline.roofline.labels import POINTS_PER_INCH, place_labels
 from ridgeline.roofline.predict import Bound
 
 ROOF = Roof(label="measured roof", bytes_per_s=1e10, peak=2e11)
-POINT = Point(
+POINT = RooflinePoint(
     name="decode B=1 C=512", phase="decode", tokens=1, context=512, intensity=2.0,
     flops_per_s=1e10, roof_flops_per_s=2e10, seconds=1.0, low_s=0.8, high_s=1.2,
     bound=Bound.MEMORY,

@@ -10,7 +10,7 @@ import pytest
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.ops import MLP, Head, KVWrite, Norm, Rope
 from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, StepPlan
-from ridgeline.core.recorded_step import Job, OpSpan, RecordedPass, RecordedStep, Share
+from ridgeline.core.recorded_step import OpSpan, RecordedPass, RecordedStep, Share, TileJob
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel, decode_batch, op_costs
 from ridgeline.roofline.ceilings import Ceilings, MemoryLevel
@@ -35,7 +35,7 @@ def shared_job(begin_s, end_s, *, busy_s):
         Share(thread=n, num_tiles=4, begin_s=begin_s, end_s=begin_s + each, busy_s=each)
         for n, each in enumerate((busy_s, busy_s / 2))
     )
-    return Job(num_tiles=8, begin_s=begin_s, end_s=end_s, shares=shares)
+    return TileJob(num_tiles=8, begin_s=begin_s, end_s=end_s, shares=shares)
 
 
 def step(number, begin_s, *, num_steps=1):

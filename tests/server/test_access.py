@@ -13,7 +13,7 @@ from ridgeline.server.access import PUBLIC_PATH
 from ridgeline.server.app import all_operations
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.errors import ApiError
-from ridgeline.server.keys import Keys
+from ridgeline.server.keys import KeyRing
 from ridgeline.server.origins import Origins
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -319,7 +319,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
     monkeypatch.setattr(
         "ridgeline.server.keys.hmac.compare_digest", lambda a, b: compared.append(a) or a == b
     )
-    keys = Keys(ServerConfig(api_key=("a", "b", "c")))
+    keys = KeyRing(ServerConfig(api_key=("a", "b", "c")))
     for key in (b"a", b"c", b"nothing"):
         compared.clear()
         keys.caller({b"x-api-key": key})
@@ -332,12 +332,12 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
 def test_a_bad_key_file_is_one_sentence(tmp_path, text):
     (tmp_path / "keys.toml").write_text(text)
     with pytest.raises(SettingsError, match="key file"):
-        Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
+        KeyRing(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
 
 
 def test_priorities_of_keys_need_the_policy_that_goes_by_them(tmp_path):
     (tmp_path / "keys.toml").write_text(f"[[key]]\nname='a'\nsha256='{digest('')}'\npriority=-1")
-    keys = Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
+    keys = KeyRing(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
     keys.check_policy("priority")
     with pytest.raises(SettingsError, match=r"--scheduling-policy priority"):
         keys.check_policy("edf")
@@ -348,7 +348,7 @@ def test_every_key_of_a_file_is_a_tenant_of_its_own(tmp_path, names):
     entries = [f"[[key]]\nname='{name}'\nsha256='{digest(str(i))}'" for i, name in enumerate(names)]
     (tmp_path / "keys.toml").write_text("\n".join(entries))
     with pytest.raises(SettingsError, match=rf"key file .*\b{names[-1]}\."):
-        Keys(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
+        KeyRing(ServerConfig(api_key_file=str(tmp_path / "keys.toml")))
 
 
 def test_work_of_a_tenant_whose_key_is_gone_may_use_no_model(guarded):
@@ -357,7 +357,7 @@ def test_work_of_a_tenant_whose_key_is_gone_may_use_no_model(guarded):
     server.check_model("tiny", server.keys.of_tenant("fast"))
     with pytest.raises(ApiError, match="no model"):
         server.check_model("tiny", server.keys.of_tenant("revoked"))
-    assert Keys(ServerConfig()).of_tenant("local").limits.models is None
+    assert KeyRing(ServerConfig()).of_tenant("local").limits.models is None
 
 
 def test_errors_do_not_repeat_the_key(guarded):

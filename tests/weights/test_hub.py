@@ -23,7 +23,7 @@ from ridgeline.core.errors import (
 )
 from ridgeline.engine.loading import describe_model
 from ridgeline.weights import Checkpoint, locate_model
-from ridgeline.weights.hub_progress import ByteCount
+from ridgeline.weights.hub_progress import DownloadCount
 
 NAME = "owner/name"
 LLAMA = {
@@ -77,7 +77,7 @@ def test_download_takes_what_is_needed_and_no_pickle(hub, capfd) -> None:
 
 def test_progress_never_goes_back_nor_over_the_total() -> None:
     calls: list[tuple[int, int, str]] = []
-    count = ByteCount(100, "x", lambda *call: calls.append(call))
+    count = DownloadCount(100, "x", lambda *call: calls.append(call))
     count.start_attempt()
     for num_bytes in (30, 20, 60):
         count.set_attempt_bytes(num_bytes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ridgeline.bench.cases import Case, PrefillCase
 from ridgeline.bench.ceilings import CeilingMeter
 from ridgeline.bench.energy import UNKNOWN, Energy, EnergyMeter, add_energies
-from ridgeline.bench.workloads import Sample, Workload
+from ridgeline.bench.workloads import PreparedCase, Sample
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.roofline import PricedModel, Work, price
@@ -67,7 +67,7 @@ class Reached:
 
 
 def run_rounds(
-    workloads: Sequence[Workload],
+    workloads: Sequence[PreparedCase],
     model: PricedModel,
     meter: CeilingMeter,
     *,

@@ -49,7 +49,7 @@ class Place:
         return tuple(range(first, first + self.blocks_each))
 
 
-class StepRunner:
+class PlanTimer:
     """Submits plans to an executor one by one, and times them."""
 
     def __init__(self, executor: Executor, *, chunk_tokens: int, seed: int = 0) -> None:

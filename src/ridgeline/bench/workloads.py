@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ridgeline.bench.cases import Case, DecodeCase, PrefillCase, RecomputeCase, positions
-from ridgeline.bench.steps import Place, StepRunner, TimedStep
+from ridgeline.bench.steps import Place, PlanTimer, TimedStep
 from ridgeline.core.protocols import Executor
 
 Sample = Sequence[TimedStep]  # what one measurement consists of; its time is the sum
@@ -13,7 +13,7 @@ Sample = Sequence[TimedStep]  # what one measurement consists of; its time is th
 _MIN_STEPS = 4
 
 
-class Workload(Protocol):
+class PreparedCase(Protocol):
     """A case with KV of its own."""
 
     @property
@@ -29,7 +29,7 @@ class Workload(Protocol):
 class PrefillWorkload:
     """A prompt that is computed from the start each time; one sample a visit."""
 
-    def __init__(self, runner: StepRunner, case: PrefillCase | RecomputeCase, place: Place) -> None:
+    def __init__(self, runner: PlanTimer, case: PrefillCase | RecomputeCase, place: Place) -> None:
         self.case = case
         self._runner, self._place = runner, place
 
@@ -49,7 +49,7 @@ class DecodeWorkload:
     """
 
     def __init__(
-        self, runner: StepRunner, case: DecodeCase, place: Place, *, max_steps: int
+        self, runner: PlanTimer, case: DecodeCase, place: Place, *, max_steps: int
     ) -> None:
         self.case = case
         self._runner, self._place = runner, place
@@ -85,15 +85,15 @@ class DecodeWorkload:
 
 def make_workloads(
     executor: Executor, cases: Sequence[Case], *, chunk_tokens: int, decode_steps: int
-) -> list[Workload]:
+) -> list[PreparedCase]:
     """Place the cases side by side in a KV pool that is just large enough.
 
     Raises:
         OutOfMemoryError: their KV does not fit.
     """
-    runner = StepRunner(executor, chunk_tokens=chunk_tokens)
+    runner = PlanTimer(executor, chunk_tokens=chunk_tokens)
     layout = executor.kv_layout()
-    workloads: list[Workload] = []
+    workloads: list[PreparedCase] = []
     slots = blocks = 0
     for case in cases:
         batch = case.batch if isinstance(case, DecodeCase) else 1

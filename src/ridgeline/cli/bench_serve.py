@@ -19,7 +19,7 @@ from ridgeline.roofline.slo import Slo
 
 if TYPE_CHECKING:
     from ridgeline.bench.serve.costs import Prices
-    from ridgeline.bench.serve.session import Point
+    from ridgeline.bench.serve.session import LoadPoint
 
 _MAX_VOCAB = 1000  # ids that any vocabulary has
 _LEAST = {
@@ -99,10 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(
     arguments: argparse.Namespace, slo: Slo, prices: "Prices"
-) -> "tuple[str, Sequence[Point]]":
+) -> "tuple[str, Sequence[LoadPoint]]":
     from ridgeline.bench.serve.http_target import HttpTarget
     from ridgeline.bench.serve.prompts import Prompts
-    from ridgeline.bench.serve.session import Load, run_point, warm_up
+    from ridgeline.bench.serve.session import Arrivals, run_point, warm_up
     from ridgeline.bench.serve.targets import EngineTarget, Target
     from ridgeline.bench.serve.workload import Workload, read_trace
     from ridgeline.engine.async_engine import AsyncEngine
@@ -145,8 +145,8 @@ async def _run(
             seed=_seed(arguments),
         )
         await warm_up(target, workload, arguments.warmup)
-        points: list[Point] = []
-        for load in _loads(arguments, Load):
+        points: list[LoadPoint] = []
+        for load in _loads(arguments, Arrivals):
             if arguments.trace is not None:
                 conversations = read_trace(arguments.trace, vocab=vocab, seed=workload.seed)
             else:

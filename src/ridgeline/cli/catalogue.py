@@ -12,7 +12,7 @@ from ridgeline.cli.display import output_console, print_paragraph
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import BFLOAT16, NumberFormat, number_format
-from ridgeline.roofline.catalogue import Catalogue, Cell, Device, load_catalogue
+from ridgeline.roofline.catalogue import Catalogue, Cell, DeviceSpec, load_catalogue
 
 NO_PRICE = "no price"
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _json(device: Device, catalogue: Catalogue) -> dict[str, Any]:
+def _json(device: DeviceSpec, catalogue: Catalogue) -> dict[str, Any]:
     """All figures; the name of a source is replaced by what it means."""
 
     def told(value: object) -> object:
@@ -53,7 +53,7 @@ def _json(device: Device, catalogue: Catalogue) -> dict[str, Any]:
 _ROW = "{:<16} {:<34} {:>6} {:>10} {:>7} {:>6} {:>6} {:>8}"
 
 
-def _print_list(devices: dict[str, Device]) -> None:
+def _print_list(devices: dict[str, DeviceSpec]) -> None:
     print(_ROW.format("name", "device", "GB", "GB/s", "16 bit", "8 bit", "W", "$/h"))
     for key, device in devices.items():
         price = device.usd_per_hour
@@ -80,7 +80,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _rate(device: Device, *forms: NumberFormat, own: bool = False) -> str:
+def _rate(device: DeviceSpec, *forms: NumberFormat, own: bool = False) -> str:
     """The best rate of some formats; ``own`` leaves out what would be unpacked to wider ones."""
     ceilings, found = device.ceilings(), list[float]()
     for form in forms:
@@ -93,7 +93,7 @@ def _rate(device: Device, *forms: NumberFormat, own: bool = False) -> str:
     return _short(max(found) / 1e12) if found else "–"
 
 
-def _print_sources(devices: dict[str, Device], catalogue: Catalogue) -> None:
+def _print_sources(devices: dict[str, DeviceSpec], catalogue: Catalogue) -> None:
     console = output_console()
     for key, device in devices.items():
         console.print(f"{key}: {device.name} ({device.kind.value})", style="bold", markup=False)
@@ -105,7 +105,7 @@ def _print_sources(devices: dict[str, Device], catalogue: Catalogue) -> None:
             console.print(f"  {'price':<16} {NO_PRICE}: no source is known; use --usd-per-hour")
 
 
-def _cells(device: Device) -> Sequence[tuple[str, str, Cell]]:
+def _cells(device: DeviceSpec) -> Sequence[tuple[str, str, Cell]]:
     named = [
         ("memory", "GB", device.memory_gb),
         ("bandwidth", "TB/s", device.bandwidth_tbps),

@@ -30,7 +30,7 @@ from ridgeline.roofline.memory import USABLE_SHARE, kv_bytes
 from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:  # torch takes a second: not for --help
-    from ridgeline.planning import Load, Machine, Question
+    from ridgeline.planning import Machine, ModelDemand, Question
     from ridgeline.planning.capacity import CapacityPlan
 
 
@@ -395,12 +395,12 @@ def _machines(arguments: argparse.Namespace) -> list["Machine"]:
     return found
 
 
-def _load(arguments: argparse.Namespace, text: str, machine: "Machine", slo: Slo) -> "Load":
-    from ridgeline.planning import Load
+def _load(arguments: argparse.Namespace, text: str, machine: "Machine", slo: Slo) -> "ModelDemand":
+    from ridgeline.planning import ModelDemand
 
     name, _, rate = text.partition(":")
     if name not in PRESETS:
         raise InvalidRequestError(f"Unknown shape {name!r} in --place.")
     named = argparse.Namespace(**{**vars(arguments), "shape": name, "model": None})
     question = _question(arguments, read_model(named, machine.calibration), machine, slo)
-    return Load(name=name, question=question, rate_rps=_place_rate(rate))
+    return ModelDemand(name=name, question=question, rate_rps=_place_rate(rate))

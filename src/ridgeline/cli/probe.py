@@ -19,7 +19,7 @@ from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline.calibration import typical
-from ridgeline.roofline.catalogue import Device, load_catalogue
+from ridgeline.roofline.catalogue import DeviceSpec, load_catalogue
 from ridgeline.roofline.predict import StepPredictor
 
 if TYPE_CHECKING:
@@ -137,7 +137,12 @@ class _StandIn:
     """A model of known shape, on a machine of the catalogue or on none in particular."""
 
     def __init__(
-        self, model: NamedModel, device: Device, devices: Mapping[str, Device], *, is_named: bool
+        self,
+        model: NamedModel,
+        device: DeviceSpec,
+        devices: Mapping[str, DeviceSpec],
+        *,
+        is_named: bool,
     ) -> None:
         self._model, self._device, self._devices = model, device, devices
         self._is_named = is_named

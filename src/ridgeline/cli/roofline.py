@@ -34,9 +34,9 @@ from ridgeline.roofline.calibration import Calibration, describe, typical
 from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.drawing import Roof, draw_svg, draw_text
 from ridgeline.roofline.explain import (
+    FormatChange,
     OpPoint,
-    Point,
-    Variant,
+    RooflinePoint,
     advise,
     fit_sentence,
     ops,
@@ -218,21 +218,21 @@ def _fit(
     )
 
 
-def _has_room(point: Point, fits: Mapping[int, MemoryFit]) -> bool:
+def _has_room(point: RooflinePoint, fits: Mapping[int, MemoryFit]) -> bool:
     sequences = point.tokens if point.phase == "decode" else 1
     return sequences <= fits[point.context].max_batch
 
 
 def _variants(
     arguments: argparse.Namespace, calibration: Calibration, model: PricedModel
-) -> list[Variant]:
+) -> list[FormatChange]:
     """The model with narrower weights or KV, as the executor would hold them, if it does."""
     traits = running_traits(calibration)
 
-    def variant(change: str, option: str, name: str) -> Variant:
+    def variant(change: str, option: str, name: str) -> FormatChange:
         changed = argparse.Namespace(**{**vars(arguments), option: name})
         priced = replace(read_model(changed, calibration).priced, layout=model.layout)
-        return Variant(change=change, how=f"--{option.replace('_', '-')} {name}", model=priced)
+        return FormatChange(change=change, how=f"--{option.replace('_', '-')} {name}", model=priced)
 
     found = []
     if not model.main_format.is_quantized:
@@ -246,7 +246,7 @@ def _variants(
     return found
 
 
-def _table(found: Sequence[Point], fits: Mapping[int, MemoryFit]) -> Table:
+def _table(found: Sequence[RooflinePoint], fits: Mapping[int, MemoryFit]) -> Table:
     table = Table("point", "FLOP/byte", "GFLOP/s", "roof", "ms (80 %)", "bound", box=None)
     for point in found:
         table.add_row(

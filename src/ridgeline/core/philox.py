@@ -22,7 +22,7 @@ _MASK = 0xFFFFFFFF
 Words = npt.NDArray[np.uint64]
 
 
-class Stream(IntEnum):
+class NoiseStream(IntEnum):
     """Independent sequences of noise for one token."""
 
     SAMPLE = 0
@@ -53,7 +53,12 @@ def philox(
 
 
 def random_words(
-    *, seed: int, sample_index: int, position: int, count: int, stream: Stream = Stream.SAMPLE
+    *,
+    seed: int,
+    sample_index: int,
+    position: int,
+    count: int,
+    stream: NoiseStream = NoiseStream.SAMPLE,
 ) -> npt.NDArray[np.uint32]:
     """``count`` random 32-bit words, word i belonging to token id i."""
     blocks = np.arange((count + 3) // 4, dtype=np.uint64)
@@ -66,7 +71,7 @@ def words_of(
     seed: int,
     sample_index: int,
     position: int,
-    stream: Stream = Stream.SAMPLE,
+    stream: NoiseStream = NoiseStream.SAMPLE,
 ) -> npt.NDArray[np.uint32]:
     """The random words of some token ids ``[N]``."""
     blocks = _blocks((token_ids // 4).astype(np.uint64), seed, sample_index, position, stream)
@@ -74,7 +79,7 @@ def words_of(
 
 
 def _blocks(
-    blocks: Words, seed: int, sample_index: int, position: int, stream: Stream
+    blocks: Words, seed: int, sample_index: int, position: int, stream: NoiseStream
 ) -> npt.NDArray[np.uint32]:
     """The four words of each block, ``[4, N]``."""
     same = np.ones_like(blocks)
@@ -95,6 +100,10 @@ def to_uniform(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
 def derive_seed(seed: int, index: int) -> int:
     """The 64-bit seed of request number ``index`` of an engine whose seed is ``seed``."""
     low, high = random_words(
-        seed=seed, sample_index=index >> 32, position=index & _MASK, count=2, stream=Stream.SEED
+        seed=seed,
+        sample_index=index >> 32,
+        position=index & _MASK,
+        count=2,
+        stream=NoiseStream.SEED,
     )
     return int(high) << 32 | int(low)

@@ -20,7 +20,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TileJob:
     """Tiles that threads share out, and the barrier at their end."""
 
     num_tiles: int
@@ -45,7 +45,7 @@ class OpSpan:
     begin_s: float
     end_s: float
     num_threads: int = 1
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[TileJob, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -85,7 +85,7 @@ class OpSpan:
         return max((s.end_s for job in self.jobs for s in job.shares), default=self.end_s)
 
     @property
-    def _shared(self) -> tuple[Job, ...]:
+    def _shared(self) -> tuple[TileJob, ...]:
         return tuple(job for job in self.jobs if job.num_tiles > 1)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ridgeline.core.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, Stream, words_of
+from ridgeline.core.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, NoiseStream, words_of
 
 _MASK = 0xFFFFFFFF
 
@@ -16,7 +16,7 @@ def random_words(
     seed: int,
     sample_index: int,
     position: int,
-    stream: Stream = Stream.SAMPLE,
+    stream: NoiseStream = NoiseStream.SAMPLE,
 ) -> torch.Tensor:
     """The 32-bit random word of each token id, in int64, shaped as ``token_ids``."""
     words = words_of(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.core.philox import Stream
+from ridgeline.core.philox import NoiseStream
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding.noise import random_words, uniform
 from ridgeline.decoding.sampling import History, NothingToSampleError, draw, process_logits
@@ -67,7 +67,7 @@ def propose(
         seed=seed,
         sample_index=sample_index,
         position=len(history.token_ids),
-        stream=Stream.DRAFT,
+        stream=NoiseStream.DRAFT,
     )
     return Proposal(token_id=token, q_V=processed.softmax(-1))
 
@@ -100,7 +100,7 @@ def verify_by_rejection(
             seed=seed,
             sample_index=sample_index,
             position=position + index,
-            stream=Stream.ACCEPT,
+            stream=NoiseStream.ACCEPT,
         )
         if bool(accepts(p_V[None], q_V[None], drafted, uniform(words))[0]):
             continue
@@ -109,7 +109,7 @@ def verify_by_rejection(
             seed=seed,
             sample_index=sample_index,
             position=position + index,
-            stream=Stream.RESIDUAL,
+            stream=NoiseStream.RESIDUAL,
         )
         return (*drafts[:index], redrawn), tuple(range(index))
     count = len(drafts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.core.philox import Stream
+from ridgeline.core.philox import NoiseStream
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding.noise import gumbel, random_words
 
@@ -62,7 +62,7 @@ def draw(
     seed: int,
     sample_index: int,
     position: int,
-    stream: Stream = Stream.SAMPLE,
+    stream: NoiseStream = NoiseStream.SAMPLE,
 ) -> int:
     """Draw from softmax(``processed_V``), of which at least one entry is finite."""
     candidates = torch.nonzero(processed_V > _NEVER)[:, 0]

@@ -5,7 +5,7 @@ from ridgeline.planning.load import TooLongError
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
 from ridgeline.planning.search import (
-    Load,
+    ModelDemand,
     Placed,
     Ranking,
     cheapest,
@@ -21,8 +21,8 @@ from ridgeline.roofline.slo import Slo
 __all__ = [
     "Arrival",
     "CapacityPlan",
-    "Load",
     "Machine",
+    "ModelDemand",
     "Placed",
     "Question",
     "Ranking",

@@ -22,13 +22,13 @@ class Item:
     time_share: float = 0.0
     on: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
-    def size_on(self, device: "Device") -> tuple[float, float]:
+    def size_on(self, device: "Bin") -> tuple[float, float]:
         """Bytes and share of time."""
         return self.on.get(device.kind, (self.memory_bytes, self.time_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Bin:
     """A device that takes items."""
 
     name: str
@@ -48,7 +48,7 @@ class Placement:
         return sum(bool(items) for items in self.bins)
 
 
-def place(items: Sequence[Item], devices: Sequence[Device]) -> Placement:
+def place(items: Sequence[Item], devices: Sequence[Bin]) -> Placement:
     """As many items as fit, on as few devices as it finds; exact for up to ten items.
 
     40 GB hold three 13B models in 8 bits, or one 34B:
@@ -69,19 +69,19 @@ def place(items: Sequence[Item], devices: Sequence[Device]) -> Placement:
     return greedy
 
 
-def _fits(item: Item, held: Sequence[Item], device: Device) -> bool:
+def _fits(item: Item, held: Sequence[Item], device: Bin) -> bool:
     sizes = [each.size_on(device) for each in (item, *held)]
     memory = sum(num_bytes for num_bytes, _ in sizes)
     share = sum(time_share for _, time_share in sizes)
     return memory <= device.memory_bytes and share <= 1.0 + 1e-9
 
 
-def _size(item: Item, devices: Sequence[Device]) -> float:
+def _size(item: Item, devices: Sequence[Bin]) -> float:
     largest = max((device.memory_bytes for device in devices), default=1.0)
     return max(item.memory_bytes / largest, item.time_share)
 
 
-def _first_fit_decreasing(items: Sequence[Item], devices: Sequence[Device]) -> Placement:
+def _first_fit_decreasing(items: Sequence[Item], devices: Sequence[Bin]) -> Placement:
     bins: list[list[Item]] = [[] for _ in devices]
     left_over = []
     for item in sorted(items, key=lambda each: _size(each, devices), reverse=True):
@@ -94,7 +94,7 @@ def _first_fit_decreasing(items: Sequence[Item], devices: Sequence[Device]) -> P
     return Placement(bins=tuple(map(tuple, bins)), left_over=tuple(left_over))
 
 
-def _exact(items: Sequence[Item], devices: Sequence[Device], start: Placement) -> Placement:
+def _exact(items: Sequence[Item], devices: Sequence[Bin], start: Placement) -> Placement:
     """Depth first; most items placed, then fewest devices used. Better than ``start`` or it."""
     ordered = sorted(items, key=lambda each: _size(each, devices), reverse=True)
     best = start

@@ -12,7 +12,7 @@ from ridgeline.planning.capacity import CapacityPlan, holds, plan_of, predictor_
 from ridgeline.planning.load import Skipped, num_at_once, run_alone, run_traffic
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.notes import machine_notes, model_notes
-from ridgeline.planning.placement import Device, Item, Placement, place
+from ridgeline.planning.placement import Bin, Item, Placement, place
 from ridgeline.planning.question import Question
 from ridgeline.planning.replica import Replica, replica_choices
 from ridgeline.roofline import decode_batch
@@ -167,7 +167,7 @@ def cheapest(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class ModelDemand:
     """A model and the requests per second that it must serve; 0 for one replica, just held."""
 
     name: str
@@ -196,7 +196,7 @@ class Placed:
 
 
 def place_models(
-    loads: Sequence[Load], machines: Sequence[Machine], *, memory_share: float = USABLE_SHARE
+    loads: Sequence[ModelDemand], machines: Sequence[Machine], *, memory_share: float = USABLE_SHARE
 ) -> Placed:
     """Replicas of several models on devices, perhaps of several kinds, each on one.
 
@@ -207,14 +207,14 @@ def place_models(
     items = [item for load in loads for item in _items(load, machines)]
     each = [replace(machine, count=1) for machine in machines for _ in range(machine.count)]
     devices = [
-        Device(name=machine.key, kind=machine.key, memory_bytes=machine.memory_bytes * memory_share)
+        Bin(name=machine.key, kind=machine.key, memory_bytes=machine.memory_bytes * memory_share)
         for machine in each
     ]
     return Placed(machines=each, placement=place(items, devices), notes=_notes(loads, machines))
 
 
 def cheapest_placement(
-    loads: Sequence[Load],
+    loads: Sequence[ModelDemand],
     catalogue: Catalogue,
     *,
     memory_share: float = USABLE_SHARE,
@@ -247,7 +247,7 @@ def cheapest_placement(
                 continue
             held = [item for index in indices for item in items[index]]
             memory = machine.memory_bytes * memory_share
-            device = Device(name=machine.key, kind=machine.key, memory_bytes=memory)
+            device = Bin(name=machine.key, kind=machine.key, memory_bytes=memory)
             placed = place(held, [device] * len(held))
             usd = placed.num_used * (machine.usd_per_hour or 0.0)
             if not placed.left_over and (mask not in groups or usd < groups[mask][0]):
@@ -270,7 +270,7 @@ def cheapest_placement(
     return Placed(machines=machines, placement=placement, notes=_notes(loads, machines))
 
 
-def _likely(load: Load, catalogue: Catalogue, memory_share: float) -> list[Machine]:
+def _likely(load: ModelDemand, catalogue: Catalogue, memory_share: float) -> list[Machine]:
     """Priced devices that hold a replica, those first whose best batches are the cheapest."""
     ranked = list[tuple[float, int, Machine]]()
     for key, device in catalogue.devices.items():
@@ -309,7 +309,7 @@ def _held_bytes(question: Question) -> float:
     )
 
 
-def _items(load: Load, machines: Sequence[Machine]) -> list[Item]:
+def _items(load: ModelDemand, machines: Sequence[Machine]) -> list[Item]:
     """A load's replicas, all alike, with what each takes on every kind of device."""
     memory = _held_bytes(load.question)
     if not load.rate_rps:
@@ -335,7 +335,7 @@ def _items(load: Load, machines: Sequence[Machine]) -> list[Item]:
     return [Item(name=load.name, memory_bytes=memory, time_share=inf, on=on)] * replicas
 
 
-def _notes(loads: Sequence[Load], machines: Sequence[Machine]) -> list[str]:
+def _notes(loads: Sequence[ModelDemand], machines: Sequence[Machine]) -> list[str]:
     """What to know about the prices of a placement."""
     of_machines = [note for machine in machines for note in machine_notes(machine)]
     of_models = [note for load in loads for note in model_notes(load.question)]

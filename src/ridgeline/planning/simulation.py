@@ -12,7 +12,7 @@ from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
-from ridgeline.planning.traffic import Answer, Traffic
+from ridgeline.planning.traffic import RequestTiming, Traffic
 from ridgeline.planning.workload import Arrival
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import Calibration
@@ -137,7 +137,7 @@ def run_arrivals(
     clock: VirtualClock,
     *,
     busy_until: Callable[[], float] | None = None,
-) -> list[Answer]:
+) -> list[RequestTiming]:
     """Send each request at its time, and step until all are answered.
 
     ``busy_until``: when the steps in flight will be done. Where it is given, decode steps are
@@ -145,7 +145,7 @@ def run_arrivals(
     """
     waiting = sorted(arrivals, key=lambda arrival: arrival.arrival_s, reverse=True)
     open_requests: dict[int, Arrival] = {}
-    answers: list[Answer] = []
+    answers: list[RequestTiming] = []
     while waiting or open_requests:
         if not loop.has_work and waiting:
             clock.advance_to(waiting[-1].arrival_s)
@@ -164,7 +164,9 @@ def run_arrivals(
         for chunk in chunks:
             if chunk.timings is not None:
                 arrival = open_requests.pop(chunk.request_id)
-                answers.append(Answer(arrival=arrival, timings=chunk.timings, done_s=clock()))
+                answers.append(
+                    RequestTiming(arrival=arrival, timings=chunk.timings, done_s=clock())
+                )
         if clock() == before and scheduler.wait_s:
             clock.advance(scheduler.wait_s)
     return answers

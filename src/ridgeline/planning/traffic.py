@@ -15,7 +15,7 @@ _DEVIATIONS = 2  # of the number of requests in progress, which is random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RequestTiming:
     """What one request got, in seconds since its arrival; ``done_s`` is on the virtual clock."""
 
     arrival: Arrival
@@ -40,7 +40,7 @@ class Traffic:
     have taken too long.
     """
 
-    answers: tuple[Answer, ...]
+    answers: tuple[RequestTiming, ...]
     begin_s: float
     end_s: float
     prefill_s: float
@@ -56,12 +56,12 @@ class Traffic:
         return end_s - begin_s
 
     @property
-    def arrived(self) -> tuple[Answer, ...]:
+    def arrived(self) -> tuple[RequestTiming, ...]:
         """Requests that arrived in the window."""
         return tuple(a for a in self.answers if self.begin_s <= a.arrival.arrival_s <= self.end_s)
 
     @property
-    def completed(self) -> tuple[Answer, ...]:
+    def completed(self) -> tuple[RequestTiming, ...]:
         """Requests whose rate is that of completion."""
         return self.arrived if self.keeps_up else self._done(*self._full)
 
@@ -114,7 +114,7 @@ class Traffic:
         third = len(times) // 3
         return times[third], max(self.end_s, times[2 * third])
 
-    def _done(self, begin_s: float, end_s: float) -> tuple[Answer, ...]:
+    def _done(self, begin_s: float, end_s: float) -> tuple[RequestTiming, ...]:
         return tuple(answer for answer in self.answers if begin_s < answer.done_s <= end_s)
 
     def steady(self) -> "Traffic":

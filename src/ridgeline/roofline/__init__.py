@@ -5,7 +5,7 @@ Nothing here imports torch or runs a model: ceilings are values, and `price` is 
 """
 
 from ridgeline.roofline.account import StepAccount, account
-from ridgeline.roofline.batch import Batch, batch_of, decode_batch, make_batch, prefill_batch
+from ridgeline.roofline.batch import BatchShape, batch_of, decode_batch, make_batch, prefill_batch
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.price import (
     Phase,
@@ -17,7 +17,7 @@ from ridgeline.roofline.price import (
 from ridgeline.roofline.work import Work
 
 __all__ = [
-    "Batch",
+    "BatchShape",
     "Phase",
     "PricedModel",
     "StepAccount",

@@ -15,7 +15,7 @@ NO_ADAPTERS: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchShape:
     """One forward pass: segment i computes positions ``[starts[i], stops[i])``.
 
     ``logit_rows`` are the positions of all segments whose logits are wanted. ``adapters`` are the
@@ -62,24 +62,24 @@ class Batch:
         return self.stops - np.maximum(0, self.starts - window + 1)
 
 
-def make_batch(ranges: Sequence[tuple[int, int]], logit_rows: int | None = None) -> Batch:
+def make_batch(ranges: Sequence[tuple[int, int]], logit_rows: int | None = None) -> BatchShape:
     """A batch of half-open ranges; without ``logit_rows`` each yields the logits of its last."""
     bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
     rows = len(ranges) if logit_rows is None else logit_rows
-    return Batch(starts=bounds[:, 0], stops=bounds[:, 1], logit_rows=rows)
+    return BatchShape(starts=bounds[:, 0], stops=bounds[:, 1], logit_rows=rows)
 
 
-def decode_batch(batch_size: int, context: int) -> Batch:
+def decode_batch(batch_size: int, context: int) -> BatchShape:
     """``batch_size`` sequences that each compute one token, with ``context`` tokens in all."""
     return make_batch([(context - 1, context)] * batch_size)
 
 
-def prefill_batch(num_tokens: int, *, batch_size: int = 1, start: int = 0) -> Batch:
+def prefill_batch(num_tokens: int, *, batch_size: int = 1, start: int = 0) -> BatchShape:
     """``batch_size`` prompts' chunks of ``num_tokens`` tokens after ``start``."""
     return make_batch([(start, start + num_tokens)] * batch_size)
 
 
-def batch_of(segments: Sequence[Segment], adapters: Mapping[int, int] = NO_ADAPTERS) -> Batch:
+def batch_of(segments: Sequence[Segment], adapters: Mapping[int, int] = NO_ADAPTERS) -> BatchShape:
     """The batch that segments of a pass make; ``adapters`` are those of slots that have one."""
     bounds: list[int] = []
     rows = 0
@@ -92,17 +92,17 @@ def batch_of(segments: Sequence[Segment], adapters: Mapping[int, int] = NO_ADAPT
             rows += 1 + segment.num_drafts
     array = np.array(bounds, dtype=np.int64).reshape(-1, 2)
     used = _adapters_of(((s.slot, s.num_tokens) for s in segments), adapters)
-    return Batch(starts=array[:, 0], stops=array[:, 1], logit_rows=rows, adapters=used)
+    return BatchShape(starts=array[:, 0], stops=array[:, 1], logit_rows=rows, adapters=used)
 
 
-def batches_of(a_pass: Pass, adapters: Mapping[int, int] = NO_ADAPTERS) -> list[Batch]:
+def batches_of(a_pass: Pass, adapters: Mapping[int, int] = NO_ADAPTERS) -> list[BatchShape]:
     """The forward passes of a pass: one, or ``num_steps`` where sampled tokens are fed back."""
     first = batch_of(a_pass.segments, adapters)
     if a_pass.num_steps == 1:
         return [first]
     used = _adapters_of(((segment.slot, 1) for segment in a_pass.segments), adapters)
     replayed = [
-        Batch(
+        BatchShape(
             starts=first.stops + step,
             stops=first.stops + step + 1,
             logit_rows=len(first.stops),

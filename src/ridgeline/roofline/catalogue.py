@@ -35,7 +35,7 @@ class DeviceKind(StrEnum):
     SOC = "soc"
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator or CPU. GB and TB are powers of ten; rates are dense.
 
     ``link_gb_per_s`` are gigabytes that one device sends in a second, one way; it is known only
@@ -72,17 +72,17 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: dict[str, str]
-    devices: dict[str, Device]
+    devices: dict[str, DeviceSpec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """Devices by key, such as ``h100``, and what the names of sources mean."""
 
-    devices: Mapping[str, Device]
+    devices: Mapping[str, DeviceSpec]
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    def device(self, key: str) -> Device:
+    def device(self, key: str) -> DeviceSpec:
         """The device called ``key``.
 
         Raises:
@@ -94,7 +94,7 @@ class Catalogue:
             raise InvalidRequestError(f"Unknown hardware {key!r}; choose this, or one of {known}.")
         return found
 
-    def known_as(self, machine: str) -> Device | None:
+    def known_as(self, machine: str) -> DeviceSpec | None:
         """The device whose key's parts all stand in the name that a machine gives itself, such as
         ``NVIDIA H100 80GB HBM3``; the longest of several keys."""
         found = [key for key in self.devices if all(_stands_in(p, machine) for p in key.split("-"))]
@@ -149,7 +149,7 @@ def _refuse_old_names(values: Mapping[str, object], where: str) -> None:
             )
 
 
-def _check(device: Device, where: str, sources: Mapping[str, str]) -> None:
+def _check(device: DeviceSpec, where: str, sources: Mapping[str, str]) -> None:
     cells = [getattr(device, name) for name in device.__struct_fields__]
     for cell in [*cells, *device.tflops.values()]:
         if not isinstance(cell, Cell):

@@ -6,7 +6,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from ridgeline.core.errors import MissingDependencyError
-from ridgeline.roofline.explain import Point
+from ridgeline.roofline.explain import RooflinePoint
 from ridgeline.roofline.labels import POINTS_PER_INCH, place_labels
 from ridgeline.roofline.predict import is_known
 
@@ -28,7 +28,7 @@ class Roof:
 
 
 def draw_text(
-    points: Sequence[Point],
+    points: Sequence[RooflinePoint],
     machine: Roof,
     beside: Roof | None = None,
     *,
@@ -88,7 +88,7 @@ def draw_text(
 
 
 def draw_svg(
-    points: Sequence[Point],
+    points: Sequence[RooflinePoint],
     path: Path,
     machine: Roof,
     beside: Roof | None = None,

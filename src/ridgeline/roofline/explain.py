@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import exp, hypot, log
 
 from ridgeline.core.plan import ModelRole
-from ridgeline.roofline.batch import Batch, decode_batch, make_batch, prefill_batch
+from ridgeline.roofline.batch import BatchShape, decode_batch, make_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.features import main_weight
 from ridgeline.roofline.memory import MemoryFit
@@ -23,7 +23,7 @@ _LARGER = 8  # times the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class RooflinePoint:
     """One forward pass in the roofline: FLOPs per byte, and FLOP/s that it is predicted to reach.
 
     ``roof_flops_per_s`` is what the roof allows at that intensity; ``gap`` is how many times slower
@@ -75,7 +75,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class FormatChange:
     """The model in other formats, and the option that makes it so."""
 
     change: str
@@ -85,7 +85,7 @@ class Variant:
 
 def points(
     predictor: StepPredictor, batches: Sequence[int], contexts: Sequence[int]
-) -> list[Point]:
+) -> list[RooflinePoint]:
     """Decode at each batch and context that the model takes, and prefill of each context."""
     limit = predictor.models[ModelRole.TARGET].spec.max_position
     within = [context for context in contexts if context <= limit]
@@ -100,11 +100,11 @@ def points(
     ]
 
 
-def _point(predictor: StepPredictor, name: str, batch: Batch, phase: str) -> Point:
+def _point(predictor: StepPredictor, name: str, batch: BatchShape, phase: str) -> RooflinePoint:
     model = predictor.models[ModelRole.TARGET]
     work, seconds = pass_work(model, batch), predictor.batch_seconds(batch)
     interval = predictor.interval(seconds, phase)
-    return Point(
+    return RooflinePoint(
         name=name,
         phase=phase,
         tokens=batch.num_tokens,
@@ -132,7 +132,7 @@ def product_peak(model: PricedModel, calibration: Calibration) -> float:
     return calibration.ceilings.peak_flops(model.main_product_format)
 
 
-def ops(predictor: StepPredictor, batch: Batch) -> list[OpPoint]:
+def ops(predictor: StepPredictor, batch: BatchShape) -> list[OpPoint]:
     """A forward pass by op, the slowest first."""
     model, ceilings = predictor.models[ModelRole.TARGET], predictor.calibration.ceilings
     rate = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
@@ -183,7 +183,7 @@ def advise(
     batch_size: int,
     context: int,
     max_batch: int,
-    variants: Sequence[Variant] = (),
+    variants: Sequence[FormatChange] = (),
 ) -> list[Advice]:
     """What to try next, the largest predicted gain first; what gains nothing is left out.
 
@@ -217,9 +217,9 @@ def advise(
 
 def _gain(
     predictor: StepPredictor,
-    before: Batch,
+    before: BatchShape,
     changed: StepPredictor,
-    after: Batch,
+    after: BatchShape,
     *,
     phase: str = "decode",
     times: float = 1.0,
@@ -278,7 +278,7 @@ def _with(predictor: StepPredictor, model: PricedModel) -> StepPredictor:
     return StepPredictor({ModelRole.TARGET: model}, predictor.calibration)
 
 
-def sentences(predictor: StepPredictor, found: Sequence[Point]) -> list[str]:
+def sentences(predictor: StepPredictor, found: Sequence[RooflinePoint]) -> list[str]:
     """What limits, in words."""
     model, ceilings = predictor.models[ModelRole.TARGET], predictor.calibration.ceilings
     peak = product_peak(model, predictor.calibration)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.op_facts import OpKind, Rows
 from ridgeline.core.ops import AttentionOp, Op, Weight, experts_of, weight_uses
-from ridgeline.roofline.batch import Batch
+from ridgeline.roofline.batch import BatchShape
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import adapter_work, experts_touched, op_work
@@ -46,7 +46,7 @@ class Terms:
     overlaps: tuple[Overlap, ...]
 
 
-def pass_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> Terms:
+def pass_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> Terms:
     """The terms of one forward pass and the sampling after it."""
     rate = memory = ceilings.memory.bytes_per_s
     if len(ceilings.levels) > 1:
@@ -65,7 +65,7 @@ def pass_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> Terms:
     return Terms(alone, tuple(overlaps))
 
 
-def roof_seconds(model: PricedModel, batch: Batch, ceilings: Ceilings) -> float:
+def roof_seconds(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> float:
     """Seconds that the roof alone allows: of each op, those of its slower side."""
     costs = op_costs(model, batch)
     rate = ceilings.bytes_per_s(sum(cost.work.num_bytes * cost.count for cost in costs))
@@ -84,7 +84,7 @@ class _TokenTerms:
     products: tuple[tuple[str, float, Amounts], ...]
 
 
-def _token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> _TokenTerms:
+def _token_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> _TokenTerms:
     """Computed once for each number of tokens and rows."""
     key = ("terms", id(ceilings), batch.num_tokens, batch.logit_rows, batch.adapters)
     found: tuple[Ceilings, _TokenTerms] | None = model.memo.get(key)
@@ -94,7 +94,7 @@ def _token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> _Token
     return found[1]
 
 
-def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -> _TokenTerms:
+def _compute_token_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> _TokenTerms:
     num_ops = sum(count for _, count in model.grouped_ops)
     alone: Amounts = {STEP: 1.0, ROW: float(batch.logit_rows), OP: float(num_ops)}
     products: dict[tuple[str, float], tuple[float, Amounts]] = {}
@@ -148,21 +148,21 @@ def _compute_token_terms(model: PricedModel, batch: Batch, ceilings: Ceilings) -
     return _TokenTerms(alone, found)
 
 
-def _inputs(op: Op, batch: Batch) -> float:
+def _inputs(op: Op, batch: BatchShape) -> float:
     """Activations that an op's products read: they are rearranged, and perhaps quantized, for the
     kernel. Of a mixture of experts, once for each expert that a token goes to."""
     widths = sum({use.weight.shape[-1] for use in weight_uses(op) if use.role.is_matrix})
     return widths * _rows(op, batch) * experts_of(op)[1]
 
 
-def _tokens(op: Op, batch: Batch) -> float:
+def _tokens(op: Op, batch: BatchShape) -> float:
     """Rows that each of an op's matrices is multiplied with; of experts' those of the ones
     touched."""
     rows, (count, met) = _rows(op, batch), experts_of(op)
     return rows * met / experts_touched(count, met, rows)
 
 
-def _rows(op: Op, batch: Batch) -> float:
+def _rows(op: Op, batch: BatchShape) -> float:
     match op.facts.rows:
         case Rows.LOGITS:
             return float(batch.logit_rows)
@@ -184,7 +184,7 @@ def _link_seconds(work: Work, ceilings: Ceilings) -> float:
 
 
 def _attention(
-    model: PricedModel, batch: Batch, ceilings: Ceilings, rate: float, alone: Amounts
+    model: PricedModel, batch: BatchShape, ceilings: Ceilings, rate: float, alone: Amounts
 ) -> Overlap:
     """K and V are read once for each segment, and loaded once for a few rows of queries."""
     peak = ceilings.peak_flops(model.activations)
@@ -203,20 +203,20 @@ def _attention(
     return Overlap("attention", {"attention/read": read_s}, arithmetic)
 
 
-def _loaded_elements(op: AttentionOp, batch: Batch, model: PricedModel) -> float:
+def _loaded_elements(op: AttentionOp, batch: BatchShape, model: PricedModel) -> float:
     """Elements of K and V, each counted once for the rows of queries that share its load."""
     sharing = op.num_heads // op.num_kv_heads
     loaded = batch.loaded_rows(op.window, sharing, model.kernels.attention_rows)
     return float(loaded * op.num_kv_heads * op.loaded_width)
 
 
-def _attention_parts(batch: Batch) -> list[Batch]:
+def _attention_parts(batch: BatchShape) -> list[BatchShape]:
     """Decode-like and prefill-like segments apart: one side may wait for memory, the other not."""
     few = (batch.stops - batch.starts) <= _FEW_TOKENS
     if few.all() or not few.any():
         return [batch]
     return [
-        Batch(starts=batch.starts[chosen], stops=batch.stops[chosen], logit_rows=0)
+        BatchShape(starts=batch.starts[chosen], stops=batch.stops[chosen], logit_rows=0)
         for chosen in (few, ~few)
     ]
 

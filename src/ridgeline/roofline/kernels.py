@@ -43,7 +43,7 @@ class ProductKernel:
         return float(ceil(tokens / self.panel_tokens))
 
 
-class Kernels(Protocol):
+class KernelModel(Protocol):
     """The kernels of an executor, by the format of the weights."""
 
     @property

@@ -12,7 +12,7 @@ from ridgeline.core.op_facts import Role
 from ridgeline.core.ops import AttentionOp, Op, Weight, op_weights, weight_uses
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import KVGroup, ModelSpec, RoutingSpec, kv_groups
-from ridgeline.roofline.kernels import PLAIN, Kernels
+from ridgeline.roofline.kernels import PLAIN, KernelModel
 
 # What quantizers take of the layers.
 _QUANTIZED = (Role.PRODUCT, Role.EXPANSION, Role.OUTPUT_GATE)
@@ -52,7 +52,7 @@ class PricedModel:
     dense_attention: bool = False
     compute: NumberFormat | None = None
     products_by_weight: bool = False
-    kernels: Kernels = PLAIN
+    kernels: KernelModel = PLAIN
     adapter_elements: tuple[int, ...] = ()
 
     @property

@@ -39,7 +39,7 @@ from ridgeline.core.ops import (
     weight_uses,
 )
 from ridgeline.core.sharding import num_kv_parts, num_parts
-from ridgeline.roofline.batch import Batch
+from ridgeline.roofline.batch import BatchShape
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.work import Work
 
@@ -49,7 +49,7 @@ class _Pricing:
     """One op of one batch; helpers share the model and the numbers of ranks."""
 
     model: PricedModel
-    batch: Batch
+    batch: BatchShape
 
     @property
     def tokens(self) -> float:
@@ -91,7 +91,7 @@ class _Pricing:
         return self.kv_heads(op) * sum(form.num_bytes((width,)) for width in widths if width)
 
 
-def op_work(op: Op, batch: Batch, model: PricedModel) -> Work:
+def op_work(op: Op, batch: BatchShape, model: PricedModel) -> Work:
     """What an op moves and computes for a batch, on one rank; exact but for experts touched."""
     p = _Pricing(model, batch)
     work = _local_work(op, p)
@@ -227,7 +227,7 @@ def _latent_attend(op: LatentAttend, p: _Pricing) -> Work:
     )
 
 
-def _cheaper_form_of_each(op: LatentAttend, batch: Batch) -> float:
+def _cheaper_form_of_each(op: LatentAttend, batch: BatchShape) -> float:
     """Multiplications for each head where each segment's form is chosen by itself."""
     tokens, context = batch.stops - batch.starts, batch.stops
     pairs, projection = tokens * context, op.latent_dim * (op.nope_dim + op.v_dim)

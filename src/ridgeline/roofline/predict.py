@@ -10,7 +10,7 @@ from math import ceil, exp, log
 from ridgeline.core.op_facts import OpKind
 from ridgeline.core.ops import experts_of
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.roofline.batch import NO_ADAPTERS, Batch, batches_of, make_batch
+from ridgeline.roofline.batch import NO_ADAPTERS, BatchShape, batches_of, make_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.features import (
     LINK,
@@ -109,12 +109,12 @@ class StepPredictor:
         spread = self.calibration.spread(phase, form)
         return Prediction(seconds=seconds, low_s=seconds * spread.low, high_s=seconds * spread.high)
 
-    def batch_seconds(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> float:
+    def batch_seconds(self, batch: BatchShape, role: ModelRole = ModelRole.TARGET) -> float:
         """Predicted seconds of one forward pass."""
         seconds = predict(self.calibration.coefficients, self.terms(batch, role))
         return self.calibration.level * seconds
 
-    def terms(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> Terms:
+    def terms(self, batch: BatchShape, role: ModelRole = ModelRole.TARGET) -> Terms:
         return pass_terms(self.models[role], batch, self.calibration.ceilings)
 
     def segment_seconds(self, num_tokens: int, context: int) -> float:
@@ -175,7 +175,7 @@ class StepPredictor:
                     seconds[bound] += part
         return seconds
 
-    def parts(self, batch: Batch, role: ModelRole = ModelRole.TARGET) -> dict[Bound, float]:
+    def parts(self, batch: BatchShape, role: ModelRole = ModelRole.TARGET) -> dict[Bound, float]:
         """Predicted seconds of a forward pass by what bounds them."""
         terms, coefficients = self.terms(batch, role), self.calibration.coefficients
         seconds = dict.fromkeys(Bound, 0.0)
@@ -188,7 +188,7 @@ class StepPredictor:
             seconds[bound] += overlap_seconds(coefficients, overlap)
         return {bound: self.calibration.level * part for bound, part in seconds.items()}
 
-    def bound(self, batch: Batch) -> Bound:
+    def bound(self, batch: BatchShape) -> Bound:
         """What most of a forward pass's predicted seconds go to."""
         parts = self.parts(batch)
         return max(parts, key=lambda each: parts[each])

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from ridgeline.core.ops import Op
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
-from ridgeline.roofline.batch import NO_ADAPTERS, Batch, batch_of, batches_of
+from ridgeline.roofline.batch import NO_ADAPTERS, BatchShape, batch_of, batches_of
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import adapter_work, op_work
 from ridgeline.roofline.work import NOTHING, Work, total
@@ -41,7 +41,7 @@ class OpCost:
     work: Work
 
 
-def op_costs(model: PricedModel, batch: Batch) -> tuple[OpCost, ...]:
+def op_costs(model: PricedModel, batch: BatchShape) -> tuple[OpCost, ...]:
     """The price of one forward pass, by op, on one rank of one pipeline (all stages)."""
     return tuple(
         OpCost(op=op, count=count, work=op_work(op, batch, model))
@@ -49,7 +49,7 @@ def op_costs(model: PricedModel, batch: Batch) -> tuple[OpCost, ...]:
     )
 
 
-def pass_work(model: PricedModel, batch: Batch) -> Work:
+def pass_work(model: PricedModel, batch: BatchShape) -> Work:
     """The price of one forward pass."""
     work = _token_work(model, batch)
     for op, count in model.attention_ops:
@@ -57,7 +57,7 @@ def pass_work(model: PricedModel, batch: Batch) -> Work:
     return work
 
 
-def _token_work(model: PricedModel, batch: Batch) -> Work:
+def _token_work(model: PricedModel, batch: BatchShape) -> Work:
     """That of all ops but attention; computed once for each number of tokens and rows."""
     key = ("work", batch.num_tokens, batch.logit_rows, batch.adapters)
     found = model.memo.get(key)

@@ -14,7 +14,7 @@ from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.ops import Op, op_weights
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.recorded_step import OpSpan, RecordedPass, RecordedStep
-from ridgeline.roofline.batch import Batch, batches_of
+from ridgeline.roofline.batch import BatchShape, batches_of
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.dataflow import passed_on
 from ridgeline.roofline.features import main_weight
@@ -163,7 +163,7 @@ class _Profiler:
     sums: dict[_Key, _Sums] = field(default_factory=dict)
     pairs: dict[tuple[str, str], _Pair] = field(default_factory=dict)
 
-    def add_pass(self, a_pass: RecordedPass, batch: Batch) -> None:
+    def add_pass(self, a_pass: RecordedPass, batch: BatchShape) -> None:
         model = self.models[a_pass.role]
         layers = _layers(model.ops)
         prefix = "draft " if a_pass.role is ModelRole.DRAFT else ""
@@ -179,7 +179,7 @@ class _Profiler:
             before = span
 
     def _add_span(
-        self, key: _Key, span: OpSpan, model: PricedModel, batch: Batch, rate: float | None
+        self, key: _Key, span: OpSpan, model: PricedModel, batch: BatchShape, rate: float | None
     ) -> None:
         row = self.sums.setdefault(key, _Sums())
         row.count += 1
@@ -207,7 +207,7 @@ class _Profiler:
             return float("inf")
 
     def _add_pair(
-        self, prefix: str, first: OpSpan, second: OpSpan, model: PricedModel, batch: Batch
+        self, prefix: str, first: OpSpan, second: OpSpan, model: PricedModel, batch: BatchShape
     ) -> None:
         pair = self.pairs.setdefault((prefix + first.name, prefix + second.name), _Pair())
         pair.count += 1

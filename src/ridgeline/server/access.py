@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.config import is_loopback
 from ridgeline.server.context import Call, Server
-from ridgeline.server.errors import ApiError, Family, family_of
+from ridgeline.server.errors import ApiError, ApiFamily, family_of
 from ridgeline.server.ids import new_id
 from ridgeline.server.keys import Caller
 from ridgeline.server.logs import log_request
@@ -166,7 +166,7 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 def _id_headers(scope: Scope, request_id: str) -> list[tuple[bytes, bytes]]:
     """The request's id under the name that its family of clients reads."""
     found = [(b"x-request-id", request_id.encode())]
-    if family_of(scope["raw_path"].decode("latin-1")) is Family.ANTHROPIC:
+    if family_of(scope["raw_path"].decode("latin-1")) is ApiFamily.ANTHROPIC:
         found.append((b"request-id", request_id.encode()))
     return found
 

@@ -11,7 +11,7 @@ from ridgeline.core.spelling import suggestion
 from ridgeline.server.access import Access
 from ridgeline.server.context import Call, Server
 from ridgeline.server.endpoint import Endpoint, Handler, Operation
-from ridgeline.server.errors import ApiError, Family, family_of
+from ridgeline.server.errors import ApiError, ApiFamily, family_of
 from ridgeline.server.openapi import openapi
 from ridgeline.server.page import page_operations
 from ridgeline.server.replies import Reply, encode
@@ -155,7 +155,7 @@ def _ollama() -> list[Operation]:
             handler=handler,
             summary=f"Ollama's {path}",
             request=request,
-            family=Family.OLLAMA,
+            family=ApiFamily.OLLAMA,
             is_counted=path in ("pull", "delete"),
         )
 

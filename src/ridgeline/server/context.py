@@ -12,9 +12,9 @@ from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.engine.client import EngineClient
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.conversation import TOLD_PARSER
-from ridgeline.server.errors import ApiError, Family
+from ridgeline.server.errors import ApiError, ApiFamily
 from ridgeline.server.jobs.jobs import Jobs
-from ridgeline.server.keys import Caller, Keys
+from ridgeline.server.keys import Caller, KeyRing
 from ridgeline.server.limits import Limits, Reservation
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.tracing import Tracing
@@ -35,7 +35,7 @@ class Server:
     ) -> None:
         self.engine = engine
         self.config = config
-        self.keys = Keys(config)
+        self.keys = KeyRing(config)
         self.limits = Limits(config.max_queue)
         self.metrics = Metrics(engine, config, self.model_name)
         self.tracing = Tracing(config.otlp_endpoint)
@@ -186,7 +186,7 @@ class Call:
     arrival_s: float = field(default_factory=time.monotonic)
     is_batch: bool = False
     is_probe: bool = False
-    family: Family = Family.OPENAI
+    family: ApiFamily = ApiFamily.OPENAI
     prompt_field: str = "prompt"
     outcome: str = "ok"
     ignored_fields: list[str] = field(default_factory=list)

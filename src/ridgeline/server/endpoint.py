@@ -22,7 +22,7 @@ from ridgeline.server.body import (
     read_body,
 )
 from ridgeline.server.context import SHUTTING_DOWN, Call, Server
-from ridgeline.server.errors import ApiError, Family, to_api_error
+from ridgeline.server.errors import ApiError, ApiFamily, to_api_error
 from ridgeline.server.replies import EventStream, FileReply, Reply, encode
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Operation:
     summary: str
     request: type | None = None
     answer: Any = None
-    family: Family = Family.OPENAI
+    family: ApiFamily = ApiFamily.OPENAI
     reads_raw: bool = False
     needs_admin: bool = False
     prompt_field: str = "prompt"
@@ -205,7 +205,7 @@ class Endpoint:
                     Reply(body=body, status=api_error.status, headers=tuple(api_error.headers))
                 )
             elif sender.is_stream:
-                name = b"event: error\n" if self._operation.family is Family.ANTHROPIC else b""
+                name = b"event: error\n" if self._operation.family is ApiFamily.ANTHROPIC else b""
                 text = encode(body)
                 await sender.event(
                     text + b"\n" if sender.is_lines else name + b"data: " + text + b"\n\n"

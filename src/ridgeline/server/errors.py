@@ -38,7 +38,7 @@ _ANTHROPIC_TYPES = {
 }
 
 
-class Family(enum.Enum):
+class ApiFamily(enum.Enum):
     """Whose interface a route belongs to, and so the shape of its errors."""
 
     OPENAI = "openai"
@@ -46,11 +46,11 @@ class Family(enum.Enum):
     OLLAMA = "ollama"
 
 
-def family_of(path: str) -> Family:
+def family_of(path: str) -> ApiFamily:
     """The family of a path, whether it has a route or not."""
     if path.startswith("/api/"):
-        return Family.OLLAMA
-    return Family.ANTHROPIC if path.startswith("/v1/messages") else Family.OPENAI
+        return ApiFamily.OLLAMA
+    return ApiFamily.ANTHROPIC if path.startswith("/v1/messages") else ApiFamily.OPENAI
 
 
 class ApiError(Exception):
@@ -72,13 +72,13 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
 
-    def body(self, family: Family, request_id: str) -> dict[str, Any]:
+    def body(self, family: ApiFamily, request_id: str) -> dict[str, Any]:
         """The error as the clients of that family read it."""
         default = "api_error" if self.status >= 500 else "invalid_request_error"
-        if family is Family.ANTHROPIC:
+        if family is ApiFamily.ANTHROPIC:
             error = {"type": _ANTHROPIC_TYPES.get(self.status, default), "message": self.message}
             return {"type": "error", "error": error, "request_id": request_id}
-        if family is Family.OLLAMA:
+        if family is ApiFamily.OLLAMA:
             return {"error": self.message}
         return {
             "error": {

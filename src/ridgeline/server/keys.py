@@ -56,7 +56,7 @@ class Caller:
     is_admin: bool = False
 
 
-class Keys:
+class KeyRing:
     """Finds the owner of a key; every comparison takes the same time.
 
     Raises:

@@ -29,7 +29,7 @@ from ridgeline.server.jobs.folder import open_data_folder
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.jobs.upload import MAX_UPLOAD_BYTES
 from ridgeline.server.jobs.worker import BatchWorker
-from ridgeline.server.keys import Keys
+from ridgeline.server.keys import KeyRing
 from ridgeline.server.logs import log_request, setup_request_log
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ async def _serve(
     on_listening: Callable[[str], object] | None,
 ) -> None:
     # A port or data folder that is taken and bad key files are found before the model is loaded.
-    Keys(config).check_policy(engine_config.scheduling_policy)
+    KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
     has_tier = engine_config.kv_disk_tier_path is not None
     if has_tier and engine_config.encryption_key_file != config.encryption_key_file:

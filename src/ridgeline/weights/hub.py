@@ -24,7 +24,7 @@ from ridgeline.weights.files import (
     wanted_patterns,
 )
 from ridgeline.weights.hub_errors import explain
-from ridgeline.weights.hub_progress import ByteCount, bar_class
+from ridgeline.weights.hub_progress import DownloadCount, bar_class
 from ridgeline.weights.progress import Progress
 from ridgeline.weights.shard_index import read_index
 
@@ -175,7 +175,7 @@ def fetch(
     from huggingface_hub import constants, snapshot_download
 
     _check_space(name, total_bytes, Path(constants.HF_HUB_CACHE))
-    count = ByteCount(total_bytes, name, progress)
+    count = DownloadCount(total_bytes, name, progress)
     for attempt in range(1, _ATTEMPTS + 1):
         before = count.start_attempt()
         try:

@@ -7,7 +7,7 @@ from typing import Any, Self
 from ridgeline.weights.progress import Progress
 
 
-class ByteCount:
+class DownloadCount:
     """Bytes downloaded so far, of a total known beforehand; never goes back or over the total.
 
     ``failure`` is what ``progress`` raised, if it did: the caller's error, not the download's.
@@ -49,7 +49,7 @@ class ByteCount:
             raise
 
 
-def bar_class(count: ByteCount) -> type[Any]:
+def bar_class(count: DownloadCount) -> type[Any]:
     """A bar for ``snapshot_download`` that draws nothing and feeds ``count``.
 
     It has what the library uses of ``tqdm``, and is none: tqdm keeps its lock for ever when drawing

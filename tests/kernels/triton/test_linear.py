@@ -14,10 +14,10 @@ from ridgeline.core.formats import number_format
 from ridgeline.core.spec import Activation, ClampedSwiGLU, NormKind, NormSpec
 from ridgeline.kernels import reference
 from ridgeline.kernels.triton import (
+    DeviceMatrix,
     FoldedNorm,
     Format,
     LinearConfig,
-    PackedMatrix,
     Workspace,
     dequantize,
     fp8_matrix,
@@ -352,7 +352,7 @@ def test_a_kernel_that_does_not_fit_is_told_in_one_sentence():
 
 
 def test_what_does_not_fit_is_refused():
-    packed = PackedMatrix(format=Format.PLAIN, shape=(4, 16), codes=random(4, 16))
+    packed = DeviceMatrix(format=Format.PLAIN, shape=(4, 16), codes=random(4, 16))
     for x, out in ((random(2, 15), random(2, 4)), (random(2, 16), random(2, 3)),
                    (random(2, 16, dtype=torch.float16), random(2, 4))):  # fmt: skip
         with pytest.raises(ValueError, match=r"matrix|is not"):

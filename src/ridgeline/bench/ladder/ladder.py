@@ -36,7 +36,7 @@ Show = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RungResult:
     """One rung: what it weighs, what was predicted and what was measured.
 
     ``quality`` is the embedded model's; random weights have none.
@@ -60,7 +60,7 @@ def climb(
     rungs: Sequence[Rung] = RUNGS,
     progress: Progress | None = None,
     show: Show | None = None,
-) -> list[Step]:
+) -> list[RungResult]:
     """All rungs of a subject; those of executors without a calibration have no prediction.
 
     ``show`` gets each rung of the report as soon as it is measured.
@@ -72,7 +72,7 @@ def climb(
         for rung, priced, each in zip(rungs, models, work, strict=True)
     ]
     exact = None
-    steps: list[Step] = []
+    steps: list[RungResult] = []
     for number, (rung, priced, predicted) in enumerate(zip(rungs, models, forecasts, strict=True)):
         if progress is not None:
             progress(number, len(rungs), f"{subject}: {rung.name}")
@@ -91,7 +91,7 @@ def climb(
             exact = documents if exact is None else exact
             found = quality(documents, exact)
         steps.append(
-            Step(
+            RungResult(
                 rung=rung,
                 drafting=drafting,
                 weights_bytes=sum(map(_weights_bytes, priced.values())),
@@ -105,7 +105,7 @@ def climb(
     return steps
 
 
-def report(steps_of: Mapping[str, Sequence[Step]], watch: Watch) -> dict[str, Any]:
+def report(steps_of: Mapping[str, Sequence[RungResult]], watch: Watch) -> dict[str, Any]:
     """One object of plain values."""
     return {
         "conditions": dict(watch.conditions(threads=usable_cores())),
@@ -115,7 +115,7 @@ def report(steps_of: Mapping[str, Sequence[Step]], watch: Watch) -> dict[str, An
     }
 
 
-def _plain(step: Step, first: Step) -> dict[str, Any]:
+def _plain(step: RungResult, first: RungResult) -> dict[str, Any]:
     measured, predicted = step.measured.tokens_per_s, None
     speed_up, predicted_speed_up = measured / first.measured.tokens_per_s, None
     if step.predicted is not None:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.bench.serve.session import Point
+from ridgeline.bench.serve.session import LoadPoint
 from ridgeline.core.errors import DiskError, MissingDependencyError
 from ridgeline.roofline.labels import POINTS_PER_INCH, place_labels
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def write_plots(points: Sequence[Point], folder: Path, *, title: str) -> list[Path]:
+def write_plots(points: Sequence[LoadPoint], folder: Path, *, title: str) -> list[Path]:
     """Latency over throughput, TTFT over input length, and occupancy per step where known.
 
     Raises:
@@ -53,7 +53,7 @@ def _figure(title: str, *, rows: int = 1) -> "tuple[Figure, Any]":
     return figure, figure.subplots(rows, 1, squeeze=False)[:, 0]
 
 
-def _latency_throughput(points: Sequence[Point], title: str) -> "Figure":
+def _latency_throughput(points: Sequence[LoadPoint], title: str) -> "Figure":
     figure, panels = _figure(title, rows=2)
     named = []
     for axes, name in zip(panels, ("ttft_s", "tpot_s"), strict=True):
@@ -76,7 +76,7 @@ def _latency_throughput(points: Sequence[Point], title: str) -> "Figure":
     return figure
 
 
-def _ttft_by_length(points: Sequence[Point], title: str) -> "Figure":
+def _ttft_by_length(points: Sequence[LoadPoint], title: str) -> "Figure":
     figure, (axes,) = _figure(title)
     for point in points:
         done = [trace for trace in point.traces if trace.is_complete]
@@ -88,7 +88,7 @@ def _ttft_by_length(points: Sequence[Point], title: str) -> "Figure":
     return figure
 
 
-def _occupancy(points: Sequence[Point], title: str) -> "Figure":
+def _occupancy(points: Sequence[LoadPoint], title: str) -> "Figure":
     figure, (sequences, tokens) = _figure(title, rows=2)
     for point in points:
         if not point.steps:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ridgeline.bench.serve.costs import Prices
 from ridgeline.bench.serve.metrics import Quantile, RequestTrace, quantile, summarize
-from ridgeline.bench.serve.session import Load, Point, run_point
+from ridgeline.bench.serve.session import Arrivals, LoadPoint, run_point
 from ridgeline.bench.serve.targets import Target
 from ridgeline.bench.serve.workload import Workload, parse_length
 from ridgeline.roofline.slo import Slo
@@ -64,7 +64,7 @@ class ProbeReport:
     lengths: Sequence[LengthPoint]
     prefill_tokens_s: float | None
     overhead_s: float | None
-    points: Sequence[Point]
+    points: Sequence[LoadPoint]
     output_tokens_s: Sequence[Sequence[float]]
     saturation: Saturation | None
     throttling: Throttling | None
@@ -103,7 +103,7 @@ async def probe(
     for number, length in enumerate(plan.input_lengths):
         progress(f"prompts of {length} tokens")
         count = plan.requests * plan.rounds
-        point = await _run(target, plan, (length, 1), Load(concurrency=1), count, seed=number)
+        point = await _run(target, plan, (length, 1), Arrivals(concurrency=1), count, seed=number)
         traces += point.traces
         done = [trace for trace in point.traces if trace.is_complete]
         if done:
@@ -139,14 +139,14 @@ async def _sweep(
     progress: Progress,
     *,
     stops: bool = False,
-) -> list[Point]:
+) -> list[LoadPoint]:
     """One round; with ``stops`` to where requests are refused or fail, or output grows no more."""
-    points: list[Point] = []
+    points: list[LoadPoint] = []
     most, in_vain = 0.0, 0
     for concurrency in concurrencies:
         progress(f"round {number + 1} of {plan.rounds}: {concurrency} requests at once")
         count = max(plan.requests, 2 * concurrency)
-        load = Load(concurrency=concurrency)
+        load = Arrivals(concurrency=concurrency)
         seed = len(plan.input_lengths) + number * len(concurrencies) + len(points)
         sizes = (plan.input_lengths[0], plan.output_tokens)
         point = await _run(target, plan, sizes, load, count, seed=seed)
@@ -161,8 +161,14 @@ async def _sweep(
 
 
 async def _run(
-    target: Target, plan: ProbePlan, sizes: tuple[int, int], load: Load, count: int, *, seed: int
-) -> Point:
+    target: Target,
+    plan: ProbePlan,
+    sizes: tuple[int, int],
+    load: Arrivals,
+    count: int,
+    *,
+    seed: int,
+) -> LoadPoint:
     """Requests of ``sizes``: tokens in and out."""
     workload = Workload(
         num_conversations=count,
@@ -177,7 +183,7 @@ async def _run(
     )
 
 
-def _joined(rounds: Sequence[Point]) -> Point:
+def _joined(rounds: Sequence[LoadPoint]) -> LoadPoint:
     """One load of all its rounds, as if each had begun when the one before ended."""
     traces: list[RequestTrace] = []
     end_s = 0.0
@@ -222,7 +228,7 @@ def _least(loads: Sequence[int], outputs: Sequence[float]) -> int:
 
 
 def _throttling(
-    loads: Sequence[int], rounds: Sequence[Sequence[Point]], points: Sequence[Point]
+    loads: Sequence[int], rounds: Sequence[Sequence[LoadPoint]], points: Sequence[LoadPoint]
 ) -> Throttling | None:
     for at, load in enumerate(loads):
         refused = [sum(t.is_throttled for t in each[at].traces) for each in rounds]

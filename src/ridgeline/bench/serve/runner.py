@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from ridgeline.bench.serve.metrics import RequestTrace
 from ridgeline.bench.serve.targets import THROTTLED, StatusError, Target
-from ridgeline.bench.serve.workload import Conversation, Turn
+from ridgeline.bench.serve.workload import Dialogue, Turn
 from ridgeline.core.errors import RidgelineError
 
 Progress = Callable[[int], None]
@@ -15,7 +15,7 @@ Progress = Callable[[int], None]
 
 async def run_open_loop(
     target: Target,
-    conversations: Iterable[Conversation],
+    conversations: Iterable[Dialogue],
     *,
     think_s: float = 0.0,
     may_be_short: bool = False,
@@ -38,7 +38,7 @@ async def run_open_loop(
 
 async def run_closed_loop(
     target: Target,
-    conversations: Sequence[Conversation],
+    conversations: Sequence[Dialogue],
     *,
     concurrency: int,
     think_s: float = 0.0,
@@ -68,7 +68,7 @@ class _Recorder:
         self._may_be_short = may_be_short
         self.traces: list[RequestTrace] = []
 
-    async def converse(self, conversation: Conversation, due_s: float) -> None:
+    async def converse(self, conversation: Dialogue, due_s: float) -> None:
         """One turn after the other; a turn is due ``think_s`` after the answer before it."""
         history: tuple[int, ...] = ()
         for turn in conversation.turns:

@@ -13,7 +13,7 @@ from ridgeline.bench.serve.costs import Prices, costs
 from ridgeline.bench.serve.metrics import RequestTrace, Summary, summarize
 from ridgeline.bench.serve.runner import Progress, run_closed_loop, run_open_loop
 from ridgeline.bench.serve.targets import Target
-from ridgeline.bench.serve.workload import Conversation, Workload
+from ridgeline.bench.serve.workload import Dialogue, Workload
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.stats import StepRecord
 from ridgeline.roofline.live import RooflineReport
@@ -26,7 +26,7 @@ _ENERGY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Arrivals:
     """How requests are sent: Poisson at ``rate``, ``concurrency`` at once, or as a trace says."""
 
     rate: float | None = None
@@ -51,11 +51,11 @@ class MachineUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class LoadPoint:
     """One run of a sweep. If the engine is here: its ``steps``, what each phase reached of the
     ceilings, and what this machine did meanwhile."""
 
-    load: Load
+    load: Arrivals
     summary: Summary
     traces: Sequence[RequestTrace]
     slo: Slo = field(default_factory=Slo)
@@ -89,8 +89,8 @@ class Point:
 
 async def run_point(
     target: Target,
-    load: Load,
-    conversations: Sequence[Conversation],
+    load: Arrivals,
+    conversations: Sequence[Dialogue],
     *,
     slo: Slo,
     prices: Prices | None = None,
@@ -98,7 +98,7 @@ async def run_point(
     engine: EngineClient | None = None,
     may_be_short: bool = False,
     progress: Progress = lambda _: None,
-) -> Point:
+) -> LoadPoint:
     """Run one load to the end; answers ``may_be_short``, or it is a failure."""
     settings: Any = {"think_s": think_s, "may_be_short": may_be_short, "progress": progress}
 
@@ -123,7 +123,7 @@ async def run_point(
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
-    return Point(
+    return LoadPoint(
         load=load,
         summary=summarize(traces, slo, is_open_loop=load.concurrency is None),
         traces=traces,

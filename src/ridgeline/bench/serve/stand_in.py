@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ridgeline.core.plan import ModelRole
 from ridgeline.roofline import PricedModel, decode_batch, pass_work, prefill_batch
-from ridgeline.roofline.catalogue import Device
+from ridgeline.roofline.catalogue import DeviceSpec
 from ridgeline.roofline.explain import product_peak
 from ridgeline.roofline.memory import weights_bytes
 from ridgeline.roofline.metrics import mbu, mfu
@@ -78,7 +78,7 @@ class Implied:
 
 def implied(
     model: PricedModel,
-    devices: Mapping[str, Device],
+    devices: Mapping[str, DeviceSpec],
     *,
     context: float,
     tpot_s: float | None,
@@ -105,7 +105,7 @@ def _flops_per_token(model: PricedModel) -> float:
     return (long - short) / 64
 
 
-def _could(device: Device, model: PricedModel, bytes_per_s: float, flops_per_s: float) -> bool:
+def _could(device: DeviceSpec, model: PricedModel, bytes_per_s: float, flops_per_s: float) -> bool:
     ceilings = device.ceilings()
     return (
         weights_bytes(model) <= device.memory_bytes

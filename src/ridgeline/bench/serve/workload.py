@@ -24,7 +24,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class Dialogue:
     """Turns one after the other; the first is due ``at_s`` seconds after the run's start.
 
     The prompt of a turn is everything before it, answers included, and its own tokens.
@@ -57,7 +57,7 @@ class Workload:
         """The same kind of requests at another rate, with other contents."""
         return replace(self, rate=rate, seed=seed)
 
-    def conversations(self) -> Iterator[Conversation]:
+    def conversations(self) -> Iterator[Dialogue]:
         """The same ones for the same seed, whatever the rate."""
         lengths, arrivals = random.Random(f"lengths {self.seed}"), random.Random(f"at {self.seed}")
         prefixes = [
@@ -77,13 +77,11 @@ class Workload:
                         max_tokens=self.output_length(lengths),
                     )
                 )
-            yield Conversation(
-                user=user, at_s=None if self.rate is None else at_s, turns=tuple(turns)
-            )
+            yield Dialogue(user=user, at_s=None if self.rate is None else at_s, turns=tuple(turns))
             at_s += 0.0 if self.rate is None else arrivals.expovariate(self.rate)
 
 
-def read_trace(path: Path, *, vocab: range, seed: int = 0) -> list[Conversation]:
+def read_trace(path: Path, *, vocab: range, seed: int = 0) -> list[Dialogue]:
     """Conversations of one turn from JSON lines of {"at_s", "prompt_tokens", "output_tokens"}.
 
     Lines of the same "prefix" (a name) begin with the same "prefix_tokens" tokens.
@@ -108,7 +106,7 @@ def read_trace(path: Path, *, vocab: range, seed: int = 0) -> list[Conversation]
         prefix = _tokens(random.Random(f"prefix {seed} {entry.get('prefix')}"), shared, vocab)
         rest = _tokens(random.Random(f"content {seed} {number}"), prompt_tokens - shared, vocab)
         turn = Turn(new_token_ids=prefix + rest, max_tokens=max_tokens)
-        conversations.append(Conversation(user=number, at_s=at_s, turns=(turn,)))
+        conversations.append(Dialogue(user=number, at_s=at_s, turns=(turn,)))
     if not conversations:
         raise InvalidRequestError(f"The trace {path} has no requests.")
     return sorted(conversations, key=lambda conversation: conversation.at_s or 0.0)
@@ -144,7 +142,7 @@ def _tokens(rng: random.Random, count: int, vocab: range) -> tuple[int, ...]:
     return tuple(rng.choices(vocab, k=count))
 
 
-def total_tokens(conversations: Sequence[Conversation]) -> int:
+def total_tokens(conversations: Sequence[Dialogue]) -> int:
     """The longest sequence that the conversations make, prompt and output."""
     return max(
         sum(len(turn.new_token_ids) + turn.max_tokens for turn in conversation.turns)

@@ -9,14 +9,14 @@ MAX_MATCH = 32
 MAX_CANDIDATES = 8
 
 
-class Match(NamedTuple):
+class Recurrence(NamedTuple):
     """The last ``length`` tokens occurred before ``position``, where they were followed."""
 
     length: int
     position: int
 
 
-NO_MATCH = Match(0, 0)
+NO_MATCH = Recurrence(0, 0)
 
 
 class HashChains:
@@ -39,25 +39,25 @@ class HashChains:
     def extend(self, token_ids: Sequence[int]) -> None:
         self.tokens.extend(token_ids)
 
-    def find_own_end(self) -> Match:
+    def find_own_end(self) -> Recurrence:
         """The longest earlier occurrence of this text's end; of equals the latest."""
         if len(self.tokens) <= KEY_TOKENS:
             return NO_MATCH
         self._enter()
         return self._longest(self._before[-1], self.tokens)
 
-    def find(self, end: Sequence[int]) -> Match:
+    def find(self, end: Sequence[int]) -> Recurrence:
         """The longest occurrence of another text's end, of which the last tokens are enough."""
         if len(end) < KEY_TOKENS:
             return NO_MATCH
         self._enter()
         return self._longest(self._last.get(_key(end[-2], end[-1]), -1), end)
 
-    def following(self, match: Match, count: int) -> tuple[int, ...]:
+    def following(self, match: Recurrence, count: int) -> tuple[int, ...]:
         """Up to ``count`` tokens that came after a match."""
         return tuple(self.tokens[match.position : match.position + count]) if match.length else ()
 
-    def continuation(self, match: Match, count: int) -> tuple[int, ...]:
+    def continuation(self, match: Recurrence, count: int) -> tuple[int, ...]:
         """``count`` tokens that may follow this text: what came after its end's ``match``.
 
         A text that repeats itself goes on doing so. Empty if the end never occurred before.
@@ -76,7 +76,7 @@ class HashChains:
             before.append(last.get(key, -1))
             last[key] = place
 
-    def _longest(self, place: int, end: Sequence[int]) -> Match:
+    def _longest(self, place: int, end: Sequence[int]) -> Recurrence:
         best, tokens = NO_MATCH, self.tokens
         for _ in range(MAX_CANDIDATES):
             if place < 0:
@@ -85,7 +85,7 @@ class HashChains:
             while length < limit and tokens[place - length] == end[-1 - length]:
                 length += 1
             if length > best.length and place + 1 < len(tokens):
-                best = Match(length, place + 1)
+                best = Recurrence(length, place + 1)
             place = self._before[place]
         return best
 

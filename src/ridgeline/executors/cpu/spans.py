@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.ops import Op
-from ridgeline.core.recorded_step import Job, OpSpan, Share
+from ridgeline.core.recorded_step import OpSpan, Share, TileJob
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Part, SpanKind
 
@@ -65,12 +65,12 @@ def _native_spans(
 ) -> list[OpSpan]:
     """An op's jobs come before it, a job's shares after it."""
     found: list[OpSpan] = []
-    jobs: list[Job] = []
+    jobs: list[TileJob] = []
     for kind, number, thread, tiles, begin, end, busy in np.concatenate(taken).tolist():
         begin_s, end_s = begin / 1e9, end / 1e9
         match SpanKind(kind):
             case SpanKind.JOB:
-                jobs.append(Job(num_tiles=tiles, begin_s=begin_s, end_s=end_s, shares=()))
+                jobs.append(TileJob(num_tiles=tiles, begin_s=begin_s, end_s=end_s, shares=()))
             case SpanKind.SHARE:
                 job = jobs.pop()
                 share = Share(
@@ -81,7 +81,7 @@ def _native_spans(
                     busy_s=busy / 1e9,
                 )
                 jobs.append(
-                    Job(
+                    TileJob(
                         num_tiles=job.num_tiles,
                         begin_s=job.begin_s,
                         end_s=job.end_s,

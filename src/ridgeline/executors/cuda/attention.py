@@ -18,7 +18,7 @@ from ridgeline.executors.cuda.attention_trial import Trial, compare
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.inputs import PassInput, Short
 from ridgeline.executors.cuda.kernels import AttendSpec, Kernels
-from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.kv_cache import DeviceKVCache
 from ridgeline.executors.cuda.packaged_attention import PackagedAttention, misfit
 from ridgeline.kernels.flash_attention import FlashAttention
 from ridgeline.kernels.triton import KVTensors
@@ -93,7 +93,7 @@ class _Group:
     taken: _Taken = field(default_factory=_Taken)
 
 
-class Attention:
+class ModelAttention:
     """The attention ops of one model, which `op` makes and `decide` gives to one or the other."""
 
     def __init__(self, kernels: Kernels, backends: AttentionBackends) -> None:
@@ -143,7 +143,7 @@ class Attention:
         return attend
 
     def decide(
-        self, device: Device, cache: KVCache, *, num_slots: int, longest: int, trial: Trial
+        self, device: Device, cache: DeviceKVCache, *, num_slots: int, longest: int, trial: Trial
     ) -> None:
         """Time the package beside the kernels over the pool, which holds nothing yet, and log what
         was taken. ``longest`` is the entries of a block table.
@@ -174,7 +174,7 @@ class Attention:
         self,
         package: FlashAttention,
         group: _Group,
-        cache: KVCache,
+        cache: DeviceKVCache,
         trial: Trial,
         device: Device,
         num_slots: int,

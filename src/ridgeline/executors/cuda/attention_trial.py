@@ -11,8 +11,8 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Span
-from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.inputs import PassInput, SegmentTables, Short, Span
+from ridgeline.executors.cuda.kv_cache import DeviceKVCache
 from ridgeline.executors.cuda.timing import Timer
 from ridgeline.kernels.triton import KVTensors
 
@@ -24,7 +24,7 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 4e-3, to
 _ROUNDS = 2  # in turns: clocks rise with work
 
 
-class Point(NamedTuple):
+class TrialShape(NamedTuple):
     """Sequences, the rows of queries of each, and the length of its KV."""
 
     batch: int
@@ -32,8 +32,8 @@ class Point(NamedTuple):
     context: int
 
 
-DECODE = (Point(1, 1, 8192), Point(8, 1, 4096), Point(64, 1, 1024))
-PREFILL = (Point(1, 2048, 2048), Point(1, 512, 8192))
+DECODE = (TrialShape(1, 1, 8192), TrialShape(8, 1, 4096), TrialShape(64, 1, 1024))
+PREFILL = (TrialShape(1, 2048, 2048), TrialShape(1, 512, 8192))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ class Trial:
     """How two attentions are compared; ``timer`` gives the seconds of a call on the device."""
 
     timer: Timer
-    decode: tuple[Point, ...] = DECODE
-    prefill: tuple[Point, ...] = PREFILL
+    decode: tuple[TrialShape, ...] = DECODE
+    prefill: tuple[TrialShape, ...] = PREFILL
 
 
 class MismatchError(RuntimeError):
@@ -51,7 +51,7 @@ class MismatchError(RuntimeError):
 
 def compare(
     device: Device,
-    cache: KVCache,
+    cache: DeviceKVCache,
     ours: Attend,
     theirs: Attend,
     op: ops.Attend,
@@ -120,13 +120,13 @@ def _random(kv: KVTensors) -> Iterator[None]:
 
 
 def _fitting(
-    points: tuple[Point, ...],
+    points: tuple[TrialShape, ...],
     *,
     num_blocks: int,
     block_tokens: int,
     table_blocks: int,
     num_slots: int,
-) -> tuple[Point, ...]:
+) -> tuple[TrialShape, ...]:
     """The points, no larger than pool, tables and batches are; equal ones once."""
     found = []
     for batch, tokens, context in points:
@@ -134,12 +134,12 @@ def _fitting(
         if batch == 0:
             continue
         context = min(context, min(num_blocks // batch, table_blocks) * block_tokens)
-        found.append(Point(batch, min(tokens, context), context))
+        found.append(TrialShape(batch, min(tokens, context), context))
     return tuple(dict.fromkeys(found))
 
 
 def _input(
-    point: Point, cache: KVCache, group: int, table_blocks: int | None, device: Device
+    point: TrialShape, cache: DeviceKVCache, group: int, table_blocks: int | None, device: Device
 ) -> PassInput:
     """Sequences whose last tokens are queries, with blocks scattered over the pool."""
     batch, tokens, context = point
@@ -155,7 +155,7 @@ def _input(
         positions_T=torch.arange(first, context, device=at).repeat(batch),
         query_starts_S1=torch.arange(batch + 1, dtype=torch.int32, device=at) * tokens,
         stops_S=torch.full((batch,), context, dtype=torch.int32, device=at),
-        tables=BlockTables([tables.to(at)] * (group + 1), torch.arange(batch, device=at)),
+        tables=SegmentTables([tables.to(at)] * (group + 1), torch.arange(batch, device=at)),
         slots=[],
         rope={},
         short=Short(batch, batch, 1) if table_blocks else Short(0, 0, 0),

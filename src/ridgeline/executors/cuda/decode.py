@@ -39,7 +39,7 @@ class TokenLog:
         self.never = -1 - size  # the reference to what was never drawn
 
 
-class Variant(NamedTuple):
+class GraphKey(NamedTuple):
     """What is fixed when a step is recorded: rows, entries of their block tables, the most that any
     row asks of a draw, and whether the logits of one are adjusted."""
 
@@ -50,7 +50,7 @@ class Variant(NamedTuple):
 
 
 # What a step does with its rows: the tokens drawn.
-StepBody = Callable[[StepRows, Variant], torch.Tensor]
+StepBody = Callable[[StepRows, GraphKey], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class DecodeSteps:
         _, num_rows, self._longest = tables_GRM.shape
         self._num_slots = num_rows - 1
         self._pool = device.graph_pool() if record else None  # one step runs at a time
-        self._steps: dict[Variant, _Step] = {}
+        self._steps: dict[GraphKey, _Step] = {}
         self.waited_s = 0.0  # for the device, in the last `run`
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class DecodeSteps:
     def num_recorded(self) -> int:
         return len(self._steps)
 
-    def variant(self, num_rows: int, context: int, *, how: Draw, adjusts: bool = False) -> Variant:
+    def variant(self, num_rows: int, context: int, *, how: Draw, adjusts: bool = False) -> GraphKey:
         """The smallest variant that serves so many sequences of up to ``context`` tokens.
 
         Steps that adjust logits draw in every way, so that there are few of them.
@@ -109,11 +109,11 @@ class DecodeSteps:
         how = Draw.TRUNCATED if adjusts else how
         rows = min(batch_bucket(num_rows), max(self._num_slots, num_rows))
         if self._kernels.decides_on_device:
-            return Variant(rows, self._longest, max(how, Draw.NOISE), adjusts)
+            return GraphKey(rows, self._longest, max(how, Draw.NOISE), adjusts)
         step = _CONTEXT_STEP if self._record else self._block_tokens
         tokens = -(-context // step) * step
         blocks = min(-(-tokens // self._block_tokens), self._longest)
-        return Variant(rows, blocks, how, adjusts)
+        return GraphKey(rows, blocks, how, adjusts)
 
     def warm_up(self) -> None:
         """Record steps of every size of batch, before one is waited for; where steps depend on
@@ -129,7 +129,7 @@ class DecodeSteps:
 
     def run(
         self,
-        variant: Variant,
+        variant: GraphKey,
         sources: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
         slots: npt.NDArray[np.int64],
@@ -168,12 +168,12 @@ class DecodeSteps:
                 issued.append(self._device.record())
         return done
 
-    def _step(self, variant: Variant) -> _Step:
+    def _step(self, variant: GraphKey) -> _Step:
         if variant not in self._steps:
             self._steps[variant] = self._made(variant)
         return self._steps[variant]
 
-    def _made(self, variant: Variant) -> _Step:
+    def _made(self, variant: GraphKey) -> _Step:
         at = self._device.torch_device
         inputs = torch.zeros(3 * variant.rows + 1, dtype=torch.int64, device=at)
         if not self._record:
@@ -185,7 +185,7 @@ class DecodeSteps:
         self._log.values.copy_(kept)
         return _Step(inputs, graph)
 
-    def _issue(self, variant: Variant, inputs: torch.Tensor) -> None:
+    def _issue(self, variant: GraphKey, inputs: torch.Tensor) -> None:
         count, log = variant.rows, self._log.values
         sources, positions, slots = inputs[: 3 * count].view(3, count).unbind()
         number = inputs[3 * count :]

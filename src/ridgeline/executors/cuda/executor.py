@@ -27,7 +27,7 @@ from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.drawing import draw_tokens
 from ridgeline.executors.cuda.event_log import EventLog
 from ridgeline.executors.cuda.kernels import Kernels
-from ridgeline.executors.cuda.kv_cache import KVCache, kv_dtype
+from ridgeline.executors.cuda.kv_cache import DeviceKVCache, kv_dtype
 from ridgeline.executors.cuda.launched import DrawnTokens, LaunchedStep
 from ridgeline.executors.cuda.memory import kv_budget_bytes
 from ridgeline.executors.cuda.model import EXECUTIONS, DeviceModel
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 _MOST_TOKENS = 512  # of a step, until `kv_budget_bytes` is told
 
 
-class CUDAExecutor(PoolExecutor[KVCache]):
+class CUDAExecutor(PoolExecutor[DeviceKVCache]):
     """See `ridgeline.core.protocols.Executor` for the contract.
 
     Args:

@@ -82,7 +82,7 @@ class HostDevice(HostStream):
         return object()
 
     def capture(self, body: Callable[[], None], pool: object = None) -> Graph:
-        recorder = Recorder()
+        recorder = OpRecorder()
         with recorder:
             body()
         return HostGraph(self, recorder.calls)
@@ -103,7 +103,7 @@ class HostEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpCall:
     """An op with the tensors that it was given, and those that it made."""
 
     op: Any
@@ -115,7 +115,7 @@ class Call:
 class HostGraph:
     """The recorded ops on the recorded tensors: nothing that Python decides is decided again."""
 
-    def __init__(self, device: HostDevice, calls: list[Call]) -> None:
+    def __init__(self, device: HostDevice, calls: list[OpCall]) -> None:
         self._device, self._calls = device, calls
 
     def replay(self) -> None:
@@ -141,12 +141,12 @@ class NoWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class Recorder(NoWaits):  # type: ignore[no-untyped-call]
+class OpRecorder(NoWaits):  # type: ignore[no-untyped-call]
     """Runs ops and keeps those that compute something."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.calls: list[OpCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -155,7 +155,7 @@ class Recorder(NoWaits):  # type: ignore[no-untyped-call]
         result = super().__torch_dispatch__(func, types, args, kwargs)
         outputs = tuple(_tensors(result))
         if func not in _EMPTY and not _is_view(func, args, kwargs, outputs):
-            self.calls.append(Call(func, args, kwargs, outputs))
+            self.calls.append(OpCall(func, args, kwargs, outputs))
         return result
 
 

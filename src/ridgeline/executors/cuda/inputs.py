@@ -9,7 +9,7 @@ import torch
 from ridgeline.core.spec import RopeSpec
 
 
-class BlockTables:
+class SegmentTables:
     """Block tables of a pass's segments: rows of those of all slots.
 
     Attributes:
@@ -20,7 +20,7 @@ class BlockTables:
     def __init__(self, of_slots: Sequence[torch.Tensor], slots_S: torch.Tensor) -> None:
         self.of_slots, self.slots_S = of_slots, slots_S
         self._copies: dict[int, torch.Tensor] = {}
-        self._within: tuple[BlockTables, slice] | None = None
+        self._within: tuple[SegmentTables, slice] | None = None
 
     def __getitem__(self, group: int) -> torch.Tensor:
         """``[S, M]`` of a group, copied for the first who asks."""
@@ -31,9 +31,9 @@ class BlockTables:
             self._copies[group] = self.of_slots[group].index_select(0, self.slots_S)
         return self._copies[group]
 
-    def part(self, first: int, last: int | None = None) -> "BlockTables":
+    def part(self, first: int, last: int | None = None) -> "SegmentTables":
         """Those of segments ``[first, last)``, which share copies with all."""
-        found = BlockTables(self.of_slots, self.slots_S[first:last])
+        found = SegmentTables(self.of_slots, self.slots_S[first:last])
         found._within = self, slice(first, last)
         return found
 
@@ -106,7 +106,7 @@ class PassInput:
     positions_T: torch.Tensor
     query_starts_S1: torch.Tensor
     stops_S: torch.Tensor
-    tables: BlockTables
+    tables: SegmentTables
     slots: Sequence[torch.Tensor]
     rope: Mapping[RopeSpec, RopeRows]
     short: Short

@@ -15,7 +15,7 @@ import torch
 from ridgeline.core.spec import Activation, ClampedSwiGLU, NormSpec, RoutingSpec
 from ridgeline.executors.cuda.inputs import PassInput, RopeRows
 from ridgeline.executors.cuda.slots import Settings
-from ridgeline.kernels.triton import AdjustmentTables, KVTensors, PackedMatrix, StepRows
+from ridgeline.kernels.triton import AdjustmentTables, DeviceMatrix, KVTensors, StepRows
 
 AnyActivation = Activation | ClampedSwiGLU
 
@@ -55,8 +55,8 @@ class Experts:
 
     routing: RoutingSpec
     correction_E: torch.Tensor | None
-    gate_up: PackedMatrix
-    down: PackedMatrix
+    gate_up: DeviceMatrix
+    down: DeviceMatrix
     gate_up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
     activation: AnyActivation
@@ -73,7 +73,7 @@ class Kernels(Protocol):
         """Whether each row's length and temperature are looked at on the device alone: a recorded
         step then serves every context, greedy or not."""
 
-    def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
+    def reserve(self, matrices: Iterable[DeviceMatrix], dtype: torch.dtype) -> None:
         """Make room for what products with some matrices need, once they are loaded."""
 
     def begin_step(
@@ -109,7 +109,7 @@ class Kernels(Protocol):
     def linear(
         self,
         x_TI: torch.Tensor,
-        matrix: PackedMatrix,
+        matrix: DeviceMatrix,
         *,
         bias_O: torch.Tensor | None = None,
         norm: Gain | None = None,

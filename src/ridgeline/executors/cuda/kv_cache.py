@@ -30,7 +30,7 @@ def kv_dtype(name: str, own: torch.dtype) -> torch.dtype:
     return own if name == "auto" else _DTYPES[name]
 
 
-class KVCache:
+class DeviceKVCache:
     """KV pool of one model. Blocks are written by passes and copies, owned by the scheduler.
 
     Args:

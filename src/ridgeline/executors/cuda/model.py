@@ -11,17 +11,17 @@ import torch
 
 from ridgeline.core import ops
 from ridgeline.core.plan import ModelRole
-from ridgeline.executors.cuda.attention import Attention, AttentionBackends
+from ridgeline.executors.cuda.attention import AttentionBackends, ModelAttention
 from ridgeline.executors.cuda.attention_trial import Trial
 from ridgeline.executors.cuda.batch import MAX_SHORT, HostBatch, void_batch
-from ridgeline.executors.cuda.decode import DecodeSteps, Variant
+from ridgeline.executors.cuda.decode import DecodeSteps, GraphKey
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.event_log import EventLog
-from ridgeline.executors.cuda.inputs import BlockTables, PassInput, Short, Tree
+from ridgeline.executors.cuda.inputs import PassInput, SegmentTables, Short, Tree
 from ridgeline.executors.cuda.kernels import Draw, Kernels
-from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.kv_cache import DeviceKVCache
 from ridgeline.executors.cuda.on_device import OnDevice
-from ridgeline.executors.cuda.program import Program, rope_specs
+from ridgeline.executors.cuda.program import CallList, rope_specs
 from ridgeline.executors.cuda.rope import RopeTables
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.cuda.timing import seconds_on
@@ -59,22 +59,22 @@ class DeviceModel:
         self.role, self.spec, self.ops, self.dtype = role, model.spec, model.ops, model.dtype
         self.weights = load_weights(device, model, memory_share=memory_share)
         kernels.reserve(self.weights.matrices.values(), model.dtype)
-        self.cache = KVCache(device, model.spec, cache_dtype, block_tokens)
+        self.cache = DeviceKVCache(device, model.spec, cache_dtype, block_tokens)
         self.rope = RopeTables(rope_specs(model.ops), model.spec.max_position, device.torch_device)
         self.has_adapters = bool(model.adapters)
         self._device, self._kernels, self._execution = device, kernels, execution
         self._is_open = False
         self.tuned: Mapping[LinearKey, Tuned] = {}
-        self.attention = Attention(kernels, attention)
+        self.attention = ModelAttention(kernels, attention)
         parts = model, self.weights, kernels, self.cache, self.attention
-        self._program = Program(*parts)
+        self._program = CallList(*parts)
         self._adapted = self._program
         if model.adapters:
             adapters = tuple(_on_device(each, device.torch_device) for each in model.adapters)
-            self._adapted = Program(*parts, adapters=adapters)
+            self._adapted = CallList(*parts, adapters=adapters)
 
     def choose_attention(self, *, num_slots: int, longest: int) -> None:
-        """Decide what attends, over the pool, which holds nothing yet; see `Attention.decide`."""
+        """Decide what attends, over the pool, which holds nothing yet."""
         self.attention.decide(
             self._device,
             self.cache,
@@ -123,7 +123,7 @@ class DeviceModel:
                 self._decode(void, self._variant(rows))
         self.tuned = tuning.run(self._device, configs, uses)
 
-    def _variant(self, num_rows: int) -> Variant:
+    def _variant(self, num_rows: int) -> GraphKey:
         return self.steps.variant(num_rows, 1, how=Draw.BEST)
 
     def asks(self, send: Callable[[Any], torch.Tensor], most_tokens: int) -> Callable[[], None]:
@@ -194,7 +194,7 @@ class DeviceModel:
             token_ids_T=zeros,
             query_starts_S1=starts[: num_segments + 1],
             stops_S=starts[:num_segments],
-            tables=BlockTables(like.tables.of_slots, zeros[:num_segments]),
+            tables=SegmentTables(like.tables.of_slots, zeros[:num_segments]),
             short=Short(num_segments, num_tokens, longest),
             spans=None,
         )
@@ -260,7 +260,7 @@ class DeviceModel:
             positions_T=positions_T,
             query_starts_S1=send(batch.query_starts),
             stops_S=send(batch.stops),
-            tables=BlockTables(tables_GRM[..., :blocks].unbind(), segment_slots),
+            tables=SegmentTables(tables_GRM[..., :blocks].unbind(), segment_slots),
             slots=rows.kv_slots_GT.unbind(),
             rope=self.rope.of(positions_T, known),
             short=batch.short,
@@ -282,7 +282,7 @@ class DeviceModel:
         )
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """``[N, V]``, as `Program.logits` has them."""
+        """``[N, V]``, as `CallList.logits` has them."""
         return self._program.logits(hidden_ND)
 
     def draw(
@@ -299,7 +299,7 @@ class DeviceModel:
             logits_NV, self._slots.settings, rows.slots_T, rows.stops_T, how=how
         )
 
-    def _decode(self, rows: StepRows, variant: Variant) -> torch.Tensor:
+    def _decode(self, rows: StepRows, variant: GraphKey) -> torch.Tensor:
         """A whole decode step: the tokens drawn."""
         count = variant.rows
         tables_GRM = self._slots.tables(self.role)
@@ -308,7 +308,7 @@ class DeviceModel:
             positions_T=rows.positions_T,
             query_starts_S1=self._query_starts[: count + 1],
             stops_S=rows.stops_T,
-            tables=BlockTables(tables_GRM[..., : variant.blocks].unbind(), rows.slots_T),
+            tables=SegmentTables(tables_GRM[..., : variant.blocks].unbind(), rows.slots_T),
             slots=rows.kv_slots_GT.unbind(),
             rope=self.rope.of(rows.positions_T),
             short=Short(count, count, 1),

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.spec import NormKind, NormScope, RopeSpec
-from ridgeline.executors.cuda.attention import Attention
+from ridgeline.executors.cuda.attention import ModelAttention
 from ridgeline.executors.cuda.inputs import PassInput
 from ridgeline.executors.cuda.kernels import AttendSpec, Experts, Gain, Kernels
-from ridgeline.executors.cuda.kv_cache import KVCache
+from ridgeline.executors.cuda.kv_cache import DeviceKVCache
 from ridgeline.executors.cuda.weights import DeviceWeights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels import reference
@@ -27,7 +27,7 @@ Call = Callable[[Buffers, PassInput], None]
 _FOLDABLE = ops.QKVProject | ops.MLP
 
 
-class Program:
+class CallList:
     """The calls of a model, and its LM head, which `logits` runs on chosen rows.
 
     With ``adapters`` (on the device; slot i + 1 runs with ``adapters[i]``) nothing is joined with
@@ -39,8 +39,8 @@ class Program:
         model: ExecutorModel,
         weights: DeviceWeights,
         kernels: Kernels,
-        cache: KVCache,
-        attention: Attention,
+        cache: DeviceKVCache,
+        attention: ModelAttention,
         *,
         adapters: Sequence[Adapter] = (),
     ) -> None:

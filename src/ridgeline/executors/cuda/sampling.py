@@ -5,7 +5,7 @@ Nothing here waits for the device, so that a recorded step can sample. Shapes: N
 
 import torch
 
-from ridgeline.core.philox import Stream
+from ridgeline.core.philox import NoiseStream
 from ridgeline.decoding.noise import gumbel, philox_rounds
 from ridgeline.executors.cuda.kernels import Draw
 from ridgeline.executors.cuda.slots import Settings
@@ -98,7 +98,7 @@ def _words(vocab: int, settings: Settings, positions_N: torch.Tensor) -> torch.T
         blocks.expand(shape),
         positions_N.long()[:, None].expand(shape),
         settings.counts[1].long()[:, None].expand(shape),
-        torch.full_like(blocks, int(Stream.SAMPLE)).expand(shape),
+        torch.full_like(blocks, int(NoiseStream.SAMPLE)).expand(shape),
     )
     seeds = settings.seeds[:, None]
     words = philox_rounds(counter, (seeds & _MASK, seeds >> 32 & _MASK))

@@ -18,9 +18,9 @@ from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels import reference
 from ridgeline.kernels.triton import (
     AdjustmentTables,
+    DeviceMatrix,
     Format,
     KVTensors,
-    PackedMatrix,
     StepRows,
     move_slots,
 )
@@ -34,7 +34,7 @@ class TorchKernels:
     name = "torch"
     decides_on_device = False
 
-    def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
+    def reserve(self, matrices: Iterable[DeviceMatrix], dtype: torch.dtype) -> None:
         pass
 
     def begin_step(
@@ -82,7 +82,7 @@ class TorchKernels:
     def linear(
         self,
         x_TI: torch.Tensor,
-        matrix: PackedMatrix,
+        matrix: DeviceMatrix,
         *,
         bias_O: torch.Tensor | None = None,
         norm: Gain | None = None,
@@ -206,7 +206,7 @@ class TorchKernels:
             move_slots(layer, sources, targets)
 
 
-def unpacked(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
+def unpacked(matrix: DeviceMatrix, dtype: torch.dtype) -> torch.Tensor:
     """The values ``[..., O, I]`` of a matrix, computed in at least float32 and rounded once."""
     if matrix.format is Format.PLAIN:
         return matrix.codes.to(dtype)

@@ -13,9 +13,9 @@ from ridgeline.kernels import triton as kernels
 from ridgeline.kernels.gpu import has_fp8, missing_for_int4
 from ridgeline.kernels.triton import (
     AdjustmentTables,
+    DeviceMatrix,
     Format,
     KVTensors,
-    PackedMatrix,
     StepRows,
 )
 
@@ -36,7 +36,7 @@ class TritonKernels:
         self.linear_configs = kernels.LinearConfigs()
         self._multiplies_fp8 = device.type == "cuda" and has_fp8()
 
-    def reserve(self, matrices: Iterable[PackedMatrix], dtype: torch.dtype) -> None:
+    def reserve(self, matrices: Iterable[DeviceMatrix], dtype: torch.dtype) -> None:
         """Room to expand the largest of them, for products of large batches.
 
         Raises:
@@ -55,7 +55,7 @@ class TritonKernels:
             self._scratch = torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def product_class(
-        self, num_tokens: int, matrices: Iterable[PackedMatrix], dtype: torch.dtype
+        self, num_tokens: int, matrices: Iterable[DeviceMatrix], dtype: torch.dtype
     ) -> Hashable:
         """What the kernels of products with so many tokens are compiled for."""
         x = torch.empty(num_tokens, 0, dtype=dtype, device=self._device)
@@ -110,7 +110,7 @@ class TritonKernels:
     def linear(
         self,
         x_TI: torch.Tensor,
-        matrix: PackedMatrix,
+        matrix: DeviceMatrix,
         *,
         bias_O: torch.Tensor | None = None,
         norm: Gain | None = None,
@@ -341,7 +341,7 @@ class TritonKernels:
             kernels.move_slots(layer, sources, targets)
 
     def _large(
-        self, x_TI: torch.Tensor, matrix: PackedMatrix, bias_O: torch.Tensor | None
+        self, x_TI: torch.Tensor, matrix: DeviceMatrix, bias_O: torch.Tensor | None
     ) -> torch.Tensor:
         out_TO = x_TI.new_empty(len(x_TI), matrix.shape[-2])
         if self._multiplies_scaled(matrix, x_TI.dtype):
@@ -356,11 +356,11 @@ class TritonKernels:
         kernels.matmul(x_TI, matrix, out_TO, scratch=scratch, bias_O=bias_O)
         return out_TO
 
-    def _small_batch(self, matrix: PackedMatrix, dtype: torch.dtype) -> int:
+    def _small_batch(self, matrix: DeviceMatrix, dtype: torch.dtype) -> int:
         """Tokens up to which one kernel reads the weights as they are."""
         if self._multiplies_scaled(matrix, dtype):
             return kernels.SMALL_BATCH
         return kernels.small_batch(matrix, dtype)
 
-    def _multiplies_scaled(self, matrix: PackedMatrix, dtype: torch.dtype) -> bool:
+    def _multiplies_scaled(self, matrix: DeviceMatrix, dtype: torch.dtype) -> bool:
         return self._multiplies_fp8 and kernels.multiplies_scaled(matrix, dtype)

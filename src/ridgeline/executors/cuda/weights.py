@@ -23,7 +23,7 @@ from ridgeline.executors.cuda.formats import (
 )
 from ridgeline.executors.cuda.upload import Uploads
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.kernels.triton import PackedMatrix, fp8_matrix, pack_matrix, quantize_matrix
+from ridgeline.kernels.triton import DeviceMatrix, fp8_matrix, pack_matrix, quantize_matrix
 from ridgeline.quant import QuantizedTensor
 from ridgeline.weights import CheckpointWeights, Weight, expanded
 
@@ -38,7 +38,7 @@ class DeviceWeights:
     quantized matrices, by the name of each part.
     """
 
-    matrices: dict[str, PackedMatrix] = field(default_factory=dict)
+    matrices: dict[str, DeviceMatrix] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     formats: dict[str, NumberFormat] = field(default_factory=dict)
 
@@ -135,14 +135,14 @@ class _Loader:
         self.expanded[part.format.name] += 1
         return self._uploads.send(expanded(part, self._dtype))
 
-    def _packed_codes(self, parts: list[Weight]) -> PackedMatrix | None:
+    def _packed_codes(self, parts: list[Weight]) -> DeviceMatrix | None:
         """A matrix of the parts' own codes; ``None`` if they are values, or lack a layout."""
         quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
         joined = _joined(quantized) if len(quantized) == len(parts) else None
         matrix = None if joined is None else pack_matrix(joined)
         return None if matrix is None else self._sent(matrix)
 
-    def _sent(self, matrix: PackedMatrix) -> PackedMatrix:
+    def _sent(self, matrix: DeviceMatrix) -> DeviceMatrix:
         def sent(part: torch.Tensor | None) -> torch.Tensor | None:
             return None if part is None else self._uploads.send(part)
 
@@ -158,7 +158,7 @@ class _Loader:
         return device_head_format(form) if form is not None and Role.HEAD in roles else form
 
 
-def packed(values: torch.Tensor, form: NumberFormat | None) -> PackedMatrix:
+def packed(values: torch.Tensor, form: NumberFormat | None) -> DeviceMatrix:
     """A matrix, or a stack of experts', as it is or quantized to a format of `core.formats`.
 
     Raises:

@@ -13,13 +13,13 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import SegmentRows, num_logit_rows
 from ridgeline.executors.reference.batch import build_batch
 from ridgeline.executors.reference.forward import Forward
-from ridgeline.executors.reference.kv_cache import KVCache, kv_rows
+from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.weights import expanded_weights
 
 
-class ReferenceExecutor(PoolExecutor[KVCache]):
+class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
     """See `ridgeline.core.protocols.Executor` for the contract."""
 
     name = "reference"
@@ -35,7 +35,8 @@ class ReferenceExecutor(PoolExecutor[KVCache]):
             role: expanded_weights(model.weights, model.dtype) for role, model in models.items()
         }
         self.pools = {
-            role: KVCache(model.spec, model.dtype, block_tokens) for role, model in models.items()
+            role: ReferenceKVCache(model.spec, model.dtype, block_tokens)
+            for role, model in models.items()
         }
 
     def free(self) -> None:

@@ -11,7 +11,7 @@ from ridgeline.core.recorded_step import OpSpan
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.batch import Batch, SegmentInput
-from ridgeline.executors.reference.kv_cache import KVCache, kv_rows
+from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
 from ridgeline.executors.reference.token_ops import TokenOps
 from ridgeline.kernels import reference as kernels
 
@@ -23,7 +23,7 @@ class Forward(TokenOps):
         self,
         model: ExecutorModel,
         weights: Mapping[str, torch.Tensor],
-        cache: KVCache,
+        cache: ReferenceKVCache,
         batch: Batch,
     ) -> None:
         super().__init__(weights, model.adapters, batch.tokens())

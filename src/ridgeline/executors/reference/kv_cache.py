@@ -16,7 +16,7 @@ from ridgeline.core.spec import KVGroup, ModelSpec, kv_groups
 LAYOUT_VERSION = 3
 
 
-class KVCache:
+class ReferenceKVCache:
     """KV pool of one model. Blocks are written by `write` and copies, owned by the scheduler."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, block_tokens: int) -> None:

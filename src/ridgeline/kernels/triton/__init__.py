@@ -52,8 +52,8 @@ from ridgeline.kernels.triton.linear import (  # noqa: E402
 )
 from ridgeline.kernels.triton.norm import normalise, quantize_rows  # noqa: E402
 from ridgeline.kernels.triton.packing import (  # noqa: E402
+    DeviceMatrix,
     Format,
-    PackedMatrix,
     fp8_matrix,
     pack_matrix,
     quantize_matrix,
@@ -95,6 +95,7 @@ __all__ = [
     "SMALL_BATCH",
     "AdjustmentTables",
     "AttentionBatch",
+    "DeviceMatrix",
     "ExpertOrder",
     "FoldedNorm",
     "Format",
@@ -104,7 +105,6 @@ __all__ = [
     "LinearConfigs",
     "LinearKey",
     "LinearUse",
-    "PackedMatrix",
     "SampleWorkspace",
     "SamplingRows",
     "StepRows",

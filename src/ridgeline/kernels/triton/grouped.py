@@ -10,13 +10,13 @@ import triton.language as tl
 from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels.triton.launch import next_power_of_2
 from ridgeline.kernels.triton.linear import LinearConfig, guess, launch
-from ridgeline.kernels.triton.packing import PackedMatrix
+from ridgeline.kernels.triton.packing import DeviceMatrix
 from ridgeline.kernels.triton.routing import ExpertOrder
 
 
 def grouped_linear(
     x: torch.Tensor,
-    matrix: PackedMatrix,
+    matrix: DeviceMatrix,
     out_PO: torch.Tensor,
     order: ExpertOrder,
     *,

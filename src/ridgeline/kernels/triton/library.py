@@ -7,13 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.triton.packing import Format, PackedMatrix
+from ridgeline.kernels.triton.packing import DeviceMatrix, Format
 from ridgeline.kernels.triton.weight_tiles import INT4, expand_codes, load_codes
 
 
 def matmul(
     x_TI: torch.Tensor,
-    matrix: PackedMatrix,
+    matrix: DeviceMatrix,
     out_TO: torch.Tensor,
     *,
     scratch: torch.Tensor | None = None,
@@ -42,7 +42,7 @@ def matmul(
 def scaled_matmul(
     x_TI: torch.Tensor,
     x_scales_T: torch.Tensor,
-    matrix: PackedMatrix,
+    matrix: DeviceMatrix,
     out_TO: torch.Tensor,
     *,
     bias_O: torch.Tensor | None = None,
@@ -70,7 +70,7 @@ def scaled_matmul(
     )
 
 
-def multiplies_scaled(matrix: PackedMatrix, dtype: torch.dtype) -> bool:
+def multiplies_scaled(matrix: DeviceMatrix, dtype: torch.dtype) -> bool:
     """Whether `scaled_matmul` can multiply this matrix, into outputs of ``dtype``.
 
     cuBLASLt wants whole groups of 16 rows and columns, and scales by rows a bfloat16 output.
@@ -80,13 +80,13 @@ def multiplies_scaled(matrix: PackedMatrix, dtype: torch.dtype) -> bool:
     return _is_scaled_by_rows(matrix) and dtype == torch.bfloat16 and fits
 
 
-def _is_scaled_by_rows(matrix: PackedMatrix) -> bool:
+def _is_scaled_by_rows(matrix: DeviceMatrix) -> bool:
     """Whether a matrix is what cuBLASLt takes: float8_e4m3fn with float32 scales of whole rows."""
     is_fp8 = matrix.format is Format.FP8 and matrix.group == 0
     return is_fp8 and matrix.scales is not None and matrix.scales.dtype == torch.float32
 
 
-def dequantize(matrix: PackedMatrix, out_OI: torch.Tensor) -> None:
+def dequantize(matrix: DeviceMatrix, out_OI: torch.Tensor) -> None:
     """Expand a quantized matrix; products in float32, rounded once."""
     rows, columns = matrix.shape
     scales, zeros = matrix.scales, matrix.zeros

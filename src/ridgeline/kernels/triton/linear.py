@@ -16,7 +16,7 @@ from ridgeline.core.spec import Activation, ClampedSwiGLU
 from ridgeline.kernels.triton.activation import kind_of
 from ridgeline.kernels.triton.launch import device_limits, next_power_of_2, num_multiprocessors
 from ridgeline.kernels.triton.linear_kernel import linear_kernel
-from ridgeline.kernels.triton.packing import Format, PackedMatrix
+from ridgeline.kernels.triton.packing import DeviceMatrix, Format
 from ridgeline.kernels.triton.workspace import Workspace
 
 MOST_NORMED = 32  # tokens up to which a norm is folded: beyond, registers do not suffice
@@ -53,7 +53,7 @@ class LinearConfig:
 
 def linear(
     x_TI: torch.Tensor,
-    matrix: PackedMatrix,
+    matrix: DeviceMatrix,
     out_TO: torch.Tensor,
     *,
     workspace: Workspace,
@@ -106,7 +106,7 @@ class LinearPlan(NamedTuple):
 
 def plan_of(
     x_TI: torch.Tensor,
-    matrix: PackedMatrix,
+    matrix: DeviceMatrix,
     num_outputs: int,
     workspace: Workspace,
     config: LinearConfig | None,
@@ -123,7 +123,7 @@ def plan_of(
 
 
 def guess(
-    matrix: PackedMatrix,
+    matrix: DeviceMatrix,
     num_tokens: int,
     num_outputs: int,
     x: torch.Tensor,
@@ -169,7 +169,7 @@ def guess(
 
 
 def _fitted(
-    config: LinearConfig, matrix: PackedMatrix, branches: int, block_t: int, x: torch.Tensor
+    config: LinearConfig, matrix: DeviceMatrix, branches: int, block_t: int, x: torch.Tensor
 ) -> LinearConfig:
     """The configuration, or what is nearest to it among those whose tiles fit into the device's
     shared memory; where none does, the one with the least."""
@@ -197,7 +197,7 @@ def _smaller(config: LinearConfig, least_k: int) -> Iterator[LinearConfig]:
 
 
 def _shared_bytes(
-    config: LinearConfig, matrix: PackedMatrix, branches: int, block_t: int, x: torch.Tensor
+    config: LinearConfig, matrix: DeviceMatrix, branches: int, block_t: int, x: torch.Tensor
 ) -> int:
     """What the compiler lays out for steps on their way: tiles of weights, of scales and of inputs,
     and gains where a norm may be folded. Operands that tensor cores read in place are kept a step
@@ -216,14 +216,14 @@ def _shared_bytes(
     return kept_weights * weights + kept_longer * inputs + kept * (gains + scales)
 
 
-def small_batch(matrix: PackedMatrix, dtype: torch.dtype) -> int:
+def small_batch(matrix: DeviceMatrix, dtype: torch.dtype) -> int:
     """Tokens up to which `linear` is to be used: beyond, a library is faster, for which quantized
     weights have to be expanded and written first."""
     is_expanded = matrix.format is not Format.PLAIN and dtype != torch.float32
     return _MOST_EXPANDED if is_expanded else SMALL_BATCH
 
 
-def _block_tokens(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> int:
+def _block_tokens(matrix: DeviceMatrix, num_tokens: int, x: torch.Tensor) -> int:
     """Tokens of a program; more of them share what is expanded."""
     most = LARGE_BLOCK if small_batch(matrix, x.dtype) > SMALL_BATCH else SMALL_BATCH
     return min(most, max(8, next_power_of_2(num_tokens)))
@@ -231,7 +231,7 @@ def _block_tokens(matrix: PackedMatrix, num_tokens: int, x: torch.Tensor) -> int
 
 def launch(
     grid: tuple[int, int, int],
-    tensors: tuple[torch.Tensor, PackedMatrix, torch.Tensor],
+    tensors: tuple[torch.Tensor, DeviceMatrix, torch.Tensor],
     config: LinearConfig,
     *,
     block_t: int,
@@ -317,7 +317,7 @@ def launch(
 
 def _check(
     x_TI: torch.Tensor,
-    matrix: PackedMatrix,
+    matrix: DeviceMatrix,
     out_TO: torch.Tensor,
     num_outputs: int,
     norm: FoldedNorm | None,

@@ -47,7 +47,7 @@ class Format(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedMatrix:
+class DeviceMatrix:
     """A matrix, or a stack of experts' matrices; the module's docstring says what its tensors are.
 
     ``group`` is how many columns share a scale, 0 for whole rows (``scales`` is then ``[1, O]``);
@@ -71,7 +71,7 @@ class PackedMatrix:
     def bits_per_weight(self) -> float:
         return 8 * self.num_bytes / prod(self.shape)
 
-    def to(self, device: torch.device | str) -> "PackedMatrix":
+    def to(self, device: torch.device | str) -> "DeviceMatrix":
         def moved(part: torch.Tensor | None) -> torch.Tensor | None:
             return None if part is None else part.to(device, non_blocking=True)
 
@@ -79,14 +79,14 @@ class PackedMatrix:
         return replace(self, codes=codes, scales=moved(self.scales), zeros=moved(self.zeros))
 
 
-def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> PackedMatrix | None:
+def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> DeviceMatrix | None:
     """A float matrix as it is, or a quantized one with its own codes.
 
     ``None`` where the kernels have no layout: codes into a table, columns that are not in the order
     of their groups, groups of other sizes, codes of other widths.
     """
     if isinstance(weight, torch.Tensor):
-        return PackedMatrix(
+        return DeviceMatrix(
             format=Format.PLAIN, shape=tuple(weight.shape), codes=weight.contiguous()
         )
     rows, columns = weight.shape[-2:]
@@ -121,7 +121,7 @@ def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> PackedMatrix | None:
         if codes.dtype == torch.int8:
             codes = (codes + 8).to(torch.uint8)
         codes = pack_nibbles(codes, unit)
-    return PackedMatrix(
+    return DeviceMatrix(
         format=kind,
         shape=weight.shape,
         codes=codes,
@@ -132,7 +132,7 @@ def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> PackedMatrix | None:
     )
 
 
-def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -> PackedMatrix:
+def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -> DeviceMatrix:
     """A float matrix rounded to 4 or 8 bits, one float16 scale for ``group`` columns or for a row.
 
     Symmetric. The largest magnitude has code −127, or −8 in four bits, as in GGUF's Q4_0; in four
@@ -153,7 +153,7 @@ def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -
         return pack_nibbles((codes + 8).to(torch.uint8), unit), scales
 
     codes, scales = _by_rows(weight, quantized)
-    return PackedMatrix(
+    return DeviceMatrix(
         format=Format.INT4 if bits == 4 else Format.INT8,
         shape=tuple(weight.shape),
         codes=codes,
@@ -163,7 +163,7 @@ def quantize_matrix(weight: torch.Tensor, bits: int, group: int | None = None) -
     )
 
 
-def fp8_matrix(weight: torch.Tensor) -> PackedMatrix:
+def fp8_matrix(weight: torch.Tensor) -> DeviceMatrix:
     """A float matrix in float8_e4m3fn, one float32 scale for each row."""
     largest = QUANTIZED[torch.float8_e4m3fn]
 
@@ -173,7 +173,7 @@ def fp8_matrix(weight: torch.Tensor) -> PackedMatrix:
         return (values / scales).clamp(-largest, largest).to(torch.float8_e4m3fn), scales
 
     codes, scales = _by_rows(weight, quantized)
-    return PackedMatrix(
+    return DeviceMatrix(
         format=Format.FP8,
         shape=tuple(weight.shape),
         codes=codes,

@@ -24,7 +24,7 @@ from ridgeline.kernels.triton.linear import (
     guess,
     linear,
 )
-from ridgeline.kernels.triton.packing import PackedMatrix
+from ridgeline.kernels.triton.packing import DeviceMatrix
 from ridgeline.kernels.triton.workspace import Workspace
 
 _TILES = ((32, 4), (64, 4), (64, 8), (128, 4), (128, 8))  # outputs, warps
@@ -51,7 +51,7 @@ class LinearKey(NamedTuple):
 
     @classmethod
     def of(
-        cls, x_TI: torch.Tensor, matrix: PackedMatrix, *, gated: bool, normed: bool
+        cls, x_TI: torch.Tensor, matrix: DeviceMatrix, *, gated: bool, normed: bool
     ) -> "LinearKey":
         rows, columns = matrix.shape
         return cls(
@@ -84,7 +84,7 @@ def batch_class(num_tokens: int) -> int:
 class LinearCall:
     """A call of `linear`, but for its inputs."""
 
-    matrix: PackedMatrix
+    matrix: DeviceMatrix
     bias_O: torch.Tensor | None
     norm: FoldedNorm | None
     activation: Activation | ClampedSwiGLU | None
@@ -188,7 +188,7 @@ class LinearConfigs:
         return self._found.get(key)
 
     def found(
-        self, x_TI: torch.Tensor, matrix: PackedMatrix, *, gated: bool, normed: bool
+        self, x_TI: torch.Tensor, matrix: DeviceMatrix, *, gated: bool, normed: bool
     ) -> LinearConfig | None:
         """The one for such a product, as `get` has it."""
         return self._found.get(LinearKey.of(x_TI, matrix, gated=gated, normed=normed))

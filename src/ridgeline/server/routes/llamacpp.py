@@ -16,7 +16,7 @@ from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.routes.chat import message_input
 from ridgeline.server.routes.completions import prepare_completion
 from ridgeline.server.schemas.completions import CompletionRequest
-from ridgeline.server.schemas.generation import StructuredOutputs
+from ridgeline.server.schemas.generation import StructuredOutputsBody
 from ridgeline.server.schemas.llamacpp import (
     ApplyTemplateRequest,
     InfillRequest,
@@ -118,12 +118,12 @@ async def _answer(
     return Reply(body=run.whole())
 
 
-def _format(request: LlamaCppOptions) -> StructuredOutputs | None:
+def _format(request: LlamaCppOptions) -> StructuredOutputsBody | None:
     if request.grammar and request.json_schema is not None:
         raise bad_request("grammar and json_schema exclude each other.", "grammar")
     if request.json_schema is not None:
-        return StructuredOutputs(json=request.json_schema)
-    return StructuredOutputs(grammar=request.grammar) if request.grammar else None
+        return StructuredOutputsBody(json=request.json_schema)
+    return StructuredOutputsBody(grammar=request.grammar) if request.grammar else None
 
 
 class _Run:

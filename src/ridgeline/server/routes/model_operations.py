@@ -1,7 +1,7 @@
 """The operations that run the model, for the server's table and for the lines of batches."""
 
 from ridgeline.server.endpoint import Handler, Operation
-from ridgeline.server.errors import Family
+from ridgeline.server.errors import ApiFamily
 from ridgeline.server.routes import (
     chat,
     completions,
@@ -74,7 +74,7 @@ def model_operations() -> list[Operation]:
             request=MessagesRequest,
             prompt_field="messages",
             answer=MessagesResponse,
-            family=Family.ANTHROPIC,
+            family=ApiFamily.ANTHROPIC,
         ),
         Operation(
             method="POST",
@@ -84,7 +84,7 @@ def model_operations() -> list[Operation]:
             request=CountTokensRequest,
             prompt_field="messages",
             answer=CountTokensResponse,
-            family=Family.ANTHROPIC,
+            family=ApiFamily.ANTHROPIC,
             is_counted=True,
         ),
         Operation(
@@ -128,7 +128,7 @@ def _ollama() -> list[Operation]:
             summary=f"Ollama's {path}",
             request=request,
             prompt_field=prompt_field,
-            family=Family.OLLAMA,
+            family=ApiFamily.OLLAMA,
         )
 
     return [

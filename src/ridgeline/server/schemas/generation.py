@@ -27,7 +27,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 
 
-class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
+class StructuredOutputsBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """One of these decides what the output looks like."""
 
     json: str | dict[str, Any] | None = None
@@ -72,7 +72,7 @@ class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsBody | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None

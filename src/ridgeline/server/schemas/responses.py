@@ -46,7 +46,7 @@ class ResponsesToolChoice(Struct, forbid_unknown_fields=True, kw_only=True):
     name: Name
 
 
-class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponseText(Struct, forbid_unknown_fields=True, kw_only=True):
     """What the text of the answer is."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -59,7 +59,7 @@ class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
 class TextSettings(Struct, forbid_unknown_fields=True, kw_only=True):
     """``verbosity`` is inert."""
 
-    format: TextFormat | None = None
+    format: ResponseText | None = None
     verbosity: str | None = None
 
 
