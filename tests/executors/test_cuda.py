@@ -18,7 +18,7 @@ from tests.tiny import CONFIG, EXPERTS, GREEDY, LATENT, WINDOWED, Driver, tiny_e
 
 from ridgeline.core.plan import BlockTableUpdate, ModelRole, Outputs, Pass, step_in_flight
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.executors.cuda.decode import batch_bucket
+from ridgeline.executors.cuda.graphs import batch_bucket
 from ridgeline.executors.cuda.host_device import HostDevice, HostEvent, HostWaitError, NoWaits
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
 

@@ -1,4 +1,4 @@
-"""Penalties, biases and barred tokens in plain steps: drawn on the device as the reference does."""
+"""Penalties, biases and barred tokens in deferrable steps: drawn as by the reference."""
 
 import threading
 
@@ -139,7 +139,7 @@ def test_steps_through_the_host_in_between_are_caught_up_with(driver, device, ex
         tokens += result.passes[0][0].token_ids
     assert tokens == expected[name]
     assert 0 < device.num_replays < COUNT - 1
-    if (len(tokens) - 1) % 3 == 0:  # the last step was plain
+    if (len(tokens) - 1) % 3 == 0:  # the last step was deferrable
         assert_counted(driver, 0, tokens)
 
 

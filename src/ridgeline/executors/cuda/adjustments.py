@@ -1,6 +1,6 @@
 """Penalties, logit biases and barred tokens of each slot, on the device.
 
-A history holds the tokens before the one that is drawn. A plain step adds its own input token,
+A history holds the tokens before the one that is drawn. A deferrable step adds its own input token,
 which the host may not know yet; what other steps have brought since is added before it.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline.core.plan import Admission, ModelRole
+from ridgeline.executors.cuda.deferrable import is_adjusted
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.plain import is_adjusted
 from ridgeline.executors.cuda.staging import Staging, Writes
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels.triton import IN_PROMPT, AdjustmentTables
@@ -68,8 +68,11 @@ class Adjustments:
             self._set_counted(slot, len(tokens))
 
     def begin(self, drawn: Sequence[tuple[SequenceState, int]]) -> bool:
-        """Whether a plain step that draws tokens at these positions adjusts logits; if so, what it
-        needs is issued: each history holds the tokens before the step's input, or that as well."""
+        """Whether a deferrable step that draws tokens at these positions adjusts logits.
+
+        If so, what it needs is issued: each history holds the tokens before the step's input, or
+        that as well.
+        """
         if not any(is_adjusted(state, position) for state, position in drawn):
             return False
         for state, position in drawn:

@@ -1,10 +1,10 @@
 """`CUDAExecutor`: the plan on a GPU.
 
-A *plain* step wants tokens and nothing else. It is issued as soon as it is submitted, whether or
-not the step before it is done: tokens that it needs of that step are on the device, and stay there.
-Its own are copied to pinned memory behind it, and a second thread waits for the copy. A step that
-needs the host between the forward pass and its tokens (masks, drafts to verify, log-probabilities)
-waits for the step before, and is run as on the other executors.
+A *deferrable* step wants tokens and nothing else. It is issued as soon as it is submitted, whether
+or not the step before it is done: tokens that it needs of that step are on the device, and stay
+there. Its own are copied to pinned memory behind it, and a second thread waits for the copy. A step
+that needs the host between the forward pass and its tokens (masks, drafts to verify,
+log-probabilities) waits for the step before, and is run as on the other executors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cuda.attention import AttentionBackends
 from ridgeline.executors.cuda.batch import HostBatch, build_batch, note_known
+from ridgeline.executors.cuda.deferrable import can_decode, draw_of, is_deferrable
 from ridgeline.executors.cuda.device import Device
-from ridgeline.executors.cuda.drawing import draw_tokens
 from ridgeline.executors.cuda.event_log import EventLog
 from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.kv_cache import DeviceKVCache, kv_dtype
@@ -32,7 +32,7 @@ from ridgeline.executors.cuda.launched import DrawnTokens, LaunchedStep
 from ridgeline.executors.cuda.memory import kv_budget_bytes
 from ridgeline.executors.cuda.model import EXECUTIONS, DeviceModel
 from ridgeline.executors.cuda.on_device import OnDevice
-from ridgeline.executors.cuda.plain import can_decode, draw_of, is_plain
+from ridgeline.executors.cuda.row_sampling import draw_tokens
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.cuda.tuning import Tuning
 from ridgeline.executors.cuda.tuning_cache import Tuned
@@ -212,7 +212,7 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
     def _launch(
         self, handle: Handle, before: Future[StepResult] | None
     ) -> LaunchedStep | StepResult:
-        """Issue a plain step, or run another to its end."""
+        """Issue a deferrable step, or run another to its end."""
         try:
             with self.device.scope(), torch.inference_mode():
                 clock = Clock()
@@ -352,8 +352,8 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
     def _to_adjust(
         self, segments: Sequence[Segment], sources: Sequence[int], role: ModelRole
     ) -> list[tuple[SequenceState, int]]:
-        """Of a plain step's sequences those whose logits may be adjusted, and the positions of the
-        tokens that are drawn; what refers to a token that was not drawn is void."""
+        """Of a deferrable step's sequences those whose logits may be adjusted, and the positions of
+        the tokens that are drawn; what refers to a token that was not drawn is void."""
         never = self._on_device().log.never
         return [
             (self.states[segment.slot], segment.stop)
@@ -430,7 +430,7 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
         if self.recorder is not None:  # ops are timed one by one
             return False
         fits = self._on_device().adjustments.fits
-        return is_plain(plan, self.states, decodes=self._decodes, fits=fits)
+        return is_deferrable(plan, self.states, decodes=self._decodes, fits=fits)
 
     def _decodes(self, a_pass: Pass) -> bool:
         """Whether a pass is run as a decode step."""

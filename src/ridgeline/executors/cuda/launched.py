@@ -33,7 +33,7 @@ class DrawnTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedStep:
-    """A plain step that has one pass, and where its tokens arrive.
+    """A deferrable step that has one pass, and where its tokens arrive.
 
     ``arrived`` is pinned memory: of each of ``num_steps`` steps ``num_rows`` tokens. ``rows[s]`` is
     segment s's place among them, ``None`` if it does not sample. ``states`` are the sequences',

@@ -14,9 +14,9 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.executors.cuda.attention import AttentionBackends, ModelAttention
 from ridgeline.executors.cuda.attention_trial import Trial
 from ridgeline.executors.cuda.batch import MAX_SHORT, HostBatch, void_batch
-from ridgeline.executors.cuda.decode import DecodeSteps, GraphKey
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.event_log import EventLog
+from ridgeline.executors.cuda.graphs import DecodeSteps, GraphKey
 from ridgeline.executors.cuda.inputs import PassInput, SegmentTables, Short, Tree
 from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.kv_cache import DeviceKVCache

@@ -6,8 +6,8 @@ import torch
 
 from ridgeline.core.plan import Admission, ModelRole
 from ridgeline.executors.cuda.adjustments import Adjustments
-from ridgeline.executors.cuda.decode import TokenLog
 from ridgeline.executors.cuda.device import Device
+from ridgeline.executors.cuda.graphs import TokenLog
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.cuda.staging import Staging
 

@@ -9,8 +9,8 @@ import torch
 from ridgeline.core.plan import ModelRole
 from ridgeline.decoding import constrain
 from ridgeline.executors import outputs
+from ridgeline.executors.cuda.deferrable import by_rejection, is_adjusted
 from ridgeline.executors.cuda.kernels import Kernels
-from ridgeline.executors.cuda.plain import by_rejection, is_adjusted
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.handle import Mask
 from ridgeline.executors.outputs import DrawnRow, SegmentContext, num_logit_rows

@@ -11,7 +11,7 @@ from ridgeline.core.plan import (
     is_earlier_pass,
     is_reference,
 )
-from ridgeline.executors.cuda.decode import MAX_STEPS
+from ridgeline.executors.cuda.graphs import MAX_STEPS
 from ridgeline.executors.cuda.kernels import Draw
 from ridgeline.executors.state import SequenceState
 
@@ -20,7 +20,7 @@ _SAMPLE, _NOTHING = Outputs(sample=True), Outputs()
 States = Mapping[int, SequenceState]
 
 
-def is_plain(
+def is_deferrable(
     plan: StepPlan,
     states: States,
     *,
@@ -38,7 +38,7 @@ def is_plain(
     if a_pass.num_steps > 1 and not decodes(a_pass):
         return False
     return all(
-        _is_plain_segment(segment, a_pass.role, states[segment.slot], fits)
+        _is_deferrable_segment(segment, a_pass.role, states[segment.slot], fits)
         for segment in a_pass.segments
     )
 
@@ -72,7 +72,7 @@ def draw_of(state: SequenceState) -> Draw:
     return Draw.TRUNCATED if truncates else Draw.NOISE
 
 
-def _is_plain_segment(
+def _is_deferrable_segment(
     segment: Segment, role: ModelRole, state: SequenceState, fits: Callable[[int], bool]
 ) -> bool:
     if segment.num_drafts or segment.outputs not in (_SAMPLE, _NOTHING):
