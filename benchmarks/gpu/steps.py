@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from math import ceil
 
 import torch
@@ -14,16 +13,8 @@ from benchmarks.gpu.progress import Bench
 from benchmarks.gpu.settings import Settings
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.formats import number_format
-from ridgeline.core.plan import (
-    Admission,
-    BlockTableUpdate,
-    ModelRole,
-    Outputs,
-    Pass,
-    Segment,
-    StepPlan,
-    step_in_flight,
-)
+from ridgeline.core.plan import ModelRole, Segment, step_in_flight
+from ridgeline.core.plan_maker import GREEDY, PlanMaker
 from ridgeline.core.result import StepResult
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cuda.attention import AttentionBackends
@@ -39,9 +30,7 @@ from ridgeline.weights.source import DummyWeights
 
 _BLOCK = 16
 _REPLAY = 8  # steps of a plan
-_GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
-_SAMPLE = Outputs(sample=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +108,11 @@ class StepBench:
             tuning=tuning,
         )
         self._priced = priced_model(model, self.executor.name, held=self.executor.weight_formats())
-        self._ids = count(1)
         self._live: tuple[int, ...] = ()
         layout = self.executor.kv_layout()
         self._block_bytes = sum(layout.block_bytes)
-        self._groups = range(len(layout.groups))
+        self._num_groups = len(layout.groups)
+        self._plans = PlanMaker(self._num_groups)
         room = self.executor.kv_budget_bytes(8192)
         self.num_blocks = room // self._block_bytes
         if self.num_blocks < 1:
@@ -132,7 +121,7 @@ class StepBench:
 
     def open(self, num_blocks: int) -> None:
         """Allocate KV for the cases, of random values."""
-        self.executor.allocate_kv([num_blocks] * len(self._groups))
+        self.executor.allocate_kv([num_blocks] * self._num_groups)
         self.executor.in_turn(self.executor.pools[ModelRole.TARGET].fill_random)
 
     def blocks_of(self, batch: int, tokens: int) -> int:
@@ -152,7 +141,7 @@ class StepBench:
 
         ``replay`` steps are one plan; with ``ahead`` the next is submitted while one runs.
         """
-        params = _SAMPLED if sampled else _GREEDY
+        params = _SAMPLED if sampled else GREEDY
         runner = _Decode(self, batch, context, replay=replay, ahead=ahead, params=params)
         _, step_s = runner.run(num_plans=2)  # by which graphs are recorded, and kernels compiled
         num_plans = max(1, ceil(self._settings.steps_s / (replay * step_s)))
@@ -174,20 +163,7 @@ class StepBench:
     def segment(
         self, slot: int, start: int, tokens: Sequence[int], *, blocks: range | None = None
     ) -> Segment:
-        updates: tuple[BlockTableUpdate, ...] = ()
-        if blocks is not None:
-            updates = tuple(
-                BlockTableUpdate(group=group, first=0, blocks=tuple(blocks))
-                for group in self._groups
-            )
-        return Segment(
-            slot=slot,
-            start=start,
-            stop=start + len(tokens),
-            token_ids=tuple(tokens),
-            outputs=_SAMPLE,
-            block_updates=updates,
-        )
+        return self._plans.segment(slot, start, tokens, blocks=blocks)
 
     def submit(
         self,
@@ -195,24 +171,18 @@ class StepBench:
         *,
         admissions: Sequence[tuple[int, tuple[int, ...]]] = (),
         num_steps: int = 1,
-        params: SamplingParams = _GREEDY,
+        params: SamplingParams = GREEDY,
     ) -> Callable[[], StepResult]:
         """Submit a plan; those who are admitted take the places of all that ran before."""
         releases = self._live if admissions else ()
         if admissions:
             self._live = tuple(slot for slot, _ in admissions)
-        plan = StepPlan(
-            step_id=next(self._ids),
-            passes=(Pass(segments=tuple(segments), num_steps=num_steps),),
-            admissions=tuple(
-                Admission(
-                    slot=slot, token_ids=tokens, num_prompt_tokens=len(tokens), params=params,
-                    seed=0,
-                )
-                for slot, tokens in admissions
-            ),
+        plan = self._plans.plan(
+            segments,
+            num_steps=num_steps,
+            admissions=[self._plans.admission(*each, params) for each in admissions],
             releases=releases,
-        )  # fmt: skip
+        )
         return self.executor.submit(plan).result
 
     def close(self) -> None:

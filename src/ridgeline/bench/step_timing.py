@@ -3,21 +3,13 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import median_low
 
-from ridgeline.core.plan import (
-    Admission,
-    BlockTableUpdate,
-    ModelRole,
-    Outputs,
-    Pass,
-    Segment,
-    StepPlan,
-)
+from ridgeline.core.plan import ModelRole, Outputs, StepPlan
+from ridgeline.core.plan_maker import PlanMaker
 from ridgeline.core.protocols import Executor
-from ridgeline.core.sampling_params import SamplingParams
 
-_GREEDY = SamplingParams(temperature=0.0)
 _TOKEN = 5
 _VISIT_S = 0.08
 _LEAST_REPEATS, _MOST_REPEATS = 3, 16
@@ -94,24 +86,18 @@ class StepTimer:
         columns = [-(-room // layout.block_tokens) for room in rooms]
         self._num_blocks = sum(columns)
         executor.allocate_kv([self._num_blocks] * self._num_groups)
-        self._step_id = 0
+        self._plans = PlanMaker(self._num_groups)
         self._admit(rooms, columns)
         self._fill()
 
     def plan(self, shape: StepShape) -> StepPlan:
         """The plan whose seconds `measure` gives."""
-        segments = tuple(
-            Segment(
-                slot=slot,
-                start=start,
-                stop=stop,
-                token_ids=(_TOKEN,) * (stop - start),
-                outputs=Outputs(sample=True),
-            )
-            for slot, (start, stop) in enumerate(shape.ranges)
+        return self._plans.plan(
+            [
+                self._plans.segment(slot, start, (_TOKEN,) * (stop - start))
+                for slot, (start, stop) in enumerate(shape.ranges)
+            ]
         )
-        self._step_id += 1
-        return StepPlan(step_id=self._step_id, passes=(Pass(segments=segments),))
 
     def visit(self, shape: StepShape) -> tuple[float, ...]:
         """Seconds from submission to result of some repetitions: three at least, after one that
@@ -131,38 +117,17 @@ class StepTimer:
 
     def _admit(self, rooms: Sequence[int], columns: Sequence[int]) -> None:
         """Admit the sequences with their whole block tables, by computing one token of each."""
-        self._step_id += 1
-        admissions, segments, first = [], [], 0
-        for slot, (length, count) in enumerate(zip(rooms, columns, strict=True)):
-            admissions.append(
-                Admission(
-                    slot=slot,
-                    token_ids=(_TOKEN,) * length,
-                    num_prompt_tokens=length,
-                    params=_GREEDY,
-                    seed=0,
-                )
+        firsts = accumulate(columns, initial=0)
+        segments = [
+            self._plans.segment(
+                slot, 0, (_TOKEN,), blocks=range(first, first + count), outputs=Outputs()
             )
-            blocks = tuple(range(first, first + count))
-            first += count
-            segments.append(
-                Segment(
-                    slot=slot,
-                    start=0,
-                    stop=1,
-                    token_ids=(_TOKEN,),
-                    block_updates=tuple(
-                        BlockTableUpdate(group=group, first=0, blocks=blocks)
-                        for group in range(self._num_groups)
-                    ),
-                )
-            )
-        plan = StepPlan(
-            step_id=self._step_id,
-            passes=(Pass(segments=tuple(segments)),),
-            admissions=tuple(admissions),
-        )
-        self.run(plan)
+            for slot, (first, count) in enumerate(zip(firsts, columns, strict=False))
+        ]
+        admissions = [
+            self._plans.admission(slot, (_TOKEN,) * length) for slot, length in enumerate(rooms)
+        ]
+        self.run(self._plans.plan(segments, admissions=admissions))
 
     def _fill(self) -> None:
         """Compute the first block of the first sequence and copy it over all others.

@@ -1,17 +1,17 @@
 """How many tokens to draft for each sequence: the most expected tokens per predicted second."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, StepPlan
+from ridgeline.core.plan import ModelRole, Pass, StepPlan
+from ridgeline.core.plan_maker import PlanMaker
 from ridgeline.core.protocols import StepPrice
 
-_SAMPLE = Outputs(sample=True)
 PLAIN_STEPS = 8  # are timed together: of steps planned ahead, single ends may be seen late
 _WEIGHT = 0.25  # of the latest value in the mean
 _MOST_OFF = math.log(4.0)  # a step that is further off than that from the mean was interrupted
@@ -96,6 +96,7 @@ class StepCosts:
     """
 
     def __init__(self, price: StepPrice, *, max_tokens: int) -> None:
+        self._plans = PlanMaker()
         self._price = price
         self._max_tokens = max_tokens
         self._known: dict[tuple[int, int, int, ModelRole], float] = {}
@@ -217,7 +218,11 @@ class StepCosts:
         if key not in self._known:
             if len(self._known) >= _KNOWN_PRICES:
                 self._known.clear()
-            plan = StepPlan(step_id=0, passes=(_pass(num_sequences, context, width, role),))
+            segments = [
+                self._plans.segment(slot, context, (0,) * width, num_drafts=width - 1)
+                for slot in range(num_sequences)
+            ]
+            plan = self._plans.plan(segments, role=role)
             self._known[key] = self._price.seconds(plan)
         return self._known[key]
 
@@ -226,18 +231,3 @@ def _decodes(a_pass: Pass) -> bool:
     """Whether no prompt is in it."""
     segments = a_pass.segments
     return bool(segments) and all(s.num_tokens - s.num_drafts == 1 for s in segments)
-
-
-def _pass(num_sequences: int, context: int, width: int, role: ModelRole) -> Pass:
-    segments: Sequence[Segment] = [
-        Segment(
-            slot=slot,
-            start=context,
-            stop=context + width,
-            token_ids=(0,) * width,
-            num_drafts=width - 1,
-            outputs=_SAMPLE,
-        )
-        for slot in range(num_sequences)
-    ]
-    return Pass(segments=tuple(segments), role=role)
