@@ -24,6 +24,7 @@ from ridgeline.cli.priced_model import (
     read_model,
     running_traits,
 )
+from ridgeline.cli.roofline_chart import Roof, draw_svg, draw_text
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.core.formats import NumberFormat
@@ -32,7 +33,6 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.roofline import PricedModel, decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Calibration, describe, typical
 from ridgeline.roofline.catalogue import load_catalogue
-from ridgeline.roofline.drawing import Roof, draw_svg, draw_text
 from ridgeline.roofline.explain import (
     FormatChange,
     OpPoint,

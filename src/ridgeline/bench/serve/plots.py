@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.bench.plot_labels import POINTS_PER_INCH, place_labels
 from ridgeline.bench.serve.session import LoadPoint
 from ridgeline.core.errors import DiskError, MissingDependencyError
-from ridgeline.roofline.labels import POINTS_PER_INCH, place_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from pathlib import Path
 
+from ridgeline.bench.plot_labels import POINTS_PER_INCH, place_labels
 from ridgeline.core.errors import MissingDependencyError
 from ridgeline.roofline.explain import RooflinePoint
-from ridgeline.roofline.labels import POINTS_PER_INCH, place_labels
 from ridgeline.roofline.predict import is_known
 
 _MARKS = {"decode": "o", "prefill": "#"}

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from ridgeline.bench.plot_labels import POINTS_PER_INCH, place_labels
 from ridgeline.cli.display import predicted_range
-from ridgeline.roofline.drawing import Roof, draw_svg, draw_text
+from ridgeline.cli.roofline_chart import Roof, draw_svg, draw_text
 from ridgeline.roofline.explain import RooflinePoint
-from ridgeline.roofline.labels import POINTS_PER_INCH, place_labels
 from ridgeline.roofline.predict import Bound
 
 ROOF = Roof(label="measured roof", bytes_per_s=1e10, peak=2e11)
