@@ -12,7 +12,7 @@ from ridgeline.engine.beam_search import BeamParams
 from ridgeline.server.beams import refused_in_beams
 from ridgeline.server.call_ids import new_call_id, with_template_ids
 from ridgeline.server.context import Call
-from ridgeline.server.conversation import Conversation, explain_tools
+from ridgeline.server.conversation import ChatInput, explain_tools
 from ridgeline.server.forced_calls import forced_call
 from ridgeline.server.generation import Job, generate, priority_of
 from ridgeline.server.output_formats import FormatSchema, refused_format, wanted_format
@@ -164,7 +164,7 @@ async def answer_pieces(job: AnswerJob, answers: Sequence[Answer]) -> AsyncGener
 async def prepare_answer(
     call: Call,
     fields: Generation,
-    conversation: Conversation,
+    conversation: ChatInput,
     *,
     max_tokens: int | None,
     limit_name: str | None,
@@ -251,7 +251,7 @@ async def prepare_answer(
     return AnswerJob(job=job, model=model, new_answer=new_answer)
 
 
-async def prompt_of(call: Call, conversation: Conversation) -> str:
+async def prompt_of(call: Call, conversation: ChatInput) -> str:
     """The rendered prompt; tools are put into words if the template knows none."""
     server = call.server
     source = server.template_source

@@ -42,7 +42,7 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class ChatInput:
     """What is asked of the model.
 
     ``messages`` are template inputs. ``forced``: the tool that must be called; ``choice`` is then

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
-from ridgeline.server.conversation import Conversation
+from ridgeline.server.conversation import ChatInput
 from ridgeline.server.errors import bad_request
 from ridgeline.text.output import call_parts
 
@@ -18,7 +18,7 @@ class ForcedCall:
 
 
 def forced_call(
-    conversation: Conversation,
+    conversation: ChatInput,
     wanted: StructuredOutputs | None,
     parser: str | None,
     template: str,

@@ -14,7 +14,7 @@ from ridgeline.server.answers import (
 )
 from ridgeline.server.beams import beam_params
 from ridgeline.server.context import Call
-from ridgeline.server.conversation import Conversation, ToolSpec, call_input
+from ridgeline.server.conversation import ChatInput, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import usage_of
 from ridgeline.server.ids import new_id
@@ -75,7 +75,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | EventStream:
     return Reply(body=await run.response())
 
 
-def conversation_of(request: ChatRequest) -> Conversation:
+def conversation_of(request: ChatRequest) -> ChatInput:
     """The request's messages and tools as templates take them."""
     choice = request.tool_choice or "auto"
     forced = choice.function.name if isinstance(choice, NamedToolChoice) else None
@@ -85,7 +85,7 @@ def conversation_of(request: ChatRequest) -> Conversation:
         variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | variables
     add_prompt = request.add_generation_prompt
     continues = bool(request.continue_final_message)
-    return Conversation(
+    return ChatInput(
         messages=[message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)],
         tools=tool_specs(request.tools),
         choice="required" if isinstance(choice, NamedToolChoice) else choice,

@@ -7,7 +7,7 @@ import ridgeline
 from ridgeline.core.request import CompletionChunk, RequestTimings
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call
-from ridgeline.server.conversation import Conversation
+from ridgeline.server.conversation import ChatInput
 from ridgeline.server.errors import bad_request
 from ridgeline.server.fim import fim_token_ids
 from ridgeline.server.generation import Job, generate
@@ -90,7 +90,7 @@ async def apply_template(call: Call, request: ApplyTemplateRequest) -> Reply:
     """The prompt of a conversation."""
     call.server.check_model(request.model, call.caller)
     turns = [message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
-    return Reply(body={"prompt": await prompt_of(call, Conversation(messages=turns))})
+    return Reply(body={"prompt": await prompt_of(call, ChatInput(messages=turns))})
 
 
 async def _answer(

@@ -17,7 +17,7 @@ from ridgeline.server.answers import (
     prompt_of,
 )
 from ridgeline.server.context import Call
-from ridgeline.server.conversation import Choice, Conversation, ToolSpec, call_input
+from ridgeline.server.conversation import ChatInput, Choice, ToolSpec, call_input
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.ids import new_id
@@ -79,7 +79,7 @@ async def count_tokens(call: Call, request: CountTokensRequest) -> Reply:
     return Reply(body=CountTokensResponse(input_tokens=len(ids)))
 
 
-def _conversation(request: MessagesRequest | CountTokensRequest) -> Conversation:
+def _conversation(request: MessagesRequest | CountTokensRequest) -> ChatInput:
     turns: list[dict[str, Any]] = []
     if request.system:
         turns.append({"role": "system", "content": _text(request.system, "system")})
@@ -92,7 +92,7 @@ def _conversation(request: MessagesRequest | CountTokensRequest) -> Conversation
     variables: dict[str, Any] = {"enable_thinking": thinks}
     if request.output_config is not None and request.output_config.effort is not None:
         variables["reasoning_effort"] = request.output_config.effort
-    return Conversation(
+    return ChatInput(
         messages=turns,
         tools=tuple(
             ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema)

@@ -16,7 +16,7 @@ from ridgeline.server.answers import (
     prepare_answer,
 )
 from ridgeline.server.context import Call, Server
-from ridgeline.server.conversation import Conversation
+from ridgeline.server.conversation import ChatInput
 from ridgeline.server.errors import bad_request
 from ridgeline.server.fim import fim_token_ids
 from ridgeline.server.logprobs import chat_logprobs
@@ -107,7 +107,7 @@ _Line = Callable[[AnswerDelta], dict[str, Any]]
 
 
 async def _prepared(
-    call: Call, request: _Asked, chat: ChatRequest, conversation: Conversation
+    call: Call, request: _Asked, chat: ChatRequest, conversation: ChatInput
 ) -> AnswerJob:
     if request.think is not None:
         effort = request.think if isinstance(request.think, str) else None

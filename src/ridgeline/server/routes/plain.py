@@ -13,7 +13,7 @@ from ridgeline.core.errors import NotFiniteError
 from ridgeline.engine.prompts import check_length
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call, Server
-from ridgeline.server.conversation import Conversation
+from ridgeline.server.conversation import ChatInput
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import priority_of, salt_of
@@ -187,7 +187,7 @@ async def text_of(call: Call, request: TextFields) -> tuple[str, bool]:
         turns = [message_input(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
         text = await prompt_of(
             call,
-            Conversation(
+            ChatInput(
                 messages=turns,
                 tools=tool_specs(request.tools),
                 variables=request.chat_template_kwargs or {},

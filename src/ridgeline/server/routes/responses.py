@@ -16,7 +16,7 @@ from ridgeline.server.answers import (
     prepare_answer,
 )
 from ridgeline.server.context import Call
-from ridgeline.server.conversation import Conversation, ToolSpec, call_input
+from ridgeline.server.conversation import ChatInput, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
 from ridgeline.server.generation import usage_of
 from ridgeline.server.ids import new_id
@@ -112,7 +112,7 @@ def _format_schema(request: ResponsesRequest) -> FormatSchema | None:
     return FormatSchema(field="text.format", schema=wanted.schema or {"type": "object"})
 
 
-def _conversation(request: ResponsesRequest, earlier: list[dict[str, Any]]) -> Conversation:
+def _conversation(request: ResponsesRequest, earlier: list[dict[str, Any]]) -> ChatInput:
     messages: list[dict[str, Any]] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
@@ -128,7 +128,7 @@ def _conversation(request: ResponsesRequest, earlier: list[dict[str, Any]]) -> C
     variables: dict[str, Any] = {}
     if effort is not None:
         variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    return Conversation(
+    return ChatInput(
         messages=messages,
         tools=tuple(
             ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
