@@ -5,15 +5,9 @@ from dataclasses import replace
 from ridgeline.core.config import EngineConfig, ResolvedConfig, with_overrides
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.protocols import ConstraintFactory, Drafter, Executor, StepPrice
+from ridgeline.core.protocols import ConstraintFactory, Executor, StepPrice
 from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION
-from ridgeline.decoding.drafters import (
-    AdaptiveDrafter,
-    FirstOf,
-    ModelDrafter,
-    NgramDrafter,
-    SuffixDrafter,
-)
+from ridgeline.decoding.drafters import make_drafter
 from ridgeline.decoding.grammars import GrammarCompiler, grammar_vocabulary
 from ridgeline.engine.loading import LoadedModel, Progress, load_model
 from ridgeline.executors.model import ExecutorModel
@@ -98,29 +92,14 @@ def make_speculation(
             )
         )
     return Speculation(
-        drafter=_drafter(config, price, has_model=draft_model is not None),
+        drafter=make_drafter(
+            config.speculation,
+            price,
+            max_tokens=config.num_speculative_tokens,
+            has_model=draft_model is not None,
+        ),
         max_tokens=config.num_speculative_tokens,
         draft_model=draft_model,
         constraints=constraints,
         only_chains=config.verification == "rejection",
     )
-
-
-def _drafter(config: EngineConfig, price: StepPrice, *, has_model: bool) -> Drafter | None:
-    match config.speculation:
-        case "ngram":
-            return NgramDrafter()
-        case "suffix":
-            return SuffixDrafter()
-        case "draft":
-            return ModelDrafter()
-        case "combined":
-            return FirstOf([NgramDrafter(), ModelDrafter()])
-        case "adaptive":
-            return AdaptiveDrafter(
-                SuffixDrafter(),
-                price,
-                max_tokens=config.num_speculative_tokens,
-                has_model=has_model,
-            )
-    return None

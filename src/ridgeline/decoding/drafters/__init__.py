@@ -4,6 +4,14 @@ from ridgeline.decoding.drafters.adaptive import AdaptiveDrafter
 from ridgeline.decoding.drafters.first_of import FirstOf
 from ridgeline.decoding.drafters.model import ModelDrafter
 from ridgeline.decoding.drafters.ngram import NgramDrafter
+from ridgeline.decoding.drafters.registry import make_drafter
 from ridgeline.decoding.drafters.suffix import SuffixDrafter
 
-__all__ = ["AdaptiveDrafter", "FirstOf", "ModelDrafter", "NgramDrafter", "SuffixDrafter"]
+__all__ = [
+    "AdaptiveDrafter",
+    "FirstOf",
+    "ModelDrafter",
+    "NgramDrafter",
+    "SuffixDrafter",
+    "make_drafter",
+]
