@@ -80,7 +80,7 @@ embedded-model: $(VENV)/.installed-dev
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[server]"
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -12,7 +12,7 @@ from ridgeline.cli.config_file import apply_config_file
 from ridgeline.cli.environment import apply_environment
 from ridgeline.cli.examples import EXAMPLES
 from ridgeline.cli.options import Parser
-from ridgeline.core.errors import RidgelineError
+from ridgeline.core.errors import MissingDependencyError, RidgelineError
 
 # The module that has the options and runs each command (or several, then with the function that
 # adds them), and a line of --help.
@@ -48,6 +48,7 @@ COMMANDS = {
 }
 _BENCHES = ("serve", "ladder")
 _INTERRUPTED = 130
+_SERVER_PACKAGES = ("httptools", "multipart", "prometheus_client", "starlette", "uvicorn", "uvloop")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RidgelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _SERVER_PACKAGES:
+            raise
+        print(
+            f"error: This command needs {error.name}: pip install 'ridgeline[server]'.",
+            file=sys.stderr,
+        )
+        return MissingDependencyError.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: `ridgeline generate | head`
