@@ -4,7 +4,7 @@ import pytest
 from tests.tiny import GREEDY, WINDOWED, Driver, tiny_executor, tiny_model
 
 from ridgeline.bench.cases import DecodeCase, PrefillCase, check_cases, make_cases
-from ridgeline.bench.steps import Place, PlanTimer
+from ridgeline.bench.steps import PlanTimer, SlotBlocks
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import ContextLengthError
@@ -18,7 +18,7 @@ def test_forked_sequences_decode_as_if_each_had_computed_its_prompt(config):
     executor = tiny_executor(model=model)
     runner = PlanTimer(executor, chunk_tokens=5)
     prompt = runner.tokens(13)
-    place = Place(slots=range(3), first_block=2, blocks_each=6)
+    place = SlotBlocks(slots=range(3), first_block=2, blocks_each=6)
     for step in runner.prefill(place, 0, prompt, sample=False):
         check_plan(step.plan)
     runner.fork(place, prompt)
@@ -38,7 +38,7 @@ def test_forked_sequences_decode_as_if_each_had_computed_its_prompt(config):
 def test_a_prompt_is_computed_whole_each_time_it_is_run():
     model = tiny_model()
     runner = PlanTimer(tiny_executor(model=model), chunk_tokens=4)
-    place = Place(slots=range(1), first_block=0, blocks_each=4)
+    place = SlotBlocks(slots=range(1), first_block=0, blocks_each=4)
     for _ in range(2):  # the second run releases the slot of the first
         prompt = runner.tokens(10)
         steps = list(runner.prefill(place, 0, prompt, sample=True))

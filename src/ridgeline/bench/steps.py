@@ -22,7 +22,7 @@ class TimedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SlotBlocks:
     """The slots of some sequences, and ``blocks_each`` KV blocks of each from ``first_block`` on.
 
     In every KV group the blocks have the same numbers.
@@ -54,7 +54,7 @@ class PlanTimer:
         return tuple(self._random.integers(0, vocabulary, number).tolist())
 
     def prefill(
-        self, place: Place, slot: int, token_ids: Sequence[int], *, sample: bool
+        self, place: SlotBlocks, slot: int, token_ids: Sequence[int], *, sample: bool
     ) -> Iterator[TimedStep]:
         """Compute a prompt from the start, in chunks; with ``sample``, its first output as well."""
         for start in range(0, len(token_ids), self._chunk_tokens):
@@ -69,7 +69,7 @@ class PlanTimer:
             entering = () if start else (self._plans.admission(slot, token_ids),)
             yield self._run([segment], admissions=entering, releases=self._left(entering))
 
-    def fork(self, place: Place, token_ids: Sequence[int]) -> None:
+    def fork(self, place: SlotBlocks, token_ids: Sequence[int]) -> None:
         """Give every slot the KV of the first one's tokens, each in blocks of its own."""
         source, *others = place.slots
         if not others:
@@ -92,7 +92,7 @@ class PlanTimer:
         entering = [self._plans.admission(slot, token_ids) for slot in others]
         self._run(segments, admissions=entering, copies=copies)
 
-    def decode(self, place: Place, position: int, token_ids: Sequence[int]) -> TimedStep:
+    def decode(self, place: SlotBlocks, position: int, token_ids: Sequence[int]) -> TimedStep:
         """Compute one token of each slot, at ``position``, and sample the next."""
         return self._run(
             [

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ridgeline.bench.cases import Case, DecodeCase, PrefillCase, RecomputeCase, positions
-from ridgeline.bench.steps import Place, PlanTimer, TimedStep
+from ridgeline.bench.steps import PlanTimer, SlotBlocks, TimedStep
 from ridgeline.core.protocols import Executor
 
 Sample = Sequence[TimedStep]  # what one measurement consists of; its time is the sum
@@ -29,7 +29,9 @@ class PreparedCase(Protocol):
 class PrefillWorkload:
     """A prompt that is computed from the start each time; one sample a visit."""
 
-    def __init__(self, runner: PlanTimer, case: PrefillCase | RecomputeCase, place: Place) -> None:
+    def __init__(
+        self, runner: PlanTimer, case: PrefillCase | RecomputeCase, place: SlotBlocks
+    ) -> None:
         self.case = case
         self._runner, self._place = runner, place
 
@@ -49,7 +51,7 @@ class DecodeWorkload:
     """
 
     def __init__(
-        self, runner: PlanTimer, case: DecodeCase, place: Place, *, max_steps: int
+        self, runner: PlanTimer, case: DecodeCase, place: SlotBlocks, *, max_steps: int
     ) -> None:
         self.case = case
         self._runner, self._place = runner, place
@@ -98,7 +100,7 @@ def make_workloads(
     for case in cases:
         batch = case.batch if isinstance(case, DecodeCase) else 1
         each = -(-positions(case, decode_steps) // layout.block_tokens)
-        place = Place(slots=range(slots, slots + batch), first_block=blocks, blocks_each=each)
+        place = SlotBlocks(slots=range(slots, slots + batch), first_block=blocks, blocks_each=each)
         slots, blocks = slots + batch, blocks + batch * each
         workloads.append(
             DecodeWorkload(runner, case, place, max_steps=decode_steps)
