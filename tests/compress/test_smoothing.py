@@ -50,7 +50,7 @@ def smoothed(model, weights, *, rounds_activations, dtype=torch.float32):
                 run,
                 weights,
                 lambda before=before: [(before, WINDOW)],
-                grid=lambda columns: (
+                grid_of=lambda _, columns: (
                     Integers(bits=8, group_size=columns)
                     if rounds_activations
                     else FactoredIntegers(bits=4)

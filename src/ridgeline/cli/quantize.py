@@ -9,10 +9,8 @@ from ridgeline.cli.display import error_console, loading_bar, output_console, pr
 from ridgeline.cli.options import Parser, add_settings, given_settings
 from ridgeline.compress.calibration import EMBEDDED, CalibrationText, calibration_text
 from ridgeline.compress.layers import LayeredModel
-from ridgeline.compress.memory import memory_need
 from ridgeline.compress.quantize import QuantizationReport, check_source, quantize
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.tensors import plan_tensors
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.engine.llm import LLM
 from ridgeline.evaluation import (
@@ -25,7 +23,6 @@ from ridgeline.evaluation import (
     served_log_probabilities,
 )
 from ridgeline.kernels.cpu.library import native_kernels_run
-from ridgeline.weights import Checkpoint
 
 _TEXTS, _TEXT_TOKENS = 12, 400
 
@@ -36,7 +33,12 @@ def add_options(parser: Parser) -> None:
         "model", nargs="?", metavar="MODEL", help="folder or hub name; default: the embedded model"
     )
     parser.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="DIR", help="folder to make"
+        "-o",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder to make, or a file that ends in .gguf",
     )
     add_settings(parser, Recipe, title="recipe", shown=True)
     parser.add_argument(
@@ -74,14 +76,16 @@ def run(arguments: argparse.Namespace) -> int:
     documents = _documents(model, arguments) if arguments.quality else []
     source = getattr(arguments, "calibration", EMBEDDED)
     text = _calibration(model, recipe, source, documents)
-    with Checkpoint(model.stored.path) as checkpoint:
-        plan = plan_tensors(model, checkpoint, recipe.fits)
-    windows = () if text is None else text.windows
-    error_console.print(f"{memory_need(model, plan, recipe, windows)}", markup=False)
     try:
         with loading_bar(of_bytes=False) as progress:
             report = quantize(
-                model, arguments.out, recipe, text, resume=arguments.resume, progress=progress
+                model,
+                arguments.out,
+                recipe,
+                text,
+                resume=arguments.resume,
+                progress=progress,
+                announce=lambda need: error_console.print(f"{need}", markup=False),
             )
     except KeyboardInterrupt:
         print(f"Stopped; --resume goes on with {arguments.out}.", file=sys.stderr)
@@ -117,7 +121,8 @@ def _print_report(report: QuantizationReport, text: CalibrationText | None) -> N
         seen += f", error of outputs {report.error_ratio:.2f} of rounding to the nearest"
     lines = [f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights, {seen}"]
     for name, reason in report.left.items():
-        lines.append(f"left as it is: {name}, since {reason}")
+        how = "rounded to the nearest" if report.path.is_file() else "left as it is"
+        lines.append(f"{how}: {name}, since {reason}")
     for what, told in (
         ("fallback", "rounded to the nearest, its inputs having no inverse"),
         ("unseen", "calibrated with what all experts saw, since no token reached it"),

@@ -52,13 +52,9 @@ def _chunks(w_OI: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _joined(parts: list[RoundedMatrix]) -> RoundedMatrix:
-    offsets = [each for part in parts if (each := part.steps.offsets_OG) is not None]
     return RoundedMatrix(
         codes_OI=torch.cat([part.codes_OI for part in parts]),
-        steps=Steps(
-            scales_OG=torch.cat([part.steps.scales_OG for part in parts]),
-            offsets_OG=torch.cat(offsets) if offsets else None,
-        ),
+        steps=Steps.merged([part.steps for part in parts], torch.cat),
         values_OI=torch.cat([part.values_OI for part in parts]),
         error=sum(part.error for part in parts),
         nearest_error=sum(part.nearest_error for part in parts),
@@ -166,13 +162,9 @@ def _better_rows(
     def choose(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
         return torch.where(better[:, None], new, old)
 
-    offsets = None
-    if steps.offsets_OG is not None:
-        assert nearest.steps.offsets_OG is not None
-        offsets = choose(steps.offsets_OG, nearest.steps.offsets_OG)
     return RoundedMatrix(
         codes_OI=choose(codes_RI, nearest.codes_OI),
-        steps=Steps(scales_OG=choose(steps.scales_OG, nearest.steps.scales_OG), offsets_OG=offsets),
+        steps=Steps.merged([steps, nearest.steps], lambda pair: choose(*pair)),
         values_OI=choose(values_RI, nearest.values_OI),
         error=float(torch.minimum(found, plain).sum()),
         nearest_error=float(plain.sum()),

@@ -38,6 +38,18 @@ class MemoryNeed:
     def peak_bytes(self) -> int:
         return max(self.layer_bytes, self.ends_bytes)
 
+    def check(self) -> None:
+        """
+        Raises:
+            OutOfMemoryError: it needs more than is free; names both.
+        """
+        free = available_memory_bytes()
+        if self.peak_bytes > free:
+            raise OutOfMemoryError(
+                f"Quantizing takes a {self}, and {_gb(free)} are free. Shorter windows take less, "
+                "and method rtn takes least."
+            )
+
     def __str__(self) -> str:
         return (
             f"peak {_gb(self.peak_bytes)} of memory (a layer {_gb(self.layer_bytes)}, embedding or "
@@ -69,21 +81,6 @@ def memory_need(
         layers.append(model.num_bytes(run) + codes + max(sums + rounding, pass_bytes + sums))
     ends = [model.num_bytes(0) + pass_bytes] if windows else [0]
     return MemoryNeed(layer_bytes=max(layers), ends_bytes=max(ends))
-
-
-def check_memory(
-    model: LayeredModel, plan: TensorPlan, recipe: Recipe, windows: Sequence[Document]
-) -> None:
-    """
-    Raises:
-        OutOfMemoryError: it needs more than is free; names both.
-    """
-    need, free = memory_need(model, plan, recipe, windows), available_memory_bytes()
-    if need.peak_bytes > free:
-        raise OutOfMemoryError(
-            f"Quantizing takes a {need}, and {_gb(free)} are free. Shorter windows take less, and "
-            "method rtn takes least."
-        )
 
 
 def _pass_bytes(model: LayeredModel, length: int) -> int:

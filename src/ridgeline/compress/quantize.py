@@ -5,6 +5,7 @@ each matrix on what those before it do. At most one layer is in memory, with wha
 inputs of its matrices; the residual streams between layers are in a file.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,14 +17,16 @@ import torch
 import ridgeline
 from ridgeline.compress.block_forward import BlockForward, Key, seeing_inputs
 from ridgeline.compress.calibration import CalibrationText
+from ridgeline.compress.gguf_file import GGUFTarget, block_name
 from ridgeline.compress.gptq import RoundedMatrix, round_gptq, round_nearest
+from ridgeline.compress.grids import Blocks
 from ridgeline.compress.hessian import Curvature, InputSum
 from ridgeline.compress.layers import InputGroup, LayeredModel, input_groups
-from ridgeline.compress.memory import EXPERT_SUMS_BYTES, check_memory
+from ridgeline.compress.memory import EXPERT_SUMS_BYTES, MemoryNeed, memory_need
 from ridgeline.compress.output import OutputFolder, Streams
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.smoothing import changed_weights, smooth
-from ridgeline.compress.tensors import OUTSIDE, StoredTensor, TensorPlan, plan_tensors
+from ridgeline.compress.tensors import OUTSIDE, GridOf, StoredTensor, TensorPlan, plan_tensors
 from ridgeline.compress.writing import quantized_config, quantized_parts
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.models import read_config
@@ -71,14 +74,18 @@ def quantize(
     *,
     resume: bool = False,
     progress: Progress | None = None,
+    announce: Callable[[MemoryNeed], None] | None = None,
 ) -> QuantizationReport:
-    """Quantize ``model`` into the new folder ``out``.
+    """Quantize ``model`` into the new folder ``out``, or the new file if that is GGUF.
 
-    ``text`` is needed by methods that are calibrated. With ``resume``, what an earlier run with the
-    same model, text and recipe has done is kept, and the bytes are those of one run.
+    A GGUF file is written once all layers are there; until then they are in ``out``.parts.
+    ``announce`` is told of the memory that it takes before it starts. ``text`` is needed by methods
+    that are calibrated. With ``resume``, what an earlier run with the same model, text and recipe
+    has done is kept, and the bytes are those of one run.
 
     Raises:
-        SettingsError: ``out`` exists; or is to be gone on with, and is from something else.
+        SettingsError, InvalidRequestError: ``out`` exists; or is to be gone on with, and is from
+            something else.
         UnsupportedModelError: the model is quantized already, or cannot be.
         CorruptFileError: a weight is not finite.
         OutOfMemoryError: it does not fit into memory.
@@ -86,19 +93,30 @@ def quantize(
     """
     check_source(model)
     with Checkpoint(model.stored.path) as checkpoint:
-        plan = plan_tensors(model, checkpoint, recipe.fits)
+        target, grid_of, shards = None, _grids(recipe), out
+        if recipe.format == "gguf":
+            target = GGUFTarget.of(model, out, recipe.gguf_type)
+            grid_of, shards = target.grid_of, out.with_name(f"{out.name}.parts")
+        plan = plan_tensors(model, checkpoint, grid_of)
         windows = text.windows if text is not None and recipe.is_calibrated else ()
-        check_memory(model, plan, recipe, windows)
+        need = memory_need(model, plan, recipe, windows)
+        if announce is not None:
+            announce(need)
+        need.check()
         identity = {
             "ridgeline": ridgeline.__version__,
             "recipe": asdict(recipe),
             "model": content_digest([model.stored.path]),
             "calibration": text.digest if text is not None and recipe.is_calibrated else None,
         }
-        folder = OutputFolder(out, identity, resume=resume)
-        work = _Quantization(model, checkpoint, plan, recipe, windows, folder, progress)
+        folder = OutputFolder(shards, identity, resume=resume)
         if not folder.is_complete:
-            work.run()
+            _Quantization(model, checkpoint, plan, recipe, grid_of, windows, folder, progress).run()
+        num_bytes = folder.weights_bytes
+        if target is not None:
+            num_bytes = target.write(model, plan, shards)
+            shutil.rmtree(shards, ignore_errors=True)
+        elif not folder.is_complete:
             config = read_config(model.stored.path)
             folder.finish(
                 model.stored.path,
@@ -108,8 +126,12 @@ def quantize(
         path=out,
         notes={name: note for notes in folder.notes for name, note in notes.items()},
         left={each.name: each.left for each in plan.tensors if each.left is not None},
-        weights_bytes=folder.weights_bytes,
+        weights_bytes=num_bytes,
     )
+
+
+def _grids(recipe: Recipe) -> GridOf:
+    return lambda _, columns: recipe.grid(columns)
 
 
 def check_source(model: LayeredModel) -> None:
@@ -138,12 +160,14 @@ class _Quantization:
         checkpoint: Checkpoint,
         plan: TensorPlan,
         recipe: Recipe,
+        grid_of: GridOf,
         windows: Sequence[tuple[int, ...]],
         folder: OutputFolder,
         progress: Progress | None,
     ) -> None:
         self._model, self._checkpoint, self._plan = model, checkpoint, plan
         self._recipe, self._windows, self._folder = recipe, windows, folder
+        self._grid_of, self._is_gguf = grid_of, recipe.format == "gguf"
         self._num_layers = len(model.runs) - 2
         self._progress = _TimeLeft(progress, self._num_layers)
 
@@ -160,7 +184,7 @@ class _Quantization:
                 self._layer(layer)
             self._folder.drop_state(layer - 1)
             self._progress.done(layer)
-        if self._folder.num_done == self._num_layers:
+        if self._folder.num_done == self._num_layers and not self._is_gguf:
             outside = {each.name: self._checkpoint.tensor(each.name) for each in self._outside()}
             self._folder.add_shard(self._shard_name(self._num_layers + 1), outside, {})
 
@@ -179,7 +203,7 @@ class _Quantization:
         """Quantize a layer, write the streams behind it, and then its shard."""
         run, weights = self._model.runs[layer], self._model.weights(layer)
         self._check_finite(layer, weights)
-        rounding = _Layer(self._plan.of_run(layer), self._recipe, weights)
+        rounding = _Layer(self._plan.of_run(layer), self._recipe, self._grid_of, weights)
         changed = self._smooth(layer, weights) if self._recipe.is_smoothed else frozenset()
         if self._windows and not self._recipe.is_smoothed:
             streams = self._streams(layer - 1)
@@ -200,6 +224,9 @@ class _Quantization:
         tensors: dict[str, torch.Tensor] = {}
         for tensor in self._plan.of_run(layer):
             parts = rounding.parts.get(tensor.name)
+            if self._is_gguf:  # what is not rounded comes from the model again
+                tensors |= parts or {}
+                continue
             values = self._checkpoint.tensor(tensor.name)
             if tensor.weight in changed:
                 values = weights[tensor.weight].to(values.dtype)
@@ -214,7 +241,7 @@ class _Quantization:
             run,
             weights,
             lambda: self._inputs(layer),
-            grid=self._recipe.grid,
+            grid_of=self._grid_of,
             rounds_activations=self._recipe.rounds_activations,
             quantized=self._plan.quantized,
             gain_dtype=lambda name: self._checkpoint.dtype(norms[name]),
@@ -289,9 +316,13 @@ class _Layer:
     """The tensors of a layer as they are rounded. Values replace the weights, in place."""
 
     def __init__(
-        self, tensors: Sequence[StoredTensor], recipe: Recipe, weights: Mapping[str, torch.Tensor]
+        self,
+        tensors: Sequence[StoredTensor],
+        recipe: Recipe,
+        grid_of: GridOf,
+        weights: Mapping[str, torch.Tensor],
     ) -> None:
-        self._recipe, self._weights = recipe, weights
+        self._recipe, self._grid_of, self._weights = recipe, grid_of, weights
         self._tensor_of = {key: each for each in tensors for key in each.matrices}
         self._rounded: dict[Key, RoundedMatrix] = {}
         self._done: set[Key] = set()
@@ -307,7 +338,8 @@ class _Layer:
         if tensor is None:
             return
         weight = self._weights[key[0]] if key[1] is None else self._weights[key[0]][key[1]]
-        grid = self._recipe.grid(weight.shape[1])
+        grid = self._grid_of(key[0], weight.shape[1])
+        assert grid is not None, "its tensor would have been left"
         if curvature is None:
             found = round_nearest(weight, grid, None)
         else:
@@ -325,6 +357,10 @@ class _Layer:
             self.notes[label]["fallback"] = True
         if curvature is not None and not tokens:
             self.notes[label]["unseen"] = True
+        if isinstance(grid, Blocks):
+            blocks = grid.pack(found.codes_OI, found.steps)
+            self.parts.setdefault(tensor.name, {})[block_name(key)] = blocks
+            return
         self._rounded[key] = found
         if all(each in self._rounded for each in tensor.matrices):
             matrices = [self._rounded.pop(each) for each in tensor.matrices]

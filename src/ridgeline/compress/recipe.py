@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from ridgeline.compress.grids import FactoredIntegers, Grid, Integers
 from ridgeline.core.errors import SettingsError
+from ridgeline.weights.gguf.mixes import FILE_TYPES
 
 METHODS = ("gptq", "awq", "smoothquant", "rtn")
-FORMATS = ("compressed-tensors", "gptq")
+FORMATS = ("compressed-tensors", "gptq", "gguf")
 _GPTQ_BITS = (2, 3, 4, 8)
 _FACTORED_GROUP = 32
 _LEAST_KERNEL_BITS = 4
@@ -24,7 +25,9 @@ class Recipe:
         group_size: columns that share a scale; 0 for whole rows. Up to 4 bits, symmetric groups of
             32 are Ridgeline's own format, which the cpu executor runs at 1/8 bit less.
         symmetric: without zero points.
-        format: of the file: "compressed-tensors" or "gptq".
+        format: of the file: "compressed-tensors", "gptq" or "gguf".
+        gguf_type: of a GGUF file, whose tensors have the bits that its mix gives them: q4_k_m, q4_0
+            and so on, as `ridgeline convert` has them.
         window_tokens: length of a calibration sequence.
         num_windows: how many of them there are at most.
         seed: of the choice of windows.
@@ -39,6 +42,7 @@ class Recipe:
     group_size: int = 32
     symmetric: bool = True
     format: str = "compressed-tensors"
+    gguf_type: str = "q4_k_m"
     window_tokens: int = 512
     num_windows: int = 128
     seed: int = 0
@@ -47,6 +51,11 @@ class Recipe:
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
         _check_choice("format", self.format, FORMATS)
+        _check_choice("gguf_type", self.gguf_type, tuple(FILE_TYPES))
+        if self.format == "gguf" and (self.bits, self.group_size, self.symmetric) != (4, 32, True):
+            raise SettingsError("bits and groups of a GGUF file are those of gguf_type.")
+        if self.format == "gguf" and self.method not in ("gptq", "rtn"):
+            raise SettingsError(f"GGUF files are made by gptq or rtn, and not by {self.method}.")
         for name, value, least, most in (
             ("bits", self.bits, 2, 8),
             ("group_size", self.group_size, 0, 1 << 20),
@@ -78,7 +87,8 @@ class Recipe:
     @property
     def is_factored(self) -> bool:
         """Whether scales are Ridgeline's own, which its int4 kernel computes with."""
-        return self.symmetric and self.bits <= 4 and self.group_size == _FACTORED_GROUP
+        is_own = self.symmetric and self.bits <= 4 and self.group_size == _FACTORED_GROUP
+        return is_own and self.format != "gguf"
 
     @property
     def is_smoothed(self) -> bool:
@@ -95,16 +105,15 @@ class Recipe:
         """Whether the method looks at what the model computes."""
         return self.method != "rtn"
 
-    def grid(self, columns: int) -> Grid:
-        """The grid of a matrix of so many columns, of which ``fits`` is true."""
+    def grid(self, columns: int) -> Grid | None:
+        """The grid of rows of so many columns, unless they are no whole groups, which other readers
+        insist on."""
+        if self.group_size and columns % self.group_size:
+            return None
         if self.is_factored:
             return FactoredIntegers(bits=self.bits)
         size = self.group_size or columns
         return Integers(bits=self.bits, group_size=size, symmetric=self.symmetric)
-
-    def fits(self, columns: int) -> bool:
-        """Whether rows of so many columns are whole groups, which other readers insist on."""
-        return self.group_size == 0 or columns % self.group_size == 0
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

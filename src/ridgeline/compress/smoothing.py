@@ -80,7 +80,7 @@ def smooth(
     weights: Mapping[str, torch.Tensor],
     windows: Callable[[], Windows],
     *,
-    grid: Callable[[int], Grid],
+    grid_of: Callable[[str, int], Grid | None],
     rounds_activations: bool,
     quantized: frozenset[str],
     gain_dtype: Callable[[str], torch.dtype],
@@ -109,7 +109,8 @@ def smooth(
             dtype=gain_dtype(norm.op.weight.name),
         )
         score = _activations_score if rounds_activations else _weights_score
-        points = grid(gain_I.shape[-1])
+        points = grid_of(next(n for n in norm.readers if n in quantized), gain_I.shape[-1])
+        assert points is not None, "what has none is not quantized"
         folds = {0.0: foldable(torch.ones_like(gain_I))}
         for alpha in _ALPHAS:
             folds[alpha] = foldable(_scales(rows_TI, matrices, alpha, rounds_activations))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.compress.block_forward import Key
+from ridgeline.compress.grids import Grid
 from ridgeline.compress.layers import LayeredModel
 from ridgeline.core import ops
 from ridgeline.core.errors import UnsupportedModelError
@@ -15,6 +16,9 @@ from ridgeline.weights.stacking import split_stacks
 
 _WEIGHT = ".weight"
 _PLAIN = TensorSource(name="")  # the place of a weight that is a tensor as it is
+GridOf = Callable[[str, int], Grid | None]
+"""The grid of a weight with rows of so many columns; ``None`` if it has none."""
+
 OUTSIDE = -1  # the run of what belongs to no layer
 
 
@@ -57,12 +61,8 @@ class TensorPlan:
         return [tensor for tensor in self.tensors if tensor.run == run]
 
 
-def plan_tensors(
-    model: LayeredModel, checkpoint: Checkpoint, fits: Callable[[int], bool]
-) -> TensorPlan:
+def plan_tensors(model: LayeredModel, checkpoint: Checkpoint, grid_of: GridOf) -> TensorPlan:
     """Quantize the products of the layers; embeddings, head, routers and the rest stay.
-
-    ``fits`` says whether rows of so many columns can be quantized.
 
     Raises:
         WeightsMismatchError: the checkpoint does not fit its config.
@@ -90,7 +90,7 @@ def plan_tensors(
                 left = "its matrix is stored transposed"
             elif len(checkpoint.shape(tensor)) != 2:
                 left = "its experts are stored in one tensor"
-            elif not fits(columns[0]):
+            elif any(grid_of(key[0], columns[0]) is None for _, key in keys):
                 left = f"its {columns[0]} columns are no whole groups"
         if is_product and left is None:
             rows = sorted((place.rows or (0, 0), key) for place, key in keys)

@@ -24,7 +24,7 @@ from ridgeline.text.tokenizer_files import has_tokenizer
 from ridgeline.weights.files import CONFIG_NAME, INDEX_NAME
 from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 from ridgeline.weights.gguf.config import config_of
-from ridgeline.weights.gguf.convert import plan_gguf, write_gguf
+from ridgeline.weights.gguf.convert import GGUFPlan, plan_gguf, write_gguf
 from ridgeline.weights.gguf.imatrix import Importance
 from ridgeline.weights.loading import weight_shapes
 from ridgeline.weights.names import short_name
@@ -64,8 +64,7 @@ def convert_to_gguf(
         DiskError: a file cannot be read or written.
     """
     refuse_existing(out)
-    config = read_config(folder)
-    definition = describe(config)
+    definition = describe(read_config(folder))
     scheme = None
     if definition.quantization is not None:
         if not requantize:
@@ -74,23 +73,31 @@ def convert_to_gguf(
                 "bring back. Take the unquantized model, or ask for it with --requantize."
             )
         scheme = read_scheme(definition.quantization, strict=False)
-    ops = lower(definition.spec)
+    plan = plan_gguf_of(folder, file_type, name=name, importance=importance)
+    weights = _weights(folder, lower(definition.spec), definition, scheme, progress)
+    return write_gguf(out, plan, weights, importance=importance, split_max_bytes=split_max_bytes)
+
+
+def plan_gguf_of(
+    folder: Path, file_type: str, *, name: str, importance: Importance | None = None
+) -> GGUFPlan:
+    """What the GGUF file of the model in ``folder`` will be; see `convert_to_gguf`."""
+    config = read_config(folder)
+    definition = describe(config)
     tokenizer: dict[str, object] = {"tokenizer.ggml.model": "none"}
     if has_tokenizer(folder):
         tokenizer = gguf_metadata(Tokenizer.from_folder(folder), definition.spec.vocab_size)
     else:
         _log.warning("%s has no tokenizer, and so the GGUF file will have none.", folder)
-    plan = plan_gguf(
+    return plan_gguf(
         definition,
         config,
         file_type,
         name=name,
-        shapes=weight_shapes(ops),
+        shapes=weight_shapes(lower(definition.spec)),
         tokenizer=tokenizer,
         importance=importance,
     )
-    weights = _weights(folder, ops, definition, scheme, progress)
-    return write_gguf(out, plan, weights, importance=importance, split_max_bytes=split_max_bytes)
 
 
 def _weights(

@@ -3,8 +3,8 @@
 Shapes: O outputs and I inputs of a matrix, G groups of its inputs, C some columns.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,11 +14,27 @@ import torch
 class Steps:
     """Where the points of a grid lie for each group: value = points[code] · scale + offset.
 
-    ``scales_OG`` and ``offsets_OG`` are float32, and exactly what the file will hold.
+    ``scales_OG`` and ``offsets_OG`` are float32, and exactly what the file will hold. ``parts`` are
+    what it holds instead, ``[O, …]`` each, where they are products.
     """
 
     scales_OG: torch.Tensor
     offsets_OG: torch.Tensor | None = None
+    parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def merged(
+        all_steps: "Sequence[Steps]", merge: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> "Steps":
+        """Steps each tensor of which is ``merge`` of those of some, which have the same ones."""
+        offsets = [each.offsets_OG for each in all_steps if each.offsets_OG is not None]
+        return Steps(
+            scales_OG=merge([each.scales_OG for each in all_steps]),
+            offsets_OG=merge(offsets) if offsets else None,
+            parts={
+                name: merge([each.parts[name] for each in all_steps]) for name in all_steps[0].parts
+            },
+        )
 
     def spread(
         self, columns_C: torch.Tensor, group_size: int

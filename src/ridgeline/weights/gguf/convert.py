@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.spec import AttentionSpec
 from ridgeline.models import ModelDefinition, TensorSource
+from ridgeline.quant.gguf_blocks import Bytes
 from ridgeline.quant.gguf_encoders import encode
 from ridgeline.quant.gguf_formats import GGUF_FORMATS
 from ridgeline.weights.gguf.imatrix import Importance
@@ -140,7 +141,7 @@ def plan_gguf(
 def write_gguf(
     path: Path,
     plan: GGUFPlan,
-    weights: Iterator[tuple[str, int | None, _Floats]],
+    weights: Iterator[tuple[str, int | None, _Floats | Bytes]],
     *,
     importance: Importance | None = None,
     split_max_bytes: int | None = None,
@@ -148,7 +149,7 @@ def write_gguf(
     """Write the file, and give its path, or those of its parts.
 
     ``weights`` are all weights of the model, each with its index in its stack if it is one matrix
-    of that, in any order.
+    of that, in any order; those that are bytes are rows of blocks already.
 
     Raises:
         InvalidRequestError, DiskError: as `GGUFWriter`.
@@ -158,14 +159,17 @@ def write_gguf(
     with GGUFWriter(path, plan.metadata, plan.tensors, split_max_bytes=split_max_bytes) as writer:
         for name, values in plan.small.items():
             writer.write(name, 0, encode("F32", values[:, None]))
-        for weight, index, values in weights:
+        for weight, index, matrix in weights:
             place = plan.places[weight]
             tensor = tensors[place.tensor]
-            rows = _as_stored(plan, tensor, values)
+            rows = _as_stored(plan, tensor, matrix)
+            first = place.first_row + (index or 0) * place.rows
+            if rows.dtype == np.uint8:
+                writer.write(tensor.name, first, rows)
+                continue
             columns = (
                 None if importance is None else importance.of(tensor.name, rows.shape[-1], index)
             )
-            first = place.first_row + (index or 0) * place.rows
             try:
                 blocks = encode(tensor.format.name, rows, columns)
             except UnsupportedModelError as error:
@@ -203,7 +207,7 @@ def _placed(
     return found, places
 
 
-def _as_stored(plan: GGUFPlan, tensor: GGUFTensor, values: _Floats) -> _Floats:
+def _as_stored(plan: GGUFPlan, tensor: GGUFTensor, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The rows of a weight as converters write them: `GGUFCheckpoint` undoes it."""
     if tensor.name.endswith("norm.weight"):
         values = values + np.float32(plan.norm_offset)
