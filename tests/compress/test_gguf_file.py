@@ -43,8 +43,8 @@ def test_blocks_hold_any_codes(name):
 def test_the_file_is_read_as_what_was_rounded(family, kind, tmp_path, monkeypatch):
     rounded = []
 
-    def kept(weight, *arguments, plain=module.round_gptq):
-        found = plain(weight, *arguments)
+    def kept(weight, *arguments, plain=module.round_gptq, **options):
+        found = plain(weight, *arguments, **options)
         rounded.append(found.values_OI.clone())
         return found
 

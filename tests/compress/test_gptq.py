@@ -124,3 +124,16 @@ def test_factored_scales_are_small_multiples_of_one(bits):
         for value in four.long()[1:]:
             common = common.gcd(value)
         assert (four / common).abs().max() <= 16
+
+
+def test_rows_are_rounded_some_at_a_time_and_in_place(monkeypatch):
+    w, x = problem(rows=1300, columns=64)
+    grid, curvature = FactoredIntegers(bits=4), curvature_of(x)
+    whole = round_gptq(w, grid, curvature)
+    monkeypatch.setattr("ridgeline.compress.gptq.rows_at_once", lambda _: 100)
+    again = w.clone()
+    found = round_gptq(again, grid, curvature, out_OI=again)
+    assert found.values_OI is again
+    assert torch.equal(again, whole.values_OI)
+    assert torch.equal(found.codes_OI, whole.codes_OI)
+    assert torch.equal(found.steps.scales_OG, whole.steps.scales_OG)

@@ -116,8 +116,8 @@ def test_every_format_holds_what_was_rounded(recipe, tmp_path, monkeypatch):
     for name in ("round_gptq", "round_nearest"):
         plain = getattr(module, name)
 
-        def kept(weight, *arguments, plain=plain):
-            found = plain(weight, *arguments)
+        def kept(weight, *arguments, plain=plain, **options):
+            found = plain(weight, *arguments, **options)
             rounded[len(rounded)] = found.values_OI.clone()
             return found
 

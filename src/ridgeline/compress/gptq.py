@@ -7,6 +7,7 @@ to the best code given all others (coordinate descent on the same error).
 Shapes: O outputs and I inputs of a matrix, R some of the outputs, C the columns of a block.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from ridgeline.compress.hessian import Curvature
 
 _BLOCK_COLUMNS = 128
 _SWEEPS = 2
-_CHUNK_ELEMENTS = 1 << 22  # of the rows that are worked on at once
+_LEAST_ROWS, _CHUNK_ELEMENTS = 512, 1 << 20  # that are rounded at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,30 +35,57 @@ class RoundedMatrix:
     nearest_error: float
 
 
-def round_nearest(w_OI: torch.Tensor, grid: Grid, curvature: Curvature | None) -> RoundedMatrix:
-    """Each weight to the nearest point, by steps with the least squared error of the weights."""
-    return _joined([_nearest(part, grid, curvature) for part in _chunks(w_OI)])
+def round_nearest(
+    w_OI: torch.Tensor,
+    grid: Grid,
+    curvature: Curvature | None,
+    *,
+    out_OI: torch.Tensor | None = None,
+) -> RoundedMatrix:
+    """Each weight to the nearest point, by steps with the least squared error of the weights.
+
+    Values are written to ``out_OI``, which may be ``w_OI``.
+    """
+    return _by_rows(w_OI, out_OI, lambda w_RI: _nearest(w_RI, grid, curvature))
 
 
-def round_gptq(w_OI: torch.Tensor, grid: Grid, curvature: Curvature) -> RoundedMatrix:
+def round_gptq(
+    w_OI: torch.Tensor, grid: Grid, curvature: Curvature, *, out_OI: torch.Tensor | None = None
+) -> RoundedMatrix:
     """By GPTQ; rows for which that is no better than the nearest points get those.
 
-    Without a factor of the curvature all rows do.
+    Without a factor of the curvature all rows do. For ``out_OI`` see `round_nearest`.
     """
-    return _joined([_gptq(part, grid, curvature) for part in _chunks(w_OI)])
+    return _by_rows(w_OI, out_OI, lambda w_RI: _gptq(w_RI, grid, curvature))
 
 
-def _chunks(w_OI: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return torch.split(w_OI, max(16, _CHUNK_ELEMENTS // w_OI.shape[1]))
+def rows_at_once(columns: int) -> int:
+    """How many rows are rounded at once: enough that H is not read for a few of them."""
+    return max(_LEAST_ROWS, _CHUNK_ELEMENTS // columns)
 
 
-def _joined(parts: list[RoundedMatrix]) -> RoundedMatrix:
+def _by_rows(
+    w_OI: torch.Tensor,
+    out_OI: torch.Tensor | None,
+    round_rows: Callable[[torch.Tensor], RoundedMatrix],
+) -> RoundedMatrix:
+    """Round some rows at a time; of all of them, codes and steps are kept, and the values."""
+    values_OI = torch.empty_like(w_OI) if out_OI is None else out_OI
+    codes_OI = torch.empty(w_OI.shape, dtype=torch.int16)
+    steps, error, nearest_error = list[Steps](), 0.0, 0.0
+    size = rows_at_once(w_OI.shape[1])
+    for first in range(0, len(w_OI), size):
+        rows = slice(first, first + size)
+        found = round_rows(w_OI[rows])
+        codes_OI[rows], values_OI[rows] = found.codes_OI, found.values_OI
+        steps.append(found.steps)
+        error, nearest_error = error + found.error, nearest_error + found.nearest_error
     return RoundedMatrix(
-        codes_OI=torch.cat([part.codes_OI for part in parts]),
-        steps=Steps.merged([part.steps for part in parts], torch.cat),
-        values_OI=torch.cat([part.values_OI for part in parts]),
-        error=sum(part.error for part in parts),
-        nearest_error=sum(part.nearest_error for part in parts),
+        codes_OI=codes_OI,
+        steps=Steps.merged(steps, torch.cat),
+        values_OI=values_OI,
+        error=error,
+        nearest_error=nearest_error,
     )
 
 

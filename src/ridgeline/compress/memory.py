@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from ridgeline.compress.gptq import rows_at_once
 from ridgeline.compress.layers import LayeredModel
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.tensors import TensorPlan, matrices_by_weight
@@ -22,8 +23,8 @@ from ridgeline.weights import weight_shapes
 
 EXPERT_SUMS_BYTES = 1 << 30  # of the experts whose inputs are summed at once
 _SUM_BYTES, _SUMS_BYTES = 8, 12  # of a pair of columns: summing; and inverting
-_ROUNDING_BYTES = 14 << 22  # of rows that are rounded: `gptq.CHUNK_ELEMENTS` in all their forms
-_CODE_BYTES, _VALUE_BYTES = 3, 10  # of a weight: packed in the layer; while its matrix is rounded
+_ROUNDING_BYTES = 44  # of a weight of the rows that are being rounded
+_PACKED_BYTES, _CODE_BYTES = 0.75, 3  # of a weight: in the shard; while its matrix is rounded
 _QUERY_ROWS = 256
 
 
@@ -72,12 +73,10 @@ def memory_need(
                 at_once = min(len(places), max(1, EXPERT_SUMS_BYTES // (_SUM_BYTES * columns**2)))
                 several = _SUM_BYTES * (at_once + (len(places) > 1)) + 4
                 sums = max(sums, max(_SUMS_BYTES, several) * columns**2)
-            rounding = max(rounding, _VALUE_BYTES * rows * columns + _ROUNDING_BYTES)
-        codes = (
-            _CODE_BYTES
-            * sum(math.prod(shapes[name]) for name in matrices_by_weight(plan, run))
-            // 4
-        )
+            at_work = min(rows, rows_at_once(columns))
+            rounding = max(rounding, (_CODE_BYTES * rows + _ROUNDING_BYTES * at_work) * columns)
+        weights = sum(math.prod(shapes[name]) for name in matrices_by_weight(plan, run))
+        codes = int(_PACKED_BYTES * weights)
         layers.append(model.num_bytes(run) + codes + max(sums + rounding, pass_bytes + sums))
     ends = [model.num_bytes(0) + pass_bytes] if windows else [0]
     return MemoryNeed(layer_bytes=max(layers), ends_bytes=max(ends))

@@ -341,10 +341,9 @@ class _Layer:
         grid = self._grid_of(key[0], weight.shape[1])
         assert grid is not None, "its tensor would have been left"
         if curvature is None:
-            found = round_nearest(weight, grid, None)
+            found = round_nearest(weight, grid, None, out_OI=weight)
         else:
-            found = round_gptq(weight, grid, curvature)
-        weight.copy_(found.values_OI)
+            found = round_gptq(weight, grid, curvature, out_OI=weight)
         self._done.add(key)
         label = tensor.module if len(tensor.matrices) == 1 else f"{tensor.module}[{key[0]}]"
         self.notes[label] = {

@@ -35,6 +35,15 @@ def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     return values.flatten(-2)[..., :count]
 
 
+_PACKED_AT_ONCE = 1 << 20  # values, which take eight bytes meanwhile
+
+
+def pack_rows(values_RC: torch.Tensor, bits: int) -> torch.Tensor:
+    """`pack_words` of a matrix, some rows at a time."""
+    rows = max(1, _PACKED_AT_ONCE // max(values_RC.shape[1], 1))
+    return torch.cat([pack_words(part, bits) for part in torch.split(values_RC, rows)])
+
+
 def pack_words(values: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 words ``[..., words_for(count, bits)]`` of values ``[..., count]`` below ``2^bits``."""
     count = values.shape[-1]

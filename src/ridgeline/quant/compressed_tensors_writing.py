@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.quant.bits import pack_words
+from ridgeline.quant.bits import pack_rows, pack_words
 
 VERSION = "0.19.0"
 
@@ -23,7 +23,7 @@ def packed_parts(
     """The tensors of ``pack-quantized``, by suffix. Codes are signed unless there are zeros."""
     middle = 0 if zeros_OG is not None else 1 << (bits - 1)
     parts = {
-        ".weight_packed": pack_words(codes_OI + middle, bits),
+        ".weight_packed": pack_rows(codes_OI + middle, bits),
         ".weight_scale": scales_OG.contiguous(),
         ".weight_shape": torch.tensor(codes_OI.shape, dtype=torch.int64),
     }

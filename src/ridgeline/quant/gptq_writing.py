@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.quant.bits import pack_words
+from ridgeline.quant.bits import pack_rows, pack_words
 
 
 def gptq_parts(
@@ -24,7 +24,7 @@ def gptq_parts(
         zeros_GO = zeros_OG.T
     size = -(-inputs // groups)
     return {
-        ".qweight": pack_words(codes_OI, bits).T.contiguous(),
+        ".qweight": pack_rows(codes_OI, bits).T.contiguous(),
         ".qzeros": pack_words(zeros_GO.contiguous(), bits),
         ".scales": scales_OG.T.contiguous(),
         ".g_idx": torch.arange(inputs, dtype=torch.int32) // size,
