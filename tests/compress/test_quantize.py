@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,14 @@ from safetensors.torch import load_file
 from tests.compress.folders import BIASED, EXPERTS, FUSED, LATENT, SMALL, write_folder
 
 from ridgeline import LLM
+from ridgeline.compress.block_forward import layer_ops
 from ridgeline.compress.calibration import calibration_text
 from ridgeline.compress.layers import LayeredModel
+from ridgeline.compress.memory import memory_need
 from ridgeline.compress.quantize import quantize
 from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.tensors import StoredTensor, TensorPlan
+from ridgeline.core import ops
 from ridgeline.core.errors import (
     CorruptFileError,
     InvalidRequestError,
@@ -24,8 +29,10 @@ from ridgeline.core.errors import (
     SettingsError,
     UnsupportedModelError,
 )
+from ridgeline.core.op_facts import Role
 from ridgeline.executors.cpu.codes import matrix_codes
 from ridgeline.kernels.cpu.library import native_kernels_run
+from ridgeline.models import PRESETS, describe, lower
 from ridgeline.quant import QuantizedTensor
 
 FAMILIES = {"llama": SMALL, "qwen2": BIASED, "phi3": FUSED, "mixtral": EXPERTS, "deepseek": LATENT}
@@ -314,3 +321,26 @@ def test_a_shard_is_a_safetensors_file(tmp_path):
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert digest == hashlib.sha256((tmp_path / "x.safetensors").read_bytes()).hexdigest()
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_seventy_billion_parameters_take_less_than_16_gb():
+    """By the formula, in which the number of layers is no term."""
+    needs = []
+    for layers in (2, 80):
+        config = PRESETS["llama-3.1-70b"] | {"num_hidden_layers": layers}
+        spec = describe(config).spec
+        model = LayeredModel(
+            loaded=SimpleNamespace(definition=SimpleNamespace(spec=spec)),
+            runs=tuple(layer_ops(lower(spec))),
+        )
+        matrices = [
+            StoredTensor(name=use.weight.name, run=run, matrices=((use.weight.name, None),))
+            for run, some in enumerate(model.runs)
+            for op in some
+            for use in ops.weight_uses(op)
+            if use.role is Role.PRODUCT
+        ]
+        plan = TensorPlan(tensors=tuple(matrices), ignored_modules=())
+        needs.append(memory_need(model, plan, Recipe(), [range(2048)] * 128).peak_bytes)
+    assert needs[0] == needs[1]
+    assert 12e9 < needs[0] < 16e9
