@@ -84,6 +84,7 @@ def _inverse_factor(hessian_II: torch.Tensor, order_I: torch.Tensor) -> torch.Te
     lower, info = torch.linalg.cholesky_ex(hessian_II[backwards][:, backwards])
     if int(info):
         return None
-    identity = torch.eye(len(lower))
-    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return inverse.flip(0, 1).contiguous() if bool(inverse.isfinite().all()) else None
+    inverse = torch.eye(len(lower)).mT  # in the order of LAPACK, so that no copy is made
+    torch.linalg.solve_triangular(lower, inverse, upper=False, out=inverse)
+    del lower
+    return inverse.flip(0, 1) if bool(inverse.isfinite().all()) else None

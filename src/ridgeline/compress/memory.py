@@ -25,6 +25,7 @@ EXPERT_SUMS_BYTES = 1 << 30  # of the experts whose inputs are summed at once
 _SUM_BYTES, _SUMS_BYTES = 8, 12  # of a pair of columns: summing; and inverting
 _ROUNDING_BYTES = 44  # of a weight of the rows that are being rounded
 _PACKED_BYTES, _CODE_BYTES = 0.75, 3  # of a weight: in the shard; while its matrix is rounded
+_LIBRARY_BYTES = 64 << 20  # of torch's own buffers, once products have run
 _QUERY_ROWS = 256
 
 
@@ -37,7 +38,7 @@ class MemoryNeed:
 
     @property
     def peak_bytes(self) -> int:
-        return max(self.layer_bytes, self.ends_bytes)
+        return max(self.layer_bytes, self.ends_bytes) + _LIBRARY_BYTES
 
     def check(self) -> None:
         """
