@@ -91,6 +91,14 @@ def test_rates_by_hand():
     assert summary.user_tokens_s.mean == pytest.approx(1.0)
 
 
+def test_an_answer_in_one_piece_has_no_speed_to_read_at():
+    """A client that is busy reads all of it at once: a user was said to have 6,259,315 tok/s."""
+    at_once = trace(0.0, 1.0, 1.0 + 1e-6, tokens=(1, 30))
+    assert summarize([at_once]).user_tokens_s is None
+    summary = summarize([at_once, trace(0.0, 1.0, 2.0)])
+    assert summary.user_tokens_s.mean == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.95, 0.99])
 def test_percentiles_are_those_of_numpy(share):
     rng = random.Random(1)

@@ -19,6 +19,7 @@ from ridgeline.roofline.metrics import (
 )
 from ridgeline.roofline.slo import Slo
 
+_ONE_PIECE_S = 2e-5  # of TPOT, below which all tokens were there when the first was read
 _Z95 = 1.959964  # two-sided 95% of the normal distribution
 
 
@@ -224,9 +225,10 @@ class Summary:
     ``wall_s`` is from the first scheduled start to the last end. ``request_rate`` is that of the
     arrivals, whenever they were answered; ``None`` in a closed loop, where answers make them.
     ``goodput`` counts failures against it, since only good requests are in it. ``user_tokens_s`` is
-    1 / TPOT of each request. ``num_single_token`` requests have no TPOT, ``num_unpublished`` showed
-    a user nothing. ``first_error`` is that of the first that failed. ``ttft_by_input`` is of the
-    requests by their input tokens: as many to a part as there are, in four parts at the most.
+    1 / TPOT of each request but those that came in one piece. ``num_single_token`` requests have no
+    TPOT, ``num_unpublished`` showed a user nothing. ``first_error`` is that of the first that
+    failed. ``ttft_by_input`` is of the requests by their input tokens: as many to a part as there
+    are, in four parts at the most.
     """
 
     num_requests: int
@@ -291,7 +293,7 @@ def summarize(
         end_to_end_s=distribution([trace.end_to_end_s for trace in done]),
         queue_s=distribution([t.queue_s for t in done if t.queue_s is not None]),
         dispatch_delay_s=distribution([trace.sent_s - trace.scheduled_s for trace in traces]),
-        user_tokens_s=distribution([1 / tpot for tpot in tpots if tpot > 0]),
+        user_tokens_s=distribution([1 / tpot for tpot in tpots if tpot > _ONE_PIECE_S]),
         littles_law=littles_law(traces),
         ttft_by_input=ttft_by_input(done),
     )
