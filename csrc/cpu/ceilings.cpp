@@ -114,7 +114,7 @@ void read_int4_gemv(const uint8_t* data, size_t bytes) {
   for (size_t offset = 0; offset < bytes; offset += kBlock) {
     const uint8_t* block = data + offset;
 #pragma GCC unroll 4
-    for (size_t line = 0; line < kBlock; line += kLine) {
+    for (size_t line = 0; kAhead && line < kBlock; line += kLine) {
       __builtin_prefetch(block + kAhead + line, 0, 2);
     }
 #pragma GCC unroll 8
@@ -146,6 +146,7 @@ constexpr ReadPattern kReadPatterns[] = {
     {"four streams", read_streams<4, 0>},
     {"four streams, prefetch 1 KB", read_streams<4, 1024>},
 #if defined(__AVX2__)
+    {"int4 GEMV", read_int4_gemv<0>},
     {"int4 GEMV, prefetch 1 KB", read_int4_gemv<1024>},
     {"int4 GEMV, prefetch 2 KB", read_int4_gemv<2048>},
 #endif
