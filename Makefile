@@ -78,14 +78,18 @@ bench-honesty: $(VENV)/.installed-dev
 embedded-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.embedded --docs docs
 
+# To try it: of the kernels only those that this machine prefers.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[server]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	  --config-settings=cmake.define.RL_LEVELS=native --editable ".[server]"
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+# Everything, the kernels of all levels as well.
+$(VENV)/.installed-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@
+	touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

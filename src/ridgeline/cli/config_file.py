@@ -4,12 +4,13 @@ import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.spelling import suggestion
+
+if TYPE_CHECKING:
+    import yaml
 
 
 class Pairs(argparse.Action):
@@ -85,6 +86,8 @@ def is_setting(action: argparse.Action) -> bool:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    import yaml  # not for every command line
+
     try:
         loader = yaml.SafeLoader(path.read_bytes())
         root = loader.get_single_node()
@@ -106,8 +109,10 @@ def _read(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _check_keys(root: yaml.Node, path: Path) -> None:
+def _check_keys(root: "yaml.Node", path: Path) -> None:
     """Refuse a key that is there twice, of which YAML would take the last."""
+    import yaml
+
     values = [value for _, value in root.value] if isinstance(root, yaml.MappingNode) else []
     for mapping in (root, *values):
         if not isinstance(mapping, yaml.MappingNode):

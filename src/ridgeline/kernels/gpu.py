@@ -1,5 +1,6 @@
 """Whether this machine can run the GPU kernels; imports neither torch nor triton until asked."""
 
+import ctypes
 from importlib.util import find_spec
 
 _INT4_ON_BLACKWELL = (3, 9)  # the first Triton that compiles its products of 64 tokens and more
@@ -12,6 +13,15 @@ def missing_for_triton() -> str | None:
             where = " (Linux only)" if package == "triton" else ""
             return f"The GPU kernels need the package {package}{where}, which is not installed."
     return None
+
+
+def has_driver() -> bool:
+    """Whether the driver of NVIDIA's GPUs is installed."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def has_fp8() -> bool:
@@ -45,6 +55,8 @@ def missing_for_gpu() -> str | None:
     reason = missing_for_triton()
     if reason is not None:
         return reason
+    if not has_driver():  # seen without torch, whose import takes a second
+        return "There is no NVIDIA driver (libcuda.so.1) on this machine."
     import torch
 
     if torch.version.cuda is None:

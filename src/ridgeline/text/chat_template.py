@@ -13,10 +13,10 @@ from ridgeline.text.chat_messages import (
 )
 from ridgeline.text.continuation import cut_continuation, mark_continuation
 from ridgeline.text.template_process import RenderLimits, template_process
-from ridgeline.text.template_worker import MAX_MESSAGE_CHARS
 from ridgeline.text.tokenizer import Tokenizer
 
 _MAX_SOURCE_CHARS = 1 << 16
+_MAX_LISTED_CHARS = 200
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -113,7 +113,7 @@ class ChatTemplate:
         elif not self._named and name != "default":
             raise InvalidRequestError("The model has one chat template, without a name.")
         if name not in self._sources:
-            names = ", ".join(sorted(self._sources))[:MAX_MESSAGE_CHARS]
+            names = ", ".join(sorted(self._sources))[:_MAX_LISTED_CHARS]
             raise ChatTemplateError(f"The model has no such chat template; it has: {names}.")
         return name
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ChatTemplateError
-from ridgeline.text import template_worker
 
+# Run and not imported, for jinja2 takes its time.
+_WORKER = Path(__file__).with_name("template_worker.py")
 _VERBS = {
     "raised": "refuses the conversation",
     "uncompiled": "does not compile",
@@ -110,7 +112,7 @@ class TemplateProcess:
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             limits = (str(self._limits.memory_bytes), str(self._limits.cpu_seconds))
             self._process = subprocess.Popen(
-                [sys.executable, "-I", template_worker.__file__, *limits],
+                [sys.executable, "-I", str(_WORKER), *limits],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
