@@ -6,9 +6,6 @@ from pathlib import Path
 from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser, num_bytes
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.weights import locate_model
-from ridgeline.weights.conversion import convert_to_gguf, convert_to_safetensors
-from ridgeline.weights.gguf.imatrix import read_imatrix
 from ridgeline.weights.gguf.mixes import FILE_TYPES
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -41,6 +38,11 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert."""
+    # After parsing: these bring torch, which --help does not need.
+    from ridgeline.weights import locate_model
+    from ridgeline.weights.conversion import convert_to_gguf, convert_to_safetensors
+    from ridgeline.weights.gguf.imatrix import read_imatrix
+
     to_gguf = arguments.format == "gguf"
     _refuse_options(arguments, to_gguf)
     name = None if arguments.model == "embedded" else arguments.model

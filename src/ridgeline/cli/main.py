@@ -37,6 +37,7 @@ COMMANDS = {
         "what kernels, formats and speculation give, predicted and measured",
     ),
     "convert": ("convert", "a model from safetensors to GGUF, from GGUF to safetensors"),
+    "imatrix": ("imatrix", "what a model's matrices see, for better GGUF files"),
     "plan": ("plan", "predict memory, latency, throughput and cost on any hardware"),
     "memory": ("memory", "bytes of weights, KV cache and activations"),
     "cost": ("cost", "what measured rates cost, in tokens and requests"),

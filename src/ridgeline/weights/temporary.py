@@ -1,11 +1,11 @@
 """Files that are whole or not there: written under a temporary name, synced, then renamed."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.weights.names import short_name
+from ridgeline.weights.safetensors_writing import replace_durably
 
 
 def refuse_existing(path: Path) -> None:
@@ -66,11 +66,7 @@ def publish(temporary: Path, path: Path) -> None:
         DiskError: it cannot be renamed.
     """
     try:
-        os.rename(temporary, path)
-        folder = os.open(path.absolute().parent, os.O_RDONLY)
-        with suppress(OSError):  # some file systems cannot sync a folder
-            os.fsync(folder)
-        os.close(folder)
+        replace_durably(temporary, path)
     except OSError as error:
         raise unwritable(path, error) from None
 
