@@ -58,8 +58,6 @@ void multiply_codes(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix);
   const int steps_per_group = groups > 1 ? matrix.group / step : num_steps;
-  const auto* scales = reinterpret_cast<const uint16_t*>(tile);
-  const uint16_t* mins = scales + groups * kTileRows;
   alignas(64) int32_t sums[2][M * kTileRows];
 
   auto multiply = [&](auto buffer) RL_INLINE {
@@ -79,14 +77,12 @@ void multiply_codes(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   vf result[M] = {};
   vf scale{}, min{};
   int steps_left = 0;
+  int64_t group = 0;
   auto add = [&](const int32_t* totals) RL_INLINE {
     if (steps_left == 0) {
+      const auto* scales = reinterpret_cast<const uint16_t*>(tile + group_offset(matrix, group++));
       scale = load_half(scales);
-      scales += kTileRows;
-      if (kHasMin) {
-        min = load_half(mins);
-        mins += kTileRows;
-      }
+      if (kHasMin) min = load_half(scales + kTileRows);
       steps_left = steps_per_group;
     }
     --steps_left;

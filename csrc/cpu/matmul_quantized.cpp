@@ -23,6 +23,7 @@ constexpr int tiles_of(int row_vectors) {
   return row_vectors * W > kTileRows ? row_vectors * W / kTileRows : 1;
 }
 
+constexpr int kFactorGroup = 128;  // columns of a group with factors
 constexpr int kExpandedBlock = kBlockColumns * kTileRows;
 // Panels for which codes are not worth an expansion: of those that are joined, and with factors, for which
 // wide vectors have no units to spare.
@@ -106,8 +107,7 @@ RL_INLINE inline void add_block(const uint8_t* block, int64_t next_tile, bool fi
   }
 }
 
-// Fetches the bytes of N tiles in their order, so far ahead of the blocks that the scales, which lie
-// before them, are there in time, too. Behind these tiles it goes on with the next N. One of several
+// Fetches the bytes of N tiles in their order, and behind these tiles those of the next N. One of several
 // panels fetches its share of the tiles that are `count` tiles behind instead, which the same thread
 // multiplies next: the memory has the time of all panels for them.
 template <int N, int M>
@@ -117,7 +117,7 @@ class Prefetch {
            int64_t panel)
       : tile_bytes_(tile_bytes(matrix)),
         bytes_per_block_(tile_bytes_ / num_blocks(matrix)),
-        ahead_(scale_bytes(matrix) + kAhead),
+        ahead_(kAhead),
         at_(tile + ahead_) {
     if (panels.num_panels() == 1) return;
     const PanelShare share(panels, panel, tile_bytes_);
@@ -128,6 +128,7 @@ class Prefetch {
   template <bool kFromBytes, int kBlockBytes>
   RL_INLINE void next_block() {
     if (kFromBytes || share_) return next_share();
+    if (kAhead == 0) return;
     RL_UNROLL
     for (int n = 0; n < N; ++n)
       RL_UNROLL
@@ -148,8 +149,13 @@ class Prefetch {
     at_ += share_;
   }
 
-  // The more tokens, the less the memory is asked for, and the later a line that is a little late.
+  // The more tokens, the less the memory is asked for, and the later a line that is a little late. For one or
+  // two, Zen 4 and 5, for which this level is, stream a tile best where nothing is asked for ahead.
+#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
+  static constexpr int64_t kAhead = M <= 2 ? 0 : 8192;
+#else
   static constexpr int64_t kAhead = M <= 2 ? 4096 : 8192;
+#endif
   int64_t tile_bytes_, bytes_per_block_;
   int64_t ahead_;      // of the start of the tile
   int64_t share_ = 0;  // of a block's bytes
@@ -172,15 +178,55 @@ Kind kind_of(const rl_matrix& matrix, bool from_bytes) {
   return step == kBlockColumns && !matrix.has_min ? Kind::kSymmetricBlock : Kind::kBlocks;
 }
 
+// The groups of a tile, one after the other. What has a kind of its own has two in a span.
+template <Kind K>
+class Groups {
+ public:
+  Groups(const rl_matrix& matrix, const uint8_t* tile)
+      : per_span_(kPlain || kFactors ? 2 : groups_per_span(matrix)),
+        bytes_(kPlain ? kScaleBytes : kFactors ? kScaleBytes + kFactorGroup / 2 : group_bytes(matrix)),
+        span_bytes_(span_bytes(matrix)),
+        left_(num_groups(matrix)),
+        next_span_(tile) {}
+
+  // To the next one. True where it begins a span, whose blocks are at `blocks()`.
+  RL_INLINE bool advance() {
+    if (left_of_span_ > 0) {
+      --left_of_span_;
+      group_ += bytes_;
+      return false;
+    }
+    const int64_t count = left_ < per_span_ ? left_ : per_span_;
+    left_ -= count;
+    left_of_span_ = count - 1;
+    group_ = next_span_;
+    blocks_ = group_ + round_up(count * bytes_, 64);
+    next_span_ += span_bytes_;
+    return true;
+  }
+  const uint16_t* scales() const { return reinterpret_cast<const uint16_t*>(group_); }
+  const int8_t* factors() const {  // of a matrix without minimums
+    return reinterpret_cast<const int8_t*>(group_ + kScaleBytes);
+  }
+  const uint8_t* blocks() const { return blocks_; }
+
+ private:
+  static constexpr bool kPlain = K == Kind::kSymmetricBlock, kFactors = K == Kind::kFactors;
+  static constexpr int64_t kScaleBytes = kTileRows * 2;
+  int64_t per_span_, bytes_, span_bytes_, left_, left_of_span_ = 0;
+  const uint8_t *next_span_, *group_ = nullptr, *blocks_ = nullptr;
+};
+
 template <int F, bool FromBytes, int M, int R, Kind K>
-void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* blocks, int count,
+void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t* codes, int count,
                     const Panels& panels, int64_t panel, float* out) {
   constexpr int N = tiles_of(R);
   constexpr int kBytes = block_bytes<F, FromBytes>();
   static constexpr int32_t kZeros[M] = {};
-  const int step = K == Kind::kSymmetricBlock ? kBlockColumns : step_columns(matrix);
+  const bool is_plain = K == Kind::kSymmetricBlock, has_factors = K == Kind::kFactors;
+  const int step = is_plain ? kBlockColumns : has_factors ? kFactorGroup : step_columns(matrix);
   const int blocks_per_step = step / kBlockColumns;
-  const bool has_min = K != Kind::kSymmetricBlock && K != Kind::kFactors && matrix.has_min;
+  const bool has_min = !is_plain && !has_factors && matrix.has_min;
   const int num_steps = static_cast<int>(ceil_div(matrix.columns, step));
   const int64_t groups = num_groups(matrix), bytes_of_tile = tile_bytes(matrix);
   const int64_t next_tile = FromBytes ? num_blocks(matrix) * kExpandedBlock : bytes_of_tile;
@@ -189,19 +235,21 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
   for (int row = 0; row < kTileRows; row += R * W) {
     vf result[R][M] = {};
     vf scale[R] = {}, min[R] = {};
-    const auto* scales = reinterpret_cast<const uint16_t*>(tile) + row;
-    const uint16_t* mins = has_min ? scales + groups * kTileRows : nullptr;
-    const uint8_t* block = blocks;
+    Groups<K> group(matrix, tile);
+    const uint8_t* block = codes;
     const int8_t* quads = panels.panel_bytes(panel);
     const int32_t* minus_sums = has_min ? kZeros : panels.panel_minus_sums(panel);
     const int units = K == Kind::kBlocks && matrix.has_factors ? blocks_per_step : 1;
     const int next_units = has_min ? 0 : units * M;
-    const int8_t* factors = factors_of(matrix, tile) + row;
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = has_min ? panels.panel_sums(panel) : nullptr;
     Prefetch<N, M> prefetch(matrix, tile, count, panels, panel);
     int steps_left = 0;
     for (int s = 0; s < num_steps; ++s) {
+      if (steps_left == 0) {
+        if (group.advance() && !FromBytes) block = group.blocks();
+        steps_left = steps_per_group;
+      }
       vi totals[R][M];
       Sums<F> sums[R][M];
       auto start = [&]() RL_INLINE {
@@ -237,6 +285,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
         for (int r = 0; r < R; ++r)
           RL_UNROLL
           for (int m = 0; m < M; ++m) totals[r][m] = vi{};
+        const int8_t* factors = group.factors() + row;
         for (int b = 0; b < blocks_per_step; ++b) {
           if (b) start();
           add_whole_block();
@@ -260,18 +309,15 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
           total(false);
         }
       }
-      if (steps_left == 0) {
+      if (steps_left-- == steps_per_group) {
         RL_UNROLL
         for (int r = 0; r < R; ++r) {
-          int64_t at = r * W / kTileRows * bytes_of_tile / 2 + r * W % kTileRows;
-          scale[r] = load_half(scales + at);
-          if (has_min) min[r] = load_half(mins + at);
+          const uint16_t* scales =
+              group.scales() + row + r * W / kTileRows * bytes_of_tile / 2 + r * W % kTileRows;
+          scale[r] = load_half(scales);
+          if (has_min) min[r] = load_half(scales + kTileRows);
         }
-        scales += kTileRows;
-        if (has_min) mins += kTileRows;
-        steps_left = steps_per_group;
       }
-      --steps_left;
       RL_UNROLL
       for (int m = 0; m < M; ++m)
         RL_UNROLL
@@ -302,8 +348,7 @@ void multiply_with_factors(const rl_matrix& matrix, const uint8_t* tiles, int co
   constexpr int R = W == 8 ? 2 : 1;
   for (int n = 0; n < count; ++n) {
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
-    multiply_tiles<RL_Q4, false, M, R, Kind::kFactors>(matrix, tile, tile + scale_bytes(matrix),
-                                                       count, panels, panel,
+    multiply_tiles<RL_Q4, false, M, R, Kind::kFactors>(matrix, tile, nullptr, count, panels, panel,
                                                        out + n * M * kTileRows);
   }
 }
@@ -329,11 +374,10 @@ void multiply(const rl_matrix& matrix, const uint8_t* tiles, const uint8_t* code
   for (int n = 0; n < count;) {
     bool together = n + N <= count;
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
-    const uint8_t* blocks =
-        FromBytes ? codes + n * expanded_bytes(matrix, panels) : tile + scale_bytes(matrix);
+    const uint8_t* bytes = FromBytes ? codes + n * expanded_bytes(matrix, panels) : nullptr;
     auto* multiply_some = together ? kernel(std::integral_constant<int, R>())
                                    : kernel(std::integral_constant<int, R / N>());
-    multiply_some(matrix, tile, blocks, count, panels, panel, out + n * M * kTileRows);
+    multiply_some(matrix, tile, bytes, count, panels, panel, out + n * M * kTileRows);
     n += together ? N : 1;
   }
 }
@@ -430,15 +474,22 @@ void expand(const rl_matrix& matrix, const Panels& panels, const uint8_t* tiles,
             uint8_t* codes) {
   const int middle = 1 << (code_bits(matrix.format) - 1);
   const bool centred = panels.block_bytes && !matrix.has_min;
+  const int64_t blocks = num_blocks(matrix);
+  const int64_t each = matrix.has_factors ? matrix.group / kBlockColumns : blocks_per_span(matrix);
   auto* expand_some = expander(matrix.format);
   for (int n = 0; n < count; ++n) {
     const uint8_t* tile = tiles + n * tile_bytes(matrix);
-    const uint8_t* blocks = tile + scale_bytes(matrix);
     uint8_t* out = codes + n * expanded_bytes(matrix, panels);
-    if (matrix.has_factors)
-      expand_products(blocks, num_blocks(matrix), factors_of(matrix, tile), centred ? 0 : 128, out);
-    else
-      expand_some(blocks, num_blocks(matrix), centred ? middle : 0, out);
+    for (int64_t b = 0; b < blocks; b += each, out += each * kExpandedBlock) {
+      const uint8_t* some = tile + block_offset(matrix, b);
+      if (matrix.has_factors) {
+        const uint8_t* group = tile + group_offset(matrix, b / each);
+        expand_products(some, each, reinterpret_cast<const int8_t*>(group + factors_offset(matrix)),
+                        centred ? 0 : 128, out);
+      } else {
+        expand_some(some, std::min(each, blocks - b), centred ? middle : 0, out);
+      }
+    }
   }
 }
 

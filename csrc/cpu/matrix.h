@@ -5,12 +5,14 @@
 // Float formats: [columns][16 rows] elements; bfloats in pairs of columns, [columns / 2][16 rows][2],
 // as the instruction that multiplies pairs reads them.
 //
-// Quantized formats, columns padded to whole activation groups (below), 32 of them a *block*:
-//   scales  [groups][16 rows] half
-//   mins    [groups][16 rows] half, if the matrix has minimums
-//   factors [padded columns / 32][16 rows] signed bytes, if the matrix has factors
-//   padding to 64 bytes
-//   blocks  [padded columns / 32] of lines of 64 bytes, a line being [16 rows][4 columns] bytes
+// Quantized formats, columns padded to whole activation groups (below), 32 of them a *block*. A tile is
+// read from its first byte to its last, since that is what memory is fastest at: *spans*, each of one or
+// two groups of columns, or of a whole row. First what belongs to the groups, one after the other,
+//   scales  [16 rows] half
+//   mins    [16 rows] half, if the matrix has minimums
+//   factors [group / 32][16 rows] signed bytes, if the matrix has factors
+// padded to 64 bytes, then
+//   blocks  [columns / 32] of lines of 64 bytes, a line being [16 rows][4 columns] bytes
 // The 32 columns of a block are eight *quads*. An element is a code of 4, 5, 6 or 8 bits:
 //   Q4: 4 lines; line t has quad t in its low and quad t + 4 in its high nibbles
 //   Q5: as Q4, then 1 line whose bit t is the fifth bit of quad t
@@ -24,6 +26,7 @@
 // Lines of Q8 are rows of an AMX B tile; other vector widths read parts of a line.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "ridgeline_cpu.h"
@@ -60,18 +63,38 @@ inline int64_t num_blocks(const rl_matrix& m) {
 }
 inline int64_t num_tiles(const rl_matrix& m) { return ceil_div(m.rows, kTileRows); }
 
-inline int64_t factors_offset(const rl_matrix& m) {
-  return num_groups(m) * kTileRows * 2 * (m.has_min ? 2 : 1);
+// What belongs to a group, and where in it the factors begin.
+inline int64_t factors_offset(const rl_matrix& m) { return kTileRows * 2 * (m.has_min ? 2 : 1); }
+inline int64_t group_bytes(const rl_matrix& m) {
+  return factors_offset(m) + (m.has_factors ? m.group / kBlockColumns * kTileRows : 0);
 }
-inline int64_t scale_bytes(const rl_matrix& m) {
-  return round_up(factors_offset(m) + (m.has_factors ? num_blocks(m) * kTileRows : 0), 64);
+inline int64_t header_bytes(const rl_matrix& m, int64_t groups) {
+  return round_up(groups * group_bytes(m), 64);
 }
-inline const int8_t* factors_of(const rl_matrix& m, const uint8_t* tile) {
-  return reinterpret_cast<const int8_t*>(tile + factors_offset(m));
+
+// Spans, of which the last may be shorter: two groups where one would leave a line, or a block, in half.
+inline int64_t groups_per_span(const rl_matrix& m) {
+  return group_bytes(m) % 64 == 0 && m.group >= kBlockColumns ? 1 : 2;
+}
+inline int64_t blocks_per_span(const rl_matrix& m) {
+  return num_groups(m) == 1 ? num_blocks(m) : groups_per_span(m) * m.group / kBlockColumns;
+}
+inline int64_t span_bytes(const rl_matrix& m) {
+  return header_bytes(m, groups_per_span(m)) + blocks_per_span(m) * block_lines(m.format) * 64;
+}
+
+// Where a group's scales begin in a tile, and a block.
+inline int64_t group_offset(const rl_matrix& m, int64_t group) {
+  return group / groups_per_span(m) * span_bytes(m) + group % groups_per_span(m) * group_bytes(m);
+}
+inline int64_t block_offset(const rl_matrix& m, int64_t block) {
+  int64_t span = block / blocks_per_span(m), each = groups_per_span(m);
+  return span * span_bytes(m) + header_bytes(m, std::min(each, num_groups(m) - span * each)) +
+         block % blocks_per_span(m) * block_lines(m.format) * 64;
 }
 
 inline int64_t tile_bytes(const rl_matrix& m) {
-  if (is_quantized(m.format)) return scale_bytes(m) + num_blocks(m) * block_lines(m.format) * 64;
+  if (is_quantized(m.format)) return block_offset(m, num_blocks(m) - 1) + block_lines(m.format) * 64;
   if (m.format == RL_BF16) return round_up(m.columns, 2) * kTileRows * 2;
   return static_cast<int64_t>(m.columns) * kTileRows * (m.format == RL_F32 ? 4 : 2);
 }

@@ -121,10 +121,19 @@ void best_factors(const float* x, int count, float multiplier, vf* scale, vi* fa
   }
 }
 
+uint16_t* scales_of(const rl_matrix& m, uint8_t* tile, int64_t group) {
+  return reinterpret_cast<uint16_t*>(tile + group_offset(m, group));
+}
+
+// The factors of a block.
+int8_t* factors_of(const rl_matrix& m, uint8_t* tile, int64_t block) {
+  const int64_t each = m.group / kBlockColumns;
+  return reinterpret_cast<int8_t*>(tile + group_offset(m, block / each) + factors_offset(m)) +
+         block % each * kTileRows;
+}
+
 // Scales and factors of a tile of floats, and the inverses of their products, [blocks][16].
 void choose_factors(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
-  auto* scales = reinterpret_cast<uint16_t*>(tile);
-  auto* all_factors = const_cast<int8_t*>(factors_of(m, tile));
   for (int64_t g = 0; g < num_groups(m); ++g) {
     int64_t first = g * m.group;
     int count = static_cast<int>(std::min<int64_t>(m.columns - first, m.group));
@@ -133,10 +142,10 @@ void choose_factors(const rl_matrix& m, const float* x, float* inverses, uint8_t
       vi factors[4] = {};
       best_factors(x + first * kTileRows + row, count, m.multiplier, &scale, factors);
       for (int lane = 0; lane < W; ++lane) {
-        scales[g * kTileRows + row + lane] = float_to_half(scale[lane] / m.multiplier);
+        scales_of(m, tile, g)[row + lane] = float_to_half(scale[lane] / m.multiplier);
         for (int b = 0; b < 4 && b * kBlockColumns < count; ++b) {
-          int64_t at = (first / kBlockColumns + b) * kTileRows + row + lane;
-          all_factors[at] = static_cast<int8_t>(factors[b][lane]);
+          int64_t block = first / kBlockColumns + b, at = block * kTileRows + row + lane;
+          factors_of(m, tile, block)[row + lane] = static_cast<int8_t>(factors[b][lane]);
           float step = scale[lane] * static_cast<float>(factors[b][lane]);
           inverses[at] = step != 0 ? 1 / step : 0;
         }
@@ -147,7 +156,6 @@ void choose_factors(const rl_matrix& m, const float* x, float* inverses, uint8_t
 
 // Scales of a tile of floats, and their inverses, [groups][16].
 void choose_scales(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
-  auto* scales = reinterpret_cast<uint16_t*>(tile);
   int middle = 1 << (code_bits(m.format) - 1);
   for (int64_t g = 0; g < num_groups(m); ++g) {
     int64_t first = g * m.group;
@@ -156,10 +164,10 @@ void choose_scales(const rl_matrix& m, const float* x, float* inverses, uint8_t*
       float group_scales[W];
       store(group_scales, best_scale(x + first * kTileRows + row, count, middle));
       for (int lane = 0; lane < W; ++lane) {
-        int64_t at = g * kTileRows + row + lane;
-        scales[at] = float_to_half(group_scales[lane] / m.multiplier);
-        float scale = half_to_float(scales[at]) * m.multiplier;
-        inverses[at] = scale != 0 ? 1 / scale : 0;
+        uint16_t half = float_to_half(group_scales[lane] / m.multiplier);
+        scales_of(m, tile, g)[row + lane] = half;
+        float scale = half_to_float(half) * m.multiplier;
+        inverses[g * kTileRows + row + lane] = scale != 0 ? 1 / scale : 0;
       }
     }
   }
@@ -168,7 +176,6 @@ void choose_scales(const rl_matrix& m, const float* x, float* inverses, uint8_t*
 // One tile of floats x[columns][16] to codes. `inverses` is room for as many rows of 16 floats as the
 // tile has groups, or blocks with factors.
 void quantize_tile(const rl_matrix& m, const float* x, float* inverses, uint8_t* tile) {
-  uint8_t* blocks = tile + scale_bytes(m);
   const int middle = 1 << (code_bits(m.format) - 1), lowest = m.format == RL_Q8 ? 1 : 0;
   const int span = m.has_factors ? kBlockColumns : m.group;
   (m.has_factors ? choose_factors : choose_scales)(m, x, inverses, tile);
@@ -186,7 +193,7 @@ void quantize_tile(const rl_matrix& m, const float* x, float* inverses, uint8_t*
         }
         codes[k / 4] |= code << 8 * (k % 4);
       }
-      put_codes(m.format, blocks + b * block_lines(m.format) * 64, row, codes);
+      put_codes(m.format, tile + block_offset(m, b), row, codes);
     }
   }
 }
@@ -254,21 +261,21 @@ void unpack_row(const rl_matrix& m, const uint8_t* tile, int row, float* out) {
     for (int64_t k = 0; k < m.columns; ++k) out[k] = element(tile, m.format, float_index(m, k, row));
     return;
   }
-  const auto* scales = reinterpret_cast<const uint16_t*>(tile);
-  const uint16_t* mins = m.has_min ? scales + num_groups(m) * kTileRows : nullptr;
-  const uint8_t* blocks = tile + scale_bytes(m);
   const float middle = -static_cast<float>(1 << (code_bits(m.format) - 1));
   const int span = m.group < kBlockColumns ? m.group : kBlockColumns;  // columns of one scale
   for (int64_t first = 0; first < m.columns; first += kBlockColumns) {
     uint8_t codes[kBlockColumns];
-    read_codes(m.format, blocks + first / kBlockColumns * block_lines(m.format) * 64, row, codes);
+    read_codes(m.format, tile + block_offset(m, first / kBlockColumns), row, codes);
     for (int start = 0; start < kBlockColumns; start += span) {
       int64_t column = first + start;
       if (column >= m.columns) break;
-      int64_t at = column / m.group * kTileRows + row;
-      float scale = half_to_float(scales[at]) * m.multiplier;
-      if (m.has_factors) scale *= factors_of(m, tile)[first / kBlockColumns * kTileRows + row];
-      float min = mins ? half_to_float(mins[at]) * m.multiplier : scale * middle;
+      const uint8_t* group = tile + group_offset(m, column / m.group);
+      const uint16_t* scales = reinterpret_cast<const uint16_t*>(group);
+      float scale = half_to_float(scales[row]) * m.multiplier;
+      if (m.has_factors)
+        scale *= reinterpret_cast<const int8_t*>(group + factors_offset(m))
+            [column % m.group / kBlockColumns * kTileRows + row];
+      float min = m.has_min ? half_to_float(scales[kTileRows + row]) * m.multiplier : scale * middle;
       int count = static_cast<int>(m.columns - column < span ? m.columns - column : span);
       for (int k = 0; k < count; ++k) out[column + k] = scale * codes[start + k] + min;
     }
@@ -311,16 +318,15 @@ void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, cons
   reinterpret_cast<Pool*>(pool)->run(num_tiles(*m), [&](int64_t i, int) {
     auto* tile = const_cast<uint8_t*>(tile_at(*m, i));
     std::memset(tile, 0, static_cast<size_t>(tile_bytes(*m)));
-    auto* out = reinterpret_cast<uint16_t*>(tile);
     for (int row = 0; row < kTileRows; ++row) {
       int64_t r = i * kTileRows + row;
       for (int64_t g = 0; g < groups && r < m->rows; ++g) {
-        out[g * kTileRows + row] = float_to_half(scales[r * groups + g] / m->multiplier);
-        if (m->has_min)
-          out[(groups + g) * kTileRows + row] = float_to_half(mins[r * groups + g] / m->multiplier);
+        uint16_t* out = scales_of(*m, tile, g) + row;
+        *out = float_to_half(scales[r * groups + g] / m->multiplier);
+        if (m->has_min) out[kTileRows] = float_to_half(mins[r * groups + g] / m->multiplier);
       }
       for (int64_t b = 0; m->has_factors && b < blocks && r < m->rows; ++b)
-        const_cast<int8_t*>(factors_of(*m, tile))[b * kTileRows + row] = factors[r * blocks + b];
+        factors_of(*m, tile, b)[row] = factors[r * blocks + b];
     }
     for (int64_t b = 0; b < num_blocks(*m); ++b) {
       alignas(64) int32_t codes_of[kQuads][kTileRows];
@@ -337,7 +343,7 @@ void rl_pack_codes(rl_pool* pool, const rl_matrix* m, const uint8_t* codes, cons
         vi quads[kQuads];
         for (int quad = 0; quad < kQuads; ++quad)
           std::memcpy(&quads[quad], &codes_of[quad][row], sizeof(vi));
-        put_codes(m->format, tile + scale_bytes(*m) + b * block_lines(m->format) * 64, row, quads);
+        put_codes(m->format, tile + block_offset(*m, b), row, quads);
       }
     }
   });

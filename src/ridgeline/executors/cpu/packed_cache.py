@@ -22,7 +22,7 @@ from ridgeline.weights import CheckpointWeights, DummyWeights
 
 _log = logging.getLogger(__name__)
 
-PACKING_VERSION = 4  # changes whenever the same weights are packed to other bytes
+PACKING_VERSION = 5  # changes whenever the same weights are packed to other bytes
 _SUFFIX = ".packed"
 _KNOWN_DIGESTS = "weights.json"
 _STALE_S = 24 * 3600  # age of a temporary file that nobody is writing any more
