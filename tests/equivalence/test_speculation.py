@@ -12,9 +12,9 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Draft
+from ridgeline.decoding.drafters import registry
 from ridgeline.decoding.drafters.ngram import NgramDrafter
 from ridgeline.engine import loading
-from ridgeline.engine import speculation as engine_speculation
 from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.roofline.memory import weights_bytes
 from ridgeline.weights import locate_model
@@ -150,7 +150,7 @@ class TwoContinuations(NgramDrafter):
     [pytest.param(each, marks=() if each in ("plain", "tight") else SLOW) for each in ENGINES],
 )
 def test_outputs_are_those_without_where_drafts_are_trees(open_llm, expected, engine, monkeypatch):
-    monkeypatch.setattr(engine_speculation, "NgramDrafter", TwoContinuations)
+    monkeypatch.setattr(registry, "NgramDrafter", TwoContinuations)
     settings = ENGINES[engine]
     with open_llm("ngram", num_speculative_tokens=5, **settings) as llm:
         outputs = generate(llm)
