@@ -47,7 +47,7 @@ def test_it_generates_what_the_folder_does(q8_0: Path, capsys) -> None:
     for model in ([], [str(q8_0)]):
         arguments = [*model, "--prompt", "def add(a, b):", "--max-tokens", "8", "--json"]
         assert main(["generate", *arguments, "--temperature", "0"]) == 0
-        texts.append(json.loads(capsys.readouterr().out)["outputs"][0]["text"])
+        texts.append(json.loads(capsys.readouterr().out)["text"])
     assert texts[0] == texts[1]
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import number_format
-from ridgeline.roofline import catalogue, memory, metrics, op_cost, speculation
+from ridgeline.roofline import catalogue, metrics, op_cost, speculation
 from ridgeline.roofline.catalogue import DeviceKind, load_catalogue
 
 
-@pytest.mark.parametrize("module", [memory, metrics, op_cost, speculation])
+@pytest.mark.parametrize("module", [metrics, op_cost, speculation])
 def test_worked_examples(module):
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0

@@ -53,4 +53,6 @@ def test_peak_is_what_is_loaded(tmp_path: Path) -> None:
     )  # fmt: skip
     for dtype, (peak_bytes, loaded_bytes) in json.loads(done.stdout).items():
         assert loaded_bytes == sum(ROWS) * MIB * (1 if dtype == "bfloat16" else 2)
-        assert loaded_bytes <= peak_bytes <= loaded_bytes + max(ROWS) * MIB + 4 * MIB, dtype
+        # Some of it may lie in pages that were the process's own before.
+        least, most = loaded_bytes - 2 * MIB, loaded_bytes + (max(ROWS) + 4) * MIB
+        assert least <= peak_bytes <= most, dtype

@@ -31,6 +31,7 @@ EXAMPLES = {
     "quantize": ("ridgeline quantize Qwen/Qwen3-0.6B -o qwen-int4",),
     "eval": ("ridgeline eval qwen-int4 --against Qwen/Qwen3-0.6B",),
     "convert": ("ridgeline convert Qwen/Qwen3-0.6B qwen.gguf --format gguf --type q4_k_m",),
+    "imatrix": ("ridgeline imatrix Qwen/Qwen3-0.6B -o qwen.imatrix.gguf",),
     "profile": ("ridgeline profile --shape llama-3.2-1b --quantization int4",),
     "bench-serve": (
         "ridgeline bench serve --rate 1,2,4 --ttft-slo 500",

@@ -53,7 +53,7 @@ def place(items: Sequence[Item], devices: Sequence[Bin]) -> Placement:
 
     40 GB hold three 13B models in 8 bits, or one 34B:
 
-    >>> gpu = Device(name="gpu", memory_bytes=40e9)
+    >>> gpu = Bin(name="gpu", memory_bytes=40e9)
     >>> small, large = (Item(name=n, memory_bytes=b * 1e9) for n, b in (("13B", 13), ("34B", 34)))
     >>> [item.name for item in place([small] * 4, [gpu]).bins[0]]
     ['13B', '13B', '13B']

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from msgspec import Meta
-
-from ridgeline.core.settings.bounds import NumBytes
+from ridgeline.core.settings.bounds import Meta, NumBytes
 from ridgeline.core.settings.reading import Needs
 
 _CACHE = Needs("packed_cache_path", lambda config: config.packed_cache_path != "off")

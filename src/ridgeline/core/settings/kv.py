@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta
-
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import full_name
-from ridgeline.core.settings.bounds import Count, NumBytes, Seconds
+from ridgeline.core.settings.bounds import Count, Meta, NumBytes, Seconds
 from ridgeline.core.settings.reading import Needs, Reads
 
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")

@@ -11,10 +11,8 @@ from os import PathLike, fspath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import msgspec
-from msgspec import Meta
-
 from ridgeline.core.errors import SettingsError
+from ridgeline.core.settings.bounds import Meta
 
 T = TypeVar("T")
 
@@ -82,6 +80,8 @@ def _read(name: str, value: Any, hint: Any) -> object:
     kind = union_members(hint)[0]
     if get_origin(kind) is Mapping:
         return _read_mapping(name, value, get_args(kind)[1])
+    import msgspec  # which modules that only name settings do without
+
     if isinstance(value, PathLike):
         value = fspath(value)
     try:

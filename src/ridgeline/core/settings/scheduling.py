@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from msgspec import Meta
-
-from ridgeline.core.settings.bounds import Count, Positive, Seconds
+from ridgeline.core.settings.bounds import Count, Meta, Positive, Seconds
 from ridgeline.core.settings.reading import Needs
 
 SchedulingPolicy = Literal["fcfs", "priority", "edf", "fair"]

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from msgspec import Meta
-
+from ridgeline.core.settings.bounds import Meta
 from ridgeline.core.settings.model import on_load
 from ridgeline.core.settings.reading import Needs, Reads
 
