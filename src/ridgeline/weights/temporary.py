@@ -36,8 +36,13 @@ class NewFile:
         self.path = path
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError as error:
+            raise unwritable(path, error) from None
+        try:
             os.posix_fallocate(self._file, 0, max(size_bytes, 1))
         except OSError as error:
+            os.close(self._file)
+            path.unlink(missing_ok=True)
             raise unwritable(path, error) from None
 
     def write(self, data: memoryview, offset: int) -> None:
