@@ -75,3 +75,13 @@ def test_eval_compares_with_a_reference_and_knows_its_noise(folder, text, tmp_pa
     other = write_folder(tmp_path / "other", SMALL | {"vocab_size": 4100})
     assert main(["eval", str(folder), "--against", str(other), *exact]) == 2
     assert "cannot be compared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--gguf-type", "q4_0"), ("--method", "rtn", "--calibration", "embedded"), ("-o", "x.gguf")],
+)
+def test_what_would_have_no_effect_is_refused(arguments, tmp_path, capsys):
+    assert main(["quantize", "-o", str(tmp_path / "out"), *arguments]) != 0
+    assert "gguf" in (told := capsys.readouterr().err) or "no effect" in told
+    assert not list(tmp_path.iterdir())

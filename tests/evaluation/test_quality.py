@@ -84,3 +84,11 @@ def test_documents_of_less_than_two_tokens_are_left_out():
     ]
     with pytest.raises(InvalidRequestError, match="nothing to predict"):
         encode_documents(Words(), ["a"], max_tokens=3)
+
+
+def test_a_line_of_json_may_have_line_ends_of_other_alphabets(tmp_path):
+    text = "one\u2028two\u0085three\x0cfour"
+    (tmp_path / "texts.jsonl").write_text(
+        json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    assert read_texts(tmp_path / "texts.jsonl") == [text]

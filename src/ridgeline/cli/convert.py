@@ -6,7 +6,7 @@ from pathlib import Path
 from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser, num_bytes
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.weights.gguf.mixes import FILE_TYPES
+from ridgeline.core.gguf_file_types import FILE_TYPES
 
 _DTYPES = ("float32", "float16", "bfloat16")
 

@@ -3,23 +3,19 @@
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.cli.display import output_console, print_columns
 from ridgeline.cli.options import Parser, add_model_options, engine_settings
-from ridgeline.compress.layers import LayeredModel
 from ridgeline.core.errors import InvalidRequestError, TokenizerError
-from ridgeline.engine.llm import LLM
-from ridgeline.evaluation import (
-    Document,
-    LogProbabilities,
-    Quality,
-    QualitySum,
-    encode_documents,
-    heldout_texts,
-    read_texts,
-    served_log_probabilities,
-)
+
+if TYPE_CHECKING:
+    from ridgeline.compress.layers import LayeredModel
+    from ridgeline.evaluation import Document, LogProbabilities, Quality
+
+    Scored = tuple[Document, LogProbabilities]
 
 _EMBEDDED = "embedded"
 _AGAIN = 2  # documents that are computed a second time
@@ -47,50 +43,69 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
+    # After parsing: these bring torch, which --help does not need.
+    from ridgeline.engine.llm import LLM
+    from ridgeline.evaluation import (
+        encode_documents,
+        heldout_texts,
+        read_texts,
+        served_log_probabilities,
+    )
+
     if arguments.text_tokens < 2 or arguments.texts < 1:
         raise InvalidRequestError("--text-tokens must be 2 or more, and --texts 1 or more.")
     texts = heldout_texts() if arguments.text is None else read_texts(arguments.text)
+    reference = _reference(arguments)
     with LLM(arguments.model, **engine_settings(arguments)) as llm:
         if llm.tokenizer is None:
             raise TokenizerError("The model has no tokenizer: its text cannot be measured.")
+        if reference is not None:
+            _check_vocabularies(llm.spec.vocab_size, reference.loaded.definition.spec.vocab_size)
         length = min(arguments.text_tokens, llm.config.max_model_len - 1)
         documents = encode_documents(llm.tokenizer, texts[: arguments.texts], max_tokens=length)
-        found = list(served_log_probabilities(llm, documents))
-        again = list(served_log_probabilities(llm, documents[:_AGAIN]))
+        # Text by text: log-probabilities are as many as its tokens times the vocabulary.
+        found = served_log_probabilities(llm, documents)
+        if reference is None:
+            quality = _compared((each, each) for each in found)
+        else:
+            wanted = reference.log_probabilities(documents)
+            quality = _compared(zip(found, wanted, strict=True))
+        twice = [served_log_probabilities(llm, documents[:_AGAIN]) for _ in range(2)]
+        floor = max(_compared(zip(*twice, strict=True)).kl, _ROUNDING)
         executor = llm.config.executor
-    floor = max(_compared(again, found[:_AGAIN]).kl, _ROUNDING)
-    quality = _compared(found, _reference(arguments.against, documents, found))
     _print(arguments, quality, floor, executor)
     return 0
 
 
-def _reference(
-    name: str | None, documents: list[Document], found: list[tuple[Document, LogProbabilities]]
-) -> list[tuple[Document, LogProbabilities]]:
-    """Those of the reference; without one the model's own."""
-    if name is None:
-        return found
-    reference = LayeredModel.open(None if name == _EMBEDDED else name)
-    spec, width = reference.loaded.definition.spec, found[0][1].shape[-1]
-    if spec.vocab_size != width:
+def _reference(arguments: argparse.Namespace) -> "LayeredModel | None":
+    from ridgeline.compress.layers import LayeredModel
+
+    if arguments.against is None:
+        return None
+    name = None if arguments.against == _EMBEDDED else arguments.against
+    offline = engine_settings(arguments).get("offline", False)
+    return LayeredModel.open(name, offline=bool(offline))
+
+
+def _check_vocabularies(width: int, reference_width: int) -> None:
+    if width != reference_width:
         raise InvalidRequestError(
-            f"The models have {width:,} and {spec.vocab_size:,} tokens: what they say of the next "
+            f"The models have {width:,} and {reference_width:,} tokens: what they say of the next "
             "one cannot be compared."
         )
-    return list(reference.log_probabilities(documents))
 
 
-def _compared(
-    found: list[tuple[Document, LogProbabilities]],
-    reference: list[tuple[Document, LogProbabilities]],
-) -> Quality:
+def _compared(pairs: "Iterable[tuple[Scored, Scored]]") -> "Quality":
+    """What is found, beside what is wanted."""
+    from ridgeline.evaluation import QualitySum
+
     total = QualitySum()
-    for (tokens, some), (_, wanted) in zip(found, reference, strict=True):
-        total.add(tokens, some, wanted)
+    for (tokens, found), (_, wanted) in pairs:
+        total.add(tokens, found, wanted)
     return total.quality()
 
 
-def _print(arguments: argparse.Namespace, quality: Quality, floor: float, executor: str) -> None:
+def _print(arguments: argparse.Namespace, quality: "Quality", floor: float, executor: str) -> None:
     console, model = output_console(), arguments.model or _EMBEDDED
     if arguments.json:
         figures = dataclasses.asdict(quality)

@@ -5,12 +5,8 @@ from pathlib import Path
 
 from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
-from ridgeline.compress.calibration import EMBEDDED, calibration_text
-from ridgeline.compress.imatrix import collect_importance
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import EMBEDDED, Recipe
 from ridgeline.core.config import EngineConfig
-from ridgeline.engine.loading import load_model
-from ridgeline.weights.temporary import refuse_existing
 
 
 def add_options(parser: Parser) -> None:
@@ -41,6 +37,12 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the text with the model, and write what was seen."""
+    # After parsing: these bring torch, which --help does not need.
+    from ridgeline.compress.calibration import calibration_text
+    from ridgeline.compress.imatrix import collect_importance
+    from ridgeline.engine.loading import load_model
+    from ridgeline.weights.temporary import refuse_existing
+
     recipe = Recipe(
         window_tokens=arguments.window_tokens,
         num_windows=arguments.num_windows,

@@ -3,26 +3,19 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.cli.config_file import ConfigFile
 from ridgeline.cli.display import error_console, loading_bar, output_console, print_columns
 from ridgeline.cli.options import Parser, add_settings, given_settings
-from ridgeline.compress.calibration import EMBEDDED, CalibrationText, calibration_text
-from ridgeline.compress.layers import LayeredModel
-from ridgeline.compress.quantize import QuantizationReport, check_source, quantize
-from ridgeline.compress.recipe import Recipe
-from ridgeline.core.errors import OutOfMemoryError
-from ridgeline.engine.llm import LLM
-from ridgeline.evaluation import (
-    Document,
-    Quality,
-    QualitySum,
-    encode_documents,
-    heldout_texts,
-    read_texts,
-    served_log_probabilities,
-)
-from ridgeline.kernels.cpu.library import native_kernels_run
+from ridgeline.compress.recipe import EMBEDDED, Recipe
+from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from ridgeline.compress.calibration import CalibrationText
+    from ridgeline.compress.layers import LayeredModel
+    from ridgeline.compress.quantize import QuantizationReport
+    from ridgeline.evaluation import Document, Quality
 
 _TEXTS, _TEXT_TOKENS = 12, 400
 
@@ -70,7 +63,11 @@ def add_options(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Quantize, and print what it cost."""
-    recipe = Recipe(**given_settings(arguments, Recipe))
+    # After parsing: these bring torch, which --help does not need.
+    from ridgeline.compress.layers import LayeredModel
+    from ridgeline.compress.quantize import check_source, quantize
+
+    recipe = _recipe(arguments)
     model = LayeredModel.open(arguments.model, offline=arguments.offline)
     check_source(model)
     documents = _documents(model, arguments) if arguments.quality else []
@@ -90,22 +87,39 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"Stopped; --resume goes on with {arguments.out}.", file=sys.stderr)
         raise
-    _print_report(report, text)
+    _print_report(report, recipe, text)
     if documents:
         _print_quality(model, report, recipe, documents)
     return 0
 
 
-def _documents(model: LayeredModel, arguments: argparse.Namespace) -> list[Document]:
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    """What is asked for, unless a part of it would have no effect."""
+    given = given_settings(arguments, Recipe)
+    recipe = Recipe(**given)
+    if recipe.format != "gguf" and "gguf_type" in given:
+        raise InvalidRequestError("--gguf-type has no effect without --format gguf.")
+    if recipe.format != "gguf" and arguments.out.suffix == ".gguf":
+        raise InvalidRequestError(f"{arguments.out} is a GGUF file by its name: add --format gguf.")
+    if not recipe.is_calibrated and hasattr(arguments, "calibration"):
+        raise InvalidRequestError(f"--calibration has no effect with --method {recipe.method}.")
+    return recipe
+
+
+def _documents(model: "LayeredModel", arguments: argparse.Namespace) -> "list[Document]":
+    from ridgeline.evaluation import encode_documents, heldout_texts, read_texts
+
     if model.loaded.tokenizer is None:
         return []
-    texts = heldout_texts()[:_TEXTS] if arguments.text is None else read_texts(arguments.text)
-    return encode_documents(model.loaded.tokenizer, texts, max_tokens=_TEXT_TOKENS)
+    texts = heldout_texts() if arguments.text is None else read_texts(arguments.text)
+    return encode_documents(model.loaded.tokenizer, texts[:_TEXTS], max_tokens=_TEXT_TOKENS)
 
 
 def _calibration(
-    model: LayeredModel, recipe: Recipe, source: str, documents: list[Document]
-) -> CalibrationText | None:
+    model: "LayeredModel", recipe: Recipe, source: str, documents: "list[Document]"
+) -> "CalibrationText | None":
+    from ridgeline.compress.calibration import calibration_text
+
     if not recipe.is_calibrated:
         return None
     text = calibration_text(source, model.loaded, recipe)
@@ -113,11 +127,14 @@ def _calibration(
     return text
 
 
-def _print_report(report: QuantizationReport, text: CalibrationText | None) -> None:
+def _print_report(
+    report: "QuantizationReport", recipe: Recipe, text: "CalibrationText | None"
+) -> None:
     console = output_console()
     seen = "no calibration"
     if text is not None:
         seen = f"calibrated on {text.num_tokens:,} tokens ({text.source})"
+    if recipe.method == "gptq":
         seen += f", error of outputs {report.error_ratio:.2f} of rounding to the nearest"
     lines = [f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights, {seen}"]
     for name, reason in report.left.items():
@@ -139,14 +156,24 @@ def _print_report(report: QuantizationReport, text: CalibrationText | None) -> N
 
 
 def _print_quality(
-    model: LayeredModel, report: QuantizationReport, recipe: Recipe, documents: list[Document]
+    model: "LayeredModel",
+    report: "QuantizationReport",
+    recipe: Recipe,
+    documents: "list[Document]",
 ) -> None:
-    """The file read back: its values in float32, and as the engine serves it."""
+    """The file read back: its values in float32, and as the engine serves it.
+
+    The model is computed again for each, so that one text's log-probabilities are held at a time.
+    """
+    from ridgeline.compress.layers import LayeredModel
+    from ridgeline.engine.llm import LLM
+    from ridgeline.evaluation import QualitySum, served_log_probabilities
+    from ridgeline.kernels.cpu.library import native_kernels_run
+
     alone, served = QualitySum(), QualitySum()
     written = LayeredModel.open(str(report.path))
-    wanted = list(model.log_probabilities(documents))
     for (tokens, reference), (_, found) in zip(
-        wanted, written.log_probabilities(documents), strict=True
+        model.log_probabilities(documents), written.log_probabilities(documents), strict=True
     ):
         alone.add(tokens, found, reference)
     rows = [_row("weights alone, float32", alone.quality())]
@@ -159,7 +186,9 @@ def _print_quality(
             head = "int4" if recipe.is_factored and native_kernels_run() else None
             with LLM(str(report.path), quantization=head) as llm:
                 for (tokens, reference), (_, found) in zip(
-                    wanted, served_log_probabilities(llm, documents), strict=True
+                    model.log_probabilities(documents),
+                    served_log_probabilities(llm, documents),
+                    strict=True,
                 ):
                     served.add(tokens, found, reference)
                 name = f"served, {llm.config.executor}{' --quantization int4' if head else ''}"
@@ -174,7 +203,7 @@ def _print_quality(
     console.print(f"on {alone.quality().num_tokens:,} tokens. {why}", markup=False, soft_wrap=True)
 
 
-def _row(name: str, quality: Quality) -> tuple[str, ...]:
+def _row(name: str, quality: "Quality") -> tuple[str, ...]:
     return (
         name,
         f"{quality.perplexity:.3f}",

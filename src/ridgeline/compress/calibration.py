@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import EMBEDDED, Recipe
 from ridgeline.core.errors import ChatTemplateError, InvalidRequestError, TokenizerError
 from ridgeline.engine.loading import ModelDescription
 from ridgeline.evaluation import Document
 from ridgeline.text import ChatTemplate
 
-EMBEDDED = "embedded"
 _OVERLAP_TOKENS = 50
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 
@@ -111,7 +110,7 @@ def _texts(source: str, template: ChatTemplate | None) -> Iterator[str]:
 
 
 def _of_lines(whole: str, name: str, template: ChatTemplate | None) -> Iterator[str]:
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, line in enumerate(whole.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -1,11 +1,15 @@
 """What is to be made of a model: the settings of `quantize`."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ridgeline.compress.grids import FactoredIntegers, Grid, Integers
 from ridgeline.core.errors import SettingsError
-from ridgeline.weights.gguf.mixes import FILE_TYPES
+from ridgeline.core.gguf_file_types import FILE_TYPES
 
+if TYPE_CHECKING:
+    from ridgeline.compress.grids import Grid
+
+EMBEDDED = "embedded"  # the calibration text that comes with the package
 METHODS = ("gptq", "awq", "smoothquant", "rtn")
 FORMATS = ("compressed-tensors", "gptq", "gguf")
 _GPTQ_BITS = (2, 3, 4, 8)
@@ -105,9 +109,11 @@ class Recipe:
         """Whether the method looks at what the model computes."""
         return self.method != "rtn"
 
-    def grid(self, columns: int) -> Grid | None:
+    def grid(self, columns: int) -> "Grid | None":
         """The grid of rows of so many columns, unless they are no whole groups, which other readers
         insist on."""
+        from ridgeline.compress.grids import FactoredIntegers, Integers  # which bring torch
+
         if self.group_size and columns % self.group_size:
             return None
         if self.is_factored:

@@ -15,7 +15,7 @@ Document = tuple[int, ...]
 def heldout_texts(kind: str | None = None) -> list[str]:
     """The texts that the embedded model has not seen: "code", "prose" or, without a kind, both."""
     path = resources.files("ridgeline") / "assets/heldout/heldout.jsonl"
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     return [entry["text"] for entry in entries if kind in (None, entry["kind"])]
 
 
@@ -34,7 +34,7 @@ def read_texts(path: Path) -> list[str]:
     if path.suffix != ".jsonl":
         return [whole]
     texts = []
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, line in enumerate(whole.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -17,10 +17,10 @@ from ridgeline.bench.ladder.rungs import Rung
 from ridgeline.bench.ladder.runs import Drafting, TextDecoder, longest
 from ridgeline.bench.ladder.subjects import SUBJECTS, Subject
 from ridgeline.bench.ladder.texts import RecordedText, heldout_code
-from ridgeline.compress.calibration import EMBEDDED, calibration_text
+from ridgeline.compress.calibration import calibration_text
 from ridgeline.compress.layers import LayeredModel
 from ridgeline.compress.quantize import quantize
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import EMBEDDED, Recipe
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.protocols import Executor
 from ridgeline.engine.llm import LLM

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.core.gguf_file_types import FILE_TYPES
 from ridgeline.core.spec import AttentionSpec
 from ridgeline.models import ModelDefinition, TensorSource
 from ridgeline.quant.gguf_blocks import Bytes
@@ -16,7 +17,7 @@ from ridgeline.quant.gguf_encoders import encode
 from ridgeline.quant.gguf_formats import GGUF_FORMATS
 from ridgeline.weights.gguf.imatrix import Importance
 from ridgeline.weights.gguf.metadata import architecture_content, check_content
-from ridgeline.weights.gguf.mixes import FILE_TYPES, tensor_format
+from ridgeline.weights.gguf.mixes import tensor_format
 from ridgeline.weights.gguf.names import ARCHITECTURES, Architecture, interleaved_rows
 from ridgeline.weights.gguf.values import Metadata
 from ridgeline.weights.gguf.writer import GGUFTensor, GGUFWriter

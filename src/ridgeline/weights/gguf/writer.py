@@ -90,10 +90,11 @@ class GGUFWriter:
         try:
             if kind is None:
                 assert not any(self._missing.values()), self._missing
-                for file, path in zip(self._files, self.paths, strict=True):
-                    file.close(sync=True)
-                    publish(file.path, path)
-                self._files = []
+                written = [file.path for file in self._files]
+                while self._files:
+                    self._files.pop().close(sync=True)
+                for temporary, path in zip(written, self.paths, strict=True):
+                    publish(temporary, path)
         finally:
             self._discard()
 
