@@ -1,5 +1,7 @@
 """Fill in the middle: the prompt that has a model write what stands between two texts."""
 
+from ridgeline.engine.prompts import check_length
+from ridgeline.server.context import Server
 from ridgeline.server.errors import bad_request
 from ridgeline.text import Tokenizer
 
@@ -36,4 +38,18 @@ def fim_token_ids(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
     raise bad_request(
         "suffix: this model cannot fill in the middle, since its tokenizer has no tokens for it.",
         "suffix",
+    )
+
+
+async def fim_prompt(server: Server, prefix: str, suffix: str) -> list[int]:
+    """The same for a request: in a thread, and at once refused if it cannot fit the context.
+
+    Raises:
+        ApiError: the tokenizer has no tokens for it.
+        ContextLengthError: the texts are longer than the context.
+    """
+    check_length(prefix + suffix, server.tokenizer, server.engine.config.max_model_len)
+    num_chars = len(prefix) + len(suffix)
+    return await server.in_thread(
+        lambda: fim_token_ids(server.tokenizer, prefix, suffix), num_chars=num_chars
     )

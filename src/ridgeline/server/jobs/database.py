@@ -142,7 +142,10 @@ class Database:
     def _check_key(self, db: sqlite3.Connection) -> None:
         row = db.execute("SELECT key_check FROM encryption").fetchone()
         if row is None and self.encryption.is_on:
-            if db.execute("SELECT 1 FROM files UNION ALL SELECT 1 FROM batches").fetchone():
+            kept = " UNION ALL ".join(
+                f"SELECT 1 FROM {t}" for t in ("files", "batches", "responses")
+            )
+            if db.execute(kept).fetchone():
                 raise SettingsError(
                     f"The data folder {self.folder} has files that are not encrypted; encryption "
                     "begins with an empty --data-dir."

@@ -11,7 +11,7 @@ from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.beams import beam_params, refused_in_beams
 from ridgeline.server.context import Call
 from ridgeline.server.errors import bad_request
-from ridgeline.server.fim import fim_token_ids
+from ridgeline.server.fim import fim_prompt
 from ridgeline.server.generation import Job, generate, priority_of, usage_of
 from ridgeline.server.ids import new_id
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
@@ -76,7 +76,7 @@ async def prepare_completion(
     if request.suffix:
         if not isinstance(prompt, str):
             raise bad_request("suffix needs a prompt that is one text.", "suffix")
-        prompt = fim_token_ids(server.tokenizer, prompt, request.suffix)
+        prompt = await fim_prompt(server, prompt, request.suffix)
     adds_special = request.add_special_tokens is not False
     context = server.engine.config.max_model_len
     limit = request.truncate_prompt_tokens

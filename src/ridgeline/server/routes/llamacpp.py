@@ -9,7 +9,7 @@ from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import ChatInput
 from ridgeline.server.errors import bad_request
-from ridgeline.server.fim import fim_token_ids
+from ridgeline.server.fim import fim_prompt
 from ridgeline.server.generation import Job, generate
 from ridgeline.server.logprobs import token_text
 from ridgeline.server.replies import EventStream, Reply, event
@@ -45,7 +45,7 @@ async def infill(call: Call, request: InfillRequest) -> Reply | EventStream:
         for each in request.input_extra or ()
     )
     prefix = extra + request.input_prefix + request.prompt
-    ids = fim_token_ids(call.server.tokenizer, prefix, request.input_suffix)
+    ids = await fim_prompt(call.server, prefix, request.input_suffix)
     return await _answer(call, request, ids)
 
 

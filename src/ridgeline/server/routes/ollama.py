@@ -18,7 +18,7 @@ from ridgeline.server.answers import (
 from ridgeline.server.context import Call, Server
 from ridgeline.server.conversation import ChatInput
 from ridgeline.server.errors import bad_request
-from ridgeline.server.fim import fim_token_ids
+from ridgeline.server.fim import fim_prompt
 from ridgeline.server.logprobs import chat_logprobs
 from ridgeline.server.replies import EventStream, Reply, json_lines
 from ridgeline.server.routes.chat import conversation_of
@@ -85,7 +85,7 @@ async def ollama_generate(call: Call, request: OllamaGenerateRequest) -> Reply |
         raise bad_request("system has no place in a raw prompt or before a gap.", "system")
     prompt: str | list[Any] = request.prompt
     if request.suffix:
-        prompt = fim_token_ids(server.tokenizer, request.prompt, request.suffix)
+        prompt = await fim_prompt(server, request.prompt, request.suffix)
     options = _settings(request)
     completion = CompletionRequest(
         model=model,

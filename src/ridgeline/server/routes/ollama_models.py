@@ -180,13 +180,21 @@ async def ollama_delete(call: Call, request: OllamaDeleteRequest) -> Reply:
     server = call.server
     name = _named(server, request.model or request.name)
     _check_may_change(call)
-    if name in (*server.model_names, server.engine.model_name):
+    served = (*server.model_names, server.engine.model_name)
+    if _repository(name) in {_repository(each) for each in served}:
         raise ApiError(409, f"{name} is being served, and so it is not deleted.")
     try:
         await asyncio.to_thread(remove_downloaded, name)
     except RidgelineError as error:
         raise ApiError(404, str(error)) from error
     return Reply(body={})
+
+
+def _repository(name: str) -> str:
+    """What a name or alias stands for, without the file that is chosen of it."""
+    from ridgeline.weights.aliases import read_aliases
+
+    return read_aliases().get(name, name).partition(":")[0]
 
 
 def _check_may_change(call: Call) -> None:
