@@ -39,7 +39,7 @@ from ridgeline.compress.pretrain import (
     next_token_loss,
     train,
 )
-from ridgeline.compress.trainable import LlamaShape, TrainableLlama
+from ridgeline.compress.trainable import LlamaShape, TrainableLlama, load_exported
 
 SOURCES = ("standard_library", "documentation", "packages", "questions")
 STAGES = ("corpus", "tokenizer", "target", "draft", "export", "evaluate")
@@ -241,10 +241,10 @@ def _stream(documents: list[EncodedDocument], mixture: Mixture, seed: int) -> Wi
     return WindowStream(ids=ids, length_tokens=mixture.length_tokens, seed=seed)
 
 
-def target_stage(run: Path, recipe: Recipe) -> None:
-    """Trains the target on next tokens."""
+def target_stage(run: Path, recipe: Recipe, start: Path | None = None) -> None:
+    """Trains the target on next tokens, from the exported weights in ``start`` if given."""
     documents = _encoded(run)
-    model = TrainableLlama(recipe.target, seed=recipe.seed)
+    model = load_exported(start) if start else TrainableLlama(recipe.target, seed=recipe.seed)
     train(
         model=model,
         loss_function=next_token_loss(model, fast_dtype()),
@@ -264,11 +264,11 @@ def load_model(run: Path, name: str, shape: LlamaShape) -> tuple[TrainableLlama,
     return model, steps
 
 
-def draft_stage(run: Path, recipe: Recipe) -> None:
-    """Trains the draft on the target's distributions."""
+def draft_stage(run: Path, recipe: Recipe, start: Path | None = None) -> None:
+    """Trains the draft on the target's distributions, from exported weights as the target."""
     documents = _encoded(run)
     target, _ = load_model(run, "target", recipe.target)
-    model = TrainableLlama(recipe.draft, seed=recipe.seed)
+    model = load_exported(start) if start else TrainableLlama(recipe.draft, seed=recipe.seed)
     train(
         model=model,
         loss_function=distill.distillation_loss(
@@ -302,7 +302,13 @@ def evaluate_stage(run: Path, assets: Path, docs: Path | None) -> None:
 
 
 def run_stages(
-    *, stages: Sequence[str], run: Path, assets: Path, docs: Path | None, recipe: Recipe
+    *,
+    stages: Sequence[str],
+    run: Path,
+    assets: Path,
+    docs: Path | None,
+    recipe: Recipe,
+    start: Path | None = None,
 ) -> None:
     """Runs the named stages in their fixed order."""
     run.mkdir(parents=True, exist_ok=True)
@@ -312,9 +318,9 @@ def run_stages(
     if "tokenizer" in stages:
         tokenizer_stage(run, recipe, assets)
     if "target" in stages:
-        target_stage(run, recipe)
+        target_stage(run, recipe, start and start / "target")
     if "draft" in stages:
-        draft_stage(run, recipe)
+        draft_stage(run, recipe, start and start / "draft")
     if "export" in stages:
         export_stage(run, recipe, assets)
     if "evaluate" in stages:
@@ -328,6 +334,9 @@ def main() -> None:
     parser.add_argument("--assets", type=Path, default=Path(ridgeline.__file__).parent / "assets")
     parser.add_argument("--docs", type=Path, help="docs folder, for the loss curve")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument(
+        "--start", type=Path, help="asset folder whose weights target and draft begin with"
+    )
     parser.add_argument("--threads", type=int, default=Recipe().num_threads)
     arguments = parser.parse_args()
     run_stages(
@@ -336,6 +345,7 @@ def main() -> None:
         assets=arguments.assets,
         docs=arguments.docs,
         recipe=replace(Recipe(), num_threads=arguments.threads),
+        start=arguments.start,
     )
 
 
