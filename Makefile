@@ -78,7 +78,7 @@ bench-honesty: $(VENV)/.installed-dev
 embedded-model: $(VENV)/.installed-dev
 	$(BIN)/python -m recipes.embedded --docs docs
 
-# To try it: of the kernels only those that this machine prefers.
+# To try it: no torch, and of the kernels only those that this machine prefers.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \

@@ -28,6 +28,7 @@ from ridgeline.compress.layers import LayeredModel
 from ridgeline.compress.quantize import quantize
 from ridgeline.compress.recipe import Recipe
 from ridgeline.evaluation import QualitySum, encode_documents, heldout_texts
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import describe, lower
 from ridgeline.text import Tokenizer
 from ridgeline.weights import dummy_weights, locate_model
@@ -59,7 +60,10 @@ def train_other(folder: Path) -> Path:
     ids = np.concatenate([np.array(tokenizer.encode(text), dtype=np.int64) for text in texts])
     definition = describe(OTHER)
     ops = lower(definition.spec)
-    weights = dummy_weights(ops, dtype=torch.float32, seed=0)
+    weights = {
+        name: as_tensor(weight)
+        for name, weight in dummy_weights(ops, dtype="float32", seed=0).items()
+    }
     for weight in weights.values():
         weight.requires_grad_()
     optimizer = torch.optim.AdamW(weights.values(), lr=3e-3, betas=(0.9, 0.95))

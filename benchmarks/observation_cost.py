@@ -61,7 +61,7 @@ def observe(name: str | None, batch: int) -> dict[str, float | int | bool]:
         EngineConfig(max_num_seqs=batch, max_model_len=256, kv_cache_memory_bytes=_POOL_BYTES),
         spec=loaded.model.spec,
         executor=executor.name,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        dtype=loaded.model.dtype,
         block_bytes=layout.block_bytes,
         free_bytes=0,
     )

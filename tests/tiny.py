@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import torch
-
+from ridgeline.core.arrays import cast
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import (
     Admission,
@@ -77,12 +76,12 @@ SOFTCAPPED = WINDOWED | {
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def tiny_model(config=CONFIG, *, dtype=torch.float64, seed=0, gain=3.0) -> ExecutorModel:
+def tiny_model(config=CONFIG, *, dtype="float64", seed=0, gain=3.0) -> ExecutorModel:
     """Random weights; a gain on the head makes logits far from flat, so tokens vary."""
     spec = describe(config).spec
     ops = lower(spec)
     weights = dummy_weights(ops, dtype=dtype, seed=seed)
-    weights["head"] = weights["head"] * gain
+    weights["head"] = cast(weights["head"] * gain, dtype)
     return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype)
 
 

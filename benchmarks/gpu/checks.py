@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.gpu.progress import Bench
+from ridgeline.core.arrays import Array
 from ridgeline.core.formats import number_format
 from ridgeline.core.op_facts import Role
 from ridgeline.core.ops import Op, weight_roles
@@ -36,6 +37,7 @@ from ridgeline.executors.cuda.torch_kernels import unpacked
 from ridgeline.executors.cuda.weights import packed
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference.executor import ReferenceExecutor
+from ridgeline.kernels.tensors import as_array, as_tensor
 from ridgeline.models import describe, lower
 from ridgeline.weights import dummy_weights, expanded
 
@@ -139,8 +141,7 @@ class _Case:
 
     @property
     def name(self) -> str:
-        kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.model}, {kind}, weights {self.form or 'plain'}, KV {self.kv}"
+        return f"{self.model}, {_name(self.dtype)}, weights {self.form or 'plain'}, KV {self.kv}"
 
 
 _CASES = (
@@ -192,7 +193,7 @@ def _error(case: _Case, device: Device, kernels: Kernels, execution: str) -> flo
         spec=spec,
         ops=model_ops,
         weights=weights,
-        dtype=case.dtype,
+        dtype=_name(case.dtype),
         quantization=None if case.form is None else number_format(case.form),
     )
     ours = CUDAExecutor(
@@ -205,7 +206,7 @@ def _error(case: _Case, device: Device, kernels: Kernels, execution: str) -> flo
         execution=execution,
     )
     exact = replace(
-        model, weights=_as_quantized(model, case.form), dtype=torch.float32, quantization=None
+        model, weights=_as_quantized(model, case.form), dtype="float32", quantization=None
     )
     reference = ReferenceExecutor({ModelRole.TARGET: exact}, _BLOCK)
     try:
@@ -224,26 +225,32 @@ def _error(case: _Case, device: Device, kernels: Kernels, execution: str) -> flo
     return float(np.max(errors))
 
 
-def _weights(model_ops: Sequence[Op], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Random ones, gains and biases as well, which would otherwise change nothing."""
-    generator = torch.Generator().manual_seed(2)
-    weights = dummy_weights(model_ops, dtype=dtype, seed=1)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _weights(model_ops: Sequence[Op], dtype: torch.dtype) -> dict[str, Array]:
+    """Random ones, gains and biases as well, which would otherwise change nothing; values of
+    ``dtype``, in float32."""
+    generator = np.random.default_rng(2)
+    weights = dummy_weights(model_ops, dtype="float32", seed=1)
     for name, weight in weights.items():
         if weight.ndim == 1 or "bias" in name:
-            weights[name] = weight + 0.2 * torch.randn(weight.shape, generator=generator).to(dtype)
+            weight += 0.2 * generator.standard_normal(weight.shape, dtype=np.float32)
+        weights[name] = torch.from_numpy(weight).to(dtype).float().numpy()
     return weights
 
 
-def _as_quantized(model: ExecutorModel, name: str | None) -> dict[str, torch.Tensor]:
+def _as_quantized(model: ExecutorModel, name: str | None) -> dict[str, Array]:
     """The weights in float32, rounded as the executor rounds them."""
-    values = {key: expanded(each, model.dtype).float() for key, each in model.weights.items()}
+    values = {key: expanded(each, "float32") for key, each in model.weights.items()}
     if name is None:
         return values
     form = number_format(name)
     for key, roles in weight_roles(model.ops).items():
         if roles & PACKED:
             own = device_head_format(form) if Role.HEAD in roles else form
-            values[key] = unpacked(packed(values[key], own), torch.float32)
+            values[key] = as_array(unpacked(packed(as_tensor(values[key]), own), torch.float32))
     return values
 
 

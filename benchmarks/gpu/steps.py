@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +14,7 @@ from benchmarks.gpu.progress import Bench
 from benchmarks.gpu.settings import Settings
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.formats import number_format
+from ridgeline.core.ops import Op
 from ridgeline.core.plan import ModelRole, Segment, step_in_flight
 from ridgeline.core.plan_maker import GREEDY, PlanMaker
 from ridgeline.core.result import StepResult
@@ -26,7 +28,8 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.models import describe, lower
 from ridgeline.roofline import BatchShape, PricedModel, Work, decode_batch, pass_work, prefill_batch
-from ridgeline.weights.source import DummyWeights
+from ridgeline.weights import WeightSource
+from ridgeline.weights.dummy import dummy_moments
 
 _BLOCK = 16
 _REPLAY = 8  # steps of a plan
@@ -67,10 +70,21 @@ def random_model(device: Device, config: object, *, seed: int = 0) -> ExecutorMo
     """A model of a shape, with random weights that are made on the device."""
     spec = describe(config).spec  # type: ignore[arg-type]
     model_ops = lower(spec)
-    weights = DummyWeights(
-        ops=model_ops, dtype=torch.bfloat16, seed=seed, device=device.torch_device
-    )
-    return ExecutorModel(spec=spec, ops=model_ops, weights=weights, dtype=torch.bfloat16)
+    weights = cast(WeightSource, _OnDevice(model_ops, device.torch_device, seed))
+    return ExecutorModel(spec=spec, ops=model_ops, weights=weights, dtype="bfloat16")
+
+
+class _OnDevice:
+    """Random bfloat16 weights as `DummyWeights` has them, but made on the device."""
+
+    def __init__(self, model_ops: Sequence[Op], device: torch.device, seed: int) -> None:
+        self._ops, self._device, self._seed = model_ops, device, seed
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        generator = torch.Generator(self._device).manual_seed(self._seed)
+        settings: dict[str, Any] = {"dtype": torch.bfloat16, "device": self._device}
+        for name, shape, mean, std in dummy_moments(self._ops):
+            yield name, torch.empty(shape, **settings).normal_(mean, std, generator=generator)
 
 
 class StepBench:

@@ -19,6 +19,7 @@ from benchmarks.peers.paths import LLAMA_CPP_TOOLS, model_folder, peer_python
 from safetensors.torch import save_file
 from tests.weights.gguf_export import export
 
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.weights import dummy_weights
 
@@ -45,12 +46,12 @@ def checkpoint(shape: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = dict(PRESETS[shape]) | {"architectures": [_architecture(shape)]}
     definition = describe(config)
-    weights = dummy_weights(lower(definition.spec), dtype=torch.bfloat16, seed=0)
+    weights = dummy_weights(lower(definition.spec), dtype="bfloat16", seed=0)
     named: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         source = definition.sources[name]
         assert not source.transpose, source
-        named[source.name] = weight
+        named[source.name] = as_tensor(weight)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     assets = resources.files("ridgeline").joinpath("assets", "target")
     for name in _TOKENIZER_FILES:

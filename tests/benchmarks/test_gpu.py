@@ -53,8 +53,8 @@ sys.meta_path.insert(0, Refuse())
 ROOT = Path(__file__).parents[2]
 PATHS = f"{ROOT / 'src'}:{ROOT}"
 REFUSED = {
-    "huggingface_hub", "jinja2", "llguidance", "msgspec", "prometheus_client", "psutil", "zmq",
-    "rich", "safetensors", "starlette", "tokenizers", "transformers", "uvicorn",
+    "huggingface_hub", "jinja2", "llguidance", "ml_dtypes", "msgspec", "prometheus_client",
+    "psutil", "rich", "safetensors", "starlette", "tokenizers", "transformers", "uvicorn", "zmq",
 }  # fmt: skip
 
 

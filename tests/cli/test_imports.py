@@ -1,4 +1,4 @@
-"""What commands import: nothing heavy without something to do."""
+"""What commands import: torch only where it computes, nothing heavy without something to do."""
 
 import subprocess
 import sys
@@ -6,17 +6,70 @@ import sys
 import pytest
 
 HEAVY = ("torch", "numpy", "rich", "jinja2", "yaml", "tokenizers", "huggingface_hub", "uvicorn")
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None;"  # as if it were not installed
+
+
+def run(*words: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, which tells at the end what of `HEAVY` it has imported."""
+    code = (
+        f"{before}import atexit, sys; from ridgeline.cli import main;"
+        f"atexit.register(lambda: print('IMPORTED', *({HEAVY} & sys.modules.keys())));"
+        f"sys.exit(main({words!r}))"
+    ).replace(f"{HEAVY} &", f"set({HEAVY}) &")
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
+    return set(done.stdout.rpartition("IMPORTED")[2].split())
 
 
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("generat",)])
 def test_help_and_typos_import_nothing_heavy(words):
-    code = (
-        "import atexit, sys; from ridgeline.cli import main;"
-        f"atexit.register(lambda: print('IMPORTED', *(set({HEAVY}) & sys.modules.keys())));"
-        f"sys.exit(main({words!r}))"
+    assert imported(run(*words)) == set()
+
+
+def test_a_completion_imports_neither_torch_nor_what_it_has_no_use_for():
+    done = run("generate", "--prompt", "def f(", "--max-tokens", "4", "--logprobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert not imported(done) & {"torch", "jinja2", "yaml", "huggingface_hub", "uvicorn"}
+
+
+@pytest.mark.parametrize("options", [("--quantization", "int4"), ("--speculation", "draft"),
+                                     ("--structured-outputs", '{"regex": "[a-z]+"}')])  # fmt: skip
+def test_the_cpu_executor_needs_no_torch(options):
+    done = run(
+        "generate", "--prompt", "def f(", "--max-tokens", "4", *options, before=WITHOUT_TORCH
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.rpartition("IMPORTED")[2].split() == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_reference_executor_says_that_it_needs_torch():
+    done = run("generate", "--prompt", "x", "--executor", "reference", before=WITHOUT_TORCH)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: The reference executor needs PyTorch: pip install 'ridgeline[torch]'"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_command_that_needs_torch_says_so():
+    done = run("quantize", "--help", before=WITHOUT_TORCH)
+    assert done.returncode == 1
+    assert done.stderr == "error: This command needs torch: pip install 'ridgeline[torch]'.\n"
+
+
+def test_ops_without_a_kernel_say_that_they_need_torch():
+    code = (
+        "from ridgeline.executors.cpu import cuts; from ridgeline.core import ops;"
+        "from ridgeline.models import describe, lower; from ridgeline.models import PRESETS;"
+        "cuts._NATIVE = tuple(kind for kind in cuts._NATIVE if kind is not ops.MLP);"
+        "cuts.cut_ops(lower(describe(PRESETS['llama-3.2-1b']).spec))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, check=False
+    )
+    assert "MissingDependencyError: The cpu executor has no kernel for MLP" in done.stderr
+    assert "pip install 'ridgeline[torch]'" in done.stderr
 
 
 def test_jinja2_is_left_to_the_process_that_renders():

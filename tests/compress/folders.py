@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 from tests.tiny import CONFIG
 
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import describe, lower
 from ridgeline.weights import dummy_weights, locate_model
 
@@ -47,7 +48,8 @@ def write_folder(path, config=SMALL, *, seed=0, change=None):
     """Write the folder of a config; ``change`` may alter the weights by canonical name."""
     path.mkdir(parents=True)
     definition = describe(config)
-    weights = dummy_weights(lower(definition.spec), dtype=torch.float32, seed=seed)
+    random = dummy_weights(lower(definition.spec), dtype="float32", seed=seed)
+    weights = {name: as_tensor(weight) for name, weight in random.items()}
     if change is not None:
         change(weights)
     tensors = {}

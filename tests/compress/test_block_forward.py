@@ -1,5 +1,7 @@
 """Any family as a function of its weights: the reference executor's logits, and true gradients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from ridgeline.compress.block_forward import BlockForward, layer_ops, seeing_inp
 from ridgeline.core import ops
 from ridgeline.core.op_facts import Role
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import describe, lower
 from ridgeline.weights import dummy_weights
 
@@ -30,9 +33,10 @@ def logits(model, sequences):
 def noisy(model, seed=5):
     """Gains and biases of random weights are constants, which hides mistakes."""
     generator = torch.Generator().manual_seed(seed)
-    for weight in model.weights.values():
+    weights = {name: as_tensor(weight) for name, weight in model.weights.items()}
+    for weight in weights.values():
         weight.add_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype), alpha=0.05)
-    return model
+    return replace(model, weights=weights)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -41,8 +45,8 @@ def test_logits_are_the_reference_executors(case):
         pytest.skip("a config of two parts, which transformers writes; gemma3_text is the same")
     spec = describe({"model_type": case.family, **case.config}, context=case.max_model_len).spec
     model_ops = lower(spec)
-    weights = dummy_weights(model_ops, dtype=torch.float64, seed=case.seed)
-    model = noisy(ExecutorModel(spec=spec, ops=model_ops, weights=weights, dtype=torch.float64))
+    weights = dummy_weights(model_ops, dtype="float64", seed=case.seed)
+    model = noisy(ExecutorModel(spec=spec, ops=model_ops, weights=weights, dtype="float64"))
     rng = np.random.default_rng(1)
     sequences = [rng.integers(0, spec.vocab_size, length).tolist() for length in (70, 31)]
     found = logits(model, sequences)

@@ -67,7 +67,7 @@ def smoothed(model, weights, *, rounds_activations, dtype=torch.float32):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_computes_the_same(family, rounds_activations):
     """Within 1e-5, with gains as bfloat16 holds them."""
-    model = noisy(tiny_model(FAMILIES[family], dtype=torch.float32))
+    model = noisy(tiny_model(FAMILIES[family], dtype="float32"))
     weights = {name: weight.bfloat16().float() for name, weight in model.weights.items()}
     wanted = logits(model, weights)
     chosen = smoothed(model, weights, rounds_activations=rounds_activations, dtype=torch.bfloat16)
@@ -97,7 +97,7 @@ class RoundedInputs(TorchFunctionMode):
 
 def test_outliers_of_inputs_are_moved_into_weights():
     """Three channels of every norm a hundred times as large, their columns as much smaller."""
-    model = noisy(tiny_model(dtype=torch.float32))
+    model = noisy(tiny_model(dtype="float32"))
     weights = {name: weight.clone() for name, weight in model.weights.items()}
     for run in layer_ops(model.ops)[1:-1]:
         for norm in foldable_norms(run):

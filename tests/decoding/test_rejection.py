@@ -3,12 +3,13 @@ same test catches wrong rules. `tests/equivalence/test_rejection.py` does so wit
 
 import math
 
+import numpy as np
 import pytest
-import torch
 
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, process_logits
 from ridgeline.decoding.rejection import accepts, residual
+from ridgeline.decoding.sampling import softmax
 
 DRAWS = 200_000
 VOCAB = 9
@@ -22,28 +23,28 @@ PARAMS = {
 
 
 def gumbel(shape, generator):
-    uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
-    return -torch.log(-torch.log(uniform))
+    return generator.gumbel(size=shape)
 
 
 def draw(p_NV, generator):
-    return (p_NV.log() + gumbel(p_NV.shape, generator)).argmax(-1)
+    with np.errstate(divide="ignore"):
+        return (np.log(p_NV) + gumbel(p_NV.shape, generator)).argmax(-1)
 
 
 def tables(params, seed):
     """p and q of the first token, and of the second after each first: ``[1 + V, V]``."""
-    generator = torch.Generator().manual_seed(seed)
-    target = torch.randn(1 + VOCAB, VOCAB, dtype=torch.float64, generator=generator) * 1.5
-    draft = target + torch.randn(target.shape, dtype=torch.float64, generator=generator)
+    generator = np.random.default_rng(seed)
+    target = generator.normal(size=(1 + VOCAB, VOCAB)) * 1.5
+    draft = target + 1.5 * generator.normal(size=target.shape)
     rows = []
     for logits in (target, draft):
         histories = [(1, 2)] + [(1, 2, first) for first in range(VOCAB)]
         rows.append(
-            torch.stack(
+            np.stack(
                 [
-                    process_logits(
-                        row, params, History(token_ids=history, num_prompt_tokens=2)
-                    ).softmax(-1)
+                    softmax(
+                        process_logits(row, params, History(token_ids=history, num_prompt_tokens=2))
+                    )
                     for row, history in zip(logits, histories, strict=True)
                 ]
             )
@@ -53,35 +54,35 @@ def tables(params, seed):
 
 def speculate(p, q, rule, seed):
     """Two drafted tokens and one more, as a verifier of chains makes them; the first two of it."""
-    generator = torch.Generator().manual_seed(seed)
-    first_q = q[:1].expand(DRAWS, -1)
+    generator = np.random.default_rng(seed)
+    first_q = np.repeat(q[:1], DRAWS, axis=0)
     drafts = [draw(first_q, generator)]
     drafts.append(draw(q[1 + drafts[0]], generator))
-    first, accepted = rule(p[:1].expand(DRAWS, -1), first_q, drafts[0], generator)
+    first, accepted = rule(np.repeat(p[:1], DRAWS, axis=0), first_q, drafts[0], generator)
     # After a rejection the second token is the next step's: drawn from the target.
     second_p = p[1 + first]
     verified, _ = rule(second_p, q[1 + drafts[0]], drafts[1], generator)
-    second = torch.where(accepted, verified, draw(second_p, generator))
+    second = np.where(accepted, verified, draw(second_p, generator))
     return first * VOCAB + second
 
 
 def right(p, q, drafts, generator):
-    uniform = torch.rand(DRAWS, dtype=torch.float64, generator=generator)
+    uniform = generator.random(DRAWS)
     accepted = accepts(p, q, drafts, uniform)
-    return torch.where(accepted, drafts, draw(residual(p, q), generator)), accepted
+    return np.where(accepted, drafts, draw(residual(p, q), generator)), accepted
 
 
 def redraws_from_the_target(p, q, drafts, generator):
     """A common mistake: the residual is forgotten."""
     tokens, accepted = right(p, q, drafts, generator)
-    return torch.where(accepted, tokens, draw(p, generator)), accepted
+    return np.where(accepted, tokens, draw(p, generator)), accepted
 
 
 def forgets_the_draft_probability(p, q, drafts, generator):
-    uniform = torch.rand(DRAWS, dtype=torch.float64, generator=generator)
+    uniform = generator.random(DRAWS)
     tokens, _ = right(p, q, drafts, generator)
-    accepted = uniform < p[torch.arange(DRAWS), drafts]
-    return torch.where(accepted, drafts, tokens), accepted
+    accepted = uniform < p[np.arange(DRAWS), drafts]
+    return np.where(accepted, drafts, tokens), accepted
 
 
 def deviation(counts, expected):
@@ -96,9 +97,9 @@ def deviation(counts, expected):
 
 def deviation_of(rule, params, seed=0):
     p, q = tables(params, seed)
-    counts = torch.bincount(speculate(p, q, rule, seed), minlength=VOCAB**2)
+    counts = np.bincount(speculate(p, q, rule, seed), minlength=VOCAB**2)
     expected = (p[0][:, None] * p[1:]).flatten() * DRAWS
-    return deviation(counts.double(), expected)
+    return deviation(counts, expected)
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -114,19 +115,19 @@ def test_wrong_rules_are_caught(name, rule):
 
 def test_a_draft_without_a_distribution():
     """A looked-up token is accepted as often as the target would draw it."""
-    p = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).expand(DRAWS, -1)
-    drafts = torch.ones(DRAWS, dtype=torch.long)
-    q = torch.nn.functional.one_hot(drafts, 3).double()
-    tokens, accepted = right(p, q, drafts, torch.Generator().manual_seed(1))
-    counts = torch.bincount(tokens, minlength=3).double()
+    p = np.repeat([[0.5, 0.3, 0.2]], DRAWS, axis=0)
+    drafts = np.ones(DRAWS, dtype=np.int64)
+    q = np.eye(3)[drafts]
+    tokens, accepted = right(p, q, drafts, np.random.default_rng(1))
+    counts = np.bincount(tokens, minlength=3)
     assert deviation(counts, p[0] * DRAWS) < 4
-    assert float(accepted.double().mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(accepted.mean()) == pytest.approx(0.3, abs=0.01)
 
 
 def test_equal_distributions_accept_everything():
     p, _ = tables(PARAMS["top-p"], 3)
-    generator = torch.Generator().manual_seed(2)
-    first = p[:1].expand(DRAWS, -1)
+    generator = np.random.default_rng(2)
+    first = np.repeat(p[:1], DRAWS, axis=0)
     tokens, accepted = right(first, first, draw(first, generator), generator)
     assert accepted.all()
     assert (first[0][tokens] > 0).all()

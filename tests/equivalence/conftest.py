@@ -21,6 +21,7 @@ from ridgeline.decoding.drafters.budget import Budget
 from ridgeline.decoding.drafters.control import StepCosts
 from ridgeline.executors import registry
 from ridgeline.executors.cuda.traits import TRAITS
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import describe
 
 DRAFTERS = tuple(name for name in get_args(Speculation) if name != "off")
@@ -34,13 +35,13 @@ def _write(folder, config, *, noise=0.0):
     config = config | {"vocab_size": VOCAB, "architectures": ["LlamaForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
-    model = tiny_model(config, dtype=torch.float32, gain=4.0)
+    model = tiny_model(config, dtype="float32", gain=4.0)
     generator = torch.Generator().manual_seed(1)
     sources = describe(config).sources
     tensors = {}
     for name, value in model.weights.items():
-        change = torch.randn(value.shape, generator=generator) * value.std(correction=0) * noise
-        tensors[sources[name].name] = (value + change).contiguous()
+        change = torch.randn(value.shape, generator=generator) * float(value.std()) * noise
+        tensors[sources[name].name] = (as_tensor(value) + change).contiguous()
     save_file(tensors, folder / "model.safetensors")
 
 

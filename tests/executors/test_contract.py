@@ -56,7 +56,7 @@ class Kind:
     """An executor, what it runs in, and by how much its logits may differ."""
 
     make: Callable | None
-    dtype: torch.dtype = torch.float64
+    dtype: str = "float64"
     block_tokens: int = 4
     tolerance: float = 1e-6  # results are float32
 
@@ -68,7 +68,7 @@ class Kind:
 
 
 REFERENCE, CUDA = Kind(make=None), Kind(make=host_executor)
-CPU = Kind(make=CPUExecutor, dtype=torch.float32, block_tokens=16, tolerance=0)
+CPU = Kind(make=CPUExecutor, dtype="float32", block_tokens=16, tolerance=0)
 NATIVE = pytest.mark.skipif(not native_kernels_run(), reason="the native kernels are not built")
 
 
@@ -374,7 +374,7 @@ def test_layout_digest_tells_formats_apart(kind, make):
     digests = {
         make(model=kind.model(config, dtype=dtype), block_tokens=size).executor.kv_layout().digest
         for config in (CONFIG, WINDOWED)
-        for dtype in (torch.float32, torch.bfloat16)
+        for dtype in ("float32", "bfloat16")
         for size in (kind.block_tokens, 2 * kind.block_tokens)
     }
     assert len(digests) == 8

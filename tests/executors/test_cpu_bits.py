@@ -6,7 +6,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from tests.tiny import (
     CONFIG,
     EXPERTS,
@@ -44,7 +43,7 @@ SCHEDULES = {
 
 @cache
 def model(name: str, quantization: str | None) -> ExecutorModel:
-    plain = tiny_model(MODELS[name], dtype=torch.bfloat16)
+    plain = tiny_model(MODELS[name], dtype="bfloat16")
     return replace(plain, quantization=on_load_format(quantization))
 
 

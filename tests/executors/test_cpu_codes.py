@@ -12,12 +12,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 from tests.parity.ours import run
 from tests.weights.gguf_export import export, write_checkpoint
 from tests.weights.test_gguf_models import CASES, TOKENS
 
+from ridgeline.core.arrays import cast
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
@@ -54,7 +54,7 @@ def check(weight: QuantizedTensor | GGUFBlocks) -> None:
     """Rows and products of a weight's own codes against its dequantized values."""
     pool, rng = shared_pool(), np.random.default_rng(0)
     for part in matrices(weight):
-        w_RC = part.dequantize(torch.float32).numpy()
+        w_RC = part.dequantize("float32")
         rows, columns = w_RC.shape
         found = matrix_codes(part)
         assert found is not None
@@ -79,7 +79,7 @@ def check(weight: QuantizedTensor | GGUFBlocks) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_checkpoints_of_the_libraries(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load_model(EngineConfig(model=str(folder), dtype="float32")).model
-    stored = {n: w for n, w in model.weights.items() if not isinstance(w, torch.Tensor)}
+    stored = {n: w for n, w in model.weights.items() if not isinstance(w, np.ndarray)}
     kept = {n: w for n, w in stored.items() if None not in map(matrix_codes, matrices(w))}
     for weight in list(kept.values())[:4]:
         check(weight)
@@ -92,7 +92,7 @@ def test_checkpoints_of_the_libraries(folder: Path, caplog: pytest.LogCaptureFix
     in_order = all(getattr(w, "group_of", None) is None for w in stored.values())
     floats = all(name.startswith(EXPANDED) for name in names)
     assert floats if in_order else kept.keys() != stored.keys()
-    dense = expanded_weights(model.weights, torch.float32)
+    dense = expanded_weights(model.weights, "float32")
     for name in stored.keys() - kept.keys() & packed.matrices.keys():
         rows = np.arange(dense[name].shape[-2], dtype=np.int32)
         part = dense[name] if dense[name].ndim == 2 else dense[name][0]
@@ -124,16 +124,16 @@ def test_blocks_of_gguf(kind: str, stacked: bool) -> None:
 @pytest.mark.parametrize("block_rows", [1, 8, None])
 def test_integers_of_any_block(symmetric, bits, size, block_rows) -> None:
     rows, columns = 33, 208
-    generator = torch.Generator().manual_seed(bits)
+    generator = np.random.default_rng(bits)
     shape = (-(-rows // (block_rows or rows)), -(-columns // (size or columns)))
-    codes = torch.randint(0, 2**bits, (rows, columns), generator=generator, dtype=torch.uint8)
-    zeros = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
+    codes = generator.integers(0, 2**bits, (rows, columns), dtype=np.uint8)
+    zeros = generator.integers(0, 2**bits, shape, dtype=np.uint8)
     if symmetric:
-        codes = (codes.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+        codes = (codes.astype(np.int16) - 2 ** (bits - 1)).astype(np.int8)
     form = NumberFormat(
         name="int", bits=bits, is_float=False, group_size=size, group_rows=block_rows, scale_bits=16
     )
-    scales = torch.rand(shape, generator=generator) * 0.01 + 1e-4
+    scales = generator.uniform(1e-4, 0.01, shape).astype(np.float32)
     check(
         QuantizedTensor(format=form, codes=codes, scales=scales, zeros=None if symmetric else zeros)
     )
@@ -145,9 +145,9 @@ def factored_weight(columns: int, *, rows: int = 37, seed: int = 0) -> Quantized
     common = rng.integers(64, 128, (rows, -(-columns // 128), 1)) * 2.0**-16
     factors = rng.integers(-15, 17, (rows, common.shape[1], 4))
     scales = (common * factors).reshape(rows, -1)[:, : -(-columns // 32)]
-    codes = torch.from_numpy(rng.integers(-8, 8, (rows, columns)).astype(np.int8))
+    codes = rng.integers(-8, 8, (rows, columns)).astype(np.int8)
     form = NumberFormat(name="int4", bits=4, is_float=False, group_size=32, scale_bits=16)
-    return QuantizedTensor(format=form, codes=codes, scales=torch.from_numpy(scales).half())
+    return QuantizedTensor(format=form, codes=codes, scales=scales.astype(np.float16))
 
 
 @pytest.mark.parametrize("columns", [128, 384, 2016])
@@ -158,9 +158,10 @@ def test_scales_that_are_multiples_of_one_become_factors(columns) -> None:
     assert found is not None and found.form.has_factors
     matrix = pack_matrix_codes(pool, found)
     values = matrix.unpack(pool, np.arange(37, dtype=np.int32))
-    assert np.array_equal(values, weight.dequantize(torch.float32).numpy())
+    assert np.array_equal(values, weight.dequantize("float32"))
     check(weight)
-    plain = replace(weight, scales=weight.scales * (1 + torch.rand(weight.scales.shape) / 64))
+    spread = 1 + np.random.default_rng(1).random(weight.scales.shape) / 64
+    plain = replace(weight, scales=(weight.scales * spread).astype(np.float16))
     of_32 = matrix_codes(plain)
     assert of_32 is not None and not of_32.form.has_factors
     assert matrix.num_bytes <= pack_matrix_codes(pool, of_32).num_bytes
@@ -169,28 +170,31 @@ def test_scales_that_are_multiples_of_one_become_factors(columns) -> None:
 
 def test_scales_that_only_nearly_have_factors_keep_groups_of_32() -> None:
     weight = factored_weight(256)
+
+    def scales(first, second, rest) -> np.ndarray:
+        return np.tile(np.array([first, second, *[rest] * 6], dtype=np.float32), (37, 1))
+
     for changed in (
-        {"scales": weight.scales.bfloat16()},
-        {"scales": torch.full((37, 8), 17.0).half().index_fill(1, torch.tensor([0]), 1.0)},
-        {"scales": torch.full((37, 8), 16.0).half().index_fill(1, torch.tensor([0]), -16.0)
-         .index_fill(1, torch.tensor([1]), 1.0)},
-        {"scales": torch.full((37, 8), 2.0**-30)},
-        {"zeros": torch.full((37, 8), 7, dtype=torch.uint8), "codes": weight.codes.byte() & 15},
-    ):  # fmt: skip
+        {"scales": cast(weight.scales, "bfloat16")},
+        {"scales": cast(scales(1.0, 17.0, 17.0), "float16")},
+        {"scales": cast(scales(-16.0, 1.0, 16.0), "float16")},
+        {"scales": scales(2.0**-30, 2.0**-30, 2.0**-30)},
+        {"zeros": np.full((37, 8), 7, dtype=np.uint8), "codes": weight.codes.view(np.uint8) & 15},
+    ):
         found = matrix_codes(replace(weight, **changed))
         assert found is not None and not found.form.has_factors
         check(replace(weight, **changed))
 
 
 def test_columns_in_groups_of_eight_or_out_of_order_are_expanded() -> None:
-    codes, form = torch.zeros((4, 64), dtype=torch.int8), {"name": "int4", "bits": 4}
+    codes, form = np.zeros((4, 64), dtype=np.int8), {"name": "int4", "bits": 4}
     of_8 = NumberFormat(**form, is_float=False, group_size=8, scale_bits=16)
     of_32 = NumberFormat(**form, is_float=False, group_size=32, scale_bits=16)
-    order = torch.arange(64) % 2
+    order, ones = np.arange(64) % 2, np.ones((4, 8), dtype=np.float32)
     for weight in (
-        QuantizedTensor(format=of_8, codes=codes, scales=torch.ones(4, 8)),
-        QuantizedTensor(format=of_32, codes=codes, scales=torch.ones(4, 2), group_of=order),
-        QuantizedTensor(format=of_32, codes=codes, scales=torch.full((4, 2), torch.inf)),
+        QuantizedTensor(format=of_8, codes=codes, scales=ones),
+        QuantizedTensor(format=of_32, codes=codes, scales=ones[:, :2], group_of=order),
+        QuantizedTensor(format=of_32, codes=codes, scales=ones[:, :2] * np.float32(np.inf)),
     ):
         assert matrix_codes(weight) is None
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, Driver, tiny_executor, tiny_model
 
 from ridgeline.core import ops
@@ -42,7 +41,7 @@ def without(monkeypatch, *kinds):
 
 
 def cpu_executor(config, **fields):
-    model = tiny_model(config, dtype=torch.float32)
+    model = tiny_model(config, dtype="float32")
     return tiny_executor(
         model=replace(model, **fields),
         block_tokens=16,
@@ -108,10 +107,10 @@ def test_weights_of_cut_ops_are_as_precise_as_the_checkpoint(monkeypatch):
 def test_adapters_change_cut_ops(monkeypatch):
     model = tiny_model(CONFIG)
     name = next(op.down.name for op in model.ops if isinstance(op, ops.MLP))
-    rng = torch.Generator().manual_seed(1)
+    rng = np.random.default_rng(1)
     lora = LoRAWeights(
-        down=torch.randn(2, CONFIG["intermediate_size"], generator=rng),
-        up=torch.randn(CONFIG["hidden_size"], 2, generator=rng),
+        down=rng.standard_normal((2, CONFIG["intermediate_size"]), dtype=np.float32),
+        up=rng.standard_normal((CONFIG["hidden_size"], 2), dtype=np.float32),
     )
     plain, _, _ = logits_and_tokens(CONFIG)
     expected, tokens, _ = logits_and_tokens(CONFIG, adapters=({name: lora},))

@@ -1,7 +1,6 @@
 """Experts that the native kernels say that they read."""
 
 import pytest
-import torch
 from tests.tiny import EXPERTS, LATENT, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.config import EngineConfig
@@ -17,7 +16,7 @@ def test_experts_read_are_those_of_the_reference(config):
     read = []
     for name in ("reference", "cpu"):
         executor = tiny_executor(
-            model=tiny_model(config, dtype=torch.float32),
+            model=tiny_model(config, dtype="float32"),
             block_tokens=16,
             make=lambda models, size, name=name: create_executor(
                 models, EngineConfig(executor=name, block_tokens=size)

@@ -1,7 +1,6 @@
 """Prompts whose activations no near cache holds: matrices multiply them block by block."""
 
 import numpy as np
-import torch
 from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.config import EngineConfig
@@ -20,7 +19,7 @@ PROMPT = [(7 * i + i * i) % 97 for i in range(320)]  # 2.6 MB of activations in 
 
 
 def test_a_prompt_in_chunks_has_the_bits_of_the_whole():
-    model = tiny_model(WIDE, dtype=torch.float32)
+    model = tiny_model(WIDE, dtype="float32")
     logits = []  # of all tokens
     for size in (len(PROMPT), 100):
         executor = tiny_executor(

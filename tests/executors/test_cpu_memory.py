@@ -4,7 +4,6 @@ import resource
 
 import numpy as np
 import pytest
-import torch
 from tests.tiny import Driver, tiny_executor, tiny_model
 
 from ridgeline.core.errors import OutOfMemoryError
@@ -31,7 +30,7 @@ def no_more_memory():
 
 
 def test_a_step_too_large_leaves_room_for_none_and_the_next_makes_its_own(no_more_memory):
-    model = tiny_model(dtype=torch.float32)
+    model = tiny_model(dtype="float32")
     executor = tiny_executor(model=model, block_tokens=16, make=CPUExecutor)
     driver, outputs = Driver(executor), Outputs(logits=True)
     before = driver.start(0, PROMPT, outputs=outputs).logits

@@ -1,7 +1,6 @@
 """Settings that the CPU executor refuses."""
 
 import pytest
-import torch
 from tests.tiny import tiny_model
 
 from ridgeline.core.errors import SettingsError
@@ -12,6 +11,6 @@ from ridgeline.executors.cpu.executor import CPUExecutor
 
 def test_sizes_of_blocks_are_refused_before_weights_are_packed(monkeypatch):
     monkeypatch.setattr(executor, "pack_weights", lambda *_: pytest.fail("it packs"))
-    models = {ModelRole.TARGET: tiny_model(dtype=torch.float32)}
+    models = {ModelRole.TARGET: tiny_model(dtype="float32")}
     with pytest.raises(SettingsError, match="multiples of 16 tokens, not 24"):
         CPUExecutor(models, 24)

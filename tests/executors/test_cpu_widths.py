@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from tests.tiny import CONFIG, Driver, tiny_executor
 
 from ridgeline.core.config import EngineConfig
@@ -26,8 +25,8 @@ def model() -> ExecutorModel:
         layers.append(replace(layer, attention=attention))
     spec = replace(spec, layers=tuple(layers))
     ops = lower(spec)
-    weights = dummy_weights(ops, dtype=torch.float32, seed=3)
-    return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=torch.float32)
+    weights = dummy_weights(ops, dtype="float32", seed=3)
+    return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype="float32")
 
 
 @pytest.mark.parametrize("count", [1, len(PROMPT)])

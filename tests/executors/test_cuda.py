@@ -445,7 +445,7 @@ def test_tokens_are_drawn_from_logits_as_they_are_computed():
     def make(models, block_tokens):
         return host_executor(models, block_tokens, kernels=Noting())
 
-    model = tiny_model(dtype=torch.bfloat16)
+    model = tiny_model(dtype="bfloat16")
     driver = Driver(tiny_executor(model=model, make=make))
     driver.decode(0, PROMPT, 3)
     assert kinds == {torch.bfloat16}

@@ -93,7 +93,7 @@ def test_steps_ask_for_no_kernel_that_warming_up_has_not_asked_for(launches, con
     caplog.set_level(logging.INFO)
     kernels = TritonKernels(torch.device("cpu"))
     executor = tiny_executor(
-        model=tiny_model(config, dtype=torch.float32),
+        model=tiny_model(config, dtype="float32"),
         num_blocks=170,
         make=lambda models, size: host_executor(
             models, size, kernels=kernels, device=RecordsLaunches(), num_slots=10, warm_up=True

@@ -23,7 +23,7 @@ def recorded(params, config=SMALL):
         kernels = TritonKernels(torch.device("cpu"))
         return host_executor(models, block_tokens, device=device, kernels=kernels, num_slots=2)
 
-    model = tiny_model(config, dtype=torch.float32)
+    model = tiny_model(config, dtype="float32")
     driver = Driver(tiny_executor(model=model, make=make))
     tokens = driver.decode(0, PROMPT, 5, params)
     driver.executor.close()

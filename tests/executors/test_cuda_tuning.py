@@ -324,7 +324,7 @@ def test_a_models_products_are_those_of_its_steps_and_steps_take_what_was_found(
         real(x, matrix, out, config=config, **settings)
 
     config = CONFIG | {"num_hidden_layers": 2, "intermediate_size": 64}
-    model = tiny_model(config, dtype=torch.float32)
+    model = tiny_model(config, dtype="float32")
     kernels = triton_kernels.TritonKernels(torch.device(DEVICE))
     monkeypatch.setattr("ridgeline.kernels.triton.tuning.linear", noting)
     monkeypatch.setattr(triton_kernels.kernels, "linear", noting)

@@ -13,6 +13,7 @@ from ridgeline.core.formats import number_format
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.upload import Uploads
 from ridgeline.executors.cuda.weights import load_weights
+from ridgeline.kernels.tensors import as_tensor
 
 PART = 64  # bytes
 
@@ -217,7 +218,7 @@ def test_a_model_is_the_same_through_any_size_of_buffer(monkeypatch, quantizatio
         assert torch.equal(matrix.codes, loaded[1].matrices[name].codes)
     for name, tensor in loaded[0].tensors.items():
         assert torch.equal(tensor, loaded[1].tensors[name])
-    expected = model.weights["layers.0.o"]
+    expected = as_tensor(model.weights["layers.0.o"])
     if form is None:
         assert torch.equal(loaded[1].matrices["layers.0.o"].codes, expected)
         assert loaded[1].matrices["layers.0.o"].codes.data_ptr() != expected.data_ptr()

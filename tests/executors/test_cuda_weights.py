@@ -31,8 +31,8 @@ def tiny_model_of(config):
     """As `tiny_model`, which changes the head, in bfloat16; with a tied one as well."""
     spec = describe(config).spec
     ops = lower(spec)
-    weights = dummy_weights(ops, dtype=torch.bfloat16, seed=0)
-    return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=torch.bfloat16)
+    weights = dummy_weights(ops, dtype="bfloat16", seed=0)
+    return ExecutorModel(spec=spec, ops=ops, weights=weights, dtype="bfloat16")
 
 
 def logits(model, make, **fields):
@@ -44,7 +44,7 @@ def logits(model, make, **fields):
 
 def quantized(weight, *, bits, group, zeros):
     columns = weight.shape[-1]
-    blocks = weight.float().view(*weight.shape[:-1], -1, group or columns)
+    blocks = torch.from_numpy(weight).float().view(*weight.shape[:-1], -1, group or columns)
     limit = 2 ** (bits - 1)
     scales = blocks.abs().amax(-1) / (limit - 1)
     codes = (blocks / scales[..., None]).round().clamp(-limit, limit - 1).to(torch.int8)
@@ -59,14 +59,17 @@ def quantized(weight, *, bits, group, zeros):
         name="stored", bits=bits, is_float=False, group_size=group, scale_bits=16,
         zero_bits=bits if zeros else 0,
     )  # fmt: skip
-    return QuantizedTensor(format=form, codes=codes, scales=scales.half(), zeros=zero_points)
+    zeros = None if zero_points is None else zero_points.numpy()
+    return QuantizedTensor(
+        format=form, codes=codes.numpy(), scales=scales.half().numpy(), zeros=zeros
+    )
 
 
 @pytest.mark.parametrize(
     ("bits", "group", "zeros"), [(4, 32, False), (4, 64, True), (8, None, False), (8, 64, True)]
 )
 def test_codes_of_a_checkpoint_are_kept(bits, group, zeros):
-    plain = tiny_model(WIDE, dtype=torch.float32)
+    plain = tiny_model(WIDE, dtype="float32")
     weights = {
         name: quantized(weight, bits=bits, group=group, zeros=zeros)
         if weight.ndim == 2 and name not in ("embed", "head")
@@ -113,7 +116,7 @@ def test_each_model_has_its_own_format():
 
 
 def test_what_cannot_be_quantized_is_refused_by_name():
-    stored = tiny_model(WIDE, dtype=torch.float32)
+    stored = tiny_model(WIDE, dtype="float32")
     weights = dict(stored.weights)
     weights["layers.0.o"] = quantized(weights["layers.0.o"], bits=8, group=None, zeros=False)
     with pytest.raises(SettingsError, match="quantized already"):
@@ -122,7 +125,7 @@ def test_what_cannot_be_quantized_is_refused_by_name():
             replace(stored, weights=weights, quantization=number_format("int8")),
             memory_share=0.9,
         )
-    narrow = tiny_model(CONFIG, dtype=torch.float32)  # 48 columns
+    narrow = tiny_model(CONFIG, dtype="float32")  # 48 columns
     narrow = replace(narrow, quantization=number_format("int4"))
     with pytest.raises(SettingsError, match="48 columns has no whole groups of 32"):
         load_weights(HostDevice(), narrow, memory_share=0.9)
@@ -130,11 +133,11 @@ def test_what_cannot_be_quantized_is_refused_by_name():
 
 def test_each_sequence_has_its_adapter():
     plain = tiny_model(WIDE)
-    generator = torch.Generator().manual_seed(3)
+    generator = np.random.default_rng(3)
 
     def adapter():
         def part(rows, columns):
-            return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+            return generator.standard_normal((rows, columns))
 
         names = ("layers.0.q", "layers.0.v", "layers.1.gate", "layers.2.down", "layers.1.o")
         return {

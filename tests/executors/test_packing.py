@@ -176,7 +176,7 @@ def test_blocks_are_packed_in_chunks(
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS, LATENT, SINKS])
 def test_bytes_are_known_before(config: dict, quantization: str | None) -> None:
     spec = describe(config).spec
-    ops, dtype, form = lower(spec), torch.bfloat16, on_load_format(quantization)
+    ops, dtype, form = lower(spec), "bfloat16", on_load_format(quantization)
     weights = DummyWeights(ops=ops, dtype=dtype, seed=0)
     model = ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype, quantization=form)
     assert packed_bytes(shared_pool(), ops, dtype, form) == packed(model).num_bytes

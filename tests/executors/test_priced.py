@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from tests.tiny import CONFIG, EXPERTS, tiny_model
 
 from ridgeline.core.config import EngineConfig
@@ -32,7 +31,7 @@ LARGE = {
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "int4-g128"])
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cpu_weights(config, dtype, quantization):
     form = on_load_format(quantization)
     model = replace(tiny_model(config | LARGE, dtype=dtype), quantization=form)
@@ -50,7 +49,7 @@ NARROW = LARGE | {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_h
 
 def test_int4_has_no_factors_where_its_columns_would_be_padded_to_more():
     form = on_load_format("int4")
-    model = replace(tiny_model(CONFIG | NARROW, dtype=torch.float32), quantization=form)
+    model = replace(tiny_model(CONFIG | NARROW, dtype="float32"), quantization=form)
     made = create_executor({ModelRole.TARGET: model}, EngineConfig(executor="cpu", block_tokens=16))
     priced = priced_model(model, "cpu")
     assert weights_bytes(priced) == pytest.approx(made.weights_bytes(), rel=0.01)
@@ -72,7 +71,7 @@ def test_cpu_prices_are_what_packing_allocates(name, quantization):
     spec = describe(dict(PRESETS[name])).spec
     ops, form = lower(spec), on_load_format(quantization)
     priced = priced_as_cpu(PricedModel(spec=spec, ops=ops, activations=BFLOAT16, weights=form))
-    allocated = packed_bytes(shared_pool(), ops, torch.bfloat16, form)
+    allocated = packed_bytes(shared_pool(), ops, "bfloat16", form)
     # Scales fill whole cache lines: of an odd number of groups, half a line is empty.
     assert weights_bytes(priced) == pytest.approx(allocated, rel=4e-3)
 
@@ -81,7 +80,7 @@ def test_cpu_prices_are_what_packing_allocates(name, quantization):
 @pytest.mark.parametrize("tied", [True, False])
 def test_bits_per_weight(quantization, tied):
     spec = describe(CONFIG | LARGE | {"tie_word_embeddings": tied}).spec
-    ops, dtype = lower(spec), torch.bfloat16
+    ops, dtype = lower(spec), "bfloat16"
     weights = DummyWeights(ops=ops, dtype=dtype, seed=0)
     form = on_load_format(quantization)
     model = ExecutorModel(spec=spec, ops=ops, weights=weights, dtype=dtype, quantization=form)
@@ -101,7 +100,7 @@ def test_bits_per_weight(quantization, tied):
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "float32", "bfloat16", "int8"])
 def test_cpu_kv(kv_cache_dtype):
-    model = tiny_model(CONFIG | LARGE, dtype=torch.bfloat16)
+    model = tiny_model(CONFIG | LARGE, dtype="bfloat16")
     made = create_executor(
         {ModelRole.TARGET: model},
         EngineConfig(executor="cpu", block_tokens=16, kv_cache_dtype=kv_cache_dtype),

@@ -4,7 +4,6 @@ import time
 from itertools import pairwise
 
 import pytest
-import torch
 from tests.executors.host_cuda import host_executor
 from tests.executors.test_contract import PROMPT
 from tests.tiny import CONFIG, EXPERTS, LATENT, WINDOWED, Driver, tiny_executor, tiny_model
@@ -24,7 +23,7 @@ KINDS = [
 
 
 def make_driver(kind, config=CONFIG, **options):
-    dtype = torch.float32 if kind == "cpu" else torch.float64
+    dtype = "float32" if kind == "cpu" else "float64"
     make = {"reference": None, "cuda": host_executor, "cpu": CPUExecutor}[kind]
     model = tiny_model(config, dtype=dtype, **options)
     executor = tiny_executor(model=model, make=make, block_tokens=16, num_blocks=64)
@@ -88,9 +87,9 @@ def test_a_replay_has_a_pass_for_each_step():
 
 @needs_kernels
 def test_drafts_are_told_apart():
-    draft = tiny_model(dtype=torch.float32, seed=1)
+    draft = tiny_model(dtype="float32", seed=1)
     executor = tiny_executor(
-        draft=draft, model=tiny_model(dtype=torch.float32), make=CPUExecutor, block_tokens=16
+        draft=draft, model=tiny_model(dtype="float32"), make=CPUExecutor, block_tokens=16
     )
     driver = Driver(executor)
     driver.start(0, PROMPT)

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from tests.tiny import CONFIG, WINDOWED, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.config import EngineConfig
@@ -187,7 +186,7 @@ def simulated(config, drafter=None, **settings):
 
 
 def real(config, drafter=None, **settings):
-    model, clock = tiny_model(config, dtype=torch.float64), VirtualClock()
+    model, clock = tiny_model(config, dtype="float64"), VirtualClock()
     executor = create_executor(
         {ModelRole.TARGET: model}, EngineConfig(executor="reference", block_tokens=4)
     )

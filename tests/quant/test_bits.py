@@ -1,7 +1,7 @@
 """Packing of small integers: round trips over all widths and odd lengths, and known words."""
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,12 +16,12 @@ from ridgeline.quant.bits import pack_words, unpack_nibbles, unpack_words, words
     seed=st.integers(0, 2**31),
 )
 def test_what_is_packed_comes_back(bits: int, count: int, rows: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randint(0, 1 << bits, (rows, count), generator=generator).to(torch.uint8)
+    generator = np.random.default_rng(seed)
+    values = generator.integers(0, 1 << bits, (rows, count), dtype=np.uint8)
     words = pack_words(values, bits)
-    assert words.dtype == torch.int32
+    assert words.dtype == np.int32
     assert words.shape == (rows, words_for(count, bits))
-    assert torch.equal(unpack_words(words, bits, count), values)
+    assert np.array_equal(unpack_words(words, bits, count), values)
 
 
 @settings(deadline=None, max_examples=40)
@@ -29,7 +29,7 @@ def test_what_is_packed_comes_back(bits: int, count: int, rows: int, seed: int) 
 def test_values_are_bits_of_one_long_number(bits: int, words: list[int]) -> None:
     number = sum(word << (32 * index) for index, word in enumerate(words))
     count = len(words) * 32 // bits
-    signed = torch.tensor([word - (word >> 31 << 32) for word in words], dtype=torch.int32)
+    signed = np.array([word - (word >> 31 << 32) for word in words], dtype=np.int32)
     expected = [(number >> (index * bits)) & ((1 << bits) - 1) for index in range(count)]
     assert unpack_words(signed[None], bits, count)[0].tolist() == expected
 
@@ -40,6 +40,6 @@ def test_words_are_rounded_up(bits: int, words: int) -> None:
 
 
 def test_nibbles_come_low_first_or_high_first() -> None:
-    data = torch.tensor([[0x21, 0x43]], dtype=torch.uint8)
+    data = np.array([[0x21, 0x43]], dtype=np.uint8)
     assert unpack_nibbles(data).tolist() == [[1, 2, 3, 4]]
     assert unpack_nibbles(data, high_first=True).tolist() == [[2, 1, 4, 3]]

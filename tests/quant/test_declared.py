@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from ridgeline.models import PRESETS, describe, lower, read_config
 from ridgeline.quant import QuantizedTensor, declared_formats, read_scheme
@@ -23,7 +22,7 @@ def test_declared_formats_are_those_of_the_files(folder: Path) -> None:
         ops=lower(definition.spec),
         sources=definition.sources,
         ignored=definition.ignored,
-        dtype=torch.float32,
+        dtype="float32",
     )
     stored = {name: weight for name, weight in weights if isinstance(weight, QuantizedTensor)}
     declared = declared_formats(definition)

@@ -2,8 +2,8 @@
 
 import logging
 
+import numpy as np
 import pytest
-import torch
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError, WeightsMismatchError
 from ridgeline.quant import TensorInfo, read_scheme
@@ -66,7 +66,7 @@ def test_unknown_keys_are_listed(caplog: pytest.LogCaptureFixture) -> None:
         read_scheme(GPTQ | {"novelty": 1}, strict=True)
 
 
-def infos(**parts: tuple[torch.dtype, tuple[int, ...]]) -> dict[str, TensorInfo]:
+def infos(**parts: tuple[str | None, tuple[int, ...]]) -> dict[str, TensorInfo]:
     return {f"m.{name}": TensorInfo(shape, dtype) for name, (dtype, shape) in parts.items()}
 
 
@@ -86,45 +86,45 @@ def test_groups_are_found_by_name_then_pattern_then_class() -> None:
 
 def test_parts_must_be_there_and_fit() -> None:
     good = {
-        "qweight": (torch.int32, (8, 16)),
-        "qzeros": (torch.int32, (2, 2)),
-        "scales": (torch.float16, (2, 16)),
+        "qweight": ("int32", (8, 16)),
+        "qzeros": ("int32", (2, 2)),
+        "scales": ("float16", (2, 16)),
     }
     scheme = read_scheme(GPTQ)
-    (weight,) = scheme.plan(infos(**good), lambda _: torch.empty(0)).weights
+    (weight,) = scheme.plan(infos(**good), lambda _: np.empty(0)).weights
     assert (weight.name, weight.shape) == ("m.weight", (16, 64))
     for change in (
-        {"scales": (torch.float16, (3, 16))},
-        {"scales": (torch.int32, (2, 16))},
-        {"qzeros": (torch.int32, (2, 16))},
-        {"qweight": (torch.int32, (8, 16, 1))},
-        {"g_idx": (torch.int32, (80,))},
+        {"scales": ("float16", (3, 16))},
+        {"scales": ("int32", (2, 16))},
+        {"qzeros": ("int32", (2, 16))},
+        {"qweight": ("int32", (8, 16, 1))},
+        {"g_idx": ("int32", (80,))},
     ):
         with pytest.raises(WeightsMismatchError, match=r"'m'|m\."):
-            scheme.plan(infos(**(good | change)), lambda _: torch.empty(0))
+            scheme.plan(infos(**(good | change)), lambda _: np.empty(0))
     del good["scales"]
     with pytest.raises(WeightsMismatchError, match="has no"):
-        scheme.plan(infos(**good), lambda _: torch.empty(0))
+        scheme.plan(infos(**good), lambda _: np.empty(0))
 
 
 def test_zero_biases_of_gptq_may_be_left_over() -> None:
     parts = infos(
-        qweight=(torch.int32, (8, 16)),
-        qzeros=(torch.int32, (2, 2)),
-        scales=(torch.float16, (2, 16)),
-        bias=(torch.float16, (16,)),
+        qweight=("int32", (8, 16)),
+        qzeros=("int32", (2, 2)),
+        scales=("float16", (2, 16)),
+        bias=("float16", (16,)),
     )
     scheme = read_scheme(GPTQ)
-    assert scheme.plan(parts, lambda _: torch.zeros(16)).spare == {"m.bias"}
-    assert not scheme.plan(parts, lambda _: torch.ones(16)).spare
+    assert scheme.plan(parts, lambda _: np.zeros(16)).spare == {"m.bias"}
+    assert not scheme.plan(parts, lambda _: np.ones(16)).spare
 
 
 def test_fp8_of_another_kind_is_named_and_scales_of_attention_may_be_left_over() -> None:
-    parts = infos(weight=(torch.float8_e4m3fn, (8, 16)), weight_scale=(torch.float32, (8, 1)))
-    parts |= infos(q_scale=(torch.float32, (1,)), k_scale=(torch.float32, (1,)))
+    parts = infos(weight=("float8_e4m3fn", (8, 16)), weight_scale=("float32", (8, 1)))
+    parts |= infos(q_scale=("float32", (1,)), k_scale=("float32", (1,)))
     scheme = read_scheme({"quant_method": "fp8"})
-    plan = scheme.plan(parts, lambda _: torch.empty(0))
+    plan = scheme.plan(parts, lambda _: np.empty(0))
     assert plan.spare == {"m.q_scale", "m.k_scale"}
     parts |= infos(weight=(None, (8, 16)))
     with pytest.raises(WeightsMismatchError, match="'m' must be float8_e4m3fn or float8_e5m2"):
-        scheme.plan(parts, lambda _: torch.empty(0))
+        scheme.plan(parts, lambda _: np.empty(0))

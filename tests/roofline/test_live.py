@@ -5,7 +5,6 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
-import torch
 from tests.roofline.test_fitting import CEILINGS, samples
 from tests.tiny import CONFIG, Driver, tiny_executor, tiny_model
 
@@ -244,7 +243,7 @@ def test_what_waits_to_be_priced_takes_little_memory(monkeypatch):
 
 
 def test_real_steps_keep_no_arrays(calibration):
-    model = tiny_model(CONFIG, dtype=torch.float32)
+    model = tiny_model(CONFIG, dtype="float32")
     priced = {ModelRole.TARGET: PricedModel(spec=model.spec, ops=model.ops, activations=FLOAT32)}
     driver = Driver(tiny_executor(model=model))
     watch = Observer(priced)

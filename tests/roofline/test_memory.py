@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_executor, tiny_model
 
 from ridgeline.core.formats import BFLOAT16, FLOAT64, number_format
@@ -28,7 +27,7 @@ def preset(name, **changes):
 
 @pytest.mark.parametrize("config", [CONFIG, WINDOWED, LATENT])
 def test_bytes_are_those_of_the_tensors(config):
-    model = tiny_model(config, dtype=torch.float64)
+    model = tiny_model(config, dtype="float64")
     priced = PricedModel(spec=model.spec, ops=model.ops, activations=FLOAT64)
     assert weights_bytes(priced) == sum(value.nbytes for value in model.weights.values())
     layout = tiny_executor(model=model, block_tokens=8).kv_layout()

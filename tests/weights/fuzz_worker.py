@@ -12,23 +12,26 @@ from pathlib import Path
 import torch
 from safetensors.torch import load
 
+from ridgeline.core.arrays import Array, empty
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.ops import Head, Weight
 from ridgeline.models import TensorSource
 from ridgeline.weights import Checkpoint, load_weights
 
 
-def bits(tensor: torch.Tensor) -> bytes:
+def bits(tensor: Array | torch.Tensor) -> bytes:
+    if not isinstance(tensor, torch.Tensor):
+        return tensor.tobytes()
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def read_all(folder: Path) -> dict[str, torch.Tensor]:
+def read_all(folder: Path) -> dict[str, Array]:
     """Every tensor, by both ways, which must agree."""
     tensors = {}
     with Checkpoint(folder) as checkpoint:
         for name in checkpoint.names():
             view = checkpoint.tensor(name)
-            out = torch.empty(checkpoint.shape(name), dtype=checkpoint.dtype(name))
+            out = empty(checkpoint.shape(name), checkpoint.dtype(name))
             checkpoint.read_into(name, out)
             if bits(view) != bits(out):
                 raise AssertionError(f"two values of {name!r}")
@@ -36,7 +39,7 @@ def read_all(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def compare(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+def compare(folder: Path, tensors: dict[str, Array]) -> None:
     """What we accept, the safetensors library accepts too, with the same values."""
     expected = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -44,8 +47,8 @@ def compare(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     if expected.keys() != tensors.keys():
         raise AssertionError("other names than the library")
     for name, want in expected.items():
-        got = tensors[name]
-        if (got.dtype, got.shape, bits(got)) != (want.dtype, want.shape, bits(want)):
+        got, kind = tensors[name], str(want.dtype).removeprefix("torch.")
+        if (got.dtype.name, got.shape, bits(got)) != (kind, tuple(want.shape), bits(want)):
             raise AssertionError(f"another value of {name!r} than the library")
 
 
@@ -54,7 +57,7 @@ def load_as_model(folder: Path, shapes: dict[str, list[int]]) -> None:
     ops = [Head(weight=Weight(name=n, shape=tuple(s)), softcap=None) for n, s in shapes.items()]
     sources = {name: TensorSource(name=name) for name in shapes}
     try:
-        load_weights(folder, ops=ops, sources=sources, ignored=[r"int\..*"], dtype=torch.float32)
+        load_weights(folder, ops=ops, sources=sources, ignored=[r"int\..*"], dtype="float32")
     except RidgelineError as error:
         str(error).encode("ascii")
 

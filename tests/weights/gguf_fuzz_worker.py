@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from ridgeline.core.errors import RidgelineError
 from ridgeline.models import lower
 from ridgeline.text import tokenizer_from_gguf
@@ -36,7 +34,7 @@ def read_all(path: Path) -> None:
         ops=lower(definition.spec),
         sources=definition.sources,
         ignored=definition.ignored,
-        dtype=torch.float32,
+        dtype="float32",
     )
 
 

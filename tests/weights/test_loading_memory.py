@@ -12,7 +12,7 @@ MIB = 1 << 20
 ROWS = [8, 1, 4, 2, 8, 1]  # MiB of bfloat16 each
 
 CODE = """
-import json, sys, torch
+import json, sys
 from pathlib import Path
 from ridgeline.core.ops import Head, Weight
 from ridgeline.models import TensorSource
@@ -28,13 +28,12 @@ def load(folder, names_shapes, dtype):
 
 small, large, shapes = json.loads(sys.argv[1])
 peaks = {}
-for name in ("bfloat16", "float32"):
-    dtype = getattr(torch, name)
+for dtype in ("bfloat16", "float32"):
     load(Path(small), [("w0", [64, 1024])], dtype)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = status("VmRSS")
     weights = load(Path(large), shapes, dtype)
-    peaks[name] = [status("VmHWM") - before, sum(w.nbytes for w in weights.values())]
+    peaks[dtype] = [status("VmHWM") - before, sum(w.nbytes for w in weights.values())]
     del weights
 print(json.dumps(peaks))
 """

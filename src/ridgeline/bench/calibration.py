@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 import ridgeline
 from ridgeline.bench.caches import cache_sizes
 from ridgeline.bench.ceilings import measure_ceilings, operation_rates
@@ -19,7 +17,6 @@ from ridgeline.bench.conditions import CONTENTION_SHARE, Watch
 from ridgeline.bench.kept_rounds import KeptRounds
 from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.step_timing import StepShape, StepTimer, StepTimes
-from ridgeline.bench.torch_ceilings import torch_ceilings
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.formats import ON_LOAD, on_load_format
@@ -115,7 +112,7 @@ def describe_model(config: Config, number_format: str) -> ExecutorModel:
     spec = describe(config).spec
     ops = lower(spec)
     quantization = on_load_format(number_format) if number_format in ON_LOAD else None
-    dtype: torch.dtype = torch.bfloat16 if quantization else getattr(torch, number_format)
+    dtype = "bfloat16" if quantization else number_format
     weights = DummyWeights(ops=ops, dtype=dtype, seed=0)
     return ExecutorModel(
         spec=spec, ops=ops, weights=weights, dtype=dtype, quantization=quantization
@@ -223,6 +220,8 @@ def measure_roof(executor: str) -> Ceilings:
     """The ceilings of what an executor computes with: native loops, or PyTorch."""
     if executor_traits(executor).is_native:
         return measure_ceilings(load_native_loops(), rounds=2).ceilings()
+    from ridgeline.bench.torch_ceilings import torch_ceilings
+
     return torch_ceilings()
 
 
@@ -238,6 +237,8 @@ class Rates:
 def rates_now(executor: str) -> Rates:
     """Whether the machine still gives what `measure_roof` found; in about a second."""
     if not executor_traits(executor).is_native:
+        from ridgeline.bench.torch_ceilings import torch_ceilings
+
         return Rates(memory=torch_ceilings((), rounds=1).memory.bytes_per_s, operations={})
     loops, threads = load_native_loops(), usable_cores()
     each = _CACHES * cache_sizes().l3_bytes // threads

@@ -130,6 +130,10 @@ def _isa_flags() -> list[str]:
 
 
 def _gpus() -> list[str]:
+    from ridgeline.executors.traits import has_torch
+
+    if not has_torch():
+        return []
     import torch
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

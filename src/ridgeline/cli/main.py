@@ -72,10 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _SERVER_PACKAGES:
+        package = (error.name or "").partition(".")[0]
+        if package != "torch" and package not in _SERVER_PACKAGES:
             raise
+        extra = "torch" if package == "torch" else "server"
         print(
-            f"error: This command needs {error.name}: pip install 'ridgeline[server]'.",
+            f"error: This command needs {error.name}: pip install 'ridgeline[{extra}]'.",
             file=sys.stderr,
         )
         return MissingDependencyError.exit_code

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ridgeline.compress.block_forward import Key
 from ridgeline.compress.grids import Blocks
@@ -61,11 +60,11 @@ class GGUFTarget:
                     key = block_key(stored)
                     if key is not None:
                         rounded.add(key)
-                        yield *key, file.tensor(stored).numpy()
+                        yield *key, file.tensor(stored)
         names = weight_shapes(model.stored.ops).keys()
         others = [name for name in names if name not in plan.quantized]
         for name, index, weight in weight_parts(model.stored, only=others):
-            values = expanded(weight, torch.float32).numpy()
+            values = expanded(weight, "float32")
             yield name, index, np.ascontiguousarray(values)
 
 

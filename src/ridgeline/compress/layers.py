@@ -11,6 +11,7 @@ from ridgeline.core import ops
 from ridgeline.core.config import EngineConfig
 from ridgeline.engine.loading import LoadedModel, load_model
 from ridgeline.evaluation import Document, LogProbabilities, log_softmax
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.weights import CheckpointWeights, expanded, weight_parts, weight_shapes
 
 Run = tuple[ops.Op, ...]
@@ -47,7 +48,7 @@ class LayeredModel:
         """
         shapes, found = weight_shapes(self.runs[run]), dict[str, torch.Tensor]()
         for name, index, weight in weight_parts(self.stored, only=shapes):
-            values = expanded(weight, torch.float32)
+            values = as_tensor(expanded(weight, "float32"))
             if index is None:
                 found[name] = values
             else:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.errors import CorruptFileError, DiskError, SettingsError
 from ridgeline.weights.files import CONFIG_NAME, INDEX_NAME, is_wanted
 from ridgeline.weights.safetensors_writing import (
@@ -77,7 +78,7 @@ class OutputFolder:
         """What was told of each shard."""
         return [shard["notes"] for shard in self._done]
 
-    def add_shard(self, name: str, tensors: Mapping[str, torch.Tensor], notes: Any) -> None:
+    def add_shard(self, name: str, tensors: Mapping[str, Array], notes: Any) -> None:
         """Write a shard; ``notes`` are plain values, kept in the manifest."""
         sha256 = write_safetensors(self.path / name, tensors)
         sizes = {tensor: values.nbytes for tensor, values in tensors.items()}

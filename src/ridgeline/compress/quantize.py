@@ -28,7 +28,9 @@ from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.smoothing import changed_weights, smooth
 from ridgeline.compress.tensors import OUTSIDE, GridOf, StoredTensor, TensorPlan, plan_tensors
 from ridgeline.compress.writing import quantized_config, quantized_parts
+from ridgeline.core.arrays import Array, cast
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.kernels.tensors import as_array, torch_dtype
 from ridgeline.models import read_config
 from ridgeline.weights import Checkpoint
 from ridgeline.weights.digest import content_digest
@@ -221,7 +223,7 @@ class _Quantization:
         if self._windows:
             self._streams(layer).write(self._behind(layer, weights, run))
         assert not rounding.missing(), "something was multiplied with every matrix"
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Array] = {}
         for tensor in self._plan.of_run(layer):
             parts = rounding.parts.get(tensor.name)
             if self._is_gguf:  # what is not rounded comes from the model again
@@ -229,7 +231,7 @@ class _Quantization:
                 continue
             values = self._checkpoint.tensor(tensor.name)
             if tensor.weight in changed:
-                values = weights[tensor.weight].to(values.dtype)
+                values = cast(as_array(weights[tensor.weight]), values.dtype.name)
             tensors |= parts or {tensor.name: values}
         self._folder.add_shard(self._shard_name(layer), tensors, rounding.notes)
 
@@ -244,7 +246,7 @@ class _Quantization:
             grid_of=self._grid_of,
             rounds_activations=self._recipe.rounds_activations,
             quantized=self._plan.quantized,
-            gain_dtype=lambda name: self._checkpoint.dtype(norms[name]),
+            gain_dtype=lambda name: torch_dtype(self._checkpoint.dtype(norms[name])),
         )
         return changed_weights(run)
 
@@ -326,7 +328,7 @@ class _Layer:
         self._tensor_of = {key: each for each in tensors for key in each.matrices}
         self._rounded: dict[Key, RoundedMatrix] = {}
         self._done: set[Key] = set()
-        self.parts: dict[str, dict[str, torch.Tensor]] = {}
+        self.parts: dict[str, dict[str, Array]] = {}
         self.notes: Notes = {}
 
     def missing(self) -> list[Key]:
@@ -358,7 +360,7 @@ class _Layer:
             self.notes[label]["unseen"] = True
         if isinstance(grid, Blocks):
             blocks = grid.pack(found.codes_OI, found.steps)
-            self.parts.setdefault(tensor.name, {})[block_name(key)] = blocks
+            self.parts.setdefault(tensor.name, {})[block_name(key)] = as_array(blocks)
             return
         self._rounded[key] = found
         if all(each in self._rounded for each in tensor.matrices):

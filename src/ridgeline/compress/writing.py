@@ -9,6 +9,7 @@ from ridgeline.compress.gptq import RoundedMatrix
 from ridgeline.compress.grids.base import inverse
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.tensors import TensorPlan
+from ridgeline.core.arrays import Array
 from ridgeline.quant.compressed_tensors_writing import (
     byte_parts,
     packed_parts,
@@ -17,7 +18,7 @@ from ridgeline.quant.compressed_tensors_writing import (
 from ridgeline.quant.gptq_writing import gptq_config, gptq_parts
 
 
-def quantized_parts(recipe: Recipe, matrices: Sequence[RoundedMatrix]) -> dict[str, torch.Tensor]:
+def quantized_parts(recipe: Recipe, matrices: Sequence[RoundedMatrix]) -> dict[str, Array]:
     """The tensors, by suffix, of matrices that lie one below the other in one tensor.
 
     Scales are float16, which holds those that the grids choose without loss.
@@ -29,9 +30,14 @@ def quantized_parts(recipe: Recipe, matrices: Sequence[RoundedMatrix]) -> dict[s
     if offsets:
         zeros = (-torch.cat(offsets) * inverse(scales)).round().to(torch.int16)
     if recipe.rounds_activations:
-        return byte_parts(codes, scales)
+        return byte_parts(codes.numpy(), scales.numpy())
     write = gptq_parts if recipe.format == "gptq" else packed_parts
-    return write(codes, scales.half(), zeros, recipe.bits)
+    return write(
+        codes.numpy(),
+        scales.half().numpy(),
+        None if zeros is None else zeros.numpy(),
+        recipe.bits,
+    )
 
 
 def quantized_config(recipe: Recipe, plan: TensorPlan) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Choosing tokens: sampling and the verification of drafts."""
 
 from ridgeline.decoding.logprobs import token_logprobs
-from ridgeline.decoding.noise import gumbel, random_words
+from ridgeline.decoding.noise import gumbel
 from ridgeline.decoding.rejection import Proposal, propose, verify_by_rejection
 from ridgeline.decoding.sampling import (
     History,
@@ -23,7 +23,6 @@ __all__ = [
     "gumbel",
     "process_logits",
     "propose",
-    "random_words",
     "sample",
     "token_logprobs",
     "verify",

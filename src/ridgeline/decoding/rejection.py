@@ -12,12 +12,13 @@ so what a draft was drawn with tells nothing of what is drawn in its place.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from ridgeline.core.philox import NoiseStream
+from ridgeline.core.arrays import Array
+from ridgeline.core.philox import NoiseStream, words_of
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.decoding.noise import random_words, uniform
-from ridgeline.decoding.sampling import History, NothingToSampleError, draw, process_logits
+from ridgeline.decoding.noise import uniform
+from ridgeline.decoding.sampling import History, NothingToSampleError, draw, process_logits, softmax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,31 +26,30 @@ class Proposal:
     """A drafted token, and the distribution ``[V]`` that it was drawn from."""
 
     token_id: int
-    q_V: torch.Tensor
+    q_V: Array
 
 
-def accepts(
-    p_NV: torch.Tensor, q_NV: torch.Tensor, drafts_N: torch.Tensor, uniform_N: torch.Tensor
-) -> torch.Tensor:
+def accepts(p_NV: Array, q_NV: Array, drafts_N: Array, uniform_N: Array) -> Array:
     """Which drafts are accepted.
 
     ``p_NV`` and ``q_NV`` are the target's and the drafter's probabilities as they are sampled
     (after penalties, temperature, truncation and mask); a drafter without a distribution has a one
     at its draft. ``uniform_N`` in (0, 1) is independent of what the drafts were drawn with.
     """
-    rows = torch.arange(len(drafts_N))
-    return uniform_N * q_NV[rows, drafts_N] < p_NV[rows, drafts_N]
+    rows = np.arange(len(drafts_N))
+    accepted: Array = uniform_N * q_NV[rows, drafts_N] < p_NV[rows, drafts_N]
+    return accepted
 
 
-def residual(p_NV: torch.Tensor, q_NV: torch.Tensor) -> torch.Tensor:
+def residual(p_NV: Array, q_NV: Array) -> Array:
     """What a token is drawn from, in proportion, where a draft from q was rejected."""
-    rest = (p_NV - q_NV).clamp_min(0.0)
+    rest = np.maximum(p_NV - q_NV, 0.0)
     # Where p equals q there is no rest, and nothing is rejected but by rounding.
-    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p_NV)
+    return np.where(rest.sum(-1, keepdims=True) > 0, rest, p_NV)
 
 
 def propose(
-    logits_V: torch.Tensor,
+    logits_V: Array,
     params: SamplingParams,
     history: History,
     *,
@@ -69,18 +69,18 @@ def propose(
         position=len(history.token_ids),
         stream=NoiseStream.DRAFT,
     )
-    return Proposal(token_id=token, q_V=processed.softmax(-1))
+    return Proposal(token_id=token, q_V=softmax(processed))
 
 
 def verify_by_rejection(
     drafts: Sequence[int],
     proposals: Sequence[Proposal | None],
-    target: Callable[[int], torch.Tensor],
+    target: Callable[[int], Array],
     *,
     seed: int,
     sample_index: int,
     position: int,
-    masks_NV: torch.Tensor | None = None,
+    masks_NV: Array | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens from ``position`` on, accepted drafts and then one more; and the accepted indices.
 
@@ -92,10 +92,10 @@ def verify_by_rejection(
         NothingToSampleError: no token is possible.
     """
     for index, (token, proposal) in enumerate(zip(drafts, proposals, strict=True)):
-        p_V = _possible(target(index)).softmax(-1)
+        p_V = softmax(_possible(target(index)))
         q_V = _proposed(token, proposal, p_V, None if masks_NV is None else masks_NV[index])
-        drafted = torch.tensor([token])
-        words = random_words(
+        drafted = np.array([token])
+        words = words_of(
             drafted,
             seed=seed,
             sample_index=sample_index,
@@ -104,8 +104,10 @@ def verify_by_rejection(
         )
         if bool(accepts(p_V[None], q_V[None], drafted, uniform(words))[0]):
             continue
+        with np.errstate(divide="ignore"):
+            rest_V = np.log(residual(p_V[None], q_V[None])[0])
         redrawn = draw(
-            residual(p_V[None], q_V[None])[0].log(),
+            rest_V,
             seed=seed,
             sample_index=sample_index,
             position=position + index,
@@ -119,19 +121,20 @@ def verify_by_rejection(
     return (*drafts, last), tuple(range(count))
 
 
-def _proposed(
-    token: int, proposal: Proposal | None, like_V: torch.Tensor, mask_V: torch.Tensor | None
-) -> torch.Tensor:
+def _proposed(token: int, proposal: Proposal | None, like_V: Array, mask_V: Array | None) -> Array:
     """The distribution that a draft came from."""
     if proposal is None:
-        return torch.zeros_like(like_V).index_fill(0, torch.tensor([token]), 1.0)
+        q_V = np.zeros_like(like_V)
+        q_V[token] = 1.0
+        return q_V
     q_V = proposal.q_V
     if mask_V is not None:
         q_V = q_V * mask_V
-    return q_V / q_V.sum()
+    rest: Array = q_V / q_V.sum()
+    return rest
 
 
-def _possible(processed_V: torch.Tensor) -> torch.Tensor:
+def _possible(processed_V: Array) -> Array:
     """The row, unless nothing can be drawn from it."""
     if not processed_V.max() > float("-inf"):  # −inf, or NaN
         raise NothingToSampleError

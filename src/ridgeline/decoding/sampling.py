@@ -8,11 +8,12 @@ distributed as softmax(logits), and g depends on (seed, sample index, position, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from ridgeline.core.philox import NoiseStream
+from ridgeline.core.arrays import Array
+from ridgeline.core.philox import NoiseStream, words_of
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.decoding.noise import gumbel, random_words
+from ridgeline.decoding.noise import gumbel
 
 _NEVER = float("-inf")
 
@@ -35,13 +36,13 @@ class History:
 
 
 def sample(
-    logits_V: torch.Tensor,
+    logits_V: Array,
     params: SamplingParams,
     history: History,
     *,
     seed: int,
     sample_index: int = 0,
-    mask_V: torch.Tensor | None = None,
+    mask_V: Array | None = None,
 ) -> int:
     """Draw the token at position ``len(history.token_ids)``. ``mask_V``: bool, the allowed ones.
 
@@ -57,7 +58,7 @@ def sample(
 
 
 def draw(
-    processed_V: torch.Tensor,
+    processed_V: Array,
     *,
     seed: int,
     sample_index: int,
@@ -65,93 +66,109 @@ def draw(
     stream: NoiseStream = NoiseStream.SAMPLE,
 ) -> int:
     """Draw from softmax(``processed_V``), of which at least one entry is finite."""
-    candidates = torch.nonzero(processed_V > _NEVER)[:, 0]
-    words = random_words(
+    candidates = np.flatnonzero(processed_V > _NEVER)
+    words = words_of(
         candidates, seed=seed, sample_index=sample_index, position=position, stream=stream
     )
     return int(candidates[(processed_V[candidates] + gumbel(words)).argmax()])
 
 
 def process_logits(
-    logits_V: torch.Tensor,
+    logits_V: Array,
     params: SamplingParams,
     history: History,
     *,
-    mask_V: torch.Tensor | None = None,
-) -> torch.Tensor:
+    mask_V: Array | None = None,
+) -> Array:
     """Logits of the distribution that is sampled, float64; −inf for what cannot be drawn."""
     logits = constrain(logits_V, params, history, mask_V=mask_V)
     if params.is_greedy:
         return logits
-    logits = (logits - logits.max()) / params.temperature  # no overflow, however cold
+    with np.errstate(invalid="ignore", over="ignore"):
+        logits = (logits - logits.max()) / params.temperature  # no overflow, however cold
     logits = _top_k(logits, params.top_k)
     logits = _top_p(logits, params.top_p)
     return _min_p(logits, params.min_p)
 
 
 def constrain(
-    logits_V: torch.Tensor,
+    logits_V: Array,
     params: SamplingParams,
     history: History,
     *,
-    mask_V: torch.Tensor | None = None,
-) -> torch.Tensor:
+    mask_V: Array | None = None,
+) -> Array:
     """The part of `process_logits` that looks at single tokens: mask, bias, length, penalties."""
-    logits = logits_V.double()
+    logits = logits_V.astype(np.float64)
     if mask_V is not None:
-        logits = logits.masked_fill(~mask_V, _NEVER)
+        logits[~mask_V] = _NEVER
     logits = _bias(logits, params)
     logits = _minimum_length(logits, params, history)
     return _penalise(logits, params, history) if params.has_penalties else logits
 
 
-def _bias(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def _bias(logits: Array, params: SamplingParams) -> Array:
     if not params.logit_bias:
         return logits
-    ids = torch.tensor(list(params.logit_bias), device=logits.device)
-    return logits.index_add(0, ids, logits.new_tensor(list(params.logit_bias.values())))
+    logits = logits.copy()
+    logits[list(params.logit_bias)] += list(params.logit_bias.values())
+    return logits
 
 
-def _minimum_length(logits: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
+def _minimum_length(logits: Array, params: SamplingParams, history: History) -> Array:
     barred = (*history.eos_token_ids, *params.stop_token_ids)
     if len(history.output) >= params.min_tokens or not barred:
         return logits
-    without = logits.index_fill(0, torch.tensor(barred, device=logits.device), _NEVER)
+    without = _without(logits, list(barred))
     return without if without.max() > _NEVER else logits  # where only an end is possible, it ends
 
 
-def _penalise(logits_V: torch.Tensor, params: SamplingParams, history: History) -> torch.Tensor:
-    def ids(tokens: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(tokens, dtype=torch.long, device=logits_V.device)
-
-    seen = ids(sorted(set(history.token_ids)))
+def _penalise(logits_V: Array, params: SamplingParams, history: History) -> Array:
+    seen = np.array(sorted(set(history.token_ids)), dtype=np.int64)
     factor = params.repetition_penalty
-    kept = logits_V[seen]
-    logits = logits_V.index_copy(0, seen, torch.where(kept > 0, kept / factor, kept * factor))
-    counts = torch.bincount(ids(list(history.output)), minlength=len(logits))
-    return logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    logits, kept = logits_V.copy(), logits_V[seen]
+    logits[seen] = np.where(kept > 0, kept / factor, kept * factor)
+    output = np.array(history.output, dtype=np.int64)
+    counts = np.bincount(output, minlength=len(logits)).astype(np.float32)
+    frequency, presence = np.float32(params.frequency_penalty), np.float32(params.presence_penalty)
+    logits -= frequency * counts
+    logits -= presence * (counts > 0)
+    return logits
 
 
-def _top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+def _top_k(logits: Array, k: int) -> Array:
     """Keep the k best; ties with the k-th are kept, so that the order of ids does not matter."""
     if k <= 0 or k >= len(logits):
         return logits
-    return logits.masked_fill(logits < logits.topk(k).values[-1], _NEVER)
+    return _without(logits, logits < np.partition(logits, len(logits) - k)[len(logits) - k])
 
 
-def _top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+def _top_p(logits: Array, p: float) -> Array:
     """Keep the smallest set of best tokens whose probabilities reach p (Holtzman et al. 2020)."""
     if p >= 1.0:
         return logits
-    order = logits.sort(descending=True, stable=True)
-    probabilities = order.values.softmax(-1)
-    dropped = probabilities.cumsum(-1) - probabilities >= p
-    return logits.index_fill(0, order.indices[dropped], _NEVER)
+    order = np.argsort(-logits, kind="stable")
+    probabilities = softmax(logits[order])
+    dropped = probabilities.cumsum() - probabilities >= p
+    return _without(logits, order[dropped])
 
 
-def _min_p(logits: torch.Tensor, share: float) -> torch.Tensor:
+def _min_p(logits: Array, share: float) -> Array:
     """Drop tokens below ``share`` of the best one's probability (Nguyen et al. 2024)."""
     if share == 0.0:
         return logits
-    log_share = torch.tensor(share, dtype=logits.dtype).log()
-    return logits.masked_fill(logits < logits.max() + log_share, _NEVER)
+    return _without(logits, logits < logits.max() + np.log(share))
+
+
+def softmax(logits_V: Array) -> Array:
+    """The probabilities of a row of which at least one entry is finite."""
+    weights = np.exp(logits_V - logits_V.max())
+    probabilities: Array = weights / weights.sum()
+    return probabilities
+
+
+def _without(logits: Array, dropped: Array | list[int]) -> Array:
+    """A copy in which some tokens cannot be drawn."""
+    logits = logits.copy()
+    logits[dropped] = _NEVER
+    return logits

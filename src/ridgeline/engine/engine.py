@@ -57,7 +57,7 @@ class Engine:
             config,
             spec=spec,
             executor=self.executor.name,
-            dtype=str(loaded.model.dtype).removeprefix("torch."),
+            dtype=loaded.model.dtype,
             block_bytes=layout.block_bytes,
             free_bytes=available_memory_bytes(),
             kv_bytes=self.executor.kv_budget_bytes(config.max_num_batched_tokens),

@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import (
     CorruptFileError,
@@ -125,8 +123,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
     """
     description = describe_model(config, progress=progress)
     definition, folder = description.definition, description.folder
-    dtype_name = definition.dtype if config.dtype == "auto" else float_format(config.dtype).name
-    dtype: torch.dtype = getattr(torch, dtype_name)
+    dtype = definition.dtype if config.dtype == "auto" else float_format(config.dtype).name
     ops = lower(definition.spec)
     scheme = None
     if definition.quantization is not None:

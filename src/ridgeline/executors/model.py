@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.spec import ModelSpec
-from ridgeline.quant import QuantizedTensor
+from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.weights import Adapter, Weight, WeightSource
 
 
@@ -24,7 +22,7 @@ class ExecutorModel:
     spec: ModelSpec
     ops: tuple[Op, ...]
     weights: WeightSource
-    dtype: torch.dtype
+    dtype: str
     quantization: NumberFormat | None = None
     adapters: tuple[Adapter, ...] = ()
 
@@ -34,7 +32,7 @@ class ExecutorModel:
             SettingsError: the model is to be quantized, and this weight of it is already, unless
                 it may be, to the same number of bits.
         """
-        if self.quantization is None or isinstance(weight, torch.Tensor):
+        if self.quantization is None or not isinstance(weight, QuantizedTensor | GGUFBlocks):
             return
         has_its_bits = (
             isinstance(weight, QuantizedTensor) and weight.format.bits == self.quantization.bits

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import ModelRole, Outputs, Segment
 from ridgeline.core.result import SegmentResult, TokenLogprobs
@@ -131,9 +131,9 @@ class SegmentRows(NamedTuple):
     final hidden state of its last row.
     """
 
-    logits_NV: torch.Tensor
-    pooled: Callable[[], torch.Tensor]
-    prompt_logits: Iterable[torch.Tensor] | None = None
+    logits_NV: Array
+    pooled: Callable[[], Array]
+    prompt_logits: Iterable[Array] | None = None
 
 
 def segment_result(
@@ -171,14 +171,14 @@ def segment_result(
             if wanted.prompt_logprobs
             else ()
         ),
-        logits=logits_NV.float().numpy().copy() if wanted.logits else None,
-        pooled=pooled().float().numpy().copy() if wanted.pooled else None,
+        logits=logits_NV.astype(np.float32) if wanted.logits else None,
+        pooled=pooled().astype(np.float32) if wanted.pooled else None,
     )
 
 
 def _draw(
     item: SegmentContext,
-    logits_NV: torch.Tensor,
+    logits_NV: Array,
     mask: Mask | None,
     role: ModelRole,
     drawn: Sequence[int] | None,
@@ -209,7 +209,7 @@ def _draw(
     return verify(item.drafts, item.parents, draw)
 
 
-def _propose(item: SegmentContext, logits_V: torch.Tensor, known: Sequence[int]) -> int:
+def _propose(item: SegmentContext, logits_V: Array, known: Sequence[int]) -> int:
     state, admission = item.state, item.state.admission
     try:
         proposal = propose(
@@ -228,15 +228,15 @@ def _propose(item: SegmentContext, logits_V: torch.Tensor, known: Sequence[int])
 
 def _verify_by_rejection(
     item: SegmentContext,
-    logits_NV: torch.Tensor,
+    logits_NV: Array,
     known: Sequence[int],
-    allowed_NV: torch.Tensor | None,
+    allowed_NV: Array | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if item.segment.parents:
         raise EngineError("Rejection sampling verifies chains of drafts, not trees.")
     state, admission = item.state, item.state.admission
 
-    def target(count: int) -> torch.Tensor:
+    def target(count: int) -> Array:
         return process_logits(
             logits_NV[count],
             admission.params,
@@ -257,7 +257,7 @@ def _verify_by_rejection(
 
 def _logprobs(
     item: SegmentContext,
-    logits_NV: torch.Tensor,
+    logits_NV: Array,
     tokens: Sequence[int],
     accepted: Sequence[int],
 ) -> tuple[TokenLogprobs, ...]:
@@ -272,9 +272,7 @@ def _logprobs(
     )
 
 
-def _prompt_logprobs(
-    item: SegmentContext, logits_SV: Iterable[torch.Tensor]
-) -> tuple[TokenLogprobs, ...]:
+def _prompt_logprobs(item: SegmentContext, logits_SV: Iterable[Array]) -> tuple[TokenLogprobs, ...]:
     num_top = item.state.admission.params.prompt_logprobs or 0
     start, stop = item.segment.start, item.segment.stop
     following = item.known[start + 1 : stop + 1]
@@ -284,7 +282,7 @@ def _prompt_logprobs(
     )
 
 
-def _unpack(mask: Mask, vocab_size: int) -> torch.Tensor:
+def _unpack(mask: Mask, vocab_size: int) -> Array:
     """uint32 bit rows to bool ``[rows, V]``."""
     bits = np.unpackbits(mask.astype("<u4").view(np.uint8), axis=-1, bitorder="little")
-    return torch.from_numpy(bits[:, :vocab_size].astype(bool))
+    return bits[:, :vocab_size].astype(bool)

@@ -28,7 +28,7 @@ def priced_model(
         PricedModel(
             spec=model.spec,
             ops=model.ops,
-            activations=float_format(str(model.dtype)),
+            activations=float_format(model.dtype),
             weights=model.quantization,
             weight_formats=held or {},
             kv=None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
@@ -39,4 +39,4 @@ def priced_model(
 
 
 def _elements(adapter: Adapter) -> int:
-    return sum(each.down.numel() + each.up.numel() for each in adapter.values())
+    return sum(each.down.size + each.up.size for each in adapter.values())

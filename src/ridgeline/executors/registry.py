@@ -1,7 +1,6 @@
 """Executors by name. What one of them needs is imported when it is made."""
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
@@ -13,9 +12,6 @@ from ridgeline.executors.cpu.traits import TRAITS as CPU
 from ridgeline.executors.cuda.traits import TRAITS as CUDA
 from ridgeline.executors.reference.traits import TRAITS as REFERENCE
 from ridgeline.executors.traits import ExecutorTraits, Models
-
-if TYPE_CHECKING:
-    import torch
 
 # The slowest first: ``auto`` takes the last that runs here and can do what is asked.
 _TRAITS = {traits.name: traits for traits in (REFERENCE, CPU, CUDA)}
@@ -40,12 +36,12 @@ def executor_traits(name: str) -> ExecutorTraits:
     return _TRAITS[name]
 
 
-def default_executor(*, block_tokens: int = 16, dtype: "torch.dtype | None" = None) -> str:
+def default_executor(*, block_tokens: int = 16, dtype: str | None = None) -> str:
     """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
     return next(
         name
         for name, traits in reversed(_TRAITS.items())
-        if (traits.computes_float64 or str(dtype) != "torch.float64")
+        if (traits.computes_float64 or dtype != "float64")
         and block_tokens % traits.block_multiple == 0
         and traits.is_here()
     )

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import torch
-
 from ridgeline.core.errors import EngineError, InvalidRequestError
 from ridgeline.core.plan import (
     Admission,
@@ -106,14 +104,14 @@ class StepRunner(ABC):
 
     def _run_or_fail(self, handle: Handle) -> StepResult:
         try:
-            return self._run(handle)
+            return self.run(handle)
         except EngineError:
             raise
         except Exception as error:
             raise EngineError(f"A step failed: {type(error).__name__}: {error}") from error
 
-    @torch.inference_mode()
-    def _run(self, handle: Handle) -> StepResult:
+    def run(self, handle: Handle) -> StepResult:
+        """Run the step of a handle."""
         clock = Clock()
         self.begin(handle.plan)
         result, outputs = self.run_passes(handle, self._done_outputs, clock)

@@ -5,6 +5,7 @@ Each executor's folder has a module ``traits`` with its value; `registry` lists 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ridgeline.core.config import EngineConfig
@@ -17,6 +18,14 @@ from ridgeline.roofline import PricedModel
 
 if TYPE_CHECKING:
     from ridgeline.executors.model import ExecutorModel
+
+NEEDS_TORCH = "needs PyTorch: pip install 'ridgeline[torch]'; the cpu executor does not."
+
+
+def has_torch() -> bool:
+    """Whether PyTorch is installed; it is not imported."""
+    return find_spec("torch") is not None
+
 
 Models = Mapping[ModelRole, "ExecutorModel"]
 

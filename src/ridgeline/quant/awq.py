@@ -12,14 +12,14 @@ w[o, i] = (code − zero) · scale. Source: AutoAWQ ``modules/linear/gemm.py``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import FLOATS, Array
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.quant.bits import unpack_words
 from ridgeline.quant.scheme import (
-    FLOATS,
     Module,
     Read,
     StoragePlan,
@@ -80,24 +80,24 @@ class AWQ:
         return StoragePlan(weights=[self._weight(module) for module in modules])
 
     def _weight(self, module: Module) -> StoredWeight:
-        inputs, words = module.part(".qweight", torch.int32, shape=(None, None))
+        inputs, words = module.part(".qweight", "int32", shape=(None, None))
         groups = ceil_div(inputs, self.group_size or max(inputs, 1))
-        module.part(".qzeros", torch.int32, shape=(groups, words))
+        module.part(".qzeros", "int32", shape=(groups, words))
         module.part(".scales", *FLOATS, shape=(groups, words * 8))
         prefix = module.prefix
 
         def assemble(read: Read) -> QuantizedTensor:
             return QuantizedTensor(
                 format=self.format,
-                codes=_columns(read(f"{prefix}.qweight")).T.contiguous(),
-                scales=read(f"{prefix}.scales").T.contiguous(),
-                zeros=_columns(read(f"{prefix}.qzeros")).T.contiguous(),
+                codes=np.ascontiguousarray(_columns(read(f"{prefix}.qweight")).T),
+                scales=np.ascontiguousarray(read(f"{prefix}.scales").T),
+                zeros=np.ascontiguousarray(_columns(read(f"{prefix}.qzeros")).T),
             )
 
         return module.stored(".weight", (words * 8, inputs), assemble)
 
 
-def _columns(words: torch.Tensor) -> torch.Tensor:
+def _columns(words: Array) -> Array:
     """Codes [N, O] of words [N, O/8], in the order of the columns."""
     nibbles = unpack_words(words, 4, words.shape[-1] * 8).reshape(*words.shape, 8)
-    return nibbles[..., list(_NIBBLE_OF_COLUMN)].flatten(-2)
+    return nibbles[..., list(_NIBBLE_OF_COLUMN)].reshape(len(words), words.shape[-1] * 8)

@@ -6,7 +6,9 @@ significant bit of the first; with 3 bits some values straddle two words. 32 val
 ``pack_to_int32``.
 """
 
-import torch
+import numpy as np
+
+from ridgeline.core.arrays import Array
 
 WORD_BITS = 32
 
@@ -16,51 +18,66 @@ def words_for(count: int, bits: int) -> int:
     return -(-count * bits // WORD_BITS)
 
 
-def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+def unpack_words(words: Array, bits: int, count: int) -> Array:
     """The first ``count`` values, uint8 ``[..., count]``, of int32 words ``[..., W]``."""
+    words = np.ascontiguousarray(words).view("<u4")
+    if 8 % bits == 0:
+        return _split_bytes(words.view(np.uint8), bits)[..., :count]
     groups = -(-count // WORD_BITS)
-    missing = groups * bits - words.shape[-1]
-    if missing > 0:
-        words = torch.nn.functional.pad(words, (0, missing))
+    missing = max(0, groups * bits - words.shape[-1])
+    words = np.pad(words, [(0, 0)] * (words.ndim - 1) + [(0, missing)])
     words = words[..., : groups * bits].reshape(*words.shape[:-1], groups, bits)
-    values = torch.empty(*words.shape[:-1], WORD_BITS, dtype=torch.uint8)
-    mask = (1 << bits) - 1
+    values = np.empty((*words.shape[:-1], WORD_BITS), dtype=np.uint8)
+    mask = np.uint32((1 << bits) - 1)
     for index in range(WORD_BITS):
         word, shift = divmod(index * bits, WORD_BITS)
-        value = (words[..., word] >> shift) & mask
+        value = words[..., word] >> np.uint32(shift)
         have = WORD_BITS - shift
-        if have < bits:  # the shift is arithmetic: clear what the sign brought in
-            value = (value & ((1 << have) - 1)) | ((words[..., word + 1] << have) & mask)
-        values[..., index] = value.to(torch.uint8)
-    return values.flatten(-2)[..., :count]
+        if have < bits:
+            value = value | (words[..., word + 1] << np.uint32(have))
+        values[..., index] = value & mask
+    return values.reshape(*words.shape[:-2], groups * WORD_BITS)[..., :count]
 
 
 _PACKED_AT_ONCE = 1 << 20  # values, which take eight bytes meanwhile
 
 
-def pack_rows(values_RC: torch.Tensor, bits: int) -> torch.Tensor:
+def pack_rows(values_RC: Array, bits: int) -> Array:
     """`pack_words` of a matrix, some rows at a time."""
     rows = max(1, _PACKED_AT_ONCE // max(values_RC.shape[1], 1))
-    return torch.cat([pack_words(part, bits) for part in torch.split(values_RC, rows)])
+    starts = range(0, max(len(values_RC), 1), rows)
+    return np.concatenate([pack_words(values_RC[s : s + rows], bits) for s in starts])
 
 
-def pack_words(values: torch.Tensor, bits: int) -> torch.Tensor:
+def pack_words(values: Array, bits: int) -> Array:
     """int32 words ``[..., words_for(count, bits)]`` of values ``[..., count]`` below ``2^bits``."""
     count = values.shape[-1]
     groups = -(-count // WORD_BITS)
-    padded = torch.nn.functional.pad(values.to(torch.int64), (0, groups * WORD_BITS - count))
+    padded = np.zeros((*values.shape[:-1], groups * WORD_BITS), dtype=np.uint64)
+    padded[..., :count] = values
     padded = padded.reshape(*values.shape[:-1], groups, WORD_BITS)
-    words = torch.zeros(*padded.shape[:-1], bits + 1, dtype=torch.int64)
+    words = np.zeros((*padded.shape[:-1], bits + 1), dtype=np.uint64)
     for index in range(WORD_BITS):
         word, shift = divmod(index * bits, WORD_BITS)
-        wide = padded[..., index] << shift
-        words[..., word] |= wide & 0xFFFFFFFF
-        words[..., word + 1] |= wide >> WORD_BITS
-    packed = words[..., :bits].flatten(-2)[..., : words_for(count, bits)]
-    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
+        wide = padded[..., index] << np.uint64(shift)
+        words[..., word] |= wide & np.uint64(0xFFFFFFFF)
+        words[..., word + 1] |= wide >> np.uint64(WORD_BITS)
+    packed = words[..., :bits].reshape(*values.shape[:-1], groups * bits)
+    packed = packed[..., : words_for(count, bits)]
+    return packed.astype(np.uint32).view(np.int32)
 
 
-def unpack_nibbles(data: torch.Tensor, *, high_first: bool = False) -> torch.Tensor:
+def unpack_nibbles(data: Array, *, high_first: bool = False) -> Array:
     """uint8 values ``[..., 2·B]`` below 16 of bytes ``[..., B]``, the low nibble first."""
-    pair = (data >> 4, data & 15) if high_first else (data & 15, data >> 4)
-    return torch.stack(pair, dim=-1).flatten(-2)
+    return _split_bytes(data, 4, high_first=high_first)
+
+
+def _split_bytes(data: Array, bits: int, *, high_first: bool = False) -> Array:
+    """The fields of ``bits`` bits of each byte, the lowest or the highest first."""
+    count = 8 // bits
+    fields = np.empty((*data.shape, count), dtype=np.uint8)
+    for index in range(count):
+        place = count - 1 - index if high_first else index
+        np.right_shift(data, np.uint8(bits * index), out=fields[..., place])
+    fields &= np.uint8((1 << bits) - 1)
+    return fields.reshape(*data.shape[:-1], data.shape[-1] * count)

@@ -21,14 +21,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import FLOATS, numpy_dtype
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.models.config import ConfigReader
 from ridgeline.quant.bits import unpack_nibbles
 from ridgeline.quant.scheme import (
-    FLOATS,
     Module,
     Read,
     StoragePlan,
@@ -39,7 +39,7 @@ from ridgeline.quant.scheme import (
 from ridgeline.quant.tensor import QuantizedTensor
 
 _STATE = ".quant_state.bitsandbytes__"
-_BYTES = (torch.uint8, torch.int8, *FLOATS)
+_BYTES = ("uint8", "int8", *FLOATS)
 _MAX_STATE_BYTES = 1 << 16
 _INERT = """
 _load_in_4bit _load_in_8bit bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type
@@ -87,25 +87,25 @@ def _four_bit(module: Module, kind: str, read: Read) -> StoredWeight:
     shape = module.part(".weight", *_BYTES)
     dtype = module.tensors[f"{module.prefix}.weight"].dtype
     assert dtype is not None
-    if math.prod(shape) * dtype.itemsize * 2 != count:
+    if math.prod(shape) * numpy_dtype(dtype).itemsize * 2 != count:
         raise module.mismatch(f"is {list(state.shape)}, and its codes are {list(shape)[:8]}")
     rows, columns = _block(module, state)
     blocks = count // state.blocksize
     nested = state.nested_blocksize
-    module.part(".weight.quant_map", torch.float32, shape=(16,))
-    module.part(".weight.absmax", torch.uint8 if nested else torch.float32, shape=(blocks,))
+    module.part(".weight.quant_map", "float32", shape=(16,))
+    module.part(".weight.absmax", "uint8" if nested else "float32", shape=(blocks,))
     if nested:
-        module.part(".weight.nested_quant_map", torch.float32, shape=(256,))
-        module.part(".weight.nested_absmax", torch.float32, shape=(-(-blocks // nested),))
+        module.part(".weight.nested_quant_map", "float32", shape=(256,))
+        module.part(".weight.nested_absmax", "float32", shape=(-(-blocks // nested),))
     prefix = f"{module.prefix}.weight"
 
     def assemble(read: Read) -> QuantizedTensor:
         scales = read(f"{prefix}.absmax")
         if nested:
-            outer = read(f"{prefix}.nested_absmax").repeat_interleave(nested)[:blocks]
+            outer = np.repeat(read(f"{prefix}.nested_absmax"), nested)[:blocks]
             table = read(f"{prefix}.nested_quant_map")
-            scales = table[scales.to(torch.int64)] * outer + state.nested_offset
-        data = read(prefix).reshape(-1).view(torch.uint8)
+            scales = table[scales] * outer + np.float32(state.nested_offset)
+        data = read(prefix).reshape(-1).view("uint8")
         return QuantizedTensor(
             format=NumberFormat(
                 name=kind,
@@ -137,7 +137,7 @@ def _block(module: Module, state: _State) -> tuple[int, int]:
 
 
 def _read_state(module: Module, suffix: str, read: Read) -> _State:
-    (size,) = module.part(suffix, torch.uint8, shape=(None,))
+    (size,) = module.part(suffix, "uint8", shape=(None,))
     if size > _MAX_STATE_BYTES:
         raise CorruptFileError(f"The quantization state of {module} has {size} bytes.")
     try:
@@ -160,10 +160,10 @@ def _read_state(module: Module, suffix: str, read: Read) -> _State:
 
 
 def _eight_bit(module: Module, read: Read) -> StoredWeight:
-    outputs, inputs = module.part(".weight", torch.int8, shape=(None, None))
-    module.part(".SCB", torch.float32, shape=(outputs,))
+    outputs, inputs = module.part(".weight", "int8", shape=(None, None))
+    module.part(".SCB", "float32", shape=(outputs,))
     if module.has(".weight_format"):
-        module.part(".weight_format", torch.uint8, torch.int8, torch.int64, shape=())
+        module.part(".weight_format", "uint8", "int8", "int64", shape=())
         if int(read(f"{module.prefix}.weight_format")):
             raise UnsupportedModelError(
                 f"The weight {module} is in a layout made for one GPU; save it again with a newer "

@@ -20,12 +20,13 @@ Source: https://github.com/vllm-project/compressed-tensors, ``compressors``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ridgeline.core.arrays import FLOAT8S
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.models.config import ConfigReader
 from ridgeline.quant.compressed_tensors_config import Groups, WeightArgs, read_groups
 from ridgeline.quant.compressed_tensors_layouts import float4_weight, integer_weight, packed_weight
 from ridgeline.quant.fp8 import float8_weight, note_unused_scales
-from ridgeline.quant.scheme import FP8, Module, Read, StoragePlan, StoredWeight, TensorInfo
+from ridgeline.quant.scheme import Module, Read, StoragePlan, StoredWeight, TensorInfo
 
 _UNUSED = (
     ".input_scale",
@@ -79,7 +80,7 @@ class CompressedTensors:
             return integer_weight(module, args)
         if args.bits != 8:
             raise UnsupportedModelError(f"Floats of {args.bits} bits are not supported.")
-        shape = module.part(".weight", *FP8, shape=(None, None))
+        shape = module.part(".weight", *FLOAT8S, shape=(None, None))
         return float8_weight(
             module,
             ".weight_scale",

@@ -4,15 +4,16 @@ The layouts are in `compressed_tensors`. Signed codes with zero points are shift
 that both are unsigned; without zero points they stay signed.
 """
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import FLOATS, Array
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.quant.bits import unpack_nibbles, unpack_words, words_for
 from ridgeline.quant.compressed_tensors_config import WeightArgs
 from ridgeline.quant.float4 import e2m1_table, e8m0_scales
 from ridgeline.quant.gptq import group_order
-from ridgeline.quant.scheme import FLOATS, Module, Read, StoredWeight, ceil_div
+from ridgeline.quant.scheme import Module, Read, StoredWeight, ceil_div
 from ridgeline.quant.tensor import QuantizedTensor
 
 _MAX_EXTENT = 2**31
@@ -20,8 +21,8 @@ _MAX_EXTENT = 2**31
 
 def packed_weight(module: Module, args: WeightArgs, read: Read) -> StoredWeight:
     """Plan a weight of ``pack-quantized``."""
-    rows, words = module.part(".weight_packed", torch.int32, shape=(None, None))
-    module.part(".weight_shape", torch.int64, torch.int32, shape=(2,))
+    rows, words = module.part(".weight_packed", "int32", shape=(None, None))
+    module.part(".weight_shape", "int64", "int32", shape=(2,))
     outputs, inputs = (int(n) for n in read(f"{module.prefix}.weight_shape"))
     if not 0 <= inputs < _MAX_EXTENT or outputs != rows or words_for(inputs, args.bits) != words:
         raise module.mismatch(
@@ -31,19 +32,19 @@ def packed_weight(module: Module, args: WeightArgs, read: Read) -> StoredWeight:
     grid = _scale_grid(module, args, outputs, inputs)
     if not args.symmetric:
         packed = (words_for(outputs, args.bits), grid[1])
-        module.part(".weight_zero_point", torch.int32, shape=packed)
+        module.part(".weight_zero_point", "int32", shape=packed)
     ordered = module.has(".weight_g_idx")
     if ordered:
-        module.part(".weight_g_idx", torch.int32, shape=(inputs,))
+        module.part(".weight_g_idx", "int32", shape=(inputs,))
     prefix, bits = module.prefix, args.bits
 
     def assemble(read: Read) -> QuantizedTensor:
         codes, zeros = unpack_words(read(f"{prefix}.weight_packed"), bits, inputs), None
         if args.symmetric:
-            codes = codes.sub_(1 << (bits - 1)).view(torch.int8)  # wraps around
+            codes = (codes - np.uint8(1 << (bits - 1))).view("int8")  # wraps around
         else:
-            zeros = unpack_words(read(f"{prefix}.weight_zero_point").T.contiguous(), bits, outputs)
-            zeros = zeros.T.contiguous()
+            zeros = unpack_words(read(f"{prefix}.weight_zero_point").T, bits, outputs)
+            zeros = np.ascontiguousarray(zeros.T)
         order = None
         if ordered:
             g_idx = read(f"{prefix}.weight_g_idx")
@@ -62,10 +63,10 @@ def packed_weight(module: Module, args: WeightArgs, read: Read) -> StoredWeight:
 
 def integer_weight(module: Module, args: WeightArgs) -> StoredWeight:
     """Plan an int8 weight, one code a byte whatever its bits."""
-    outputs, inputs = module.part(".weight", torch.int8, shape=(None, None))
+    outputs, inputs = module.part(".weight", "int8", shape=(None, None))
     grid = _scale_grid(module, args, outputs, inputs)
     if not args.symmetric:
-        found = module.part(".weight_zero_point", torch.int8)
+        found = module.part(".weight_zero_point", "int8")
         if not _is_grid(found, grid):
             raise module.mismatch(f"has zero points of the shape {list(found)[:8]}")
     prefix = module.prefix
@@ -88,11 +89,11 @@ def float4_weight(module: Module, args: WeightArgs) -> StoredWeight:
     size, is_mx = args.group_size, args.format == "mxfp4-pack-quantized"
     if args.bits != 4 or size is None or not args.symmetric:
         raise UnsupportedModelError("Packed floats are supported with 4 bits and groups only.")
-    outputs, half = module.part(".weight_packed", torch.uint8, shape=(None, None))
+    outputs, half = module.part(".weight_packed", "uint8", shape=(None, None))
     grid = (outputs, ceil_div(half * 2, size))
-    module.part(".weight_scale", torch.uint8 if is_mx else torch.float8_e4m3fn, shape=grid)
+    module.part(".weight_scale", "uint8" if is_mx else "float8_e4m3fn", shape=grid)
     if not is_mx:
-        module.part(".weight_global_scale", torch.float32, shape=(1,))
+        module.part(".weight_global_scale", "float32", shape=(1,))
     prefix = module.prefix
 
     def assemble(read: Read) -> QuantizedTensor:
@@ -101,9 +102,9 @@ def float4_weight(module: Module, args: WeightArgs) -> StoredWeight:
             scales = e8m0_scales(scales)
         else:
             divisor = read(f"{prefix}.weight_global_scale")
-            if not bool(divisor.isfinite().all()) or float(divisor) == 0.0:
+            if not np.isfinite(divisor).all() or not divisor.all():
                 raise CorruptFileError("A weight_global_scale is zero or not finite.")
-            scales = scales.to(torch.float32) / divisor
+            scales = scales.astype(np.float32) / divisor
         name = "mxfp4" if is_mx else "nvfp4"
         return QuantizedTensor(
             format=NumberFormat(name=name, bits=4, is_float=True, group_size=size, scale_bits=8),
@@ -137,7 +138,7 @@ def _block(args: WeightArgs) -> tuple[int | None, int | None]:
     return args.block or (1, args.group_size)
 
 
-def _integers(args: WeightArgs, scales: torch.Tensor) -> NumberFormat:
+def _integers(args: WeightArgs, scales: Array) -> NumberFormat:
     rows, columns = _block(args)
     stored_bits = args.bits if args.format == "pack-quantized" else 8
     return NumberFormat(
@@ -151,6 +152,6 @@ def _integers(args: WeightArgs, scales: torch.Tensor) -> NumberFormat:
     )
 
 
-def _unsigned(values: torch.Tensor) -> torch.Tensor:
+def _unsigned(values: Array) -> Array:
     """Signed bytes plus 128, as unsigned ones."""
-    return values.view(torch.uint8) ^ 128
+    return values.view("uint8") ^ np.uint8(128)

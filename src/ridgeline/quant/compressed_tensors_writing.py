@@ -7,34 +7,35 @@ since 0.18; releases before it padded each word.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import Array
 from ridgeline.quant.bits import pack_rows, pack_words
 
 VERSION = "0.19.0"
 
 
 def packed_parts(
-    codes_OI: torch.Tensor,
-    scales_OG: torch.Tensor,
-    zeros_OG: torch.Tensor | None,
+    codes_OI: Array,
+    scales_OG: Array,
+    zeros_OG: Array | None,
     bits: int,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Array]:
     """The tensors of ``pack-quantized``, by suffix. Codes are signed unless there are zeros."""
     middle = 0 if zeros_OG is not None else 1 << (bits - 1)
     parts = {
         ".weight_packed": pack_rows(codes_OI + middle, bits),
-        ".weight_scale": scales_OG.contiguous(),
-        ".weight_shape": torch.tensor(codes_OI.shape, dtype=torch.int64),
+        ".weight_scale": np.ascontiguousarray(scales_OG),
+        ".weight_shape": np.array(codes_OI.shape, dtype=np.int64),
     }
     if zeros_OG is not None:
-        parts[".weight_zero_point"] = pack_words(zeros_OG.T.contiguous(), bits).T.contiguous()
+        parts[".weight_zero_point"] = np.ascontiguousarray(pack_words(zeros_OG.T, bits).T)
     return parts
 
 
-def byte_parts(codes_OI: torch.Tensor, scales_O1: torch.Tensor) -> dict[str, torch.Tensor]:
+def byte_parts(codes_OI: Array, scales_O1: Array) -> dict[str, Array]:
     """The tensors of ``int-quantized``, one scale a row."""
-    return {".weight": codes_OI.to(torch.int8), ".weight_scale": scales_O1.contiguous()}
+    return {".weight": codes_OI.astype(np.int8), ".weight_scale": np.ascontiguousarray(scales_O1)}
 
 
 def quantization_config(

@@ -13,15 +13,12 @@ w = code · scale. Source: DeepSeek-V3 ``inference/fp8_cast_bf16.py``; transform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
+from ridgeline.core.arrays import FLOAT8S, FLOATS
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.models.config import ConfigReader
 from ridgeline.quant.float4 import e8m0_scales
 from ridgeline.quant.scheme import (
-    FLOATS,
-    FP8,
     Module,
     Read,
     StoragePlan,
@@ -31,7 +28,7 @@ from ridgeline.quant.scheme import (
 )
 from ridgeline.quant.tensor import QuantizedTensor
 
-_SCALE_DTYPES = (*FLOATS, torch.float8_e8m0fnu)
+_SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
 _SCALES = (".weight_scale_inv", ".weight_scale")
 _ACTIVATION_SCALES = (".input_scale", ".activation_scale")
 _CACHE_SCALES = (
@@ -69,14 +66,14 @@ class FP8Weights:
         plan = StoragePlan(notes=["Its activations are not quantized here: only weights are FP8."])
         for name, info in tensors.items():
             module = Module(tensors, name.removesuffix(".weight"))
-            is_scaled = info.dtype in FP8 or any(map(module.has, _SCALES))
+            is_scaled = info.dtype in FLOAT8S or any(map(module.has, _SCALES))
             if name.endswith(".weight") and is_scaled:
                 plan.weights.append(self._weight(module))
         note_unused_scales(plan, tensors)
         return plan
 
     def _weight(self, module: Module) -> StoredWeight:
-        shape = module.part(".weight", *FP8, shape=(None, None))
+        shape = module.part(".weight", *FLOAT8S, shape=(None, None))
         suffix = next((name for name in _SCALES if module.has(name)), _SCALES[0])
         return float8_weight(module, suffix, shape, self.block)
 
@@ -104,7 +101,7 @@ def float8_weight(
     ``is_exponent``: the scales are uint8 exponents.
     """
     outputs, inputs = shape
-    found = module.part(suffix, *((torch.uint8,) if is_exponent else _SCALE_DTYPES))
+    found = module.part(suffix, *(("uint8",) if is_exponent else _SCALE_DTYPES))
     if found in ((), (1,), (1, 1)):
         rows, columns, grid = None, None, (1, 1)
     elif found in ((outputs,), (outputs, 1)):
@@ -122,10 +119,10 @@ def float8_weight(
         codes, scales = read(f"{prefix}.weight"), read(prefix + suffix)
         scale_bits = scales.dtype.itemsize * 8
         if scale_bits == 8:
-            scales = e8m0_scales(scales.view(torch.uint8))
+            scales = e8m0_scales(scales.view("uint8"))
         return QuantizedTensor(
             format=NumberFormat(
-                name=str(codes.dtype).removeprefix("torch."),
+                name=codes.dtype.name,
                 bits=8,
                 is_float=True,
                 group_size=columns,

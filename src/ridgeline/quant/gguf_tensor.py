@@ -4,8 +4,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
+from ridgeline.core.arrays import Array, empty
 from ridgeline.quant.gguf_blocks import Bytes
 from ridgeline.quant.gguf_formats import GGUFFormat
 
@@ -44,17 +44,17 @@ class GGUFBlocks:
         """One matrix of a stack."""
         return replace(self.rows(index, index + 1), shape=self.shape[1:])
 
-    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, dtype: str) -> Array:
         """The weight in ``dtype``, rounded once from float32."""
-        out = torch.empty(self.shape, dtype=dtype)
-        expand_rows(self.format, self.data, out.view(len(self.data), -1))
+        out = empty(self.shape, dtype)
+        expand_rows(self.format, self.data, out.reshape(len(self.data), -1))
         return out
 
 
-def expand_rows(fmt: GGUFFormat, data: Bytes, out_RC: torch.Tensor) -> None:
+def expand_rows(fmt: GGUFFormat, data: Bytes, out_RC: Array) -> None:
     """Write the values of ``data``, uint8 ``[R, row_bytes]``, to ``out_RC`` of any float dtype."""
     rows, columns = out_RC.shape
     step = max(1, _CHUNK_ELEMENTS // max(columns, 1))
     for first in range(0, rows, step):
         values = fmt.dequantize(np.ascontiguousarray(data[first : first + step]).reshape(-1))
-        out_RC[first : first + step] = torch.from_numpy(values.reshape(-1, columns))
+        out_RC[first : first + step] = values.reshape(-1, columns)

@@ -15,14 +15,14 @@ w[o, i] = (code[i, o] − zero[g(i), o]) · scale[g(i), o]. Source: GPTQModel
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import FLOATS, Array
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.quant.bits import unpack_words, words_for
 from ridgeline.quant.scheme import (
-    FLOATS,
     Module,
     Read,
     StoragePlan,
@@ -100,23 +100,23 @@ class GPTQ:
         return plan
 
     def _weight(self, module: Module) -> StoredWeight:
-        words, outputs = module.part(".qweight", torch.int32, shape=(None, None))
+        words, outputs = module.part(".qweight", "int32", shape=(None, None))
         inputs = words * 32 // self.bits
         ordered = module.has(".g_idx")
         if ordered:
-            (inputs,) = module.part(".g_idx", torch.int32, shape=(None,))
+            (inputs,) = module.part(".g_idx", "int32", shape=(None,))
         if words_for(inputs, self.bits) != words:
             raise module.mismatch(f"has {words} rows of words, which do not hold {inputs} inputs")
         groups = ceil_div(inputs, self.group_size or max(inputs, 1))
         module.part(".scales", *FLOATS, shape=(groups, outputs))
-        module.part(".qzeros", torch.int32, shape=(groups, words_for(outputs, self.bits)))
+        module.part(".qzeros", "int32", shape=(groups, words_for(outputs, self.bits)))
         prefix = module.prefix
 
         def assemble(read: Read) -> QuantizedTensor:
             words = read(f"{prefix}.qzeros")
             if self.zeros_less_one and self.bits != 3:
-                words = words + _ONES[self.bits]  # wraps, as it did when it was written
-            zeros = unpack_words(words, self.bits, outputs).T.contiguous()
+                words = words + np.int32(_ONES[self.bits])  # wraps, as it did when it was written
+            zeros = np.ascontiguousarray(unpack_words(words, self.bits, outputs).T)
             if self.zeros_less_one and self.bits == 3:
                 zeros = (zeros + 1) & 7
             order = None
@@ -124,8 +124,8 @@ class GPTQ:
                 order = group_order(read(f"{prefix}.g_idx"), self.group_size, groups)
             return QuantizedTensor(
                 format=self.format,
-                codes=unpack_words(read(f"{prefix}.qweight").T.contiguous(), self.bits, inputs),
-                scales=read(f"{prefix}.scales").T.contiguous(),
+                codes=unpack_words(read(f"{prefix}.qweight").T, self.bits, inputs),
+                scales=np.ascontiguousarray(read(f"{prefix}.scales").T),
                 zeros=zeros,
                 group_of=order,
             )
@@ -133,15 +133,15 @@ class GPTQ:
         return module.stored(".weight", (outputs, inputs), assemble)
 
 
-def group_order(g_idx: torch.Tensor, size: int | None, groups: int) -> torch.Tensor | None:
+def group_order(g_idx: Array, size: int | None, groups: int) -> Array | None:
     """The group of each input as int64, or ``None`` where they are in plain order.
 
     Raises:
         CorruptFileError: a group that there is not.
     """
-    if not g_idx.numel():
+    if not g_idx.size:
         return None
     if int(g_idx.min()) < 0 or int(g_idx.max()) >= groups:
         raise CorruptFileError(f"A g_idx names a group outside the {groups} that there are.")
-    plain = torch.arange(g_idx.numel()) // (size or g_idx.numel())
-    return None if torch.equal(g_idx.to(torch.int64), plain) else g_idx.to(torch.int64)
+    plain = np.arange(g_idx.size) // (size or g_idx.size)
+    return None if np.array_equal(g_idx, plain) else g_idx.astype(np.int64)

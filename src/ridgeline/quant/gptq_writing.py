@@ -2,14 +2,15 @@
 
 from typing import Any
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import Array
 from ridgeline.quant.bits import pack_rows, pack_words
 
 
 def gptq_parts(
-    codes_OI: torch.Tensor, scales_OG: torch.Tensor, zeros_OG: torch.Tensor | None, bits: int
-) -> dict[str, torch.Tensor]:
+    codes_OI: Array, scales_OG: Array, zeros_OG: Array | None, bits: int
+) -> dict[str, Array]:
     """The tensors of a layer, by suffix. Codes are signed unless there are zeros.
 
     Symmetric codes get the zero point 2^(bits−1), which v1 stores less one.
@@ -19,15 +20,15 @@ def gptq_parts(
     middle = 1 << (bits - 1)
     if zeros_OG is None:
         codes_OI = codes_OI + middle
-        zeros_GO = torch.full((groups, outputs), middle - 1)
+        zeros_GO = np.full((groups, outputs), middle - 1)
     else:
         zeros_GO = zeros_OG.T
     size = -(-inputs // groups)
     return {
-        ".qweight": pack_rows(codes_OI, bits).T.contiguous(),
-        ".qzeros": pack_words(zeros_GO.contiguous(), bits),
-        ".scales": scales_OG.T.contiguous(),
-        ".g_idx": torch.arange(inputs, dtype=torch.int32) // size,
+        ".qweight": np.ascontiguousarray(pack_rows(codes_OI, bits).T),
+        ".qzeros": pack_words(zeros_GO, bits),
+        ".scales": np.ascontiguousarray(scales_OG.T),
+        ".g_idx": np.arange(inputs, dtype=np.int32) // np.int32(size),
     }
 
 

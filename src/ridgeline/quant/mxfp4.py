@@ -12,8 +12,6 @@ before outputs. Source: gpt-oss ``torch/weights.py``; transformers ``integration
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from ridgeline.core.formats import NumberFormat
 from ridgeline.models.config import ConfigReader
 from ridgeline.quant.bits import unpack_nibbles
@@ -40,15 +38,15 @@ class MXFP4:
 
 
 def _weight(module: Module) -> StoredWeight:
-    blocks = module.part("_blocks", torch.uint8, shape=(None, None, None, 16))
+    blocks = module.part("_blocks", "uint8", shape=(None, None, None, 16))
     experts, outputs, groups, _ = blocks
-    module.part("_scales", torch.uint8, shape=(experts, outputs, groups))
+    module.part("_scales", "uint8", shape=(experts, outputs, groups))
     prefix = module.prefix
 
     def assemble(read: Read) -> QuantizedTensor:
         return QuantizedTensor(
             format=MXFP4_FORMAT,
-            codes=unpack_nibbles(read(f"{prefix}_blocks")).flatten(-2),
+            codes=unpack_nibbles(read(f"{prefix}_blocks")).reshape(-1, outputs, groups * 32),
             scales=e8m0_scales(read(f"{prefix}_scales")),
             table=e2m1_table(),
         )

@@ -9,14 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
-
+from ridgeline.core.arrays import Array
 from ridgeline.core.errors import WeightsMismatchError
 from ridgeline.quant.tensor import QuantizedTensor
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-Read = Callable[[str], torch.Tensor]
+Read = Callable[[str], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class TensorInfo:
     """A tensor of the checkpoint; ``dtype`` is ``None`` if Ridgeline cannot read it."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype | None
+    dtype: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +79,7 @@ class Module:
         return self.prefix + suffix in self.tensors
 
     def part(
-        self, suffix: str, *dtypes: torch.dtype, shape: tuple[int | None, ...] | None = None
+        self, suffix: str, *dtypes: str, shape: tuple[int | None, ...] | None = None
     ) -> tuple[int, ...]:
         """Note a part that must be there, and return its shape; ``None`` matches any extent."""
         name = self.prefix + suffix
@@ -90,11 +87,10 @@ class Module:
         if info is None:
             raise WeightsMismatchError(f"The quantized weight {self} has no {suffix!a} part.")
         if info.dtype not in dtypes:
-            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            found = str(info.dtype).removeprefix("torch.")
+            wanted = " or ".join(dtypes)
             raise WeightsMismatchError(
                 f"The part {suffix!a} of the quantized weight {self} must be {wanted}, and "
-                f"it is {found if info.dtype else 'of a dtype that Ridgeline cannot read'}."
+                f"it is {info.dtype or 'of a dtype that Ridgeline cannot read'}."
             )
         if shape is not None and not _fits(info.shape, shape):
             wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)

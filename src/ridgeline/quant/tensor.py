@@ -20,8 +20,10 @@ belongs to column ``group_of[i]`` of the scales, and not to ``i // C``.
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from ridgeline.core.arrays import Array, empty
 from ridgeline.core.formats import NumberFormat
 
 _CHUNK_ELEMENTS = 1 << 22  # of float32 beside the result while expanding
@@ -41,11 +43,11 @@ class QuantizedTensor:
     """
 
     format: NumberFormat
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None = None
-    table: torch.Tensor | None = None
-    group_of: torch.Tensor | None = None
+    codes: Array
+    scales: Array
+    zeros: Array | None = None
+    table: Array | None = None
+    group_of: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,24 +69,24 @@ class QuantizedTensor:
         """Bytes of the tensor as the scheme packs it, scales and zero points included."""
         return self.format.num_bytes(self.shape)
 
-    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, dtype: str) -> Array:
         """The weight in ``dtype``; computed in float32 (float64 for float64) and rounded once."""
-        out = torch.empty(self.codes.shape, dtype=dtype)
+        out = empty(self.shape, dtype)
         self.dequantize_into(out)
         return out
 
-    def dequantize_into(self, out: torch.Tensor) -> None:
+    def dequantize_into(self, out: Array) -> None:
         """Write the weight to ``out``, of the same shape and any floating dtype, row by row."""
         rows, columns = self.codes.shape[-2:]
-        if not self.codes.numel():
+        if not self.codes.size:
             return
         unit = 1 if self.scales.shape[-2] == 1 else self.block[0]
         step = max(1, _CHUNK_ELEMENTS // (columns * unit)) * unit
-        flat_out = out.view(-1, rows, columns)
+        flat_out = out.reshape(-1, rows, columns)
         codes = self.codes.reshape(-1, rows, columns)
         scales = self.scales.reshape(-1, *self.scales.shape[-2:])
         zeros = None if self.zeros is None else self.zeros.reshape(scales.shape)
-        work = torch.float64 if out.dtype == torch.float64 else torch.float32
+        work = np.float64 if out.dtype == np.float64 else np.float32
         for index in range(codes.shape[0]):
             for first in range(0, rows, step):
                 part = slice(first, first + step)
@@ -93,8 +95,8 @@ class QuantizedTensor:
                     blocks = slice(0, 1)
                 value = self._values(codes[index, part], work)
                 if zeros is not None:
-                    value -= self._spread(zeros[index, blocks].to(work), value.shape)
-                value *= self._spread(scales[index, blocks].to(work), value.shape)
+                    value -= self._spread(zeros[index, blocks].astype(work), value.shape)
+                value *= self._spread(scales[index, blocks].astype(work), value.shape)
                 flat_out[index, part] = value
 
     def rows(self, start: int, stop: int) -> "QuantizedTensor":
@@ -102,7 +104,7 @@ class QuantizedTensor:
         block_rows, form = self.block[0], self.format
         first, last = start, stop
 
-        def take(blocks: torch.Tensor) -> torch.Tensor:
+        def take(blocks: Array) -> Array:
             return blocks[first:last]
 
         if self.codes.ndim == 2:
@@ -113,8 +115,8 @@ class QuantizedTensor:
             else:  # blocks are cut: every row gets scales of its own
                 form = replace(form, group_rows=1)
 
-                def take(blocks: torch.Tensor) -> torch.Tensor:
-                    return blocks.repeat_interleave(block_rows, dim=0)[start:stop]
+                def take(blocks: Array) -> Array:
+                    return np.repeat(blocks, block_rows, axis=0)[start:stop]
 
         return replace(
             self,
@@ -140,26 +142,26 @@ class QuantizedTensor:
             form, scales, zeros = self.format, self.scales, self.zeros
         else:
             form = replace(self.format, group_rows=1)
-            index = torch.arange(first, self.codes.shape[-2], 2) // block_rows
+            index = np.arange(first, self.codes.shape[-2], 2) // block_rows
             scales = self.scales[..., index, :]
             zeros = None if self.zeros is None else self.zeros[..., index, :]
         codes = self.codes[..., first::2, :]
         return replace(self, format=form, codes=codes, scales=scales, zeros=zeros)
 
-    def _values(self, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _values(self, codes: Array, dtype: npt.DTypeLike) -> Array:
         if self.table is None:
-            return codes.to(dtype)
-        return self.table.to(dtype)[codes.to(torch.int64)]
+            return codes.astype(dtype)
+        return self.table.astype(dtype)[codes]
 
-    def _spread(self, blocks: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    def _spread(self, blocks: Array, shape: tuple[int, ...]) -> Array:
         """One number per element (or broadcastable to that) from one per block."""
         block_rows, block_columns = self.block
         if self.group_of is not None:
             blocks = blocks[:, self.group_of]
         elif blocks.shape[1] > 1:
-            blocks = blocks.repeat_interleave(block_columns, dim=1)[:, : shape[1]]
+            blocks = np.repeat(blocks, block_columns, axis=1)[:, : shape[1]]
         if block_rows > 1 and blocks.shape[0] > 1:
-            blocks = blocks.repeat_interleave(block_rows, dim=0)[: shape[0]]
+            blocks = np.repeat(blocks, block_rows, axis=0)[: shape[0]]
         return blocks
 
 
@@ -176,18 +178,18 @@ def stack(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
         return None
     return replace(
         first,
-        codes=torch.stack([part.codes for part in parts]),
-        scales=torch.stack([part.scales for part in parts]),
+        codes=np.stack([part.codes for part in parts]),
+        scales=np.stack([part.scales for part in parts]),
         zeros=_stacked([part.zeros for part in parts]),
     )
 
 
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _same(one: Array | None, other: Array | None) -> bool:
     if one is None or other is None:
         return one is other
-    return torch.equal(one, other)
+    return np.array_equal(one, other)
 
 
-def _stacked(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _stacked(tensors: Sequence[Array | None]) -> Array | None:
     found = [tensor for tensor in tensors if tensor is not None]
-    return torch.stack(found) if found else None
+    return np.stack(found) if found else None

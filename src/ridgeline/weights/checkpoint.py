@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-import torch
-
+from ridgeline.core.arrays import Array
 from ridgeline.core.errors import CorruptFileError, ModelNotFoundError
 from ridgeline.weights.files import INDEX_NAME, SINGLE_NAME, check_files, files_in
 from ridgeline.weights.names import list_some, short_name
@@ -58,18 +57,18 @@ class Checkpoint:
         """The bytes that tensor ``name`` takes on disk."""
         return self._file_of[name].num_bytes(name)
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> str:
         """The dtype of tensor ``name``; ``UnsupportedModelError`` if Ridgeline cannot read it."""
         return self._file_of[name].dtype(name)
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         """Tensor ``name`` as a view of the mapped file; see `SafetensorsFile.tensor`."""
         return self._file_of[name].tensor(name)
 
     def read_into(
         self,
         name: str,
-        out: torch.Tensor,
+        out: Array,
         on_bytes: Callable[[int], None] | None = None,
         *,
         first_row: int = 0,

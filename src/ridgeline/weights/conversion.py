@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ridgeline.core.errors import InvalidRequestError, UnsupportedModelError
 from ridgeline.core.ops import Op
@@ -113,11 +112,11 @@ def _weights(
         ops=ops,
         sources=definition.sources,
         ignored=definition.ignored,
-        dtype=torch.float32,
+        dtype="float32",
         quantization=scheme,
         progress=progress,
     ):
-        yield name, index, expanded(weight, torch.float32).numpy()
+        yield name, index, expanded(weight, "float32")
         del weight  # before the next one is read
 
 

@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import Array, cast, empty, numpy_dtype
 from ridgeline.core.op_facts import Role
 from ridgeline.core.ops import Op, weight_roles, weight_uses
 from ridgeline.core.spec import NormSpec
@@ -15,14 +16,14 @@ _BLOCK_ELEMENTS = 1_048_573
 _EMBEDDING_STD = 0.02
 
 
-def dummy_weights(ops: Sequence[Op], *, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+def dummy_weights(ops: Sequence[Op], *, dtype: str, seed: int) -> dict[str, Array]:
     """Random weights for all of ``ops``, by canonical name; see `stream_dummy_weights`."""
     return dict(stream_dummy_weights(ops, dtype=dtype, seed=seed))
 
 
 def stream_dummy_weights(
-    ops: Sequence[Op], *, dtype: torch.dtype, seed: int, device: torch.device | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
+    ops: Sequence[Op], *, dtype: str, seed: int
+) -> Iterator[tuple[str, Array]]:
     """Yield (canonical name, random weight) for all of ``ops``.
 
     Norm gains are one (stored as zero where the spec has a unit offset), biases zero, embeddings
@@ -32,22 +33,30 @@ def stream_dummy_weights(
 
     Values come from one block of about a million normal numbers, repeated, from another place on
     for each tensor: they are distributed as they should be, but beyond a million elements they are
-    not independent. Good for measuring speed and memory, and nothing else. They are made on
-    ``device``, the CPU without one.
+    not independent. Good for measuring speed and memory, and nothing else.
     """
-    constants, embeddings = _constants(ops), _embeddings(ops)
-    generator = torch.Generator().manual_seed(_hash("", seed))
-    block = torch.randn(_BLOCK_ELEMENTS, generator=generator)
-    scaled: dict[float, torch.Tensor] = {}
-    for name, shape in weight_shapes(ops).items():
-        if name in constants:
-            yield name, torch.full(shape, constants[name], dtype=dtype, device=device)
+    generator = np.random.default_rng(_hash("", seed))
+    block = generator.standard_normal(_BLOCK_ELEMENTS, dtype=np.float32)
+    scaled: dict[float, Array] = {}
+    for name, shape, mean, std in dummy_moments(ops):
+        if std == 0:
+            yield name, np.full(shape, mean, dtype=numpy_dtype(dtype))
             continue
-        std = _EMBEDDING_STD if name in embeddings else max(shape[-1], 1) ** -0.5
         if std not in scaled:
             # Twice in a row, so that from any place on a whole block is one slice.
-            scaled[std] = (block * std).to(device, dtype).repeat(2)
+            scaled[std] = np.tile(cast(block * np.float32(std), dtype), 2)
         yield name, _tiled(scaled[std], shape, _hash(name, seed))
+
+
+def dummy_moments(ops: Sequence[Op]) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
+    """Canonical name, shape, mean and deviation of each random weight."""
+    constants, embeddings = _constants(ops), _embeddings(ops)
+    for name, shape in weight_shapes(ops).items():
+        if name in constants:
+            yield name, shape, constants[name], 0.0
+        else:
+            std = _EMBEDDING_STD if name in embeddings else max(shape[-1], 1) ** -0.5
+            yield name, shape, 0.0, std
 
 
 def _constants(ops: Sequence[Op]) -> dict[str, float]:
@@ -69,13 +78,13 @@ def _embeddings(ops: Sequence[Op]) -> set[str]:
     return {name for name, of_weight in roles if any(role.is_table for role in of_weight)}
 
 
-def _tiled(twice_block: torch.Tensor, shape: tuple[int, ...], start: int) -> torch.Tensor:
+def _tiled(twice_block: Array, shape: tuple[int, ...], start: int) -> Array:
     """A tensor filled with repetitions of the block, from its element ``start`` on."""
-    weight = torch.empty(shape, dtype=twice_block.dtype, device=twice_block.device)
-    flat, offset = weight.view(-1), start % _BLOCK_ELEMENTS
-    for first in range(0, flat.numel(), _BLOCK_ELEMENTS):
+    weight = empty(shape, twice_block.dtype.name)
+    flat, offset = weight.reshape(-1), start % _BLOCK_ELEMENTS
+    for first in range(0, flat.size, _BLOCK_ELEMENTS):
         target = flat[first : first + _BLOCK_ELEMENTS]
-        target.copy_(twice_block[offset : offset + target.numel()])
+        target[...] = twice_block[offset : offset + target.size]
     return weight
 
 

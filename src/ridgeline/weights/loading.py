@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import Array, empty
 from ridgeline.core.errors import UnsupportedModelError, WeightsMismatchError
 from ridgeline.core.ops import Op, op_weights
 from ridgeline.models import TensorSource
@@ -20,7 +21,7 @@ from ridgeline.weights.stacking import split_stacks
 from ridgeline.weights.store import TensorStore
 
 # What needs no scale beside it; eight-bit floats do.
-_PLAIN_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_PLAIN_FLOATS = {"float64", "float32", "float16", "bfloat16"}
 _COMPARED_ELEMENTS = 1 << 22
 _QUANTIZED_PARTS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
 
@@ -52,10 +53,10 @@ def load_weights(
     ops: Sequence[Op],
     sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
-    dtype: torch.dtype,
+    dtype: str,
     quantization: Scheme | None = None,
     progress: Progress | None = None,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Array]:
     """All weights that ``ops`` read, by canonical name, in memory of their own.
 
     See `stream_weights` for the arguments and errors. Peak memory is the weights in ``dtype`` plus
@@ -81,10 +82,10 @@ def stream_weights(
     ops: Sequence[Op],
     sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
-    dtype: torch.dtype,
+    dtype: str,
     quantization: Scheme | None = None,
     progress: Progress | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[str, Array]]:
     """Yield (canonical name, weight) in file order, for callers that pack or move each in turn.
 
     ``sources`` says which tensor of the checkpoint each weight is, or which rows of it; ``ignored``
@@ -114,17 +115,17 @@ def read_places(
     checkpoint: TensorStore,
     tensor: str,
     places: Places,
-    dtype: torch.dtype,
+    dtype: str,
     advance: Callable[[int], None],
     entry: int | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[str, Array]]:
     """The weights that a tensor holds, each in memory of its own.
 
     With ``entry``, that matrix of each: the tensor holds whole stacks, and no other matrix is read.
     """
     shape = checkpoint.shape(tensor)[0 if entry is None else 1 :]
 
-    def read(out: torch.Tensor, first_row: int = 0) -> torch.Tensor:
+    def read(out: Array, first_row: int = 0) -> Array:
         if entry is None:
             checkpoint.read_into(tensor, out, advance, first_row=first_row)
         else:
@@ -133,18 +134,16 @@ def read_places(
 
     whole = None
     if any(place.transpose or place.every_other is not None for place in places):
-        whole = read(torch.empty(shape, dtype=dtype))
+        whole = read(empty(shape, dtype))
     for place, names in places.items():
         if whole is not None:
             part = whole if place.every_other is None else whole[..., place.every_other :: 2]
-            part = part.mT if place.transpose else part
-            # Cloned, since a transposed vector would otherwise be contiguous already.
-            weight = part[slice(*place.rows) if place.rows else slice(None)].clone(
-                memory_format=torch.contiguous_format
-            )
+            part = part.swapaxes(-1, -2) if place.transpose else part
+            # Copied, since a transposed vector would otherwise be contiguous already.
+            weight = part[slice(*place.rows) if place.rows else slice(None)].copy(order="C")
         else:
             start, stop = place.rows or (0, shape[0] if shape else 0)
-            weight = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
+            weight = empty((stop - start, *shape[1:]) if shape else (), dtype)
             read(weight, start)
         for name in names:
             yield name, weight
@@ -218,12 +217,12 @@ def _same_values(checkpoint: TensorStore, name: str, other: str) -> bool:
     if shape != checkpoint.shape(other) or checkpoint.dtype(name) not in _PLAIN_FLOATS:
         return False
     rows = max(1, _COMPARED_ELEMENTS // shape[1])
-    pair = torch.empty(2, min(rows, shape[0]), shape[1])
+    pair = np.empty((2, min(rows, shape[0]), shape[1]), dtype=np.float32)
     for first in range(0, shape[0], rows):
         some = pair[:, : shape[0] - first]
         for out, tensor in zip(some, (name, other), strict=True):
             checkpoint.read_into(tensor, out, first_row=first)
-        if not torch.equal(*some):
+        if not np.array_equal(*some):
             return False
     return True
 

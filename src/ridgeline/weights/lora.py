@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import Array, cast
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError, WeightsMismatchError
 from ridgeline.core.ops import MLP, Op, OutProject, QKVProject, Weight
 from ridgeline.models import TensorSource, read_config
@@ -48,8 +49,8 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
 class LoRAWeights:
     """One weight's adapter: ``down`` [r, in] and ``up`` [out, r], which has the scale in it."""
 
-    down: torch.Tensor
-    up: torch.Tensor
+    down: Array
+    up: Array
 
 
 Adapter = Mapping[str, LoRAWeights]  # by canonical name of the adapted weight
@@ -57,7 +58,7 @@ Config = Mapping[str, Any]
 
 
 def load_lora(
-    folder: Path, *, ops: Iterable[Op], sources: Mapping[str, TensorSource], dtype: torch.dtype
+    folder: Path, *, ops: Iterable[Op], sources: Mapping[str, TensorSource], dtype: str
 ) -> Adapter:
     """Read an adapter for a model with these ops, whose weights lie at ``sources``.
 
@@ -79,12 +80,14 @@ def load_lora(
                 )
             if parts.keys() != {"A", "B"}:
                 raise WeightsMismatchError(f"The adapter has half of {short_name(module)} only.")
-            down, up = (file.tensor(parts[part]).to(dtype) for part in "AB")
+            down, up = (cast(file.tensor(parts[part]), dtype) for part in "AB")
             _check_shapes(module, down, up, users[module])
-            scaled = up * _scale(config, module, rank=len(down))
+            scaled = _scaled(up, _scale(config, module, rank=len(down)))
             for weight, source in users[module]:
                 rows = source.rows or (0, weight.shape[0])
-                adapter[weight.name] = LoRAWeights(down=down, up=scaled[slice(*rows)].contiguous())
+                adapter[weight.name] = LoRAWeights(
+                    down=down, up=np.ascontiguousarray(scaled[slice(*rows)])
+                )
     if not adapter:
         raise WeightsMismatchError(f"The adapter in {folder} has no tensors.")
     return adapter
@@ -139,15 +142,15 @@ def _modules(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def _check_shapes(
     module: str,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    down: Array,
+    up: Array,
     users: list[tuple[Weight, TensorSource]],
 ) -> None:
     outputs = max(source.rows[1] if source.rows else weight.shape[0] for weight, source in users)
     inputs = users[0][0].shape[1]
     if (
-        down.dim() != 2
-        or up.dim() != 2
+        down.ndim != 2
+        or up.ndim != 2
         or not 0 < len(down) == up.shape[1] <= _MAX_RANK
         or (down.shape[1], len(up)) != (inputs, outputs)
     ):
@@ -155,6 +158,12 @@ def _check_shapes(
             f"The adapter's matrices for {short_name(module)} are {list(down.shape)} and "
             f"{list(up.shape)}, for a weight of {[outputs, inputs]}."
         )
+
+
+def _scaled(values: Array, scale: float) -> Array:
+    """The products, rounded once."""
+    work = np.dtype(np.float64 if values.dtype == np.float64 else np.float32)
+    return (values.astype(work) * work.type(scale)).astype(values.dtype)
 
 
 def _scale(config: Config, module: str, *, rank: int) -> float:

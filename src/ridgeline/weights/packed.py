@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.ops import Op
 from ridgeline.models import TensorSource
 from ridgeline.quant import GGUFBlocks, QuantizedTensor, Scheme, stack
@@ -22,7 +22,7 @@ from ridgeline.weights.quantized_checkpoint import QuantizedCheckpoint
 from ridgeline.weights.stacking import split_stacks
 from ridgeline.weights.store import TensorStore
 
-Weight = torch.Tensor | QuantizedTensor | GGUFBlocks
+Weight = Array | QuantizedTensor | GGUFBlocks
 """A weight ``[…, out, in]``, as values or as it is quantized."""
 
 
@@ -36,7 +36,7 @@ def stream_packed_weights(
     ops: Sequence[Op],
     sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
-    dtype: torch.dtype,
+    dtype: str,
     quantization: Scheme | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Weight]]:
@@ -74,7 +74,7 @@ def stream_weight_parts(
     ops: Sequence[Op],
     sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
-    dtype: torch.dtype,
+    dtype: str,
     quantization: Scheme | None = None,
     progress: Progress | None = None,
     only: Collection[str] | None = None,
@@ -125,7 +125,7 @@ def _weights(
     checkpoint: TensorStore,
     tensor: str,
     places: Places,
-    dtype: torch.dtype,
+    dtype: str,
     advance: Callable[[int], None],
     entry: int | None,
 ) -> Iterator[tuple[str, Weight]]:
@@ -146,7 +146,7 @@ def _of_parts(
     checkpoint: QuantizedCheckpoint,
     tensor: str,
     places: Places,
-    dtype: torch.dtype,
+    dtype: str,
     advance: Callable[[int], None],
     entry: int | None,
 ) -> Iterator[tuple[str, Weight]]:
@@ -171,7 +171,7 @@ def _of_blocks(
     checkpoint: GGUFCheckpoint,
     tensor: str,
     places: Places,
-    dtype: torch.dtype,
+    dtype: str,
     advance: Callable[[int], None],
     entry: int | None,
 ) -> Iterator[tuple[str, Weight]]:
@@ -188,12 +188,14 @@ def _of_blocks(
             yield name, weight
 
 
-def expanded(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+def expanded(weight: Weight, dtype: str) -> Array:
     """The values of a weight: as they are, or of ``dtype`` if it is quantized."""
-    return weight if isinstance(weight, torch.Tensor) else weight.dequantize(dtype)
+    if isinstance(weight, QuantizedTensor | GGUFBlocks):
+        return weight.dequantize(dtype)
+    return weight
 
 
-def _stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
+def _stacked(parts: Sequence[Weight], dtype: str) -> Weight:
     packed = [part for part in parts if isinstance(part, QuantizedTensor)]
     if len(packed) == len(parts) and (whole := stack(packed)) is not None:
         return whole
@@ -204,4 +206,4 @@ def _stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
             shape=(len(blocks), *blocks[0].shape),
             data=np.concatenate([part.data for part in blocks]),
         )
-    return torch.stack([expanded(part, dtype) for part in parts])
+    return np.stack([expanded(part, dtype) for part in parts])

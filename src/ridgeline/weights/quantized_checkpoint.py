@@ -7,8 +7,7 @@ it would have unquantized; the parts do not appear. All else passes through.
 import logging
 from collections.abc import Callable
 
-import torch
-
+from ridgeline.core.arrays import Array, empty
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.quant import QuantizedTensor, Scheme, StoredWeight, TensorInfo
 from ridgeline.weights.names import short_name
@@ -53,9 +52,9 @@ class QuantizedCheckpoint:
         parts = (name,) if stored is None else stored.parts
         return sum(self._files.num_bytes(part) for part in parts)
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> str:
         """The dtype of tensor ``name``; float32 for what is computed from parts."""
-        return self._files.dtype(name) if name not in self._stored else torch.float32
+        return self._files.dtype(name) if name not in self._stored else "float32"
 
     def stored(self, name: str) -> StoredWeight | None:
         """How tensor ``name`` is stored, or ``None`` if it is a plain tensor."""
@@ -82,11 +81,11 @@ class QuantizedCheckpoint:
         if self._last is None or self._last[:2] != (name, read_entry):
             self._last = None  # frees the one before first
 
-            def read(part: str) -> torch.Tensor:
+            def read(part: str) -> Array:
                 shape, first = self._files.shape(part), 0
                 if read_entry is not None:
                     shape, first = (1, *shape[1:]), read_entry
-                out = torch.empty(shape, dtype=self._files.dtype(part))
+                out = empty(shape, self._files.dtype(part))
                 self._files.read_into(part, out, on_bytes, first_row=first)
                 return out
 
@@ -99,7 +98,7 @@ class QuantizedCheckpoint:
     def read_into(
         self,
         name: str,
-        out: torch.Tensor,
+        out: Array,
         on_bytes: Callable[[int], None] | None = None,
         *,
         first_row: int = 0,
@@ -109,14 +108,14 @@ class QuantizedCheckpoint:
         if stored is None:
             self._files.read_into(name, out, on_bytes, first_row=first_row)
             return
-        assert out.is_contiguous()
+        assert out.flags.c_contiguous
         if not stored.transposed:
             weight = self.quantized(name, on_bytes)
             weight.rows(first_row, first_row + len(out)).dequantize_into(out)
             return
         for index in range(len(out)):  # one expert at a time
             part = self.quantized(name, on_bytes, entry=first_row + index)
-            out[index] = part.dequantize(out.dtype).mT
+            out[index] = part.dequantize(out.dtype.name).swapaxes(-1, -2)
 
     def _info(self, name: str) -> TensorInfo:
         try:
@@ -124,10 +123,10 @@ class QuantizedCheckpoint:
         except UnsupportedModelError:
             return TensorInfo(self._files.shape(name), None)
 
-    def _read_small(self, name: str) -> torch.Tensor:
+    def _read_small(self, name: str) -> Array:
         if self._files.num_bytes(name) > _MAX_SMALL_BYTES:
             raise CorruptFileError(f"Tensor {short_name(name)} is too large for what it is.")
-        out = torch.empty(self._files.shape(name), dtype=self._files.dtype(name))
+        out = empty(self._files.shape(name), self._files.dtype(name))
         self._files.read_into(name, out)
         return out
 

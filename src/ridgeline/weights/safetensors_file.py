@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import Array, empty, numpy_dtype
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.weights.names import short_name
 from ridgeline.weights.reading import open_file, read_exactly, unreadable
-from ridgeline.weights.safetensors_header import TORCH_DTYPES, TensorEntry, read_header
+from ridgeline.weights.safetensors_header import DTYPES, TensorEntry, read_header
 
 # Reads are cut into blocks, so that progress moves and conversion needs only this much beside.
 _BLOCK_BYTES = 2 << 20
@@ -68,22 +69,22 @@ class SafetensorsFile:
         entry = self._entries[name]
         return entry.stop - entry.start
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> str:
         """The dtype of tensor ``name``.
 
         Raises:
             UnsupportedModelError: the dtype is one that Ridgeline cannot read.
         """
-        found = TORCH_DTYPES.get(self._entries[name].dtype)
+        found = DTYPES.get(self._entries[name].dtype)
         if found is None:
             raise UnsupportedModelError(
                 f"Tensor {short_name(name)} in {self.path.name} has dtype "
                 f"{short_name(self._entries[name].dtype)}, which Ridgeline cannot read; "
-                f"it reads {', '.join(TORCH_DTYPES)}."
+                f"it reads {', '.join(DTYPES)}."
             )
         return found
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         """Tensor ``name`` as a view of the mapped file (a copy where its offset is not aligned).
 
         The mapping is private: writing to the view does not change the file.
@@ -94,23 +95,23 @@ class SafetensorsFile:
         """
         entry, dtype = self._entries[name], self.dtype(name)
         if entry.start == entry.stop:
-            return torch.empty(entry.shape, dtype=dtype)
-        data = torch.frombuffer(
-            self._mapped(), dtype=torch.uint8, count=entry.stop - entry.start, offset=entry.start
+            return empty(entry.shape, dtype)
+        data = np.frombuffer(
+            self._mapped(), dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start
         )
-        if entry.start % dtype.itemsize:
-            data = data.clone()
-        return data.view(dtype).view(entry.shape)
+        if entry.start % numpy_dtype(dtype).itemsize:
+            data = data.copy()
+        return data.view(numpy_dtype(dtype)).reshape(entry.shape)
 
     def read_into(
         self,
         name: str,
-        out: torch.Tensor,
+        out: Array,
         on_bytes: Callable[[int], None] | None = None,
         *,
         first_row: int = 0,
     ) -> None:
-        """Read rows of tensor ``name`` into ``out``, a contiguous CPU tensor of any dtype.
+        """Read rows of tensor ``name`` into ``out``, a contiguous array of any dtype.
 
         ``out`` is overwritten, converted from the file's dtype where they differ. It has the
         tensor's shape but for the number of rows: it is filled from row ``first_row`` on.
@@ -121,32 +122,32 @@ class SafetensorsFile:
             CorruptFileError: the file has become shorter since it was opened.
             DiskError: the file cannot be read.
         """
-        entry, dtype = self._entries[name], self.dtype(name)
-        assert out.is_contiguous()
-        assert tuple(out.shape[1:]) == entry.shape[1:]
+        entry, dtype = self._entries[name], numpy_dtype(self.dtype(name))
+        assert out.flags.c_contiguous
+        assert out.shape[1:] == entry.shape[1:]
         assert not entry.shape or first_row + len(out) <= entry.shape[0]
         start = first_row * math.prod(entry.shape[1:])
-        flat, step = out.view(-1), _BLOCK_BYTES // dtype.itemsize
+        flat, step = out.reshape(-1), _BLOCK_BYTES // dtype.itemsize
         same = out.dtype == dtype
-        block = flat if same else torch.empty(min(step, flat.numel()), dtype=dtype)
-        for first in range(0, flat.numel(), step):
+        block = flat if same else np.empty(min(step, flat.size), dtype=dtype)
+        for first in range(0, flat.size, step):
             target = flat[first : first + step]
-            source = target if same else block[: target.numel()]
+            source = target if same else block[: target.size]
             self._read(entry, (start + first) * dtype.itemsize, source)
             if not same:
-                target.copy_(source)
+                target[...] = source
             if on_bytes is not None:
                 on_bytes(source.nbytes)
 
-    def _read(self, entry: TensorEntry, offset: int, out: torch.Tensor) -> None:
+    def _read(self, entry: TensorEntry, offset: int, out: Array) -> None:
         """Fill the contiguous ``out`` from ``offset`` bytes into the data of ``entry``."""
-        buffer = out.view(torch.uint8).numpy().data
+        buffer = out.view(np.uint8).data
         read_exactly(self._file, self.path, entry.start + offset, buffer)
 
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
             try:
-                # ACCESS_COPY gives torch a writable buffer; what is written stays in this process.
+                # ACCESS_COPY gives a writable buffer; what is written stays in this process.
                 self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
                 raise unreadable(self.path, error) from None

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import torch
-
+from ridgeline.core.arrays import numpy_dtype
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.weights.names import short_name
 
@@ -24,20 +23,20 @@ _PREFIX_BYTES = 8
 _MAX_DIMENSIONS = 32
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 
-TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
+DTYPES: Mapping[str, str] = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
 }
 
 
@@ -177,11 +176,11 @@ def _check_size(name: str, entry: TensorEntry) -> None:
     """The byte range must be what dtype and shape need; other dtypes fail when they are read."""
     if len(entry.shape) > _MAX_DIMENSIONS:
         raise _HeaderError(f"tensor {short_name(name)} has {len(entry.shape)} dimensions")
-    dtype = TORCH_DTYPES.get(entry.dtype)
+    dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         return
-    # Zeros count as ones here: torch multiplies the other extents even if the tensor is empty.
-    span = dtype.itemsize * math.prod(max(extent, 1) for extent in entry.shape)
+    # Zeros count as ones here: numpy multiplies the other extents even if the array is empty.
+    span = numpy_dtype(dtype).itemsize * math.prod(max(extent, 1) for extent in entry.shape)
     need = 0 if 0 in entry.shape else span
     if span >= 2**63 or need != entry.stop - entry.start:
         raise _HeaderError(

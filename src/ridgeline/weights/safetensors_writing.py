@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.errors import DiskError
-from ridgeline.weights.safetensors_header import TORCH_DTYPES
+from ridgeline.weights.safetensors_header import DTYPES
 
-_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8
 _BLOCK_BYTES = 1 << 24
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> str:
     """Write ``tensors`` in the given order, and return the file's SHA-256.
 
     The file has its name only once all of it is on the disk. Views of mapped files are copied
@@ -31,7 +32,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     for name, tensor in tensors.items():
         stop = offset + tensor.nbytes
         entries[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": _NAMES[tensor.dtype.name],
             "shape": list(tensor.shape),
             "data_offsets": [offset, stop],
         }
@@ -46,7 +47,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
                 digest.update(block)
                 file.write(block)
             for tensor in tensors.values():
-                data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+                data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
                 for first in range(0, len(data), _BLOCK_BYTES):
                     digest.update(data[first : first + _BLOCK_BYTES])
                     file.write(data[first : first + _BLOCK_BYTES])

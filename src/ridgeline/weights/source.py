@@ -3,12 +3,13 @@
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.ops import Op
 from ridgeline.models import TensorSource
 from ridgeline.quant import Scheme
@@ -27,7 +28,7 @@ from ridgeline.weights.progress import Progress
 
 
 class WeightSource(Protocol):
-    """Weights by canonical name. A dictionary of tensors is one."""
+    """Weights by canonical name. A dictionary of arrays is one."""
 
     def items(self) -> Iterable[tuple[str, Weight]]:
         """Every weight once, in any order; those of a file are read anew by each call."""
@@ -45,7 +46,7 @@ class CheckpointWeights:
     ops: Sequence[Op]
     sources: Mapping[str, TensorSource]
     ignored: Sequence[str]
-    dtype: torch.dtype
+    dtype: str
     quantization: Scheme | None = None
     progress: Progress | None = None
 
@@ -94,15 +95,14 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyWeights:
-    """Random weights, made on ``device``; see `dummy_weights`."""
+    """Random weights; see `dummy_weights`."""
 
     ops: Sequence[Op]
-    dtype: torch.dtype
+    dtype: str
     seed: int
-    device: torch.device | None = field(default=None, repr=False)
 
-    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return stream_dummy_weights(self.ops, dtype=self.dtype, seed=self.seed, device=self.device)
+    def items(self) -> Iterator[tuple[str, Array]]:
+        return stream_dummy_weights(self.ops, dtype=self.dtype, seed=self.seed)
 
     def digest(self) -> str:
         """Names all that decides what ``items`` yields."""
@@ -121,13 +121,13 @@ def weight_parts(source: WeightSource, only: Collection[str] | None = None) -> I
             yield name, None, weight
         else:
             for index in range(weight.shape[0]):
-                if isinstance(weight, torch.Tensor):
+                if isinstance(weight, np.ndarray):
                     yield name, index, weight[index]
                 else:
                     yield name, index, weight.entry(index)
         del weight  # before the next one is made
 
 
-def expanded_weights(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def expanded_weights(source: WeightSource, dtype: str) -> dict[str, Array]:
     """All weights as values, quantized ones expanded to ``dtype``."""
     return {name: expanded(weight, dtype) for name, weight in source.items()}

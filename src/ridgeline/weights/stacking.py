@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
+from ridgeline.core.arrays import Array, empty
 from ridgeline.models import TensorSource
 
 
@@ -14,16 +13,14 @@ class Stacks:
 
     places: Mapping[str, tuple[str, int]]  # part -> weight and its index in it
     sizes: Mapping[str, int]
-    _unfinished: dict[str, torch.Tensor] = field(default_factory=dict)
+    _unfinished: dict[str, Array] = field(default_factory=dict)
     _num_read: dict[str, int] = field(default_factory=dict)
 
     def place(self, name: str) -> tuple[str, int | None]:
         """The weight that ``name`` is part of and its index in it; itself if it is no part."""
         return self.places.get(name, (name, None))
 
-    def join(
-        self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def join(self, weights: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
         """Pass weights through; collect parts and yield a stack with its last part.
 
         Parts are copied into the stack, so that beside it one part takes memory.
@@ -36,7 +33,7 @@ class Stacks:
             stack, index = self.places[name]
             if stack not in self._unfinished:
                 shape = (self.sizes[stack], *values.shape)
-                self._unfinished[stack] = torch.empty(shape, dtype=values.dtype)
+                self._unfinished[stack] = empty(shape, values.dtype.name)
             self._unfinished[stack][index] = values
             self._num_read[stack] = self._num_read.get(stack, 0) + 1
             if self._num_read[stack] == self.sizes[stack]:

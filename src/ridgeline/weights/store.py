@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import torch
+from ridgeline.core.arrays import Array
 
 
 class TensorStore(Protocol):
@@ -32,14 +32,14 @@ class TensorStore(Protocol):
         """The bytes that tensor ``name`` takes on disk."""
         ...
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> str:
         """The dtype of its values; `UnsupportedModelError` if Ridgeline cannot read it."""
         ...
 
     def read_into(
         self,
         name: str,
-        out: torch.Tensor,
+        out: Array,
         on_bytes: Callable[[int], None] | None = None,
         *,
         first_row: int = 0,

@@ -4,7 +4,6 @@ import ctypes as c
 
 import numpy as np
 import pytest
-import torch
 from tests.kernels.cpu.native import LEVELS, pool
 
 from ridgeline.kernels.cpu.matrix import pack
@@ -17,10 +16,10 @@ KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 def feed_forward(level, kind, gate_bias, up_bias, *, fused=True):
     """down . (act(gate) * up), of which only the biases are not zero; down sums."""
     threads = pool(level, 2)
-    library, zeros = threads.library, torch.zeros(WIDTH, WIDTH)
+    library, zeros = threads.library, np.zeros((WIDTH, WIDTH), dtype=np.float32)
     # Matrices of one format read the same panels, and then the activation is part of the product.
-    gate = pack(threads, zeros if fused else zeros.half())
-    up, down = pack(threads, zeros), pack(threads, torch.ones(WIDTH, WIDTH))
+    gate = pack(threads, zeros if fused else zeros.astype(np.float16))
+    up, down = pack(threads, zeros), pack(threads, np.ones((WIDTH, WIDTH), dtype=np.float32))
 
     def linear(matrix, bias):
         return Linear(matrix=matrix.struct, bias=None if bias is None else bias.ctypes.data)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from tests.kernels.cpu.native import LEVELS, pool
 
 from ridgeline.core.sampling_params import SamplingParams
@@ -58,11 +57,11 @@ def test_draws_are_those_of_the_sampling_functions(level, spread, settings):
         mask = words if seed % 3 == 0 else None
         allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB].astype(bool)
         expected = sample(
-            torch.from_numpy(logits),
+            logits,
             params,
             History(token_ids=known, num_prompt_tokens=10),
             seed=seed,
-            mask_V=None if mask is None else torch.from_numpy(allowed),
+            mask_V=None if mask is None else allowed,
         )
         row = adjust(logits, params, CountedHistory(10, known))
         token = draw(level, row, params, position=len(known), seed=seed, mask=mask)
@@ -85,9 +84,7 @@ def test_what_cannot_be_drawn_is_not(level, settings):
     assert draw(level, logits, params, position=4, seed=1, mask=only) == -1
     assert draw(level, logits, params, position=4, seed=1) == -1
     with pytest.raises(NothingToSampleError):
-        sample(
-            torch.from_numpy(logits), params, History(token_ids=[1], num_prompt_tokens=1), seed=1
-        )
+        sample(logits, params, History(token_ids=[1], num_prompt_tokens=1), seed=1)
 
 
 @pytest.mark.parametrize("level", LEVELS)

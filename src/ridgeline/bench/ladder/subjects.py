@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import NumberFormat, float_format
 from ridgeline.core.plan import ModelRole
@@ -64,7 +62,7 @@ SUBJECTS: Mapping[str, Subject] = {
 def _random(config: Mapping[str, object], dtype: str) -> ExecutorModel:
     spec = describe(config).spec
     ops = lower(spec)
-    kind: torch.dtype = getattr(torch, float_format(dtype).name)
+    kind = float_format(dtype).name
     return ExecutorModel(
         spec=spec, ops=ops, weights=DummyWeights(ops=ops, dtype=kind, seed=0), dtype=kind
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ridgeline.compress.grids.base import Steps, best_of, grouped, inverse
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.quant.float4 import e2m1_table
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85)
@@ -62,4 +63,4 @@ class Table:
 
 def mxfp4() -> Table:
     """E2M1 with a power of two for 32 (OCP Microscaling Formats 1.0)."""
-    return Table(name="mxfp4", group_size=32, points=e2m1_table(), power_of_two=True)
+    return Table(name="mxfp4", group_size=32, points=as_tensor(e2m1_table()), power_of_two=True)

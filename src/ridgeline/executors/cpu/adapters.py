@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ridgeline.core.arrays import cast
 from ridgeline.kernels.cpu.matrix import MatrixFormat, pack
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Adapter, AdapterPart, Format
@@ -36,7 +37,8 @@ class NativeAdapters:
             if name not in products:
                 continue  # of an op that has no kernel
             down, up = (
-                pack(pool, weight.float(), _FLOAT32) for weight in (weights.down, weights.up)
+                pack(pool, cast(weight, "float32"), _FLOAT32)
+                for weight in (weights.down, weights.up)
             )
             self._kept += [down, up]
             parts.append(AdapterPart(slot=products[name], down=down.struct, up=up.struct))

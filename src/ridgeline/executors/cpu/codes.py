@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from ridgeline.core.arrays import Array, is_float
 from ridgeline.executors.cpu.roles import FACTOR_COLUMNS, FACTORED, takes_factors
 from ridgeline.kernels.cpu.matrix import (
     TILE_ROWS,
@@ -88,7 +88,7 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
     rows, columns = weight.codes.shape
     block_rows, size = weight.block
     group = None if size >= columns else next((g for g in _GROUPS if size % g == 0), 0)
-    if group == 0 or weight.codes.is_floating_point():
+    if group == 0 or is_float(weight.codes):
         return None
     groups, repeats = (1, 1) if group is None else (-(-columns // group), size // group)
     factored = factored_scales(weight) if bits == 4 else None
@@ -102,11 +102,10 @@ def _of_tensor(weight: QuantizedTensor) -> MatrixCodes | None:
         return None
 
     def of_rows(part: slice) -> Rows:
-        codes = weight.codes[part].view(torch.uint8)
+        codes = weight.codes[part].view(np.uint8)
         if weight.zeros is None:
-            codes = codes + middle  # signed ones wrap around
-        mins_of = None if mins is None else mins[part]
-        return codes.contiguous().numpy(), scales[part], mins_of, None
+            codes = codes + np.uint8(middle)  # signed ones wrap around
+        return codes, scales[part], None if mins is None else mins[part], None
 
     return MatrixCodes(
         shape=(rows, columns),
@@ -125,10 +124,10 @@ def factored_scales(weight: QuantizedTensor) -> tuple[Floats, Factors] | None:
     of four that float16 holds; a factor is from −15 to 16.
     """
     columns = weight.codes.shape[1]
-    is_plain = weight.zeros is None and weight.scales.dtype in (torch.float16, torch.float32)
+    is_plain = weight.zeros is None and weight.scales.dtype.name in ("float16", "float32")
     if weight.block != (1, FACTOR_COLUMNS) or not (is_plain and takes_factors(columns)):
         return None
-    units = weight.scales.double().numpy() * _HALF_UNITS
+    units = weight.scales.astype(np.float64) * _HALF_UNITS
     whole = np.rint(units)
     if not np.isfinite(units).all() or (whole != units).any() or (abs(whole) >= 2.0**41).any():
         return None
@@ -153,8 +152,8 @@ def factored_scales(weight: QuantizedTensor) -> tuple[Floats, Factors] | None:
 
 def _with_factors(weight: QuantizedTensor, scales: Floats, factors: Factors) -> MatrixCodes:
     def of_rows(part: slice) -> Rows:
-        codes = weight.codes[part].view(torch.uint8) + _MIDDLE_OF_4_BITS  # wraps around
-        return codes.contiguous().numpy(), scales[part], None, factors[part]
+        codes = weight.codes[part].view(np.uint8) + np.uint8(_MIDDLE_OF_4_BITS)  # wraps around
+        return codes, scales[part], None, factors[part]
 
     rows, columns = weight.codes.shape
     return MatrixCodes(
@@ -165,12 +164,12 @@ def _with_factors(weight: QuantizedTensor, scales: Floats, factors: Factors) -> 
     )
 
 
-def _by_group(blocks: torch.Tensor, rows: int, block_rows: int, repeats: int) -> Floats:
+def _by_group(blocks: Array, rows: int, block_rows: int, repeats: int) -> Floats:
     """One number for each row and group of columns, from one for each block."""
-    values = blocks.float()
+    values = blocks.astype(np.float32)
     if len(values) != rows:
-        values = values.repeat_interleave(block_rows, dim=0)[:rows]
-    return values.repeat_interleave(repeats, dim=1).numpy()
+        values = np.repeat(values, block_rows, axis=0)[:rows]
+    return np.repeat(values, repeats, axis=1)
 
 
 def _of_blocks(weight: GGUFBlocks) -> MatrixCodes | None:

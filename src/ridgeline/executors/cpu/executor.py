@@ -5,24 +5,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache as once
-from functools import partial
 from itertools import accumulate
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
-from ridgeline.core.spec import ModelSpec
+from ridgeline.core.spec import ModelSpec, RopeSpec
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch, num_kept_rows
-from ridgeline.executors.cpu.cuts import CutOps, cut_ops
+from ridgeline.executors.cpu.cuts import cut_ops
 from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
@@ -34,9 +33,13 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import DrawnRow, SegmentContext, SegmentRows, draw_tokens
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
-from ridgeline.kernels import reference
 from ridgeline.kernels.cpu.library import ABI_VERSION, chosen_level
 from ridgeline.kernels.cpu.pool import shared_pool
+from ridgeline.models import inverse_frequencies, rope_attention_factor
+from ridgeline.weights import Adapter
+
+if TYPE_CHECKING:
+    from ridgeline.executors.cpu.cut_ops import CutOps
 
 Floats = npt.NDArray[np.float32]
 
@@ -49,7 +52,7 @@ class _Model:
     ops: tuple[Op, ...]
     weights: PackedWeights
     program: Program
-    cuts: CutOps
+    cuts: "CutOps | None"
     adapters: NativeAdapters
 
     def adapters_of(self, batch: CPUBatch) -> Any:
@@ -101,11 +104,10 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 ops=model.ops,
                 weights=weights,
                 program=program,
-                cuts=CutOps(program, weights.kept, model.adapters),
+                cuts=_cut_ops(program, weights, model.adapters) if cuts else None,
                 adapters=adapters,
             )
-            dtype = str(model.dtype).removeprefix("torch.")
-            dtype = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+            dtype = model.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
             self.pools[role] = KVCache(self._pool, model.spec, dtype, block_tokens)
         self._num_groups = {role: len(cache.groups) for role, cache in self.pools.items()}
         self._logits = np.empty(0, dtype=np.float32)
@@ -224,12 +226,18 @@ class CPUExecutor(PoolExecutor[KVCache]):
 
     def _note_experts(self, role: ModelRole, model: _Model) -> None:
         if role is ModelRole.TARGET:
-            read = model.program.take_experts_read() + model.cuts.take_experts_read()
+            read = model.program.take_experts_read()
+            if model.cuts is not None:
+                read += model.cuts.take_experts_read()
             self.experts_read = (self.experts_read or 0) + read
 
     def _run_program(self, model: _Model, batch: CPUBatch) -> None:
         struct = batch.struct()
-        run_cut = partial(model.cuts.run, batch=batch)
+
+        def run_cut(op: Op) -> None:
+            assert model.cuts is not None
+            model.cuts.run(op, batch)
+
         tables, addresses = _length_dependent_tables(model.program, batch)
         model.program.run(
             struct,
@@ -253,14 +261,14 @@ class CPUExecutor(PoolExecutor[KVCache]):
             model.program.head(batch.logit_rows, logits_NV)
         return logits_NV
 
-    def _prompt_logits(self, model: _Model, first: int, last: int) -> Iterator[torch.Tensor]:
+    def _prompt_logits(self, model: _Model, first: int, last: int) -> Iterator[Array]:
         """Logits ``[V]`` of each of some rows of the batch, computed a few rows at a time."""
         for start in range(first, last, _HEAD_ROWS):
             rows = np.arange(start, min(start + _HEAD_ROWS, last), dtype=np.int32)
             logits_NV = np.empty((len(rows), model.spec.vocab_size), dtype=np.float32)
             with self._recorded():
                 model.program.head(rows, logits_NV)
-            yield from torch.from_numpy(logits_NV)
+            yield from logits_NV
 
     def _rows_of(
         self, model: _Model, batch: CPUBatch, logits_NV: Floats
@@ -274,7 +282,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         def rows_of(number: int) -> SegmentRows:
             kept, rows = stops()
             first, last = rows[number : number + 2]
-            logits = torch.from_numpy(logits_NV[kept[number] : kept[number + 1]])
+            logits = logits_NV[kept[number] : kept[number + 1]]
             prompt_logits = self._prompt_logits(model, first, last)
             return SegmentRows(logits, _hidden(model, last - 1), prompt_logits)
 
@@ -325,6 +333,12 @@ class CPUExecutor(PoolExecutor[KVCache]):
             cache.move_slots(group, table, sources, first)
 
 
+def _cut_ops(program: Program, weights: PackedWeights, adapters: Sequence[Adapter]) -> "CutOps":
+    from ridgeline.executors.cpu.cut_ops import CutOps  # imports torch
+
+    return CutOps(program, weights.kept, adapters)
+
+
 def _adjusted(
     item: SegmentContext, state: CPUSequence, role: ModelRole, node: int, logits_V: Floats
 ) -> Floats:
@@ -340,8 +354,8 @@ def _adjusted(
     return row
 
 
-def _hidden(model: _Model, row: int) -> Callable[[], torch.Tensor]:
-    return lambda: torch.from_numpy(model.program.hidden_row(row, model.spec.hidden_size))
+def _hidden(model: _Model, row: int) -> Callable[[], Array]:
+    return lambda: model.program.hidden_row(row, model.spec.hidden_size)
 
 
 def _length_dependent_tables(
@@ -355,13 +369,21 @@ def _length_dependent_tables(
         stop = row + item.segment.num_tokens
         lengths += [state.rope_length(position) for position in batch.positions[row:stop].tolist()]
         row = stop
-    positions_T, lengths_T = torch.from_numpy(batch.positions), torch.tensor(lengths)
     tables, addresses = [], []
     for spec in program.ropes:
         if depends_on_length(spec):
-            cos, sin = reference.rope_tables(spec, positions_T, lengths_T)
-            tables.append(torch.cat([cos, sin]).contiguous().numpy())
+            tables.append(_cos_sin(spec, batch.positions, lengths))
             addresses.append(tables[-1].ctypes.data)
         else:
             addresses.append(0)
     return tables, (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+def _cos_sin(spec: RopeSpec, positions_T: npt.NDArray[np.int32], lengths: list[int]) -> Floats:
+    """cos of all tokens ``[T, rotary_dim / 2]``, then sin; each by the length that it sees."""
+    of_length = {length: inverse_frequencies(spec, sequence_length=length) for length in {*lengths}}
+    frequencies = np.stack([of_length[length] for length in lengths])
+    # The angles are float32, as checkpoints were trained.
+    angles = (positions_T.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+    factor = rope_attention_factor(spec)
+    return (np.concatenate([np.cos(angles), np.sin(angles)]) * factor).astype(np.float32)

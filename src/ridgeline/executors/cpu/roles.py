@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
 
-import torch
-
 from ridgeline.core import ops
 from ridgeline.core.formats import NumberFormat, head_format, number_format, table_format
 from ridgeline.core.op_facts import Role
@@ -17,6 +15,7 @@ from ridgeline.weights import weight_shapes
 _INT4 = number_format("int4")
 _FACTORED_GROUP = 128
 FACTOR_COLUMNS = 32  # that share a factor
+_VECTOR_BYTES = 4  # of an element: float32
 _FACTORED_INT4 = replace(_INT4, group_size=_FACTORED_GROUP, factor_columns=FACTOR_COLUMNS)
 FACTORED = MatrixFormat(format=Format.Q4, group=_FACTORED_GROUP, has_factors=True)
 _CODES: dict[float, Format] = {4: Format.Q4, 6: Format.Q6, 8: Format.Q8}
@@ -73,7 +72,7 @@ def takes_factors(columns: int) -> bool:
 
 
 def packed_bytes(
-    pool: Pool, model_ops: Iterable[ops.Op], dtype: torch.dtype, quantization: NumberFormat | None
+    pool: Pool, model_ops: Iterable[ops.Op], dtype: str, quantization: NumberFormat | None
 ) -> int:
     """What the weights of a model take once they are packed, if none is quantized yet."""
     model_ops, size = tuple(model_ops), 0
@@ -81,7 +80,7 @@ def packed_bytes(
     for name, shape in weight_shapes(model_ops).items():
         role = roles.get(name)
         if role is None:
-            size += prod(shape) * torch.float32.itemsize
+            size += prod(shape) * _VECTOR_BYTES
         elif isinstance(role, ops.LatentAttend):
             for matrix in ((role.latent_dim, role.nope_dim), (role.v_dim, role.latent_dim)):
                 struct = matrix_struct(*matrix, plain_format(dtype))

@@ -8,9 +8,9 @@ from math import prod
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ridgeline.core import ops
+from ridgeline.core.arrays import Array, cast
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.host import available_memory_bytes
@@ -55,7 +55,7 @@ class PackedWeights:
 
     matrices: dict[str, tuple[PackedMatrix, ...]] = field(default_factory=dict)
     vectors: dict[str, Vector] = field(default_factory=dict)
-    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    kept: dict[str, Array] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -127,7 +127,7 @@ def pack_weights(
             quantized and is already, to another number of bits.
         OutOfMemoryError: the packed weights would not fit the memory that is free.
     """
-    if model.dtype == torch.float64:
+    if model.dtype == "float64":
         raise SettingsError("The cpu executor has no float64; use the reference executor.")
     _check_memory(pool, model)
     packing = _Packing(pool, model, cuts)
@@ -189,15 +189,15 @@ class _Packing:
                 "The cpu executor expands %d quantized weights to %s, having no kernel for their "
                 "layout (%s).",
                 formats.total(),
-                str(self._model.dtype).removeprefix("torch."),
+                self._model.dtype,
                 ", ".join(f"{count} of {name}" for name, count in sorted(formats.items())),
             )
 
-    def _keep(self, name: str, index: int | None, values: torch.Tensor) -> None:
+    def _keep(self, name: str, index: int | None, values: Array) -> None:
         if index is None:
-            self.packed.kept[name] = values.float()
+            self.packed.kept[name] = cast(values, "float32")
         else:
-            empty = torch.empty(self._shapes[name], dtype=torch.float32)
+            empty = np.empty(self._shapes[name], dtype=np.float32)
             self.packed.kept.setdefault(name, empty)[index] = values
 
     def _add_to_stack(self, name: str, index: int, weight: Weight, role: Role) -> None:
@@ -212,7 +212,7 @@ class _Packing:
             return
         codes = _codes(weight) if self._kinds.get(name, ()) is not None else None
         kind: Hashable = None
-        if codes is not None and not isinstance(weight, torch.Tensor):
+        if codes is not None and not isinstance(weight, np.ndarray):
             kind = weight.kind, codes.form
         if self._kinds.setdefault(name, kind) != kind:
             self._kinds[name] = codes = None
@@ -228,7 +228,7 @@ class _Packing:
     ) -> PackedMatrix:
         if codes is not None:
             return pack_matrix_codes(self._pool, codes, self._allocate)
-        if isinstance(weight, torch.Tensor):
+        if isinstance(weight, np.ndarray):
             form = packed_format(role, self._model.quantization, weight.shape[-1])
             return pack(self._pool, weight, form, self._allocate)
         self._expanded[name] = weight.format.name
@@ -255,15 +255,15 @@ def _number_format(matrix: PackedMatrix) -> NumberFormat:
 
 
 def _codes(weight: Weight) -> MatrixCodes | None:
-    return None if isinstance(weight, torch.Tensor) else matrix_codes(weight)
+    return None if isinstance(weight, np.ndarray) else matrix_codes(weight)
 
 
-def _vector(values: torch.Tensor) -> Vector:
-    return values.detach().float().contiguous().numpy()
+def _vector(values: Array) -> Vector:
+    return np.ascontiguousarray(values, dtype=np.float32)
 
 
 def _pack_expanded(
-    pool: Pool, weight: QuantizedTensor | GGUFBlocks, dtype: torch.dtype, allocate: Allocate
+    pool: Pool, weight: QuantizedTensor | GGUFBlocks, dtype: str, allocate: Allocate
 ) -> PackedMatrix:
     """A matrix as values, expanded some rows at a time."""
     rows, columns = weight.shape
@@ -274,11 +274,11 @@ def _pack_expanded(
 
 
 def _latent_matrices(
-    pool: Pool, op: ops.LatentAttend, expand: torch.Tensor, allocate: Allocate
+    pool: Pool, op: ops.LatentAttend, expand: Array, allocate: Allocate
 ) -> dict[str, tuple[PackedMatrix, ...]]:
     """Each head's matrix from q to latents [R, n], and from latents to outputs [v, R]."""
-    heads_HER = expand.view(op.num_heads, op.nope_dim + op.v_dim, op.latent_dim)
-    key_HRn, value_HvR = heads_HER[:, : op.nope_dim].mT, heads_HER[:, op.nope_dim :]
+    heads_HER = expand.reshape(op.num_heads, op.nope_dim + op.v_dim, op.latent_dim)
+    key_HRn, value_HvR = heads_HER[:, : op.nope_dim].swapaxes(1, 2), heads_HER[:, op.nope_dim :]
     return {
         f"{op.expand.name}/key": tuple(pack(pool, part, None, allocate) for part in key_HRn),
         f"{op.expand.name}/value": tuple(pack(pool, part, None, allocate) for part in value_HvR),

@@ -43,6 +43,7 @@ from ridgeline.executors.outputs import SegmentContext, SegmentRows, num_logit_r
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels import reference
+from ridgeline.kernels.tensors import as_array, torch_dtype
 from ridgeline.kernels.triton import LinearKey, kernel_problem
 
 Result = TypeVar("Result")
@@ -100,7 +101,9 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
         self._staging = Staging(device)
         self._models: dict[ModelRole, DeviceModel] = {}
         attention = attention or AttentionBackends()
-        kv_dtypes = {role: kv_dtype(kv_cache_dtype, each.dtype) for role, each in models.items()}
+        kv_dtypes = {
+            role: kv_dtype(kv_cache_dtype, torch_dtype(each.dtype)) for role, each in models.items()
+        }
         for role, model in models.items():
             attention.check(model.ops, kv_dtypes[role], block_tokens)
         with device.scope(), torch.inference_mode():
@@ -393,10 +396,13 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
         stops = [0, *accumulate(num_logit_rows(item.segment) for item in items)]
 
         def rows_of(number: int) -> SegmentRows:
-            logits = logits_NV[stops[number] : stops[number + 1]]
+            rows_NV = logits_NV[stops[number] : stops[number + 1]]
+            hidden_D = hidden_TD[batch.spans[number].last - 1]
             if drawn[number] is None or not _wants_tokens_only(items[number]):
-                logits = logits.cpu()
-            return SegmentRows(logits, hidden_TD[batch.spans[number].last - 1].cpu)
+                logits = as_array(rows_NV)
+            else:  # nobody reads them
+                logits = np.broadcast_to(np.float32(0), tuple(rows_NV.shape))
+            return SegmentRows(logits, lambda: as_array(hidden_D))
 
         ordered = self.results(items, role, set_masks, drawn, rows_of)
         clock.lap("sample_s")

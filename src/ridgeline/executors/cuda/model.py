@@ -21,7 +21,7 @@ from ridgeline.executors.cuda.inputs import PassInput, SegmentTables, Short, Tre
 from ridgeline.executors.cuda.kernels import Draw, Kernels
 from ridgeline.executors.cuda.kv_cache import DeviceKVCache
 from ridgeline.executors.cuda.on_device import OnDevice
-from ridgeline.executors.cuda.program import CallList, rope_specs
+from ridgeline.executors.cuda.program import CallList, DeviceAdapter, LowRank, rope_specs
 from ridgeline.executors.cuda.rope import RopeTables
 from ridgeline.executors.cuda.staging import Staging
 from ridgeline.executors.cuda.timing import seconds_on
@@ -31,8 +31,9 @@ from ridgeline.executors.cuda.tuning_cache import Tuned
 from ridgeline.executors.cuda.weights import load_weights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels import reference
+from ridgeline.kernels.tensors import as_tensor, torch_dtype
 from ridgeline.kernels.triton import LinearKey, StepRows, first_of_classes
-from ridgeline.weights import Adapter, LoRAWeights
+from ridgeline.weights import Adapter
 
 # How decode steps are run: op by op, compiled by PyTorch and recorded, or recorded.
 EXECUTIONS = ("eager", "compile", "graphs")
@@ -56,9 +57,10 @@ class DeviceModel:
         execution: str,
         attention: AttentionBackends,
     ) -> None:
-        self.role, self.spec, self.ops, self.dtype = role, model.spec, model.ops, model.dtype
+        self.role, self.spec, self.ops = role, model.spec, model.ops
+        self.dtype = torch_dtype(model.dtype)
         self.weights = load_weights(device, model, memory_share=memory_share)
-        kernels.reserve(self.weights.matrices.values(), model.dtype)
+        kernels.reserve(self.weights.matrices.values(), self.dtype)
         self.cache = DeviceKVCache(device, model.spec, cache_dtype, block_tokens)
         self.rope = RopeTables(rope_specs(model.ops), model.spec.max_position, device.torch_device)
         self.has_adapters = bool(model.adapters)
@@ -316,8 +318,8 @@ class DeviceModel:
         return self.draw(self._program.hidden(at), rows, how=variant.how, adjusts=variant.adjusts)
 
 
-def _on_device(adapter: Adapter, device: torch.device) -> Adapter:
+def _on_device(adapter: Adapter, device: torch.device) -> DeviceAdapter:
     return {
-        name: LoRAWeights(down=each.down.to(device), up=each.up.to(device))
+        name: LowRank(as_tensor(each.down).to(device), as_tensor(each.up).to(device))
         for name, each in adapter.items()
     }

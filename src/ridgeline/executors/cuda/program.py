@@ -5,8 +5,9 @@ it, a residual into the product that makes its branch, norms of heads, rotation 
 the KV cache into one call; matrices with the same input are stacked. A layer of Llama is six calls.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -20,11 +21,21 @@ from ridgeline.executors.cuda.kv_cache import DeviceKVCache
 from ridgeline.executors.cuda.weights import DeviceWeights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels import reference
-from ridgeline.weights import Adapter
+from ridgeline.kernels.tensors import torch_dtype
 
 Buffers = dict[str, torch.Tensor]
 Call = Callable[[Buffers, PassInput], None]
 _FOLDABLE = ops.QKVProject | ops.MLP
+
+
+class LowRank(NamedTuple):
+    """One weight's adapter, on the device: ``down`` [r, in] and ``up`` [out, r]."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+DeviceAdapter = Mapping[str, LowRank]  # by canonical name of the adapted weight
 
 
 class CallList:
@@ -42,7 +53,7 @@ class CallList:
         cache: DeviceKVCache,
         attention: ModelAttention,
         *,
-        adapters: Sequence[Adapter] = (),
+        adapters: Sequence[DeviceAdapter] = (),
     ) -> None:
         self._weights, self._kernels, self._cache = weights, kernels, cache
         self._attention = attention
@@ -50,7 +61,7 @@ class CallList:
         *body, head = model.ops
         assert isinstance(head, ops.Head)
         self._head = head
-        self._dtype = model.dtype
+        self._dtype = torch_dtype(model.dtype)
         # Attention of each kind: heads, their width, a layer, and how.
         self._attends: dict[Hashable, tuple[int, int, int, AttendSpec]] = {}
         self._calls: tuple[Call, ...] = ()

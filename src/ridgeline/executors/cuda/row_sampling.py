@@ -14,6 +14,7 @@ from ridgeline.executors.cuda.kernels import Kernels
 from ridgeline.executors.cuda.slots import SlotTables
 from ridgeline.executors.handle import Mask
 from ridgeline.executors.outputs import DrawnRow, SegmentContext, num_logit_rows
+from ridgeline.kernels.tensors import as_array
 
 Send = Callable[[Any], torch.Tensor]
 
@@ -57,10 +58,10 @@ def _adjusted(
     mask_V = None
     if words is not None:
         bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
-        mask_V = send(bits[: len(logits_V)].astype(bool))
+        mask_V = bits[: len(logits_V)].astype(bool)
     history = item.state.history(item.tokens_before(node))
     params = item.state.admission.params
-    return constrain(logits_V, params, history, mask_V=mask_V).to(logits_V.dtype)
+    return send(constrain(as_array(logits_V), params, history, mask_V=mask_V)).to(logits_V.dtype)
 
 
 def _masks(words: Sequence[Mask | None], vocab: int, send: Send) -> torch.Tensor | None:

@@ -6,8 +6,8 @@ Nothing here waits for the device, so that a recorded step can sample. Shapes: N
 import torch
 
 from ridgeline.core.philox import NoiseStream
-from ridgeline.decoding.noise import gumbel, philox_rounds
 from ridgeline.executors.cuda.kernels import Draw
+from ridgeline.executors.cuda.noise import gumbel, philox_rounds
 from ridgeline.executors.cuda.slots import Settings
 from ridgeline.kernels.triton import IN_PROMPT, AdjustmentTables
 

@@ -21,8 +21,6 @@ def _create(models: Models, config: EngineConfig) -> Executor:
     reason = missing_for_gpu()
     if reason is not None:
         raise MachineError(f"The cuda executor cannot run here: {reason}")
-    import torch
-
     from ridgeline.executors.cuda.executor import CUDAExecutor
     from ridgeline.executors.cuda.opening import (
         check_fp8,
@@ -32,7 +30,7 @@ def _create(models: Models, config: EngineConfig) -> Executor:
         open_gpu,
     )
 
-    if models[ModelRole.TARGET].dtype == torch.float64:
+    if models[ModelRole.TARGET].dtype == "float64":
         raise SettingsError("The cuda executor has no float64; use the reference executor.")
     forms = [form for model in models.values() if (form := model.quantization) is not None]
     if "fp8" in (config.kv_cache_dtype, *(form.name for form in forms)):

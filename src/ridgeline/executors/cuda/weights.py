@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat, number_format
 from ridgeline.core.op_facts import Role
@@ -23,11 +25,14 @@ from ridgeline.executors.cuda.formats import (
 )
 from ridgeline.executors.cuda.upload import Uploads
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.tensors import as_tensor, torch_dtype
 from ridgeline.kernels.triton import DeviceMatrix, fp8_matrix, pack_matrix, quantize_matrix
-from ridgeline.quant import QuantizedTensor
-from ridgeline.weights import CheckpointWeights, Weight, expanded
+from ridgeline.quant import GGUFBlocks, QuantizedTensor
+from ridgeline.weights import CheckpointWeights, Weight
 
 _log = logging.getLogger(__name__)
+
+_Part = torch.Tensor | QuantizedTensor | GGUFBlocks  # values are on the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ def load_weights(device: Device, model: ExecutorModel, *, memory_share: float) -
             "The cuda executor expands %d quantized weights to %s, having no kernel for their "
             "layout (%s).",
             loader.expanded.total(),
-            _name(model.dtype),
+            model.dtype,
             counted,
         )
     return loader.weights
@@ -88,24 +93,27 @@ class _Loader:
 
     def __init__(self, device: Device, model: ExecutorModel) -> None:
         self.weights = DeviceWeights()
-        self.parts: dict[str, dict[str, Weight]] = {}
+        self.parts: dict[str, dict[str, _Part]] = {}
         self.expanded = Counter[str]()
-        self._model, self._dtype = model, model.dtype
+        self._model = model
         self._uploads = Uploads(device)
         self._roles, self._stacks = weight_roles(model.ops), stacks(model.ops)
 
     def add(self, name: str, weight: Weight) -> None:
         self._model.check_not_quantized_twice(weight)
-        if isinstance(weight, torch.Tensor):
-            weight = self._uploads.send(weight, self._dtype)
+        part: _Part
+        if isinstance(weight, QuantizedTensor | GGUFBlocks):
+            part = weight
+        else:
+            part = self._uploads.send(as_tensor(weight), torch_dtype(self._model.dtype))
         names = self._stacks.get(name, (name,))
         parts = self.parts.setdefault(names[0], {})
-        parts[name] = weight
+        parts[name] = part
         if len(parts) == len(names):
             del self.parts[names[0]]
             self._keep(names, self._roles[name], [parts[each] for each in names])
 
-    def _keep(self, names: Sequence[str], roles: frozenset[Role], parts: list[Weight]) -> None:
+    def _keep(self, names: Sequence[str], roles: frozenset[Role], parts: list[_Part]) -> None:
         name, multiplies = names[0], bool(roles & PACKED)
         if not multiplies or Role.TABLE in roles:
             self.weights.tensors[name] = self._values(parts, roles)
@@ -123,19 +131,19 @@ class _Loader:
         if form is not None:
             self.weights.formats.update(dict.fromkeys(names, form))
 
-    def _values(self, parts: list[Weight], roles: frozenset[Role]) -> torch.Tensor:
+    def _values(self, parts: list[_Part], roles: frozenset[Role]) -> torch.Tensor:
         """The parts in the model's type, one above the other."""
         values = [self._value(part) for part in parts]
         axis = -2 if Role.PRODUCT in roles else -1
         return values[0] if len(values) == 1 else torch.cat(values, dim=axis)
 
-    def _value(self, part: Weight) -> torch.Tensor:
+    def _value(self, part: _Part) -> torch.Tensor:
         if isinstance(part, torch.Tensor):  # sent as it came
             return part
         self.expanded[part.format.name] += 1
-        return self._uploads.send(expanded(part, self._dtype))
+        return self._uploads.send(as_tensor(part.dequantize(self._model.dtype)))
 
-    def _packed_codes(self, parts: list[Weight]) -> DeviceMatrix | None:
+    def _packed_codes(self, parts: list[_Part]) -> DeviceMatrix | None:
         """A matrix of the parts' own codes; ``None`` if they are values, or lack a layout."""
         quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
         joined = _joined(quantized) if len(quantized) == len(parts) else None
@@ -179,7 +187,7 @@ def packed(values: torch.Tensor, form: NumberFormat | None) -> DeviceMatrix:
     return quantize_matrix(values, bits=int(form.bits), group=form.group_size)
 
 
-def _format_of(parts: Sequence[Weight]) -> NumberFormat | None:
+def _format_of(parts: Sequence[_Part]) -> NumberFormat | None:
     """That of weights which are quantized on disk."""
     first = parts[0]
     return first.format if isinstance(first, QuantizedTensor) else None
@@ -205,9 +213,9 @@ def _joined(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
     zeros = [part.zeros for part in by_row if part.zeros is not None]
     return replace(
         by_row[0],
-        codes=torch.cat([part.codes for part in by_row], dim=-2),
-        scales=torch.cat([part.scales for part in by_row], dim=-2),
-        zeros=torch.cat(zeros, dim=-2) if zeros else None,
+        codes=np.concatenate([part.codes for part in by_row], axis=-2),
+        scales=np.concatenate([part.scales for part in by_row], axis=-2),
+        zeros=np.concatenate(zeros, axis=-2) if zeros else None,
     )
 
 
@@ -217,8 +225,8 @@ def _scales_by_row(weight: QuantizedTensor) -> QuantizedTensor:
     if block_rows == 1:
         return weight
 
-    def spread(blocks: torch.Tensor) -> torch.Tensor:
-        return blocks.repeat_interleave(block_rows, dim=-2)[..., :rows, :]
+    def spread(blocks: Array) -> Array:
+        return np.repeat(blocks, block_rows, axis=-2)[..., :rows, :]
 
     return replace(
         weight,
@@ -239,12 +247,12 @@ def _check_room(device: Device, model: ExecutorModel, share: float) -> None:
 
 
 def _needed(model: ExecutorModel, quantization: NumberFormat | None) -> int:
-    return weights_bytes(model.ops, _name(model.dtype), quantization)
+    return weights_bytes(model.ops, model.dtype, quantization)
 
 
 def _too_large(device: Device, model: ExecutorModel, share: float) -> OutOfMemoryError:
     memory = device.memory()
-    form = model.quantization.name if model.quantization else _name(model.dtype)
+    form = model.quantization.name if model.quantization else model.dtype
     smaller = ", ".join(
         f"{_needed(model, other) / 1e9:.1f} GB with --quantization {other.name}"
         for other in _smaller(model.quantization)
@@ -262,7 +270,3 @@ def _smaller(quantization: NumberFormat | None) -> list[NumberFormat]:
     """Formats that would take less."""
     bits = 16.0 if quantization is None else quantization.bits
     return [form for form in map(number_format, ("int8", "int4")) if form.bits < bits]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

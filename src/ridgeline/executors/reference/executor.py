@@ -6,7 +6,7 @@ import torch
 
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.recorded_step import OpSpan
-from ridgeline.core.result import SegmentResult
+from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
@@ -16,6 +16,7 @@ from ridgeline.executors.reference.forward import Forward
 from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
+from ridgeline.kernels.tensors import as_array, as_tensor, torch_dtype
 from ridgeline.weights import expanded_weights
 
 
@@ -32,10 +33,14 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
         )
         self._models = dict(models)
         self._weights = {
-            role: expanded_weights(model.weights, model.dtype) for role, model in models.items()
+            role: {
+                name: as_tensor(values)
+                for name, values in expanded_weights(model.weights, model.dtype).items()
+            }
+            for role, model in models.items()
         }
         self.pools = {
-            role: ReferenceKVCache(model.spec, model.dtype, block_tokens)
+            role: ReferenceKVCache(model.spec, torch_dtype(model.dtype), block_tokens)
             for role, model in models.items()
         }
 
@@ -45,6 +50,10 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
 
     def new_state(self, admission: Admission) -> SequenceState:
         return SequenceState(admission)
+
+    @torch.inference_mode()
+    def run(self, handle: Handle) -> StepResult:
+        return super().run(handle)
 
     def forward(
         self,
@@ -78,7 +87,7 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
                     if is_recorded
                     else forward.logits(last_ND)
                 )
-            return SegmentRows(logits, lambda: hidden_SD[-1])
+            return SegmentRows(as_array(logits), lambda: as_array(hidden_SD[-1]))
 
         set_masks = [mask() for mask in masks]
         undrawn = [None] * len(segments)

@@ -11,6 +11,7 @@ from ridgeline.core.spec import RopeSpec
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.experts import run_moe, run_shared
 from ridgeline.kernels import reference as kernels
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.weights import Adapter
 
 
@@ -104,8 +105,8 @@ class TokenOps:
         for slot, first, last in self._tokens.adapters:
             lora = self._adapters[slot - 1].get(weight.name) if slot else None
             if lora is not None:
-                low_rank = functional.linear(x_TI[first:last], lora.down)
-                out_TO[first:last] += functional.linear(low_rank, lora.up)
+                low_rank = functional.linear(x_TI[first:last], as_tensor(lora.down))
+                out_TO[first:last] += functional.linear(low_rank, as_tensor(lora.up))
         return out_TO
 
     def _rope_tables(self, spec: RopeSpec) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,11 +1,19 @@
 """What the reference executor is; see `ridgeline.executors.traits`."""
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import MissingDependencyError
 from ridgeline.core.protocols import Executor
-from ridgeline.executors.traits import ExecutorTraits, Models
+from ridgeline.executors.traits import NEEDS_TORCH, ExecutorTraits, Models, has_torch
+
+
+def _missing() -> str | None:
+    return None if has_torch() else f"The reference executor {NEEDS_TORCH}"
 
 
 def _create(models: Models, config: EngineConfig) -> Executor:
+    reason = _missing()
+    if reason is not None:
+        raise MissingDependencyError(reason)
     from ridgeline.executors.reference.executor import ReferenceExecutor
 
     return ReferenceExecutor(models, config.block_tokens)
@@ -14,6 +22,7 @@ def _create(models: Models, config: EngineConfig) -> Executor:
 TRAITS = ExecutorTraits(
     name="reference",
     create=_create,
+    missing=_missing,
     computes_float64=True,
     expands=lambda form, _config: form.name,
     dense_attention=True,

@@ -6,18 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from ridgeline.core.arrays import Array
 from ridgeline.kernels.cpu.memory import Allocate, aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format, Matrix
 
-_TORCH_FORMATS = {
-    torch.float32: Format.F32,
-    torch.float16: Format.F16,
-    torch.bfloat16: Format.BF16,
-}
+_FLOATS = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
 _GROUPS = (None, 16, 32, 64, 128)
+_COMPARED_ELEMENTS = 1 << 18
 TILE_ROWS = 16  # packed together, one tile after the other
 _LARGEST_FACTOR = 16
 _LARGEST_SCALE = 2.0**10  # in half precision; scales 2^24 times smaller are still normal
@@ -108,22 +105,22 @@ def matrix_struct(rows: int, columns: int, form: MatrixFormat, multiplier: float
     )
 
 
-def plain_format(dtype: torch.dtype) -> MatrixFormat:
+def plain_format(dtype: str) -> MatrixFormat:
     """That of elements of a floating-point type, which no scale belongs to."""
-    return MatrixFormat(format=_TORCH_FORMATS[dtype])
+    return MatrixFormat(format=_FLOATS[dtype])
 
 
 def pack(
     pool: Pool,
-    weight: torch.Tensor,
+    weight: Array,
     form: MatrixFormat | None = None,
     allocate: Allocate = aligned_bytes,
 ) -> PackedMatrix:
     """Pack a float matrix ``[rows, columns]``, in its own format unless another is given."""
-    if weight.dtype not in _TORCH_FORMATS:
-        weight = weight.float()
-    weight = weight.detach().contiguous()
-    form = form or plain_format(weight.dtype)
+    if weight.dtype.name not in _FLOATS:
+        weight = weight.astype(np.float32)
+    weight = np.ascontiguousarray(weight)
+    form = form or plain_format(weight.dtype.name)
     rows, columns = weight.shape
     multiplier = 1.0
     if form.format.is_quantized:
@@ -160,12 +157,23 @@ def largest_scale(scales: npt.NDArray[np.float32], mins: npt.NDArray[np.float32]
     return largest if mins is None else max(largest, float(np.abs(mins).max(initial=0.0)) / 16)
 
 
-def _largest_finite(weight: torch.Tensor) -> float:
-    """The largest magnitude; what is not finite concerns its own group alone."""
-    if not weight.numel():
-        return 0.0
-    largest = max(map(abs, map(float, weight.aminmax())))
-    return largest if math.isfinite(largest) else _largest_finite(weight[weight.isfinite()])
+def _largest_finite(weight: Array) -> float:
+    """The largest magnitude; what is not finite concerns its own group alone.
+
+    Magnitudes are compared by their bits, whose order is the same, some at a time.
+    """
+    flat = weight.reshape(-1)
+    bits = flat.view(f"u{flat.itemsize}")
+    sign = bits.dtype.type(1 << (8 * flat.itemsize - 1))
+    infinity = np.array(np.inf, dtype=flat.dtype).view(bits.dtype)
+    largest = bits.dtype.type(0)
+    for first in range(0, len(bits), _COMPARED_ELEMENTS):
+        some = bits[first : first + _COMPARED_ELEMENTS] & ~sign
+        most = some.max()
+        if most >= infinity:
+            most = some[some < infinity].max(initial=0)
+        largest = max(largest, most)
+    return float(largest.reshape(1).view(flat.dtype)[0])
 
 
 def matrix_bytes(pool: Pool, struct: Matrix) -> int:
@@ -179,17 +187,17 @@ def empty_matrix(pool: Pool, struct: Matrix, allocate: Allocate = aligned_bytes)
     return PackedMatrix(struct, allocate(matrix_bytes(pool, struct)))
 
 
-def put_rows(pool: Pool, matrix: PackedMatrix, first_row: int, weight: torch.Tensor) -> None:
+def put_rows(pool: Pool, matrix: PackedMatrix, first_row: int, weight: Array) -> None:
     """Pack rows of floats ``[rows, columns]``, from row ``first_row`` on, which begins a tile.
 
     All but the last rows of the matrix come in multiples of `TILE_ROWS`.
     """
     assert first_row % TILE_ROWS == 0
-    assert weight.is_contiguous()
-    source = _TORCH_FORMATS[weight.dtype]
+    assert weight.flags.c_contiguous
+    source = _FLOATS[weight.dtype.name]
     with pool.lock:  # another engine of this process may be running
         pool.library.rl_pack(
-            pool.handle, ctypes.byref(matrix.struct), weight.data_ptr(), source, first_row,
+            pool.handle, ctypes.byref(matrix.struct), weight.ctypes.data, source, first_row,
             len(weight),
         )  # fmt: skip
 

@@ -27,6 +27,8 @@ from math import prod
 
 import torch
 
+from ridgeline.core.arrays import Array, is_float
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.kernels.triton.kv_cache import QUANTIZED
 from ridgeline.quant import QuantizedTensor
 
@@ -97,9 +99,10 @@ def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> DeviceMatrix | None:
     if group < 0 or (group and columns % group):
         return None
 
-    def spread(blocks: torch.Tensor | None) -> torch.Tensor | None:
-        if blocks is None:
+    def spread(parts: Array | None) -> torch.Tensor | None:
+        if parts is None:
             return None
+        blocks = as_tensor(parts)
         if blocks.shape[-2] != rows:
             blocks = blocks.repeat_interleave(block_rows, dim=-2)[..., :rows, :]
         if group and size != group:
@@ -113,7 +116,7 @@ def pack_matrix(weight: torch.Tensor | QuantizedTensor) -> DeviceMatrix | None:
         return None
     if kind is Format.FP8 and scales is not None:
         scales = scales.float()  # as libraries multiply by them
-    codes, unit = weight.codes.contiguous(), 0
+    codes, unit = as_tensor(weight.codes).contiguous(), 0
     if kind is Format.INT4:
         unit = _unit(columns)
         if not unit:
@@ -249,10 +252,11 @@ def _rounded(
 
 
 def _kind_of(weight: QuantizedTensor) -> Format | None:
-    if weight.codes.is_floating_point():
-        return Format.FP8 if weight.codes.dtype == torch.float8_e4m3fn else None
+    kind = weight.codes.dtype.name
+    if is_float(weight.codes):
+        return Format.FP8 if kind == "float8_e4m3fn" else None
     if weight.format.bits <= 4:
-        return Format.INT4 if (weight.codes.dtype == torch.int8) == (weight.zeros is None) else None
+        return Format.INT4 if (kind == "int8") == (weight.zeros is None) else None
     if weight.format.bits > 8:
         return None
-    return Format.INT8 if weight.codes.dtype == torch.int8 else Format.UINT8
+    return Format.INT8 if kind == "int8" else Format.UINT8

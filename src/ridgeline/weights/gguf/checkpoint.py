@@ -11,8 +11,8 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from ridgeline.core.arrays import Array, empty
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.quant.gguf_tensor import GGUFBlocks, expand_rows
 from ridgeline.weights.gguf.file import GGUFFile
@@ -74,10 +74,10 @@ class GGUFCheckpoint:
         entry = self._file_of[name].tensors[name]
         return entry.stop - entry.start
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> str:
         """float32: what blocks expand to; ``UnsupportedModelError`` for formats that cannot."""
         self._file_of[name].entry(name)
-        return torch.float32
+        return "float32"
 
     def vector(self, name: str) -> npt.NDArray[np.float32] | None:
         """The values of tensor ``name`` as stored, flat, or ``None`` if there is none."""
@@ -88,9 +88,9 @@ class GGUFCheckpoint:
         rows = int(np.prod(entry.shape[:-1]))
         return entry.format.dequantize(file.read_rows(name, 0, rows).reshape(-1))
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> Array:
         """Tensor ``name`` in float32."""
-        out = torch.empty(self.shape(name), dtype=torch.float32)
+        out = empty(self.shape(name), "float32")
         self.read_into(name, out)
         return out
 
@@ -115,7 +115,7 @@ class GGUFCheckpoint:
     def read_into(
         self,
         name: str,
-        out: torch.Tensor,
+        out: Array,
         on_bytes: Callable[[int], None] | None = None,
         *,
         first_row: int = 0,
@@ -129,8 +129,8 @@ class GGUFCheckpoint:
         """
         file = self._file_of[name]
         entry = file.entry(name)
-        assert out.is_contiguous()
-        assert tuple(out.shape[1:]) == entry.shape[1:]
+        assert out.flags.c_contiguous
+        assert out.shape[1:] == entry.shape[1:]
         assert first_row + len(out) <= entry.shape[0]
         columns = entry.shape[-1]
         if len(entry.shape) == 1:
@@ -138,7 +138,7 @@ class GGUFCheckpoint:
             if on_bytes is not None:
                 on_bytes(entry.format.num_bytes(len(out)))
             return
-        out_RC = out.view(-1, columns)
+        out_RC = out.reshape(-1, columns)
         start = first_row * (out_RC.shape[0] // max(len(out), 1))
         order = self._row_order(name, int(np.prod(entry.shape[:-1])))
         assert order is None or len(order) == len(out_RC)
@@ -149,13 +149,13 @@ class GGUFCheckpoint:
             if order is None:
                 expand_rows(entry.format, data, out_RC[first : first + count])
             else:
-                rows = torch.empty((count, columns), dtype=out.dtype)
+                rows = empty((count, columns), out.dtype.name)
                 expand_rows(entry.format, data, rows)
-                out_RC[torch.from_numpy(order[first : first + count])] = rows
+                out_RC[order[first : first + count]] = rows
             if on_bytes is not None:
                 on_bytes(data.nbytes)
 
-    def _read_vector(self, file: GGUFFile, name: str, out: torch.Tensor, first: int) -> None:
+    def _read_vector(self, file: GGUFFile, name: str, out: Array, first: int) -> None:
         entry = file.entry(name)
         values = entry.format.dequantize(file.read_rows(name, 0, 1).reshape(-1))
         if self._architecture is not None and name.endswith("norm.weight"):
@@ -163,7 +163,7 @@ class GGUFCheckpoint:
         order = self._row_order(name, len(values))
         if order is not None:
             values = values[np.argsort(order)]
-        out.copy_(torch.from_numpy(values[first : first + len(out)]))
+        out[...] = values[first : first + len(out)]
 
     def _row_order(self, name: str, rows: int) -> npt.NDArray[np.int64] | None:
         """Where each stored row belongs (`interleaved_rows`), or ``None`` if all are in place."""
