@@ -7,6 +7,7 @@ import torch
 from ridgeline.compress.block_forward import BlockForward, seeing_inputs
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.executors.model import ExecutorModel
+from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import TensorSource
 from ridgeline.weights import expanded_weights
 from ridgeline.weights.gguf.imatrix import Importance
@@ -35,7 +36,10 @@ def collect_importance(
             f"Models of type {model.spec.model_type} are not written as GGUF; those that are: "
             f"{', '.join(ARCHITECTURE_OF)}."
         )
-    weights = expanded_weights(model.weights, torch.float32)
+    weights = {
+        name: as_tensor(values)
+        for name, values in expanded_weights(model.weights, "float32").items()
+    }
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, torch.Tensor] = {}
 
