@@ -88,11 +88,12 @@ def model_folder(tmp_path_factory):
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
     model = tiny_model(config, dtype="float32", gain=4.0)
+    from ridgeline.kernels.tensors import as_tensor
     from ridgeline.models import describe
 
     sources = describe(config).sources
     save_file(
-        {sources[name].name: value.contiguous() for name, value in model.weights.items()},
+        {sources[name].name: as_tensor(value) for name, value in model.weights.items()},
         folder / "model.safetensors",
     )
     return folder

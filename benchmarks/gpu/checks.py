@@ -233,7 +233,7 @@ def _weights(model_ops: Sequence[Op], dtype: torch.dtype) -> dict[str, Array]:
     """Random ones, gains and biases as well, which would otherwise change nothing; values of
     ``dtype``, in float32."""
     generator = np.random.default_rng(2)
-    weights = dummy_weights(model_ops, dtype="float32", seed=1)
+    weights = dummy_weights(model_ops, dtype="float32", seed=2)
     for name, weight in weights.items():
         if weight.ndim == 1 or "bias" in name:
             weight += 0.2 * generator.standard_normal(weight.shape, dtype=np.float32)

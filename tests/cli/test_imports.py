@@ -52,8 +52,9 @@ def test_the_reference_executor_says_that_it_needs_torch():
     assert done.stderr.count("\n") == 1
 
 
-def test_a_command_that_needs_torch_says_so():
-    done = run("quantize", "--help", before=WITHOUT_TORCH)
+def test_a_command_that_needs_torch_says_so(tmp_path):
+    assert run("quantize", "--help", before=WITHOUT_TORCH).returncode == 0
+    done = run("quantize", "embedded", "-o", str(tmp_path / "out"), before=WITHOUT_TORCH)
     assert done.returncode == 1
     assert done.stderr == "error: This command needs torch: pip install 'ridgeline[torch]'.\n"
 

@@ -212,14 +212,21 @@ def test_plain_steps_wait_for_nothing():
     driver.executor.close()
 
 
-def test_a_step_that_waits_is_noticed():
+def test_a_step_that_waits_is_noticed(monkeypatch):
     device = HostDevice()
     driver = driver_on(device)
     driver.start(0, PROMPT)
     device.scope = NoWaits
-    told = driver.admit(1, PROMPT, SamplingParams(temperature=0.0, logprobs=1))
+    attend = TorchKernels.attend
+
+    def waiting(self, *arguments):
+        out = attend(self, *arguments)
+        out.sum().item()
+        return out
+
+    monkeypatch.setattr(TorchKernels, "attend", waiting)
     with pytest.raises(Exception, match="HostWaitError"):
-        driver.run(driver.segment(1, 0, PROMPT, fresh=True), admissions=(told,))
+        driver.start(1, PROMPT)
 
 
 def test_void_rows_write_nothing_and_draw_nothing():

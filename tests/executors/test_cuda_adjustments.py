@@ -19,7 +19,7 @@ KINDS = {
     "repetition": SamplingParams(temperature=0.0, repetition_penalty=1.9),
     "frequency": SamplingParams(temperature=0.3, frequency_penalty=2.0, presence_penalty=1.1),
     "bias": SamplingParams(temperature=0.9, top_p=0.9, logit_bias={11: -30.0, 55: 2.0, 17: 3.0}),
-    "barred": SamplingParams(temperature=0.7, min_tokens=4, stop_token_ids=(5, 17)),
+    "barred": SamplingParams(temperature=0.7, min_tokens=4, stop_token_ids=(5, 42)),
     "all": SamplingParams(
         temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4,
         logit_bias={5: 40.0, 9: -3.0}, min_tokens=5, stop_token_ids=(5, 30), top_k=40,

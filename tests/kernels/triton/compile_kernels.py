@@ -19,6 +19,7 @@ from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "0"
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -247,9 +248,9 @@ def matrices(rows, columns):
     weight = torch.ones(rows, columns)
     zero_points = QuantizedTensor(
         format=number_format("int4-g128"),
-        codes=zeros(rows, columns, dtype=torch.uint8),
-        scales=zeros(rows, columns // 128, dtype=FP16),
-        zeros=zeros(rows, columns // 128, dtype=torch.uint8),
+        codes=np.zeros((rows, columns), dtype=np.uint8),
+        scales=np.zeros((rows, columns // 128), dtype=np.float16),
+        zeros=np.zeros((rows, columns // 128), dtype=np.uint8),
     )
     return [
         kernels.pack_matrix(weight.to(BF16)),

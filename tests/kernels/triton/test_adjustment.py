@@ -8,6 +8,7 @@ from tests.kernels.triton.device import DEVICE, DTYPES
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, constrain
 from ridgeline.executors.cuda.torch_kernels import TorchKernels
+from ridgeline.kernels.tensors import as_array
 from ridgeline.kernels.triton import IN_PROMPT, AdjustmentTables, adjust_logits, count_tokens
 
 VOCAB, NUM_SLOTS, EDITS = 1300, 7, 300
@@ -65,7 +66,7 @@ class Sequences:
 
     def expected(self, row, logits_V):
         history = History(token_ids=self.known[row], num_prompt_tokens=PROMPT)
-        return constrain(logits_V, self.params[row], history)
+        return torch.from_numpy(constrain(as_array(logits_V), self.params[row], history))
 
 
 def logits_of(dtype):
@@ -89,7 +90,7 @@ def test_logits_are_those_of_the_sampling_functions(dtype, known):
     assert by_torch.dtype == torch.float32
     torch.testing.assert_close(found, by_torch, rtol=0, atol=0, equal_nan=True)
     for row in range(len(SETTINGS)):
-        expected = ours.expected(row, logits[row].float().cpu()).float()
+        expected = ours.expected(row, logits[row].float()).float()
         torch.testing.assert_close(found[row].cpu(), expected, rtol=0, atol=0, equal_nan=True)
     for name in AdjustmentTables.__slots__:
         assert torch.equal(getattr(ours.tables, name), getattr(theirs.tables, name)), name

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from tests.kernels.triton.device import DEVICE, assert_near, random
@@ -13,6 +14,7 @@ from triton.runtime.jit import JITFunction
 from ridgeline.core.formats import number_format
 from ridgeline.core.spec import Activation, ClampedSwiGLU, NormKind, NormSpec
 from ridgeline.kernels import reference
+from ridgeline.kernels.tensors import as_array, as_tensor
 from ridgeline.kernels.triton import (
     DeviceMatrix,
     FoldedNorm,
@@ -46,9 +48,13 @@ def asymmetric(rows, columns, bits, group):
     blocks = (rows, columns // group)
     return QuantizedTensor(
         format=replace(number_format("int4-g128"), group_size=group),
-        codes=torch.randint(0, 1 << bits, (rows, columns), generator=generator, dtype=torch.uint8),
-        scales=torch.rand(blocks, generator=generator).half() * 0.02 + 0.01,
-        zeros=torch.randint(0, 1 << bits, blocks, generator=generator, dtype=torch.uint8),
+        codes=as_array(
+            torch.randint(0, 1 << bits, (rows, columns), generator=generator, dtype=torch.uint8)
+        ),
+        scales=as_array(torch.rand(blocks, generator=generator).half() * 0.02 + 0.01),
+        zeros=as_array(
+            torch.randint(0, 1 << bits, blocks, generator=generator, dtype=torch.uint8)
+        ),
     )
 
 
@@ -63,8 +69,11 @@ def matrices(rows, dtype):
         "int4": (quantize_matrix(weight, 4), None),
         "int4-g32": (quantize_matrix(weight, 4, 32), None),
         "int4-g128": (quantize_matrix(weight, 4, 128), None),
-        "int4-zeros": (pack_matrix(zeros4), zeros4.dequantize(torch.float64)),
-        "int4-zeros-by-row": (pack_matrix(zeros_by_row), zeros_by_row.dequantize(torch.float64)),
+        "int4-zeros": (pack_matrix(zeros4), as_tensor(zeros4.dequantize("float64"))),
+        "int4-zeros-by-row": (
+            pack_matrix(zeros_by_row),
+            as_tensor(zeros_by_row.dequantize("float64")),
+        ),
         "fp8": (fp8_matrix(weight), None),
     }
     return {name: (packed.to(DEVICE), exact) for name, (packed, exact) in found.items()}
@@ -157,8 +166,8 @@ def test_every_int4_code_is_exact_at_every_place(dtype, group):
     scales = torch.ones(16, 128 // (group or 128)).half()
     weight = QuantizedTensor(
         format=replace(number_format("int4-g128"), group_size=group or 128),
-        codes=codes.view(torch.int8) - 8,
-        scales=scales,
+        codes=as_array(codes.view(torch.int8) - 8),
+        scales=as_array(scales),
     )
     x = torch.eye(128, dtype=dtype, device=DEVICE)
     packed = pack_matrix(weight)
@@ -263,12 +272,13 @@ def test_what_the_library_cannot_multiply_in_float8_is_known():
 @pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("blocks", [1, 48])  # of rows that share a scale
 def test_float8_of_checkpoints_is_multiplied_with_scales_of_any_type(scale_dtype, blocks):
+    pytest.importorskip("ml_dtypes")
     x, own = random(32, 64), fp8_matrix(random(48, 64, seed=1))
     scales = (torch.rand(48 // blocks, 1, device=DEVICE) * 0.02 + 0.01).to(scale_dtype)
     stored = QuantizedTensor(
         format=replace(number_format("fp8"), group_rows=blocks),
-        codes=own.codes,
-        scales=scales,
+        codes=as_array(own.codes),
+        scales=as_array(scales),
     )
     packed = pack_matrix(stored).to(DEVICE)
     assert packed.scales.dtype == torch.float32
@@ -364,7 +374,7 @@ def test_layouts_that_the_kernels_lack_are_told():
     assert pack_matrix(weight) is not None
     act_order = QuantizedTensor(
         format=weight.format, codes=weight.codes, scales=weight.scales, zeros=weight.zeros,
-        group_of=torch.zeros(COLUMNS, dtype=torch.int64),
+        group_of=np.zeros(COLUMNS, dtype=np.int64),
     )  # fmt: skip
     assert pack_matrix(act_order) is None
 

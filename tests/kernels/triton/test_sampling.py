@@ -8,6 +8,7 @@ from tests.kernels.triton.device import DEVICE
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding import History, NothingToSampleError
 from ridgeline.decoding import sample as reference_sample
+from ridgeline.kernels.tensors import as_array
 from ridgeline.kernels.triton import SampleWorkspace, SamplingRows, sample
 
 VOCAB = 2503
@@ -59,7 +60,7 @@ def expected_draw(logits_V, params, *, seed, index, position, allowed=None, know
     history = History(token_ids=known or [0] * position, num_prompt_tokens=10)
     try:
         return reference_sample(
-            logits_V, params, history, seed=seed, sample_index=index, mask_V=allowed
+            as_array(logits_V), params, history, seed=seed, sample_index=index, mask_V=allowed
         )
     except NothingToSampleError:
         return -1
@@ -87,7 +88,7 @@ def test_draws_are_those_of_the_sampling_functions(spread, rounded):
     assert draw(logits.to(DEVICE), rows, masks=masks) == [
         expected_draw(
             logits[row], params[row], seed=seeds[row], index=row, position=positions[row],
-            allowed=torch.from_numpy(bits[row].astype(bool)),
+            allowed=bits[row].astype(bool),
         )
         for row in range(count)
     ]  # fmt: skip
@@ -180,4 +181,4 @@ def test_equal_logits_are_told_apart_by_noise_and_greedy_takes_the_first():
     params = [SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)]
     found = draw(logits, rows_of(params, [3, 3], [8, 8]))
     assert found[0] == 500
-    assert found[1] == expected_draw(logits[1].cpu(), params[1], seed=3, index=1, position=8)
+    assert found[1] == expected_draw(logits[1], params[1], seed=3, index=1, position=8)
