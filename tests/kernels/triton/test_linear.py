@@ -52,9 +52,7 @@ def asymmetric(rows, columns, bits, group):
             torch.randint(0, 1 << bits, (rows, columns), generator=generator, dtype=torch.uint8)
         ),
         scales=as_array(torch.rand(blocks, generator=generator).half() * 0.02 + 0.01),
-        zeros=as_array(
-            torch.randint(0, 1 << bits, blocks, generator=generator, dtype=torch.uint8)
-        ),
+        zeros=as_array(torch.randint(0, 1 << bits, blocks, generator=generator, dtype=torch.uint8)),
     )
 
 
