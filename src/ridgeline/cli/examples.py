@@ -41,6 +41,10 @@ EXAMPLES = {
     "plan": (
         "ridgeline plan --shape llama-3.1-8b --hardware l4 --rate 0.5 --slo ttft=0.5,tpot=0.1",
     ),
+    "optimize": (
+        "ridgeline optimize --workload chat --budget 2m --html report.html",
+        "ridgeline optimize Qwen/Qwen3-0.6B --trace day.jsonl --slo ttft=0.5,tpot=0.05",
+    ),
     "memory": ("ridgeline memory --shape llama-3.1-8b --quantization int4",),
     "cost": ("ridgeline cost --hardware h100-sxm --output-tok-s 2500",),
     "hardware": ("ridgeline hardware",),

@@ -39,6 +39,7 @@ COMMANDS = {
     "convert": ("convert", "a model from safetensors to GGUF, from GGUF to safetensors"),
     "imatrix": ("imatrix", "what a model's matrices see, for better GGUF files"),
     "plan": ("plan", "predict memory, latency, throughput and cost on any hardware"),
+    "optimize": ("optimize", "the settings that serve a load best here: predicted, raced, proven"),
     "memory": ("memory", "bytes of weights, KV cache and activations"),
     "cost": ("cost", "what measured rates cost, in tokens and requests"),
     "hardware": ("catalogue", "list the catalogue's machines, with the source of every figure"),

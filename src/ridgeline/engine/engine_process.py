@@ -1,6 +1,7 @@
 """One life of the engine's process, seen from the front."""
 
 import asyncio
+import logging
 import os
 import shutil
 import stat
@@ -57,7 +58,9 @@ class EngineProcess:
             self._descriptors.append(descriptor)
             self._loop.add_reader(descriptor, read)
         command = [sys.executable, "-P", *["-O"] * sys.flags.optimize]
+        level = logging.getLogger("ridgeline").getEffectiveLevel()
         command += ["-m", "ridgeline.engine.process_main", str(self._folder), str(os.getpid())]
+        command.append(str(level))
         try:
             # In a session of its own: Ctrl-C at a terminal does not reach it, even as it starts.
             self._process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,6 @@
-"""The engine's process: ``python -m ridgeline.engine.process_main FOLDER PARENT``.
+"""The engine's process: ``python -m ridgeline.engine.process_main FOLDER PARENT LEVEL``.
+
+It logs from the parent's level on.
 
 Standard input brings the configuration, and then nothing: its end means that the parent is gone.
 """
@@ -6,6 +8,7 @@ Standard input brings the configuration, and then nothing: its end means that th
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import select
 import shutil
@@ -35,6 +38,7 @@ _LOADING_EVERY_S = 0.1
 def main() -> int:
     """Load the model and serve until told to stop; 1 if the engine failed."""
     folder, parent = sys.argv[1], int(sys.argv[2])
+    logging.getLogger("ridgeline").setLevel(int(sys.argv[3]))
     _die_with(parent)
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent says when
         signal.signal(ignored, signal.SIG_IGN)

@@ -6,7 +6,7 @@ from typing import Annotated
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import full_name
 from ridgeline.core.settings.bounds import Count, Meta, NumBytes, Seconds
-from ridgeline.core.settings.reading import Needs, Reads
+from ridgeline.core.settings.reading import Needs, Reads, Tries
 
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
 
@@ -42,10 +42,10 @@ class KVSettings:
             with which that folder is encrypted, and a server's data folder as well.
     """
 
-    kv_cache_dtype: Annotated[str, Reads(_kv_format)] = "auto"
+    kv_cache_dtype: Annotated[str, Reads(_kv_format), Tries(values=("int8", "fp8"))] = "auto"
     kv_cache_memory_bytes: NumBytes | None = None
     block_tokens: Count = 16
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: Annotated[bool, Tries(values=(False,))] = True
     reuse_kv: bool = True
     kv_ttl_s: Seconds | None = None
     kv_ram_tier_bytes: Annotated[int, Meta(ge=0, le=2**62), _PREFIXES, _REUSE] = 0

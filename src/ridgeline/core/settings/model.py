@@ -8,7 +8,7 @@ from ridgeline.core.checks import check_int
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import float_format, on_load_format
 from ridgeline.core.sampling_params import MAX_SEED
-from ridgeline.core.settings.reading import Reads
+from ridgeline.core.settings.reading import Reads, Tries
 
 
 def _float_format(_name: str, value: str) -> str:
@@ -58,7 +58,11 @@ class ModelSettings:
     load_format: Literal["auto", "dummy"] = "auto"
     strict: bool = False
     dtype: Annotated[str, Reads(_float_format)] = "auto"
-    quantization: Annotated[str | None, Reads(on_load)] = None
+    quantization: Annotated[
+        str | None,
+        Reads(on_load),
+        Tries(values=("int8", "int4", "int4-g64", "int4-g128", "fp8"), effort="repack"),
+    ] = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
     seed: Annotated[int, Reads(_seed)] = 0

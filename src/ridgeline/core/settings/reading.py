@@ -1,7 +1,8 @@
 """Settings are frozen dataclasses whose annotations say what each field may be.
 
-A bound is msgspec's (``Annotated[int, Meta(ge=1)]``), a choice is a ``Literal``, and `Reads` and
-`Needs` say the rest. Options of the command line are generated from the same fields.
+A bound is msgspec's (``Annotated[int, Meta(ge=1)]``), a choice is a ``Literal``, `Reads` and
+`Needs` say the rest, and `Tries` what is worth trying. Options of the command line are generated
+from the same fields.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,31 @@ class Needs:
 
     setting: str
     is_met: Callable[[Any], bool]
+
+
+Effort = Literal["restart", "repack"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tries:
+    """Values of a setting that `ridgeline optimize` tries beside the default, and what a change
+    takes: a restart, or weights that are packed anew as well.
+
+    ``limit`` names a limit of latency (a field of `Slo`) whose seconds are tried, too. What is not
+    ``predicted`` depends on more than lengths and arrivals, and is measured.
+    """
+
+    values: tuple[object, ...] = ()
+    effort: Effort = "restart"
+    limit: str | None = None
+    predicted: bool = True
+
+
+def tries_of(cls: type) -> dict[str, Tries]:
+    """What is tried of each field that a class of settings declares so, in the fields' order."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = ((field.name, _notes(hints[field.name], Tries)) for field in fields(cls))
+    return {name: notes[0] for name, notes in found if notes}
 
 
 def read_settings(settings: Any) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from ridgeline.core.settings.bounds import Count, Meta, Positive, Seconds
-from ridgeline.core.settings.reading import Needs
+from ridgeline.core.settings.reading import Needs, Tries
 
 SchedulingPolicy = Literal["fcfs", "priority", "edf", "fair"]
 Batching = Literal["continuous", "dynamic", "static"]
@@ -42,12 +42,12 @@ class SchedulingSettings:
     """
 
     max_model_len: Count | None = None
-    max_num_seqs: Count = 64
-    max_num_batched_tokens: Count = 2048
+    max_num_seqs: Annotated[Count, Tries(values=(8, 16, 32, 128, 256))] = 64
+    max_num_batched_tokens: Annotated[Count, Tries(values=(256, 512, 1024, 4096))] = 2048
     max_num_waiting: Count | None = None
     scheduling_policy: SchedulingPolicy = "fcfs"
     tenant_weights: Annotated[Mapping[str, Positive], _SHARES] = field(default_factory=dict)
     batching: Annotated[Batching, _REUSE] = "continuous"
     batch_window_s: Annotated[Seconds, _DYNAMIC] = 0.05
-    tpot_slo_s: Seconds | None = None
+    tpot_slo_s: Annotated[Seconds | None, Tries(limit="tpot_s")] = None
     decode_replay_s: Annotated[float, Meta(ge=0)] = 0.008

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from ridgeline.core.settings.bounds import Meta
 from ridgeline.core.settings.model import on_load
-from ridgeline.core.settings.reading import Needs, Reads
+from ridgeline.core.settings.reading import Needs, Reads, Tries
 
 Speculation = Literal["off", "ngram", "suffix", "draft", "combined", "adaptive"]
 DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a draft model
@@ -42,7 +42,11 @@ class SpeculationSettings:
             or auto for quantization. Coarser ones cost accepted drafts, and no quality.
     """
 
-    speculation: Annotated[Speculation, _REUSE] = "off"
+    speculation: Annotated[
+        Speculation,
+        _REUSE,
+        Tries(values=("ngram", "suffix", "draft", "adaptive"), predicted=False),
+    ] = "off"
     verification: Annotated[Literal["exact", "rejection"], _GUESSES] = "exact"
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_SPECULATIVE_TOKENS), _GUESSES] = 4
     draft_model: Annotated[str | None, _DRAFTING] = None

@@ -1,0 +1,323 @@
+"""``ridgeline optimize``: the settings that serve a load best on this machine, proven."""
+
+import argparse
+import json
+import logging
+import random
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.cli.display import error_console, loading_bar, output_console, print_paragraph
+from ridgeline.cli.hardware import calibration_of, this_engine_memory
+from ridgeline.cli.options import Parser, add_model_options, engine_settings, positive
+from ridgeline.core.config import EngineConfig, with_overrides
+from ridgeline.core.errors import DiskError, InvalidRequestError
+from ridgeline.executors import default_executor, executor_traits
+from ridgeline.roofline.slo import Slo, parse_slo
+
+if TYPE_CHECKING:
+    from ridgeline.engine.loading import LoadedModel
+    from ridgeline.optimize import Found, Task
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SHORTEST_S = 10.0
+_WORKLOADS = ("chat", "rag", "agents", "batch")
+_OBJECTIVES = ("goodput", "cost", "latency", "memory")
+_STDOUT = Path("-")
+_RANDOM_TOKENS = 20_000
+
+
+def add_options(parser: Parser) -> None:
+    """MODEL, the engine's settings, the load, what is wanted and what is written."""
+    add_model_options(parser)
+    load = parser.add_argument_group("load").add_mutually_exclusive_group()
+    load.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines of arrivals, lengths")
+    load.add_argument(
+        "--workload", choices=_WORKLOADS, help="a usual kind of traffic; default: chat"
+    )
+    parser.add_argument(
+        "--rate", type=positive, metavar="R", help="requests/s of a workload; default: an overload"
+    )
+    wanted = parser.add_argument_group("what is wanted")
+    wanted.add_argument(
+        "--slo", metavar="S", help="limits in seconds: ttft=0.5,tpot=0.05; default: the workload's"
+    )
+    wanted.add_argument(
+        "--objective", choices=_OBJECTIVES, default="goodput", help="default: goodput"
+    )
+    wanted.add_argument(
+        "--quality",
+        default="kl<=0.02",
+        metavar="LIMITS",
+        help="kl<=0.02,top1>=0.95,ppl<=1.02 beside the unquantized model, or none",
+    )
+    wanted.add_argument("--text", type=Path, metavar="FILE", help="what prompts are cut from")
+    wanted.add_argument(
+        "--budget", type=_duration, default="15m", metavar="T", help="90s, 15m, 1h; default: 15m"
+    )
+    wanted.add_argument("--usd-per-hour", type=positive, metavar="USD", help="of this machine")
+    out = parser.add_argument_group("what is written")
+    out.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("ridgeline.yaml"),
+        metavar="FILE",
+        help="settings for `serve --config`; default: ridgeline.yaml",
+    )
+    out.add_argument("--html", type=Path, metavar="FILE", help="a report to read and to send")
+    out.add_argument(
+        "--json", type=Path, nargs="?", const=_STDOUT, metavar="FILE", help="everything; - to print"
+    )
+    out.add_argument("--force", action="store_true", help="write over files that are there")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Optimize, print the verdict, write the files."""
+    _check_files(arguments)
+    from ridgeline.optimize import parse_quality
+
+    parse_quality(arguments.quality)
+    slo = None if arguments.slo is None else parse_slo(arguments.slo)
+    base = with_overrides(EngineConfig(model=arguments.model), **engine_settings(arguments))
+    name = default_executor() if base.executor == "auto" else base.executor
+    result = _optimize(arguments, base, name, slo)
+    _write(arguments, result)
+    return 0
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    """Nothing is written over, and that is known before anything is measured."""
+    files = [path for path in (arguments.out, arguments.html, arguments.json) if path is not None]
+    for path in files:
+        if path == _STDOUT:
+            continue
+        if path.exists() and not arguments.force:
+            raise InvalidRequestError(f"{path} is there already: --force writes over it.")
+        if not path.absolute().parent.is_dir():
+            raise DiskError(f"{path} cannot be written: there is no such folder.")
+    if len(set(files)) < len(files):
+        raise InvalidRequestError("--out, --html and --json are different files.")
+    if arguments.trace is not None and arguments.rate is not None:
+        raise InvalidRequestError("--rate is of a workload; a trace has its own times.")
+
+
+def _optimize(
+    arguments: argparse.Namespace, base: EngineConfig, executor: str, slo: Slo | None
+) -> dict[str, Any]:
+    from ridgeline.bench.conditions import Watch
+    from ridgeline.core.host import usable_cores
+    from ridgeline.engine.loading import load_model
+    from ridgeline.optimize import EngineMeasurer, Journal, Optimizer, Pricer, to_json
+
+    with loading_bar() as progress:
+        loaded = load_model(base, progress=progress)
+    calibration = calibration_of(executor, anew=False)
+    logging.getLogger("ridgeline").setLevel(logging.ERROR)  # each engine says the same of it
+    task = _task(arguments, base, executor, loaded, slo)
+    memory_bytes, kv_share = this_engine_memory(executor)
+    pricer = Pricer(
+        base,
+        loaded,
+        executor_traits(executor),
+        calibration,
+        memory_bytes=memory_bytes,
+        kv_share=kv_share,
+    )
+    texts = _texts(arguments)
+    journal = Journal(_asked(arguments, base, task))
+    if journal.kept.visits:
+        error_console.print("Going on with what an interrupted run has measured.")
+    corpus, judge = _corpus(loaded, texts), _judge(task, base, loaded, texts, pricer.context)
+    roomy = 8 * pricer.memory_bytes(_default()) < memory_bytes
+    measurer, watch = EngineMeasurer(base, corpus, most_open=3 if roomy else 1), Watch()
+    try:
+        with loading_bar(of_bytes=False) as show:
+            found = Optimizer(
+                task,
+                pricer,
+                measurer,
+                journal,
+                judge=judge,
+                progress=lambda spent, budget, label: show(round(spent), round(budget), label),
+            ).find()
+    finally:
+        measurer.close()
+    return to_json(
+        found,
+        pricer,
+        model=base.model or "embedded",
+        executor=executor,
+        commands=_commands(arguments, found),
+        conditions=watch.conditions(threads=usable_cores()),
+        usd_per_hour=arguments.usd_per_hour,
+    )
+
+
+def _default() -> Any:
+    from ridgeline.optimize.space import DEFAULT
+
+    return DEFAULT
+
+
+def _task(
+    arguments: argparse.Namespace,
+    base: EngineConfig,
+    executor: str,
+    loaded: "LoadedModel",
+    slo: Slo | None,
+) -> "Task":
+    from ridgeline.optimize import PATTERNS, Objective, Task, declared_space, parse_quality
+    from ridgeline.planning import read_trace
+
+    workload = arguments.workload or "chat"
+    pattern = None if arguments.trace is not None else PATTERNS[workload]
+    if pattern is not None and pattern.is_offline and arguments.rate is not None:
+        raise InvalidRequestError("A batch is there all at once: it has no --rate.")
+    limits = slo or (pattern.slo if pattern is not None else Slo())
+    given = engine_settings(arguments)
+    space = declared_space(
+        base,
+        executor_traits(executor),
+        slo=limits,
+        given=given,
+        is_quantized=loaded.definition.quantization is not None,
+    )
+    if not space.axes:
+        raise InvalidRequestError("Every setting that could be changed is given: nothing to try.")
+    return Task(
+        base=base,
+        space=space,
+        workload=workload if pattern is not None else str(arguments.trace),
+        pattern=pattern,
+        trace=() if pattern is not None else read_trace(arguments.trace),
+        rate_rps=arguments.rate,
+        slo=limits,
+        objective=Objective(arguments.objective),
+        quality=parse_quality(arguments.quality),
+        budget_s=arguments.budget,
+        given=tuple(given),
+    )
+
+
+def _texts(arguments: argparse.Namespace) -> list[str]:
+    from ridgeline.evaluation import heldout_texts, read_texts
+
+    return heldout_texts() if arguments.text is None else read_texts(arguments.text)
+
+
+def _corpus(loaded: "LoadedModel", texts: Sequence[str]) -> Sequence[int]:
+    """Tokens that prompts are cut from: of the text, or any where there is no tokenizer."""
+    if loaded.tokenizer is None:
+        rng, size = random.Random(0), loaded.model.spec.vocab_size
+        return rng.choices(range(min(10, size - 1), size), k=_RANDOM_TOKENS)
+    size = loaded.model.spec.vocab_size
+    tokens = [token for text in texts for token in loaded.tokenizer.encode(text)]
+    return [token for token in tokens if token < size] or [0]
+
+
+def _judge(
+    task: "Task", base: EngineConfig, loaded: "LoadedModel", texts: Sequence[str], context: int
+) -> Any:
+    from ridgeline.optimize import Judge
+
+    if not task.quality.is_set:
+        return None
+    if loaded.tokenizer is None or base.load_format == "dummy":
+        raise InvalidRequestError(
+            "The quality of this model cannot be measured, since it has random weights or no "
+            "tokenizer: --quality none tries formats without that."
+        )
+    return Judge(base, loaded.tokenizer, texts, context=context)
+
+
+def _asked(arguments: argparse.Namespace, base: EngineConfig, task: "Task") -> dict[str, Any]:
+    """What two runs must have in common for the one to go on with what the other measured."""
+    return {
+        "settings": repr(base),
+        "workload": task.workload,
+        "trace": [repr(each) for each in task.trace],
+        "rate": arguments.rate,
+        "slo": str(task.slo),
+        "objective": task.objective.value,
+        "quality": str(task.quality),
+        "budget": arguments.budget,
+        "text": None if arguments.text is None else str(arguments.text),
+    }
+
+
+def _commands(arguments: argparse.Namespace, found: "Found") -> dict[str, str]:
+    """What serves with the winner, and what makes this report again."""
+    model = [] if arguments.model is None else [arguments.model]
+    given = [
+        word
+        for name, value in engine_settings(arguments).items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+        if not isinstance(value, bool)
+    ]
+    task = found.task
+    load = ["--trace", str(arguments.trace)] if task.trace else ["--workload", task.workload]
+    rate = ["--rate", f"{arguments.rate:g}"] if arguments.rate is not None else []
+    limits = ",".join(f"{name}={limit:g}" for name, limit in task.slo.limits.items())
+    slo = ["--slo", limits] if limits else []
+    again = [*load, *rate, *slo, "--objective", task.objective.value]
+    again += ["--quality", str(task.quality), "--budget", f"{task.budget_s:g}s"]
+    return {
+        "serve": shlex.join(["ridgeline", "serve", *model, *given, *found.winner.options]),
+        "serve_file": shlex.join(["ridgeline", "serve", "--config", str(arguments.out)]),
+        "again": shlex.join(["ridgeline", "optimize", *model, *given, *again]),
+    }
+
+
+def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    from ridgeline.optimize import settings_yaml
+
+    texts = {arguments.out: settings_yaml(result)}
+    if arguments.json is not None and arguments.json != _STDOUT:
+        texts[arguments.json] = json.dumps(result, indent=1) + "\n"
+    if arguments.html is not None:
+        from ridgeline.optimize.page import page
+
+        texts[arguments.html] = page(result)
+    try:
+        for path, text in texts.items():
+            with path.open("w" if arguments.force else "x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise DiskError(f"A file cannot be written: {error.filename}: {error.strerror}.") from error
+    if arguments.json == _STDOUT:
+        print(json.dumps(result))
+        return
+    _print(result)
+    console = output_console()
+    for path in texts:
+        console.print(f"wrote {path}", markup=False)
+
+
+def _print(result: dict[str, Any]) -> None:
+    console = output_console()
+    print_paragraph(console, result["verdict"], indent=2, style="bold")
+    for step in result["waterfall"]:
+        sure = "measured" if step["is_measured"] else "predicted, corrected by what was measured"
+        text = (
+            f"  {step['setting']} {step['value']}: × {step['factor']:.2f} "
+            f"({step['low']:.2f} to {step['high']:.2f}, {sure}; predicted × "
+            f"{step['predicted']:.2f}); {step['effort']}"
+        )
+        print_paragraph(console, text, indent=4)
+    for note in result["notes"]:
+        print_paragraph(console, f"note: {note}", indent=2, style="dim")
+    print_paragraph(console, f"serve it: {result['commands']['serve_file']}", indent=2)
+
+
+def _duration(text: str) -> float:
+    """Seconds of ``90s``, ``15m`` or ``1h``, for argparse."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not _SHORTEST_S <= seconds <= 24 * _UNITS["h"]:
+        raise argparse.ArgumentTypeError("expected a time from 10s to 24h, such as 90s or 15m")
+    return seconds

@@ -1,0 +1,101 @@
+"""The search, on machines that are otherwise than predicted."""
+
+from math import exp
+
+import pytest
+from tests.optimize.machines import SimulatedMachine, pricer, task
+
+from ridgeline.optimize import DEFAULT, Candidate, Journal, Objective, Optimizer
+from ridgeline.optimize.belief import Belief
+from ridgeline.optimize.proof import paired_ratio
+
+FORMATS_ALONE = (
+    "kv_cache_dtype", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens",
+    "speculation",
+)  # fmt: skip
+INT4 = ("int4", "int4-g64", "int4-g128")
+
+
+def quantized(name):
+    return Candidate((("quantization", name),))
+
+
+def find(folder, machine, *, asked=None, **wanted):
+    wanted = {"given": FORMATS_ALONE, "budget_s": 120.0} | wanted
+    journal = Journal({"asked": asked}, folder)
+    return Optimizer(task(**wanted), pricer(), machine, journal, clock=machine.clock).find()
+
+
+def test_the_best_by_prediction_is_proven_where_the_machine_is_as_predicted(tmp_path):
+    machine = SimulatedMachine(pricer(), noise=0.02)
+    found = find(tmp_path, machine)
+    assert found.winner.changes[0][1] in INT4
+    ratio = found.ratios[found.winner]
+    true = machine.true_ratio(found.winner, found)
+    assert ratio.low <= true <= ratio.high
+    assert found.same.low <= 1.0 <= found.same.high
+    (step,) = found.steps
+    assert exp(step.believed) == pytest.approx(true, rel=0.05)
+
+
+def test_a_planted_slow_format_is_found(tmp_path):
+    planted = {("quantization", name): 1.3 for name in INT4}
+    machine = SimulatedMachine(pricer(), planted=planted, noise=0.02)
+    assert find(tmp_path, machine).winner == quantized("int8")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_default_is_never_replaced_by_something_worse(tmp_path, seed):
+    planted = {("quantization", name): 1.2 for name in ("int8", *INT4)}
+    machine = SimulatedMachine(pricer(), planted=planted, noise=0.15, seed=seed)
+    found = find(tmp_path, machine)
+    assert found.winner == DEFAULT or machine.true_ratio(found.winner, found) >= 0.99
+
+
+def test_equal_settings_leave_the_default(tmp_path):
+    machine = SimulatedMachine(pricer(), noise=0.03)
+    given = tuple(name for name in FORMATS_ALONE if name != "max_num_batched_tokens")
+    found = find(tmp_path, machine, given=(*given, "quantization"))
+    assert (found.winner, found.steps) == (DEFAULT, [])
+
+
+def test_less_memory_is_taken_where_goodput_stays(tmp_path):
+    machine = SimulatedMachine(pricer(), noise=0.01)
+    given = tuple(name for name in FORMATS_ALONE if name != "max_num_seqs")
+    found = find(tmp_path, machine, given=given, objective=Objective.MEMORY)
+    predicted = pricer()
+    assert predicted.memory_bytes(found.winner) < predicted.memory_bytes(DEFAULT)
+    assert machine.true_ratio(found.winner, found) > 0.9
+
+
+def test_an_interrupted_run_goes_on_with_what_it_measured(tmp_path):
+    machine = SimulatedMachine(pricer(), noise=0.02)
+    machine.interrupt_after = 7
+    with pytest.raises(KeyboardInterrupt):
+        find(tmp_path, machine)
+    again = SimulatedMachine(pricer(), noise=0.02, seed=1)
+    found = find(tmp_path, again)
+    assert found.winner.changes[0][1] in INT4
+    assert len(found.visits) > len(again.visited)  # the rest is of the first run
+    assert not list(tmp_path.rglob("*.json"))  # a whole run leaves nothing
+    other = SimulatedMachine(pricer(), noise=0.02)
+    found = find(tmp_path, other, asked="something else")
+    assert len(found.visits) == len(other.visited)
+
+
+def test_what_two_candidates_share_is_learnt_of_both():
+    candidates = [DEFAULT, quantized("int8"), quantized("int8").changed("max_num_seqs", 8)]
+    belief = Belief(candidates, [0.0, 0.5, 0.6], {"quantization": 0.4})
+    before = belief.estimate(candidates[2])
+    belief.observe(candidates[1], 0.0)
+    after = belief.estimate(candidates[2])
+    assert before.mean == 0.6
+    assert after.mean < 0.2
+    assert after.deviation < before.deviation
+    assert belief.estimate(DEFAULT).deviation == 0.0
+
+
+def test_the_interval_of_pairs_is_students():
+    # R: t.test(c(0.1, 0.2, 0.15, 0.05))$conf.int is 0.02229 to 0.22771.
+    ratio = paired_ratio([0.1, 0.2, 0.15, 0.05])
+    assert (ratio.low, ratio.high) == pytest.approx((exp(0.02229), exp(0.22771)), abs=2e-4)
