@@ -87,8 +87,8 @@ class Page:
 
     def to_html(self) -> str:
         """The whole file."""
-        # "</" would end the element that the data is in.
-        data = json.dumps(self.data).replace("</", "<\\/")
+        # A "<" could end the element that the data is in.
+        data = json.dumps(self.data).replace("<", "\\u003c")
         subtitle = f'<p class="subtitle">{escape(self.subtitle)}</p>' if self.subtitle else ""
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
