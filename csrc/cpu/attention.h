@@ -37,7 +37,7 @@ struct Visible {
   int32_t last;
 };
 
-Visible visible_slots(const rl_sequence& sequence, int token, int window);
+Visible visible_slots(const rl_sequence& sequence, int token, const rl_attention& attention);
 
 // What the softmax of some rows has come to, in powers of two: out = sum of 2^(score - maximum) V.
 struct Partial {

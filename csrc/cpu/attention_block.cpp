@@ -386,12 +386,15 @@ Seen seen_slots(const RowBlock& block, const BlockScratch& scratch) {
 
 }  // namespace
 
-Visible visible_slots(const rl_sequence& sequence, int token, int window) {
+Visible visible_slots(const rl_sequence& sequence, int token, const rl_attention& attention) {
   int first_draft = sequence.num_tokens - sequence.num_drafts;
   int last = sequence.start + token + 1;
   if (sequence.ancestors && token >= first_draft)
     last = sequence.start + first_draft + __builtin_popcountll(sequence.ancestors[token]);
-  return {window > 0 ? std::max(last - window, 0) : 0, last};
+  int window = attention.window, first = window > 0 ? std::max(last - window, 0) : 0;
+  if (!attention.bidirectional) return {first, last};
+  int stop = sequence.start + sequence.num_tokens;
+  return {first, window > 0 ? std::min(last - 1 + window, stop) : stop};
 }
 
 void begin_block(const RowBlock& block, BlockScratch& scratch) {
@@ -403,7 +406,7 @@ void begin_block(const RowBlock& block, BlockScratch& scratch) {
   for_panels(block.num_rows, [&](int first, int rows) {
     for (int r = 0; r < rows; ++r) {
       int row = block.first_row + first + r, token = row / heads;
-      scratch.visible[first + r] = visible_slots(*block.sequence, token, attention.window);
+      scratch.visible[first + r] = visible_slots(*block.sequence, token, attention);
       int64_t head = block.kv_head * heads + row % heads;
       const float* q = block.q + (int64_t{block.sequence->first_row} + token) * block.q_stride +
                        head * width;

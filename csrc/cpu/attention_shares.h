@@ -91,7 +91,7 @@ class Planner {
   Planner(const rl_kv_group& group, const rl_attention& attention, const rl_batch& batch,
           int num_threads)
       : widths_(widths(group, attention)),
-        window_(attention.window),
+        attention_(attention),
         heads_(group.num_kv_heads),
         most_partial_bytes_(int64_t{num_threads} * kPartialsPerThread *
                             partial_bytes(kBlockRows, widths_.out_stride)) {
@@ -153,7 +153,7 @@ class Planner {
     share.unit_rows = sequence.ancestors ? widths_.heads : rows;
     share.blocks_per_unit = static_cast<int32_t>(ceil_div(share.unit_rows, kBlockRows));
     share.num_blocks = rows / share.unit_rows * share.blocks_per_unit;
-    share.first_split = visible_slots(sequence, 0, window_).first / kSplitTokens;
+    share.first_split = visible_slots(sequence, 0, attention_).first / kSplitTokens;
     int64_t last = int64_t{sequence.start} + sequence.num_tokens;
     share.num_splits = static_cast<int32_t>(ceil_div(last, kSplitTokens)) - share.first_split;
     return share;
@@ -165,7 +165,7 @@ class Planner {
   }
 
   Widths widths_;
-  int32_t window_;
+  const rl_attention& attention_;
   int64_t heads_;
   int64_t most_partial_bytes_;
   int64_t most_alone_;  // cost of a block whose splits are not shared out

@@ -17,7 +17,7 @@ namespace rl {
 struct Embed : Op {
   rl_matrix table;
   float scale;
-  const float* positions;
+  const float *positions, *types;  // tables, or null
 
   void run(Context& c) const override {
     int32_t width = table.columns;
@@ -26,8 +26,11 @@ struct Embed : Op {
     for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
       float* x = c.row(RL_X, t);
       for (int32_t i = 0; i < width; ++i) x[i] *= scale;
-      if (positions)
-        add_scaled(x, positions + static_cast<int64_t>(c.batch.positions[t]) * width, 1.0f, width);
+      auto add = [&](const float* rows, int32_t row) {
+        add_scaled(x, rows + static_cast<int64_t>(row) * width, 1.0f, width);
+      };
+      if (positions) add(positions, c.batch.positions[t]);
+      if (types) add(types, c.batch.token_types ? c.batch.token_types[t] : 0);
     });
   }
 };

@@ -128,9 +128,10 @@ rl_program* rl_program_new(const int32_t* widths) try {
 void rl_program_free(rl_program* program) { delete program; }
 
 int32_t rl_add_embed(rl_program* p, const rl_matrix* table, float scale,
-                     const float* position_table) {
+                     const float* position_table, const float* type_table) {
   Embed op;
-  op.table = *table, op.scale = scale, op.positions = position_table;
+  op.table = *table, op.scale = scale;
+  op.positions = position_table, op.types = type_table;
   return p->add([&] { return boxed(op); });
 }
 
@@ -183,6 +184,11 @@ int32_t rl_add_attend(rl_program* p, int32_t group, int32_t layer, const rl_atte
   Attend op;
   op.group = group, op.layer = layer, op.attention = *attention;
   return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_bidirectional_attend(rl_program* p, int32_t num_kv_heads,
+                                    const rl_attention* attention) {
+  return p->add([&] { return make_bidirectional_attend(num_kv_heads, *attention); });
 }
 
 int32_t rl_add_out_project(rl_program* p, const rl_linear* linear) {
@@ -307,7 +313,7 @@ int32_t rl_decode(rl_program* p, rl_pool* pool, const rl_batch* batch, const rl_
     hidden_rows[s] = s;
     draws[s].logits = logits + static_cast<int64_t>(s) * vocab;
   }
-  rl_batch step{count, count, token_ids.data(), positions.data(), sequences.data()};
+  rl_batch step{count, count, token_ids.data(), positions.data(), sequences.data(), nullptr};
   for (int32_t done = 0; done < num_steps;) {
     int32_t failed = rl_run(p, pool, 0, static_cast<int32_t>(p->ops.size()), &step, groups, nullptr,
                             adapters);

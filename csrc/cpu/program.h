@@ -111,5 +111,6 @@ std::unique_ptr<Op> make_latent_project(int source, const rl_linear* query_laten
 std::unique_ptr<Op> make_latent_attend(int group, int layer, const rl_attention& attention,
                                        const rl_linear* key_up, const rl_linear* value_up,
                                        int nope_dim, int rope_dim);
+std::unique_ptr<Op> make_bidirectional_attend(int num_kv_heads, const rl_attention& attention);
 
 }  // namespace rl

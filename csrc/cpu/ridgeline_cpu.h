@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 7
+#define RL_ABI_VERSION 8
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -146,6 +146,7 @@ typedef struct {
   const int32_t* token_ids; /* [T] */
   const int32_t* positions; /* [T] */
   const rl_sequence* sequences;
+  const int32_t* token_types; /* [T], of embeddings that have types; NULL for all of type 0 */
 } rl_batch;
 
 /* Stores k[T, K, k_width] and v[T, K, v_width] of the batch's tokens into the cache. */
@@ -168,6 +169,7 @@ typedef struct {
   float softcap;       /* 0: none */
   int32_t window;      /* 0: none; otherwise the positions that a token sees, itself included */
   const float* sinks;  /* [H] or NULL */
+  int32_t bidirectional; /* tokens see later ones of the batch, too, within the same distance */
 } rl_attention;
 
 /* out[T, H, out_width] = softmax(scale * q . K) V for q[T, H, k_width]. */
@@ -237,7 +239,7 @@ RL_API rl_program* rl_program_new(const int32_t* widths);
 RL_API void rl_program_free(rl_program* program);
 
 RL_API int32_t rl_add_embed(rl_program* program, const rl_matrix* table, float scale,
-                            const float* position_table);
+                            const float* position_table, const float* type_table);
 RL_API int32_t rl_add_norm(rl_program* program, int32_t source, int32_t target,
                            const rl_norm* norm, const float* weight, const float* bias,
                            int32_t width);
@@ -253,6 +255,10 @@ RL_API int32_t rl_add_rope(rl_program* program, int32_t table, int32_t interleav
 RL_API int32_t rl_add_kv_write(rl_program* program, int32_t group, int32_t layer);
 RL_API int32_t rl_add_attend(rl_program* program, int32_t group, int32_t layer,
                              const rl_attention* attention);
+/* Attention of the batch's tokens of each sequence to one another, later ones included, without a KV
+ * cache. K and V are as wide as attention->out_width. */
+RL_API int32_t rl_add_bidirectional_attend(rl_program* program, int32_t num_kv_heads,
+                                           const rl_attention* attention);
 RL_API int32_t rl_add_out_project(rl_program* program, const rl_linear* linear);
 RL_API int32_t rl_add_mlp(rl_program* program, int32_t source, int32_t target,
                           const rl_linear* gate, const rl_linear* up, const rl_linear* down,

@@ -90,11 +90,12 @@ class Batch {
       for (int t = 0; t < part.num_tokens; ++t) {
         token_ids_.push_back((part.start + t * 7 + part.sequence * 3) % 40);
         positions_.push_back(part.start + t);
+        token_types_.push_back(t % 2);
       }
       num_tokens_ += part.num_tokens;
     }
     batch_ = {num_tokens_, static_cast<int32_t>(sequences_.size()), token_ids_.data(),
-              positions_.data(), sequences_.data()};
+              positions_.data(), sequences_.data(), token_types_.data()};
   }
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -106,7 +107,7 @@ class Batch {
   std::vector<Part> parts_;
   std::vector<const int32_t*> tables_;
   std::vector<rl_sequence> sequences_;
-  std::vector<int32_t> token_ids_, positions_;
+  std::vector<int32_t> token_ids_, positions_, token_types_;
   int32_t num_tokens_ = 0;
   rl_batch batch_;
 };

@@ -51,7 +51,7 @@ rl_program* Model::program(const Level& level, bool lengthwise) {
   level.rl_add_rope_table(program, lengthwise ? nullptr : frequencies, kRope / 2, 1.0f);
 
   rl_linear table = linear(kVocab, kHidden);
-  level.rl_add_embed(program, &table.matrix, 1.5f, vector(64 * kHidden));
+  level.rl_add_embed(program, &table.matrix, 1.5f, vector(64 * kHidden), vector(2 * kHidden));
   add("embed", 0);
   add_attention(level, program);
   add_feed_forward(level, program);
@@ -92,6 +92,11 @@ void Model::add_attention(const Level& level, rl_program* program) {
   rl_attention attention{kHeads, kHeadDim, 0.3f, 30.0f, 7, vector(kHeads)};
   level.rl_add_attend(program, 0, Cache::kLayer, &attention);
   add("attention", 0);
+  for (int window : {0, 5}) {
+    rl_attention both_ways{kHeads, kHeadDim, 0.3f, 0, window, nullptr};
+    level.rl_add_bidirectional_attend(program, kKVHeads, &both_ways);
+    add("attention both ways", 0);
+  }
   rl_linear out = linear(kHidden, kHeads * kHeadDim, true);
   level.rl_add_out_project(program, &out);
   add("output projection", 1);

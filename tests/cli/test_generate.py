@@ -291,9 +291,9 @@ def test_the_set_of_commands_is_what_the_docs_say():
     (commands,) = build_parser()._subparsers._group_actions
     assert set(commands.choices) == {
         "batch", "bench", "bench-ladder", "bench-serve", "ceilings", "chat", "collect-env",
-        "completion", "convert", "cost", "eval", "generate", "hardware", "imatrix", "list",
-        "memory", "optimize", "plan", "probe", "profile", "pull", "quantize", "rm", "roofline",
-        "run", "serve", "show",
+        "completion", "convert", "cost", "embed", "eval", "generate", "hardware", "imatrix", "list",
+        "memory", "optimize", "plan", "probe", "profile", "pull", "quantize", "rerank", "rm",
+        "roofline", "run", "serve", "show",
     }  # fmt: skip
 
 

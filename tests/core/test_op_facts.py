@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, get_args, get_type_hints
 
 import pytest
+from tests.parity.encoder_cases import ENCODER_CASES
 from tests.parity.every_case import CASES
 
 from ridgeline.core import ops
@@ -20,8 +21,9 @@ OPS = get_args(ops.Op)
 def lowered():
     """Ops of all kinds, with all their weights."""
     cases = [case for case in CASES if "vision" not in case.name]
+    encoders = [case.hf_config.to_dict() for case in ENCODER_CASES]
     configs = ({"model_type": case.family} | case.config for case in cases)
-    return [op for config in configs for op in lower(describe(config).spec)]
+    return [op for config in (*configs, *encoders) for op in lower(describe(config).spec)]
 
 
 @pytest.mark.parametrize("kind", OPS, ids=lambda kind: kind.__name__)

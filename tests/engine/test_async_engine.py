@@ -228,7 +228,7 @@ def test_an_embedding_is_never_pooled_in_another_way_than_the_model_says(model_f
     path.write_text('{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": false}')
     with (
         LLM(str(tmp_path / "model")) as llm,
-        pytest.raises(UnsupportedModelError, match="mean_tokens pooling"),
+        pytest.raises(UnsupportedModelError, match="mean pooling of a decoder"),
     ):
         llm.embed("the cat")
     path.write_text('{"pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true}')

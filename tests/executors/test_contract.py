@@ -33,6 +33,7 @@ from ridgeline.core.plan import (
     earlier_pass,
     step_in_flight,
 )
+from ridgeline.core.pooling import Pooling
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.executors.cpu.executor import CPUExecutor
 from ridgeline.executors.model import ExecutorModel
@@ -401,7 +402,7 @@ def test_masks_bind_each_row(driver):
 
 
 def test_pooled_is_the_last_hidden_state(driver):
-    outputs = Outputs(pooled=True)
+    outputs = Outputs(pooled=Pooling.LAST)
     whole = driver.start(0, PROMPT, outputs=outputs)
     assert whole.pooled.shape == (48,)
     assert whole.token_ids == ()

@@ -14,6 +14,7 @@ NOT_NUMERIC = {
     "model_type": "a name",
     "max_position": "a limit on requests",
     "tie_embeddings": "says which tensor the head is; see test_tied_head",
+    "has_head": "without one there are no logits",
 }
 _WHERE_THERE_IS_NONE = {
     "window": 20,
@@ -95,6 +96,8 @@ def _other_values(name: str, value: Any, *, optional: bool) -> list[Any]:
             return [value * 1.1] + [None] * (name in _WHERE_THERE_IS_NONE)
         case int() if name == "window":
             return [value - 1, value + 1, None]
+        case int() if name == "first_position":
+            return [value + 1]
         case int() if name == "rotary_dim":
             return [value - 2]
         case int():

@@ -34,13 +34,19 @@ CASES = [*ROUTES.items(), *LISTS.items()]
 @pytest.fixture
 def tokenized(monkeypatch):
     """The lengths of the texts that are tokenized from now on."""
-    lengths, encode = [], Tokenizer.encode
+    lengths = []
 
-    def counted(self, text, *arguments, **settings):
-        lengths.append(len(text))
-        return encode(self, text, *arguments, **settings)
+    def count(name):
+        encode = getattr(Tokenizer, name)
 
-    monkeypatch.setattr(Tokenizer, "encode", counted)
+        def counted(self, text, *arguments, **settings):
+            lengths.append(len(text))
+            return encode(self, text, *arguments, **settings)
+
+        monkeypatch.setattr(Tokenizer, name, counted)
+
+    count("encode")
+    count("encode_cut")
     return lengths
 
 

@@ -25,6 +25,8 @@ COMMANDS = {
     "list": ("models:add_list_options", "models on this machine: bits, size, licence, speed"),
     "show": ("models:add_show_options", "what is known of one of them"),
     "rm": ("models:add_rm_options", "delete downloaded models"),
+    "embed": ("embed", "embeddings of texts, as JSONL"),
+    "rerank": ("rerank", "documents by their relevance to a query"),
     "batch": ("batch", "answer a JSONL file of requests"),
     "probe": ("probe", "measure an OpenAI-compatible endpoint"),
     "bench": ("bench", "measure prefill and decode; also `bench serve` and `bench ladder`"),

@@ -51,6 +51,7 @@ class BlockForward(TokenOps):
                 # A prompt's tokens all see the frequencies of its length; see `rope_length`.
                 rope_lengths_T=torch.cat([torch.full((n,), n) for n in lengths]),
                 adapters=(),
+                types_T=torch.zeros_like(positions),
             ),
         )
         self._lengths = lengths
@@ -78,7 +79,7 @@ class BlockForward(TokenOps):
             case _:
                 super().step(op)
 
-    def _attended(self, op: ops.AttentionOp) -> Iterator[torch.Tensor]:
+    def _attended(self, op: ops.Attend | ops.LatentAttend) -> Iterator[torch.Tensor]:
         """Attention output ``[S, H, v]`` of some rows of each sequence after the other."""
         first = 0
         for length in self._lengths:

@@ -110,7 +110,9 @@ def resolve(
             )
         length = bisect_right(range(1, length), budget, key=lambda n: num_bytes(needed(n)))
     per_sequence = needed(length)
-    share = min(config.max_num_seqs, budget / num_bytes(per_sequence))
+    share: float = config.max_num_seqs
+    if groups:
+        share = min(share, budget / num_bytes(per_sequence))
     num_blocks = tuple(int(n * share) for n in per_sequence)
     return ResolvedConfig(
         executor=executor,
@@ -120,7 +122,7 @@ def resolve(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
-        enable_prefix_caching=config.enable_prefix_caching and config.reuse_kv,
+        enable_prefix_caching=bool(groups) and config.enable_prefix_caching and config.reuse_kv,
         num_blocks=num_blocks[: len(kv_groups(spec))],
         num_draft_blocks=num_blocks[len(kv_groups(spec)) :],
         kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),

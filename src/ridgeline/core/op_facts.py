@@ -42,7 +42,7 @@ class Role(Enum):
     PRODUCT = "product"  # a matrix of the layers that tokens are multiplied with
     HEAD = "head"  # the matrix that gives logits
     TABLE = "table"  # of tokens; rows are looked up
-    POSITIONS = "positions"  # a table of positions
+    POSITIONS = "positions"  # a table of positions, or of token types
     ROUTER = "router"  # the matrix that gives logits of experts
     EXPANSION = "expansion"  # each head's matrices from latents to K and V
     OUTPUT_GATE = "output gate"  # one row, which scales an expert's output

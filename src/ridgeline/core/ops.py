@@ -56,12 +56,15 @@ HeadMatrix = Annotated[Weight, WeightFacts(Role.HEAD, Split.ROWS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed:
-    """x[T, D] = weight[token ids] · scale, plus positions[positions] if there is such a table."""
+    """x[T, D] = weight[token ids] · scale, plus positions[first_position + positions] and
+    types[token types], where there are such tables."""
 
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ALL_REDUCE)
     weight: Table
     scale: float
     positions: Positions | None = None
+    first_position: int = 0
+    types: Positions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +206,35 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BidirectionalAttend:
+    """h[T, H·d] = softmax(scale · q·k) v over each sequence's tokens, all of which are in the pass.
+
+    ``window``: of tokens before and after, those less than so many positions away.
+    """
+
+    facts: ClassVar = OpFacts(OpKind.ATTENTION, Rows.TOKENS, Collective.RING)
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    @property
+    def k_width(self) -> int:
+        return self.head_dim
+
+    @property
+    def v_width(self) -> int:
+        return self.head_dim
+
+    @property
+    def loaded_width(self) -> int:
+        """Elements of K and V that queries are multiplied with, for each token and KV head."""
+        return 2 * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttend:
     """h[T, H·v]: attention over the latents [C, R+r] in the cache of ``layer``.
 
@@ -326,11 +358,11 @@ class Head:
 
 Op = (
     Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | Attend | LatentAttend
-    | OutProject | MLP | MoE | SharedExpert | AddShared | AddResidual | Head
+    | BidirectionalAttend | OutProject | MLP | MoE | SharedExpert | AddShared | AddResidual | Head
 )  # fmt: skip
 
 
-AttentionOp = Attend | LatentAttend
+AttentionOp = Attend | LatentAttend | BidirectionalAttend
 
 
 class WeightUse(NamedTuple):

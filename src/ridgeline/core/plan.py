@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from ridgeline.core.pooling import Pooling
 from ridgeline.core.sampling_params import SamplingParams
 
 _OUTPUT_BITS = 24  # of a token reference; those above count plans
@@ -77,6 +78,7 @@ class Admission:
     samples of one request apart in the noise. ``eos_token_ids`` end the output (they are barred
     until ``params.min_tokens``). ``adapter`` is a LoRA adapter's slot, 0 for none. ``rejection``:
     its drafts, which are chains, are verified by rejection sampling (`decoding.rejection`).
+    ``second_start`` is where the second text of a pair begins, whose tokens are of another type.
     """
 
     slot: int
@@ -88,6 +90,7 @@ class Admission:
     eos_token_ids: tuple[int, ...] = ()
     adapter: int = 0
     rejection: bool = False
+    second_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +112,14 @@ class Outputs:
     ``sample``: the token after the last position (and a verdict on each drafted token).
     ``masked``: sampling waits for a mask, set on the step's handle. ``prompt_logprobs``: the
     log-probability of the token that follows each position, where it is known. ``logits``: the raw
-    logits of every position. ``pooled``: the final hidden state of the last position.
+    logits of every position. ``pooled``: one vector of the final hidden states, so made.
     """
 
     sample: bool = False
     masked: bool = False
     prompt_logprobs: bool = False
     logits: bool = False
-    pooled: bool = False
+    pooled: Pooling | None = None
 
     @property
     def every_position(self) -> bool:

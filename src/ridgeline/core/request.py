@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from ridgeline.core.pooling import Pooling
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.core.sampling_params import SamplingParams
 
@@ -30,10 +31,10 @@ class Request:
     ``cache_key`` names all that the KV of a prefix depends on beside its tokens (see
     `ridgeline.kvcache`); ``None`` keeps the request out of the prefix cache. Requests of one
     ``draft_namespace`` may serve each other's drafts (see `ridgeline.core.protocols.Drafter`).
-    ``wants_logits`` asks for the prompt's logits and ``wants_pooled`` for its final hidden state,
-    instead of output. Queue policies go by ``tenant``, ``priority`` (lower runs first) and
-    ``deadline_s``, by when the last token is due. ``deadline_s`` and ``arrival_s`` are on the
-    ``time.monotonic`` clock.
+    ``wants_logits`` asks for the prompt's logits and ``pooling`` for one vector of its final hidden
+    states, instead of output; ``second_start`` see `Admission`. Queue policies go by ``tenant``,
+    ``priority`` (lower runs first) and ``deadline_s``, by when the last token is due.
+    ``deadline_s`` and ``arrival_s`` are on the ``time.monotonic`` clock.
     """
 
     request_id: int
@@ -43,7 +44,8 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     adapter: int = 0
     wants_logits: bool = False
-    wants_pooled: bool = False
+    pooling: Pooling | None = None
+    second_start: int | None = None
     cache_key: bytes | None = None
     tenant: str = ""
     priority: int = 0
@@ -54,7 +56,7 @@ class Request:
     @property
     def generates(self) -> bool:
         """Whether output tokens are wanted."""
-        return not (self.wants_logits or self.wants_pooled)
+        return not (self.wants_logits or self.pooling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

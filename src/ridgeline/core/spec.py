@@ -132,7 +132,8 @@ class AttentionSpec:
     (``None``: all before it); ``softcap`` squashes scores to (−softcap, softcap) by tanh;
     ``sinks``: each head has one more score, learned, whose share of the softmax goes nowhere
     (Xiao et al. 2023, arXiv 2309.17453; gpt-oss); ``qkv_clip`` bounds the elements of q, k and v
-    to [−qkv_clip, qkv_clip] as they are projected (OLMo 1).
+    to [−qkv_clip, qkv_clip] as they are projected (OLMo 1). ``bidirectional``: a token sees those
+    after it, too, as far as those before it (encoders); then nothing of it is cached.
     """
 
     num_heads: int
@@ -148,6 +149,7 @@ class AttentionSpec:
     qk_norm_scope: NormScope = NormScope.HEAD
     qkv_clip: float | None = None
     sinks: bool = False
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,11 +256,12 @@ class MoESpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One decoder layer: normed attention and normed feed-forward, each added to the residual.
+    """One layer: normed attention and normed feed-forward, each added to the residual.
 
     A post norm is applied to a branch's output before it is added (Gemma 2 and 3; OLMo 2, which
-    has no other norms). ``parallel``: both branches read the same normed input (Phi-2), and there
-    is no ``mlp_norm``. ``residual_scale`` multiplies each branch as it is added.
+    has no other norms); a residual norm to the sum, which goes on normed (BERT, whose only norms
+    these are). ``parallel``: both branches read the same normed input (Phi-2), and there is no
+    ``mlp_norm``. ``residual_scale`` multiplies each branch as it is added.
     """
 
     attention: AttentionSpec | MLASpec
@@ -267,29 +270,38 @@ class LayerSpec:
     mlp_norm: NormSpec | None
     attention_post_norm: NormSpec | None = None
     mlp_post_norm: NormSpec | None = None
+    attention_residual_norm: NormSpec | None = None
+    mlp_residual_norm: NormSpec | None = None
     parallel: bool = False
     residual_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only language model.
+    """A decoder-only language model, or an encoder (``has_head`` is false): one stack of layers.
 
     ``max_position`` is the longest context that the checkpoint was made for, in tokens (a limit;
     it does not change the logits). ``learned_positions`` is the number of rows of a table that is
-    added to the embeddings by position (GPT-2). ``embedding_scale`` multiplies embeddings,
-    ``logit_scale`` logits; ``logit_softcap`` then squashes them by tanh.
+    added to the embeddings by position (GPT-2), ``first_position`` the row of the first token
+    (RoBERTa's is behind the padding's), ``token_types`` the number of rows of a table that tells
+    the two texts of a pair apart (BERT). ``embedding_norm`` norms the sum of these.
+    ``embedding_scale`` multiplies embeddings, ``logit_scale`` logits; ``logit_softcap`` then
+    squashes them by tanh. Without ``final_norm`` the last layer ends in a residual norm.
     """
 
     model_type: str
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    final_norm: NormSpec
+    final_norm: NormSpec | None
     max_position: int
     tie_embeddings: bool
     embedding_scale: float = 1.0
     learned_positions: int | None = None
+    first_position: int = 0
+    token_types: int | None = None
+    embedding_norm: NormSpec | None = None
+    has_head: bool = True
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -316,10 +328,11 @@ class KVGroup:
 
 
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
-    """The KV groups of a model, in order of their first layer."""
+    """The KV groups of a model, in order of their first layer; bidirectional layers are in none."""
     members: dict[tuple[int, int, int, int | None], list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        members.setdefault(_kv_shape(layer.attention), []).append(index)
+        if not (isinstance(layer.attention, AttentionSpec) and layer.attention.bidirectional):
+            members.setdefault(_kv_shape(layer.attention), []).append(index)
     return tuple(
         KVGroup(
             layers=tuple(layers),

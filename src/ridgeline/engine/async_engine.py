@@ -132,6 +132,7 @@ class AsyncEngine(EngineClient):
         cache_salt: str = "",
         tenant: str = "",
         priority: int = 0,
+        second_start: int | None = None,
     ) -> Embedding:
         token_ids = await self._encode(prompt)
         request = self._factory().build(
@@ -142,6 +143,7 @@ class AsyncEngine(EngineClient):
             tenant=tenant,
             priority=priority,
             wants_pooled=True,
+            second_start=second_start,
         )
         stream = self._open(request_id, request, cache_salt)
         try:

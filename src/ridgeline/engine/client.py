@@ -18,7 +18,7 @@ from ridgeline.text import ChatTemplate, Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """The pooled hidden state of a text, float32 ``[hidden]``, of length 1."""
+    """The embedding of a text, float32 ``[width]``, or the scores ``[labels]`` of a pair."""
 
     vector: npt.NDArray[np.float32]
     num_tokens: int
@@ -71,11 +71,13 @@ class EngineClient(Protocol):
         cache_salt: str = "",
         tenant: str = "",
         priority: int = 0,
+        second_start: int | None = None,
     ) -> Embedding:
-        """The final hidden state of the prompt's last token, after the last norm, of length 1.
+        """What the model makes of a prompt's hidden states: an embedding, or a classifier's scores.
 
-        Raises what `generate` raises, OverloadedError when a full queue gave its place to another,
-        and EngineUnavailableError when it is aborted. Cancelling it aborts the request.
+        ``second_start`` is where the second text of a pair begins. Raises what `generate` raises,
+        OverloadedError when a full queue gave its place to another, and EngineUnavailableError
+        when it is aborted. Cancelling it aborts the request.
         """
         ...
 

@@ -108,6 +108,7 @@ class Engine:
             adapters=tuple(config.adapters),
             summary=load_summary(loaded.name, resolved, loaded.model, self.observer),
         )
+        self.head = loaded.head
         self.requests = RequestFactory(self.info)
         self.loop = EngineLoop(
             self.executor, self.scheduler, loaded.tokenizer, observer=self.observer

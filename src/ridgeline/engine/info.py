@@ -1,10 +1,11 @@
 """What callers of an engine may know of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.core.config import ResolvedConfig
+from ridgeline.core.pooling import PoolingSpec
 from ridgeline.core.spec import ModelSpec
 from ridgeline.text import ChatTemplate, Tokenizer
 
@@ -26,7 +27,7 @@ class EngineInfo:
     ``kv_digest`` names what KV depends on beside prompt, adapter slot and salt: the layout, and
     with a disk tier also weights, adapters and what computes with them (`kv_tiers.kv_digest`).
     ``eos_token_ids`` end a completion. ``adapters`` are the names of LoRA adapters, slot by slot
-    from 1.
+    from 1. ``pooling`` says what the model makes of hidden states, if not text.
     """
 
     name: str
@@ -39,4 +40,4 @@ class EngineInfo:
     sampling_defaults: Mapping[str, Any]
     summary: LoadSummary
     adapters: tuple[str, ...] = ()
-    pooling: str = "last"
+    pooling: PoolingSpec = field(default_factory=PoolingSpec)

@@ -25,6 +25,15 @@ from ridgeline.core.speculation_figures import SpeculationFigures
 from ridgeline.engine.beam_search import BeamParams, BeamSearch, as_completions, beam_search
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.loading import Progress
+from ridgeline.engine.pooled_inputs import (
+    PooledInput,
+    Ranked,
+    as_pairs,
+    embedding_inputs,
+    ranked,
+    scoring_inputs,
+    shortened,
+)
 from ridgeline.engine.prompts import Prompt, as_prompts, check_length, encode_prompt
 from ridgeline.engine.request_state import RequestState
 from ridgeline.engine.stream import CompletionStream
@@ -225,31 +234,94 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate: int | None = None,
         adapter: str | None = None,
         cache_salt: str = "",
     ) -> npt.NDArray[np.float32]:
-        """Embeddings of prompts, float32 ``[prompts, hidden]``, each of length 1.
+        """Embeddings of prompts, float32 ``[prompts, width]``.
 
-        An embedding is the hidden state of the last token after the final norm (what the LM head
-        reads), which has seen the whole prompt.
+        The checkpoint's files say how hidden states become one vector, whether its length is 1 and
+        which of its prompts go before a text (``prompt_name`` chooses another one; "" none).
+        Without such files it is of length 1: the mean hidden state of an encoder, or of a decoder
+        that of the last token after the final norm, which has seen the whole prompt.
+
+        ``dimensions`` keeps the first ones, of length 1 again. ``truncate`` cuts texts to so many
+        tokens, −1 to what the context holds; without it one that is too long is an error.
+
+        Raises:
+            UnsupportedModelError: the model is a reranker, or pools in a way that is not supported.
         """
         batch = as_prompts(prompts)
+        inputs = embedding_inputs(
+            self._engine.info,
+            batch,
+            prompt_name=prompt_name,
+            truncate=truncate,
+            dimensions=dimensions,
+        )
+        found = self._pool(batch, inputs, adapter=adapter, cache_salt=cache_salt)
+        return shortened(found, dimensions)
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        truncate: int | None = None,
+    ) -> list[float]:
+        """How relevant each document is to the query beside it, or to the only query.
+
+        Of a reranker its score, by its own activation; of a model that makes embeddings their
+        cosine. ``truncate`` as in `embed`, of a pair as a whole.
+
+        Raises:
+            InvalidRequestError: there are neither as many queries as documents, nor one.
+            UnsupportedModelError: the model neither scores nor makes embeddings.
+        """
+        pairs = as_pairs(queries, documents)
+        inputs = scoring_inputs(self._engine.info, pairs, truncate=truncate)
+        texts = [each.text for each in inputs.texts]
+        return [float(score) for score in inputs.scores(self._pool(texts, inputs.texts))]
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: int | None = None,
+    ) -> list[Ranked]:
+        """Documents by their `score` for the query, the most relevant first; the best ``top_n``."""
+        return ranked(self.score(query, documents, truncate=truncate) if documents else [], top_n)
+
+    def _pool(
+        self,
+        batch: Sequence[Prompt],
+        inputs: Sequence[PooledInput],
+        *,
+        adapter: str | None = None,
+        cache_salt: str = "",
+    ) -> npt.NDArray[np.float32]:
+        """What the model makes of hidden states, float32 ``[inputs, width]``."""
         requests = [
             self._engine.requests.build(
-                self._encode(prompt),
+                each.token_ids,
                 SamplingParams(max_tokens=1),
                 adapter=adapter,
                 cache_salt=cache_salt,
                 wants_pooled=True,
+                second_start=each.second_start,
             )
-            for prompt in batch
+            for each in inputs
         ]
-        states = self._queue(batch, requests)
+        states = self._queue(list(batch), requests)
         self._finish(states)
-        found = [state.embedding() for state in states]
+        found = np.array([self._engine.head(state.pooled()) for state in states], dtype=np.float32)
         if not np.isfinite(found).all():
             raise NotFiniteError
-        return np.array(found, dtype=np.float32).reshape(-1, self.spec.hidden_size)
+        return found
 
     def speculation(self) -> SpeculationFigures | None:
         """What was drafted and accepted so far; ``None`` if this engine does not speculate."""

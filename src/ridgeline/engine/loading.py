@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ from ridgeline.core.errors import (
     SettingsError,
 )
 from ridgeline.core.formats import float_format, on_load_format
+from ridgeline.core.pooling import PoolingSpec
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.engine.pooling_head import PoolingHead
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.models import PRESETS, ModelDefinition, describe, lower, read_config
+from ridgeline.models.pooling import read_pooling
 from ridgeline.quant import read_scheme
 from ridgeline.text import ChatTemplate, Tokenizer, eos_token_ids, tokenizer_from_gguf
 from ridgeline.text.tokenizer_files import has_tokenizer
@@ -49,8 +52,7 @@ class ModelDescription:
 
     ``tokenizer`` and ``chat_template`` are ``None`` where there are none; then
     ``eos_token_ids`` come from the configuration. ``sampling_defaults`` are the settings that its
-    ``generation_config.json`` recommends. ``pooling`` is how it makes an embedding of the hidden
-    states: "last" token, unless its ``1_Pooling/config.json`` says otherwise.
+    ``generation_config.json`` recommends. ``pooling`` is what it makes of hidden states.
     """
 
     name: str
@@ -60,14 +62,15 @@ class ModelDescription:
     eos_token_ids: frozenset[int]
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, Any]
-    pooling: str = "last"
+    pooling: PoolingSpec = field(default_factory=PoolingSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel(ModelDescription):
-    """A model whose weights can be read."""
+    """A model whose weights can be read; those of ``head``, which pooling needs, have been."""
 
     model: ExecutorModel
+    head: PoolingHead
 
 
 def describe_model(config: EngineConfig, *, progress: Progress | None = None) -> ModelDescription:
@@ -102,6 +105,10 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
         )
         definition, tokenizer = described[-1]
         _check_vocabulary(tokenizer, definition.spec.vocab_size)
+    pooling = read_pooling(None if config.load_format == "dummy" else folder, definition.spec)
+    if pooling.max_tokens is not None and config.max_model_len is None:
+        shorter = min(definition.spec.max_position, pooling.max_tokens)
+        definition = replace(definition, spec=replace(definition.spec, max_position=shorter))
     return ModelDescription(
         name=config.model or "embedded",
         folder=folder,
@@ -110,7 +117,7 @@ def describe_model(config: EngineConfig, *, progress: Progress | None = None) ->
         eos_token_ids=_eos_token_ids(folder, tokenizer),
         chat_template=_load_chat_template(config, tokenizer),
         sampling_defaults=_sampling_defaults(folder),
-        pooling=_pooling(folder),
+        pooling=pooling,
     )
 
 
@@ -155,6 +162,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
             quantization=on_load_format(config.quantization),
             adapters=adapters,
         ),
+        head=PoolingHead.load(folder, description.pooling),
     )
 
 
@@ -209,17 +217,6 @@ def _sampling_defaults(folder: Path | None) -> dict[str, Any]:
     except InvalidRequestError as error:
         raise CorruptFileError(f"generation_config.json: {error}") from error
     return defaults
-
-
-def _pooling(folder: Path | None) -> str:
-    """The mode that a sentence-transformers model names; "last" where nothing is said."""
-    path = None if folder is None else folder / "1_Pooling"
-    if path is None or not (path / "config.json").is_file():
-        return "last"
-    config = read_config(path)
-    modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
-    names = sorted(mode.removeprefix("pooling_mode_") for mode in modes)
-    return "last" if names in ([], ["lasttoken"]) else "+".join(names)
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer | None:

@@ -232,8 +232,8 @@ class EngineLoop:
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            kv_usage=max(1 - pool.num_free / pool.num_blocks for pool in cache.pools),
-            kv_waste=max(usage.waste for usage in scheduler.kv_usage()),
+            kv_usage=max((1 - pool.num_free / pool.num_blocks for pool in cache.pools), default=0),
+            kv_waste=max((usage.waste for usage in scheduler.kv_usage()), default=0),
             prefix_queries=cache.stats.queried_tokens,
             prefix_hits=cache.stats.hit_tokens,
             num_preemptions=scheduler.num_preemptions,

@@ -49,13 +49,16 @@ class RequestFactory:
         arrival_s: float | None = None,
         wants_logits: bool = False,
         wants_pooled: bool = False,
+        second_start: int | None = None,
     ) -> Request:
         """A request with the next number.
+
+        ``wants_pooled``: instead of text, what the model makes of hidden states.
 
         Raises:
             InvalidRequestError: a token id or the adapter does not exist, or seed cannot hold.
             ContextLengthError: the prompt leaves no room in the context.
-            UnsupportedModelError: an embedding is wanted, and the model pools in another way.
+            UnsupportedModelError: the model generates no text, or pools in another way.
         """
         info = self._info
         check_token_ids(token_ids, params, vocab_size=info.spec.vocab_size)
@@ -67,11 +70,7 @@ class RequestFactory:
                 "seed cannot hold with verification='rejection': outputs depend on what was "
                 "drafted. Leave it out, or use verification='exact'."
             )
-        if wants_pooled and info.pooling != "last":
-            raise UnsupportedModelError(
-                f"{info.name} makes embeddings by {info.pooling} pooling; only the last token's "
-                "hidden state can be had."
-            )
+        check_task(info, wants_pooled=wants_pooled)
         room = 0 if wants_logits or wants_pooled else 1
         if len(token_ids) + room > info.config.max_model_len:
             raise ContextLengthError(
@@ -93,7 +92,8 @@ class RequestFactory:
             eos_token_ids=() if params.ignore_eos else self._eos,
             adapter=slot,
             wants_logits=wants_logits,
-            wants_pooled=wants_pooled,
+            pooling=info.pooling.pooling if wants_pooled else None,
+            second_start=second_start if (info.spec.token_types or 1) > 1 else None,
             cache_key=key,
             draft_namespace=f"{slot}/{cache_salt}",
             tenant=tenant,
@@ -118,3 +118,14 @@ class RequestFactory:
             adapter=adapter,
             salt=salt,
         )
+
+
+def check_task(info: EngineInfo, *, wants_pooled: bool) -> None:
+    """Raise `UnsupportedModelError` if the model does not do what is asked of it."""
+    if wants_pooled and info.pooling.refusal is not None:
+        raise UnsupportedModelError(
+            f"{info.name} makes embeddings by {info.pooling.refusal}, which is not supported."
+        )
+    if not wants_pooled and not info.spec.has_head:
+        what = "embeddings" if info.pooling.num_labels is None else "scores"
+        raise UnsupportedModelError(f"{info.name} makes {what}; it does not generate text.")

@@ -23,7 +23,6 @@ from ridgeline.scheduler import Sequence, SequenceUpdate
 from ridgeline.text import Tokenizer
 
 _SHED_RETRY_S = 1.0
-_TINY = 1e-12
 
 
 class RequestState:
@@ -107,8 +106,8 @@ class RequestState:
         assert self._logits is not None
         return self._logits
 
-    def embedding(self) -> npt.NDArray[np.float32]:
-        """The prompt's pooled hidden state, float32 ``[hidden]``, of length 1.
+    def pooled(self) -> npt.NDArray[np.float32]:
+        """One vector of the prompt's hidden states, float32 ``[hidden]``, if it was wanted.
 
         Raises:
             OverloadedError: a full queue gave the request's place to another.
@@ -120,7 +119,7 @@ class RequestState:
                     "The queue is full of more urgent requests.", retry_after_s=_SHED_RETRY_S
                 )
             raise EngineError("The prompt was not computed to its end.")
-        return self._pooled / max(float(np.linalg.norm(self._pooled)), _TINY)
+        return self._pooled
 
     def _take_logits(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Chunks may come again, cut differently, after a preemption."""

@@ -135,7 +135,7 @@ class Worker:
         if state is None:
             return False
         try:
-            self._send(Pooled(number=chunk.request_id, vector=state.embedding()))
+            self._send(Pooled(number=chunk.request_id, vector=self._engine.head(state.pooled())))
         except RidgelineError as error:
             self._refuse(chunk.request_id, error)
         return True
@@ -234,7 +234,7 @@ class Worker:
             _log.exception("A request could not be added.")
             self._refuse(request.request_id, EngineError(type(error).__name__))
         else:
-            if request.wants_pooled:
+            if request.pooling is not None:
                 self._pooling[request.request_id] = state
 
     def _refuse(self, number: int, error: RidgelineError) -> None:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ridgeline.core.arrays import Array
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import ModelRole, Outputs, Segment
+from ridgeline.core.pooling import Pooling
 from ridgeline.core.result import SegmentResult, TokenLogprobs
 from ridgeline.decoding import (
     NothingToSampleError,
@@ -127,12 +129,12 @@ class SegmentRows(NamedTuple):
     """What a pass computed for a segment.
 
     ``logits_NV`` are those of its last `num_logit_rows` rows, or only of those that are sampled
-    where ``prompt_logits`` gives every row's for prompt log-probabilities. ``pooled`` gives the
-    final hidden state of its last row.
+    where ``prompt_logits`` gives every row's for prompt log-probabilities. ``hidden`` gives the
+    final hidden states of its rows, or of the last one alone where no other is wanted.
     """
 
     logits_NV: Array
-    pooled: Callable[[], Array]
+    hidden: Callable[[], Array]
     prompt_logits: Iterable[Array] | None = None
 
 
@@ -153,7 +155,7 @@ def segment_result(
     wanted = item.segment.outputs
     if wanted == _NOTHING:
         return SegmentResult()
-    logits_NV, pooled, prompt_logits = rows_of()
+    logits_NV, hidden, prompt_logits = rows_of()
     tokens: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -172,8 +174,25 @@ def segment_result(
             else ()
         ),
         logits=logits_NV.astype(np.float32) if wanted.logits else None,
-        pooled=pooled().astype(np.float32) if wanted.pooled else None,
+        pooled=None if wanted.pooled is None else pool_hidden(hidden(), wanted.pooled),
     )
+
+
+def pool_hidden(hidden_SD: Array, pooling: Pooling) -> npt.NDArray[np.float32]:
+    """One vector ``[D]`` of the hidden states of a sequence."""
+    pooled: Array
+    match pooling:
+        case Pooling.CLS:
+            pooled = hidden_SD[0]
+        case Pooling.LAST:
+            pooled = hidden_SD[-1]
+        case Pooling.MEAN:
+            pooled = hidden_SD.mean(axis=0)
+        case Pooling.MAX:
+            pooled = hidden_SD.max(axis=0)
+        case Pooling.MEAN_SQRT_LEN:
+            pooled = hidden_SD.sum(axis=0) / len(hidden_SD) ** 0.5
+    return np.array(pooled, dtype=np.float32)  # the rows are overwritten by the next pass
 
 
 def _draw(

@@ -5,6 +5,7 @@ from dataclasses import fields
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import number_format
+from ridgeline.core.ops import BidirectionalAttend
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.core.settings.reading import default_of
@@ -36,13 +37,16 @@ def executor_traits(name: str) -> ExecutorTraits:
     return _TRAITS[name]
 
 
-def default_executor(*, block_tokens: int = 16, dtype: str | None = None) -> str:
+def default_executor(
+    *, block_tokens: int = 16, dtype: str | None = None, encodes: bool = False
+) -> str:
     """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
     return next(
         name
         for name, traits in reversed(_TRAITS.items())
         if (traits.computes_float64 or dtype != "float64")
         and block_tokens % traits.block_multiple == 0
+        and (traits.runs_encoders or not encodes)
         and traits.is_here()
     )
 
@@ -54,11 +58,20 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
         SettingsError: there is none of that name, or it lacks what is set.
         MachineError: it cannot run on this machine.
     """
-    name = config.executor
+    name, target = config.executor, models[ModelRole.TARGET]
+    encodes = not target.spec.has_head or any(
+        isinstance(op, BidirectionalAttend) for op in target.ops
+    )
     if name == "auto":
-        dtype = models[ModelRole.TARGET].dtype
-        name = default_executor(block_tokens=config.block_tokens, dtype=dtype)
+        name = default_executor(
+            block_tokens=config.block_tokens, dtype=target.dtype, encodes=encodes
+        )
     traits = executor_traits(name)
+    if encodes and not traits.runs_encoders:
+        raise SettingsError(
+            f"The {name} executor runs models that generate text, and this one of type "
+            f"{target.spec.model_type} is an encoder or a classifier; use the cpu executor."
+        )
     for owner in _TRAITS.values():
         for field in () if owner is traits or owner.settings is None else fields(owner.settings):
             if getattr(config, field.name) not in (default_of(field), "off"):

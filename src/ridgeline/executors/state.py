@@ -48,6 +48,11 @@ class SequenceState:
         """
         return max(self.admission.num_prompt_tokens, position + 1)
 
+    def token_type(self, position: int) -> int:
+        """1 for a token of the second text of a pair, else 0."""
+        second = self.admission.second_start
+        return int(second is not None and position >= second)
+
     def history(self, token_ids: Sequence[int]) -> History:
         return History(
             token_ids=token_ids,

@@ -39,6 +39,7 @@ class ExecutorTraits:
         is_here: whether ``auto`` may choose it on this machine; quick.
         missing: one sentence on why it cannot run on this machine; ``None`` if it can.
         block_multiple: of tokens, in a KV block.
+        runs_encoders: whether it has attention in both directions.
         computes_float64: whether a model in float64 is computed in it.
         weight_formats: what it quantizes weights to on load.
         kv_formats: what it stores KV in, beside the model's type.
@@ -59,6 +60,7 @@ class ExecutorTraits:
     is_here: Callable[[], bool] = lambda: True
     missing: Callable[[], str | None] = lambda: None
     block_multiple: int = 1
+    runs_encoders: bool = True
     computes_float64: bool = False
     weight_formats: Sequence[str] = ()
     kv_formats: Sequence[str] = ()

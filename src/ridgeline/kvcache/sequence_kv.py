@@ -208,7 +208,8 @@ class SequenceKV:
                 blocks = tuple(table[first_known:])
                 updates.append(BlockTableUpdate(group=group, first=first_known, blocks=blocks))
             self._num_sent[group] = len(table)
-        self.num_writable = min(map(len, self._tables)) * self._cache.block_tokens
+        columns = min(map(len, self._tables), default=_NEVER)  # encoders have no KV
+        self.num_writable = columns * self._cache.block_tokens
         return tuple(updates), copies
 
     def send_again(self) -> None:

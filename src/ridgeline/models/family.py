@@ -119,7 +119,9 @@ class ModelDefinition:
     @property
     def ignored(self) -> tuple[str, ...]:
         """Regular expressions for the full names of tensors that may be left over."""
-        return self.family.ignored
+        if self.spec.has_head:
+            return self.family.ignored
+        return (*self.family.ignored, r"score\.weight")  # of a classifier, read apart
 
 
 def _with_bare_names(source: TensorSource) -> TensorSource:

@@ -101,9 +101,11 @@ def read_rms_norm(
     return NormSpec(kind=NormKind.RMS, eps=eps, unit_offset=unit_offset)
 
 
-def read_layer_norm(config: ConfigReader, name: str, *, bias: bool) -> NormSpec:
+def read_layer_norm(
+    config: ConfigReader, name: str, *, bias: bool, default: float = 1e-5
+) -> NormSpec:
     """The LayerNorm that a family uses everywhere; ``name`` is the key of its epsilon."""
-    eps = config.number(name, minimum=1e-15, maximum=1.0, default=1e-5)
+    eps = config.number(name, minimum=1e-15, maximum=1.0, default=default)
     return NormSpec(kind=NormKind.LAYER, eps=eps, bias=bias)
 
 

@@ -4,6 +4,7 @@ Also serves ``gemma3``, the model with vision, by its ``text_config`` and withou
 """
 
 import logging
+from dataclasses import replace
 
 from ridgeline.core.spec import AttentionSpec, ModelSpec, RopeSpec
 from ridgeline.models.config import ConfigReader
@@ -40,8 +41,12 @@ _log = logging.getLogger(__name__)
 
 
 def build(config: ConfigReader) -> ModelSpec:
-    """Norms on the heads of q and k; windowed layers have a rope of their own."""
-    config.refuse("use_bidirectional_attention", unless=(False,))
+    """Norms on the heads of q and k; windowed layers have a rope of their own.
+
+    With ``use_bidirectional_attention`` it is an encoder (EmbeddingGemma), half of whose windows
+    lies to each side.
+    """
+    encodes = config.boolean("use_bidirectional_attention", default=False)
     # transformers reads this key and then leaves it out of the computation.
     config.refuse("attn_logit_softcapping")
     sizes = read_sizes(config, max_position=131_072, vocab_size=262_208)
@@ -51,7 +56,8 @@ def build(config: ConfigReader) -> ModelSpec:
     pattern = config.integer("sliding_window_pattern", default=6)
     default = [SLIDING if (layer + 1) % pattern else FULL for layer in range(sizes.num_layers)]
     kinds = read_layer_kinds(config, sizes.num_layers, default=default)
-    windows = layer_windows(kinds, config.optional_integer("sliding_window", default=4096))
+    window = config.optional_integer("sliding_window", default=4096)
+    windows = layer_windows(kinds, window // 2 + 1 if encodes and window else window)
     ropes = _read_ropes(config, head_dim=heads.head_dim, max_position=sizes.max_position)
     bias = config.boolean("attention_bias", default=False)
     scalar = config.number("query_pre_attn_scalar", minimum=1e-3, default=256)
@@ -67,10 +73,11 @@ def build(config: ConfigReader) -> ModelSpec:
             qkv_bias=bias,
             out_bias=bias,
             qk_norm=qk_norm,
+            bidirectional=encodes,
         )
         for kind, window in zip(kinds, windows, strict=True)
     )
-    return gemma_decoder(
+    spec = gemma_decoder(
         config,
         model_type="gemma3_text",
         sizes=sizes,
@@ -78,6 +85,7 @@ def build(config: ConfigReader) -> ModelSpec:
         logit_softcap=config.optional_number("final_logit_softcapping", minimum=MIN_CAP),
         max_position=sizes.max_position,  # Gemma 3 counts its scaling in
     )
+    return replace(spec, has_head=False) if encodes else spec
 
 
 def build_with_vision(config: ConfigReader) -> ModelSpec:
@@ -111,7 +119,13 @@ def _read_ropes(config: ConfigReader, *, head_dim: int, max_position: int) -> di
     }
 
 
-FAMILY = Family(model_type="gemma3_text", build=build, tensors=GEMMA_TENSORS, ignored=LLAMA_IGNORED)
+FAMILY = Family(
+    model_type="gemma3_text",
+    build=build,
+    tensors=GEMMA_TENSORS,
+    ignored=LLAMA_IGNORED,
+    computes=frozenset({"use_bidirectional_attention"}),
+)
 FAMILY_WITH_VISION = Family(
     model_type="gemma3",
     build=build_with_vision,

@@ -1,17 +1,21 @@
 """From a spec to the ordered list of ops that executors run and the roofline prices.
 
-Canonical weight names: ``embed``, ``positions`` (learned), ``final_norm``, ``head``, and for layer
-i ``layers.{i}.`` with
+Canonical weight names: ``embed``, ``positions`` (learned), ``types``, ``embedding_norm``,
+``final_norm``, ``head``, and for layer i ``layers.{i}.`` with
 ``attention_norm``, ``q``, ``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``attention_post_norm``,
-``mlp_norm``, ``gate``, ``up``, ``down``, ``mlp_post_norm``, and ``q_bias`` and so on for biases.
+``attention_residual_norm``, ``mlp_norm``, ``gate``, ``up``, ``down``, ``mlp_post_norm``,
+``mlp_residual_norm``, and ``q_bias`` and so on for biases.
 A tied head reads ``embed``. ``sinks`` are attention's; `lower_latent` and `lower_moe` name the
 weights of latent attention and of experts.
 """
+
+from dataclasses import replace
 
 from ridgeline.core.ops import (
     MLP,
     AddResidual,
     Attend,
+    BidirectionalAttend,
     Embed,
     Head,
     HeadNorm,
@@ -47,18 +51,36 @@ def lower(spec: ModelSpec) -> tuple[Op, ...]:
         layer: index for index, group in enumerate(kv_groups(spec)) for layer in group.layers
     }
     ops: list[Op] = [_embed(spec, embed)]
+    if spec.embedding_norm is not None:
+        ops.append(_norm("x", "x", "embedding_norm", spec.hidden_size, spec.embedding_norm))
     for index, layer in enumerate(spec.layers):
-        ops += _Layer(index, group_of[index], spec.hidden_size).ops(layer)
-    ops.append(_norm("x", "h", "final_norm", spec.hidden_size, spec.final_norm))
+        ops += _Layer(index, group_of.get(index), spec.hidden_size).ops(layer)
+    if spec.final_norm is not None:
+        ops.append(_norm("x", "h", "final_norm", spec.hidden_size, spec.final_norm))
+    else:
+        last = ops.pop()
+        assert isinstance(last, Norm), "hidden states end in a norm"
+        ops.append(replace(last, dst="h"))
+    if not spec.has_head:
+        return tuple(ops)
     bias = Weight(name="head_bias", shape=(spec.vocab_size,)) if spec.head_bias else None
     ops.append(Head(weight=head, softcap=spec.logit_softcap, bias=bias, scale=spec.logit_scale))
     return tuple(ops)
 
 
 def _embed(spec: ModelSpec, embed: Weight) -> Embed:
-    rows = spec.learned_positions
-    positions = None if rows is None else Weight(name="positions", shape=(rows, spec.hidden_size))
-    return Embed(weight=embed, scale=spec.embedding_scale, positions=positions)
+    assert spec.learned_positions is not None or not spec.first_position
+
+    def table(name: str, rows: int | None) -> Weight | None:
+        return None if rows is None else Weight(name=name, shape=(rows, spec.hidden_size))
+
+    return Embed(
+        weight=embed,
+        scale=spec.embedding_scale,
+        positions=table("positions", spec.learned_positions),
+        first_position=spec.first_position,
+        types=table("types", spec.token_types),
+    )
 
 
 def _norm(src: str, dst: str, name: str, width: int, spec: NormSpec) -> Norm:
@@ -73,9 +95,9 @@ def _norm(src: str, dst: str, name: str, width: int, spec: NormSpec) -> Norm:
 
 
 class _Layer:
-    """Lowers one layer; its methods name the layer's weights."""
+    """Lowers one layer; its methods name the layer's weights. ``group`` is that of its KV."""
 
-    def __init__(self, index: int, group: int, hidden_size: int) -> None:
+    def __init__(self, index: int, group: int | None, hidden_size: int) -> None:
         self.index, self.group, self.hidden_size = index, group, hidden_size
 
     def ops(self, layer: LayerSpec) -> list[Op]:
@@ -88,6 +110,7 @@ class _Layer:
             src = "n" if layer.parallel else "h"  # h does not outlive the first branch
             ops.append(self.norm("x", src, "attention_norm", layer.attention_norm))
         if isinstance(layer.attention, MLASpec):
+            assert self.group is not None
             ops += latent_attention_ops(
                 layer.attention,
                 src,
@@ -101,6 +124,9 @@ class _Layer:
         if layer.attention_post_norm is not None:
             ops.append(self.norm("h", "h", "attention_post_norm", layer.attention_post_norm))
         ops.append(add)
+        if layer.attention_residual_norm is not None:
+            spec = layer.attention_residual_norm
+            ops.append(self.norm("x", "x", "attention_residual_norm", spec))
         src = src if layer.parallel else "x"
         if layer.mlp_norm is not None:
             src = "h"
@@ -111,7 +137,10 @@ class _Layer:
             ops.append(self.mlp(layer.mlp, src))
         if layer.mlp_post_norm is not None:
             ops.append(self.norm("h", "h", "mlp_post_norm", layer.mlp_post_norm))
-        return [*ops, add]
+        ops.append(add)
+        if layer.mlp_residual_norm is not None:
+            ops.append(self.norm("x", "x", "mlp_residual_norm", layer.mlp_residual_norm))
+        return ops
 
     def attention(self, spec: AttentionSpec, src: str) -> list[Op]:
         q_width = spec.num_heads * spec.head_dim
@@ -146,6 +175,22 @@ class _Layer:
                 key_dim=spec.head_dim,
             )
             ops.append(rope)
+        out = OutProject(
+            weight=self.weight("o", self.hidden_size, q_width),
+            bias=self.weight("o_bias", self.hidden_size) if spec.out_bias else None,
+        )
+        if spec.bidirectional:
+            assert not spec.sinks
+            both_ways = BidirectionalAttend(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                scale=spec.scale,
+                window=spec.window,
+                softcap=spec.softcap,
+            )
+            return [*ops, both_ways, out]
+        assert self.group is not None
         attend = Attend(
             layer=self.index,
             group=self.group,
@@ -156,10 +201,6 @@ class _Layer:
             window=spec.window,
             softcap=spec.softcap,
             sinks=self.weight("sinks", spec.num_heads) if spec.sinks else None,
-        )
-        out = OutProject(
-            weight=self.weight("o", self.hidden_size, q_width),
-            bias=self.weight("o_bias", self.hidden_size) if spec.out_bias else None,
         )
         write = KVWrite(
             layer=self.index,

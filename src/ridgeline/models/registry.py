@@ -2,10 +2,13 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ridgeline.core.errors import SettingsError, UnsupportedModelError
 from ridgeline.core.formats import FLOAT32, float_format
+from ridgeline.core.spec import ModelSpec
 from ridgeline.models import (
+    bert,
     cohere,
     deepseek_v2,
     deepseek_v3,
@@ -18,6 +21,7 @@ from ridgeline.models import (
     llama,
     mistral,
     mixtral,
+    modernbert,
     olmo,
     olmo2,
     phi,
@@ -26,10 +30,12 @@ from ridgeline.models import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    roberta,
     smollm3,
     stablelm,
     starcoder2,
 )
+from ridgeline.models.classifiers import is_classifier
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import Family, ModelDefinition
 from ridgeline.models.known_keys import refuse_unsupported, unknown_keys
@@ -81,6 +87,8 @@ def describe(
     refuse_unsupported(reader, computed=family.computes)
     quantization = _quantization(reader)
     spec = family.build(reader)
+    if spec.has_head and _lacks_head(reader, spec):
+        spec = replace(spec, has_head=False)
     unknown = unknown_keys(reader)
     if unknown:
         listed = ", ".join(unknown[:_MAX_LISTED])
@@ -92,6 +100,15 @@ def describe(
     return ModelDefinition(
         spec=spec, family=family, dtype=_declared_dtype(reader), quantization=quantization
     )
+
+
+def _lacks_head(config: ConfigReader, spec: ModelSpec) -> bool:
+    """Whether the checkpoint is of a class of transformers' that ends in hidden states."""
+    if is_classifier(config):
+        return True
+    names = config.texts("architectures") or ()
+    bare = [name.endswith("Model") and not name.endswith("LMHeadModel") for name in names]
+    return bool(bare) and all(bare) and not spec.tie_embeddings
 
 
 def _quantization(config: ConfigReader) -> Mapping[str, object] | None:
@@ -121,6 +138,7 @@ def _declared_dtype(config: ConfigReader) -> str:
 
 
 for _family in (
+    bert.FAMILY,
     cohere.FAMILY,
     deepseek_v2.FAMILY,
     deepseek_v3.FAMILY,
@@ -134,6 +152,7 @@ for _family in (
     llama.FAMILY,
     mistral.FAMILY,
     mixtral.FAMILY,
+    modernbert.FAMILY,
     olmo.FAMILY,
     olmo2.FAMILY,
     phi.FAMILY,
@@ -142,6 +161,8 @@ for _family in (
     qwen2_moe.FAMILY,
     qwen3.FAMILY,
     qwen3_moe.FAMILY,
+    roberta.ROBERTA,
+    roberta.XLM_ROBERTA,
     smollm3.FAMILY,
     stablelm.FAMILY,
     starcoder2.FAMILY,

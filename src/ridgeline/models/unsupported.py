@@ -4,7 +4,6 @@ from ridgeline.models.config import ConfigReader
 
 # By the start of a ``model_type``; the longest that fits counts.
 _LACKING = {
-    "bert": "bidirectional attention",
     "deepseek_v32": "an indexer that picks the keys that attention reads",
     "falcon_h1": "the Mamba-2 state-space scan",
     "falcon_mamba": "the Mamba state-space scan",
@@ -16,7 +15,6 @@ _LACKING = {
     "kimi_linear": "the gated delta rule of linear attention",
     "lfm2": "short convolutions over the sequence",
     "mamba": "the Mamba state-space scan",
-    "modernbert": "bidirectional attention",
     "nemotron_h": "the Mamba-2 state-space scan",
     "qwen3_5": "the gated delta rule of linear attention",
     "qwen3_next": "the gated delta rule of linear attention",
@@ -24,7 +22,6 @@ _LACKING = {
     "rwkv": "the RWKV recurrence",
     "t5": "an encoder",
     "whisper": "an encoder of audio",
-    "xlm-roberta": "bidirectional attention",
 }
 # Keys that tell, of a ``model_type`` that is not listed.
 _KEYS = {

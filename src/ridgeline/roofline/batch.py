@@ -42,6 +42,10 @@ class BatchShape:
             return int((_triangle(self.stops) - _triangle(self.starts)).sum())
         return int((_capped(self.stops, window) - _capped(self.starts, window)).sum())
 
+    def mutual_pairs(self, window: int | None) -> int:
+        """Pairs where attention goes both ways over whole sequences, ``window`` to each side."""
+        return 2 * self.visible_pairs(window) - self.num_tokens
+
     def square_pairs(self, window: int | None) -> int:
         """Pairs of a kernel that computes masked scores too, as the reference does."""
         return int(((self.stops - self.starts) * self._rows_read(window)).sum())

@@ -7,6 +7,7 @@ from ridgeline.core.ops import (
     AddResidual,
     AddShared,
     Attend,
+    BidirectionalAttend,
     Embed,
     Head,
     HeadNorm,
@@ -50,6 +51,9 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
         case Attend():
             width = op.num_heads * op.head_dim
             return {"q": width}, {"h": width}
+        case BidirectionalAttend():
+            width, heads = op.num_heads * op.head_dim, op.num_kv_heads * op.head_dim
+            return {"q": width, "k": heads, "v": heads}, {"h": width}
         case LatentAttend():
             queries = op.num_heads * (op.nope_dim + op.rope_dim)
             return {"q": queries}, {"h": op.num_heads * op.v_dim}

@@ -21,6 +21,7 @@ from ridgeline.core.ops import (
     AddShared,
     Attend,
     AttentionOp,
+    BidirectionalAttend,
     Embed,
     Head,
     HeadNorm,
@@ -127,6 +128,8 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return Work(kv_write_bytes=written, activation_bytes=p.buffers(width))
         case Attend():
             return _attend(op, p)
+        case BidirectionalAttend():
+            return _attend_both_ways(op, p)
         case LatentAttend():
             return _latent_attend(op, p)
         case OutProject():
@@ -205,6 +208,16 @@ def _attend(op: Attend, p: _Pricing) -> Work:
         weight_bytes=p.weight_bytes(op),
         kv_read_bytes=rows * p.kv_row_bytes(op),
         activation_bytes=p.buffers(2 * width),
+    )
+
+
+def _attend_both_ways(op: BidirectionalAttend, p: _Pricing) -> Work:
+    """K and V are buffers of the pass."""
+    count = p.batch.square_pairs if p.model.dense_attention else p.batch.mutual_pairs
+    width = op.num_heads * op.head_dim / p.ranks
+    return Work(
+        flops=4.0 * count(op.window) / p.model.layout.context * width,
+        activation_bytes=p.buffers(2 * width + p.kv_heads(op) * 2 * op.head_dim),
     )
 
 

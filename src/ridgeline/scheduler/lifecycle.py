@@ -99,6 +99,7 @@ class Lifecycle:
             eos_token_ids=request.eos_token_ids,
             adapter=request.adapter,
             rejection=self._config.verification == "rejection",
+            second_start=request.second_start,
         )
 
     def free_blocks_for(self, sequence: Sequence, busy: Collection[Sequence]) -> bool:

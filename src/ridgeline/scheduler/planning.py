@@ -67,14 +67,14 @@ class Planner:
         rank = waiting.rank
         prompts.sort(key=rank, reverse=True)
         head = waiting.head(now_s)
-        while step.budget.tokens and (prompts or head is not None):
+        while step.budget.tokens > 0 and (prompts or head is not None):
             if prompts and (head is None or rank(prompts[-1]) < rank(head)):
                 self._plan_prompt(prompts.pop(), step)
                 continue
             assert head is not None
             num_computed = head.kv.num_computed
             gap = len(head.token_ids) - num_computed
-            if not self._lifecycle.may_enter(head) or not step.budget.grant(gap, num_computed):
+            if not self._lifecycle.may_enter(head) or not self._grant(gap, num_computed, step):
                 head = None
                 continue
             if not waiting.start_load(head):
@@ -86,9 +86,17 @@ class Planner:
         if sequence.status is not SequenceStatus.RUNNING or sequence in step.busy:
             return  # preempted for another, and perhaps admitted again
         start = sequence.num_planned
-        count = step.budget.grant(sequence.num_known - start, start)
+        count = self._grant(sequence.num_known - start, start, step)
         if count:
             self._plan_segment(sequence, count, step)
+
+    def _grant(self, wanted: int, start: int, step: Step) -> int:
+        """How many of a prompt's tokens the step takes; where there is no KV to go on from, all of
+        them or none, and a prompt that is longer than a step may be has one for itself."""
+        count = step.budget.grant(wanted, start)
+        if self._config.num_blocks or count == wanted:
+            return count
+        return 0 if step.segments else wanted
 
     def _plan_segment(self, sequence: Sequence, count: int, step: Step) -> None:
         """Add the sequence's next ``count`` tokens, or as many of them as blocks allow.
@@ -165,7 +173,7 @@ class Planner:
             masked=masked,
             prompt_logprobs=reports_logprobs,
             logits=reports_prompt and request.wants_logits,
-            pooled=stop == sequence.num_known and request.wants_pooled,
+            pooled=request.pooling if stop == sequence.num_known else None,
         )
 
     def _draft(self, sequence: Sequence, step: Step) -> Draft | None:

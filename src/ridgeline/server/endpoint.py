@@ -13,6 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.core.errors import EngineUnavailableError, RidgelineError
+from ridgeline.engine.request_factory import check_task
 from ridgeline.server.body import (
     ClientDisconnectedError,
     check_encoding,
@@ -121,6 +122,7 @@ class Endpoint:
     async def _answer(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
         if self._operation.generates:
             self._server.metrics.count("received")
+            check_task(self._server.engine.info, wants_pooled=False)
         reply = await self._operation.handler(call, *arguments)
         match reply:
             case Reply():

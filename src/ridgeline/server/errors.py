@@ -15,11 +15,13 @@ from ridgeline.core.errors import (
     NoTokenError,
     OverloadedError,
     RequestError,
+    UnsupportedModelError,
 )
 
 _MAX_MESSAGE_CHARS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _OF_TOKEN = re.compile(r"Token id \d+ in (\w+_\w+) ")
+_FIELDS = ("n", "temperature", "seed", "stop", "logprobs", "dimensions")
 _RETRY_AFTER_S = 1
 
 _OPENAI_TYPES = {
@@ -123,6 +125,8 @@ def to_api_error(error: Exception, prompt_field: str) -> ApiError:
             return ApiError(503, str(error), code="unavailable", retry_after_s=_RETRY_AFTER_S)
         case OverloadedError(retry_after_s=seconds):
             return ApiError(503, str(error), code="overloaded", retry_after_s=seconds)
+        case UnsupportedModelError():  # the model does not do what the route is for
+            return bad_request(str(error), "model", "model_not_supported")
         case CorruptFileError():  # what it has stored itself
             return ApiError(500, str(error))
         case MachineError():
@@ -139,4 +143,4 @@ def named_field(message: str) -> str | None:
     if (of_token := _OF_TOKEN.match(message)) is not None:
         return of_token.group(1)
     word = message.split(" ", 1)[0]
-    return word if "_" in word or word in ("n", "temperature", "seed", "stop", "logprobs") else None
+    return word if "_" in word or word in _FIELDS else None

@@ -239,9 +239,12 @@ async def warm_up(server: Server, announce: Announce) -> None:
     params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     request = GenerateRequest(request_id="warm-up", prompt=ids, params=params)
     try:
-        async for chunk in server.engine.generate(request):
-            if chunk.finish_reason is FinishReason.ERROR:
-                raise NoTokenError
+        if not server.engine.spec.has_head:
+            await server.engine.embed(ids, request_id="warm-up")
+        else:
+            async for chunk in server.engine.generate(request):
+                if chunk.finish_reason is FinishReason.ERROR:
+                    raise NoTokenError
         if server.engine.chat_template is not None:
             await server.in_thread(
                 lambda: server.chat_template.render([{"role": "user", "content": "Hello"}])

@@ -73,21 +73,49 @@ class Tokenizer:
             chat_template=find_chat_template(path, config),
         )
 
+    def encode_cut(self, text: str, max_tokens: int) -> list[int]:
+        """Return the first ``max_tokens`` token ids of ``text``, those of special tokens among
+        them; InvalidRequestError as `encode`, or if not even these fit."""
+        _check_text(text)
+        backend = self._backend
+        with backend_errors("The tokenizer failed on the text"):
+            (encoding,) = backend.encode_batch([text], add_special_tokens=False)
+            room = max_tokens - backend.num_special_tokens_to_add(False)
+            _check_room(room, max_tokens)
+            encoding.truncate(room)
+            return backend.post_process(encoding, None, True).ids
+
+    def encode_pair(
+        self, first: str, second: str, max_tokens: int | None = None
+    ) -> tuple[list[int], int | None]:
+        """Return the token ids of two texts as one, and where the second begins if its tokens are
+        of another type.
+
+        With ``max_tokens`` the longer one is cut until both fit. InvalidRequestError as `encode`,
+        or if special tokens alone do not fit.
+        """
+        _check_text(first)
+        _check_text(second)
+        backend = self._backend
+        with backend_errors("The tokenizer failed on the text"):
+            one, two = backend.encode_batch([first, second], add_special_tokens=False)
+            if max_tokens is not None:
+                room = max_tokens - backend.num_special_tokens_to_add(True)
+                _check_room(room - 1, max_tokens)
+                lengths = _cut_longest(len(one), len(two), room)
+                one.truncate(lengths[0])
+                two.truncate(lengths[1])
+            joined = backend.post_process(one, two, True)
+            types = joined.type_ids
+            return joined.ids, types.index(1) if 1 in types else None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``; InvalidRequestError if it is not valid Unicode.
 
         ``add_special_tokens`` runs the post-processor (BOS, EOS); leave it off after a chat
         template. Special tokens that are spelt out in the text become tokens in either case.
         """
-        if not isinstance(text, str):
-            raise InvalidRequestError("The text to tokenize must be a string.")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                "The text is not valid Unicode: it has a lone surrogate, which is half of a "
-                "character, or stands for a byte that was not UTF-8."
-            ) from error
+        _check_text(text)
         with backend_errors("The tokenizer failed on the text"):
             # Of the library's methods the one that lets go of the interpreter's lock meanwhile.
             (encoding,) = self._backend.encode_batch_fast(
@@ -173,3 +201,37 @@ class Tokenizer:
         decoder = json.loads(self._decoder_state) if self._decoder_state is not None else None
         content = [sorted((index, token) for token, index in vocabulary.items()), decoder]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _check_text(text: str) -> None:
+    """Raise InvalidRequestError unless it is a string of valid Unicode."""
+    if not isinstance(text, str):
+        raise InvalidRequestError("The text to tokenize must be a string.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            "The text is not valid Unicode: it has a lone surrogate, which is half of a "
+            "character, or stands for a byte that was not UTF-8."
+        ) from error
+
+
+def _check_room(room: int, max_tokens: int) -> None:
+    if room < 1:
+        raise InvalidRequestError(f"{max_tokens} tokens leave no room beside special tokens.")
+
+
+def _cut_longest(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of two texts that fit together: the longer one is cut to the other's, then both.
+
+    >>> _cut_longest(10, 3, 8), _cut_longest(11, 10, 7), _cut_longest(2, 3, 9)
+    ((5, 3), (4, 3), (2, 3))
+    """
+    if first + second <= room:
+        return first, second
+    half = room // 2
+    if first <= half:
+        return first, room - first
+    if second <= half:
+        return room - second, second
+    return (room - half, half) if first > second else (half, room - half)

@@ -20,10 +20,11 @@ INDEX_NAME = "model.safetensors.index.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"  # of LoRA, in PEFT's layout
 
 # What is downloaded: never a pickle. Sub-folders hold other formats (ONNX, the original weights),
-# but for chat templates; consolidated files are a second copy of the weights.
+# but for chat templates and, numbered, what pooled hidden states go through (1_Pooling, 2_Dense);
+# consolidated files are a second copy of the weights.
 _SMALL_PATTERNS = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _WEIGHT_PATTERNS = ["*.safetensors"]
-SKIPPED_PATTERNS = ["*/*.json", "*/*.safetensors", "consolidated*"]
+SKIPPED_PATTERNS = ["[!0-9]*/*.json", "[!0-9]*/*.safetensors", "consolidated*"]
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 

@@ -28,6 +28,7 @@ class CPUBatch:
     states: tuple[CPUSequence, ...]
     token_ids: Ints
     positions: Ints
+    token_types: Ints
     sequences: npt.NDArray[np.void]
     logit_rows: Ints
     kept: list[Any] = field(default_factory=list)
@@ -43,6 +44,7 @@ class CPUBatch:
             token_ids=self.token_ids.ctypes.data,
             positions=self.positions.ctypes.data,
             sequences=self.sequences.ctypes.data,
+            token_types=self.token_types.ctypes.data,
         )
 
 
@@ -97,10 +99,24 @@ def build_batch(
         states=owners,
         token_ids=np.array(token_ids, dtype=np.int32),
         positions=np.array(positions, dtype=np.int32),
+        token_types=_token_types(owners, segments, first_row),
         sequences=np.array(rows, dtype=SEQUENCE),
         logit_rows=np.array(logit_rows, dtype=np.int32),
         kept=kept,
     )
+
+
+def _token_types(
+    states: Sequence[CPUSequence], segments: Sequence[Segment], num_tokens: int
+) -> Ints:
+    types, row = np.zeros(num_tokens, dtype=np.int32), 0
+    for state, segment in zip(states, segments, strict=True):
+        stop = row + segment.num_tokens
+        second = state.admission.second_start
+        if second is not None:
+            types[min(row + max(second - segment.start, 0), stop) : stop] = 1
+        row = stop
+    return types
 
 
 def _positions(segment: Segment) -> Sequence[int]:

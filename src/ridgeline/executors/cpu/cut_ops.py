@@ -97,4 +97,5 @@ def _tokens(batch: CPUBatch) -> Tokens:
         positions_T=torch.from_numpy(batch.positions),
         rope_lengths_T=torch.tensor(lengths),
         adapters=adapters,
+        types_T=torch.from_numpy(batch.token_types),
     )

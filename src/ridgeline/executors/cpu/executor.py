@@ -35,6 +35,7 @@ from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels.cpu.library import ABI_VERSION, chosen_level
 from ridgeline.kernels.cpu.pool import shared_pool
+from ridgeline.kernels.cpu.structs import Buffer
 from ridgeline.models import inverse_frequencies, rope_attention_factor
 from ridgeline.weights import Adapter
 
@@ -258,6 +259,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 self._logits = logits
         logits_NV = logits[: count * vocab].reshape(count, vocab)
         if count:
+            assert model.spec.has_head, "an encoder's outputs are hidden states"
             model.program.head(batch.logit_rows, logits_NV)
         return logits_NV
 
@@ -284,7 +286,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             first, last = rows[number : number + 2]
             logits = logits_NV[kept[number] : kept[number + 1]]
             prompt_logits = self._prompt_logits(model, first, last)
-            return SegmentRows(logits, _hidden(model, last - 1), prompt_logits)
+            return SegmentRows(logits, _hidden(model, first, last), prompt_logits)
 
         return rows_of
 
@@ -354,8 +356,8 @@ def _adjusted(
     return row
 
 
-def _hidden(model: _Model, row: int) -> Callable[[], Array]:
-    return lambda: model.program.hidden_row(row, model.spec.hidden_size)
+def _hidden(model: _Model, first: int, last: int) -> Callable[[], Array]:
+    return lambda: model.program.rows(Buffer.H, last)[first:, : model.spec.hidden_size]
 
 
 def _length_dependent_tables(

@@ -149,10 +149,6 @@ class Program:
         """Experts whose weights were read since the last call, summed over layers and steps."""
         return int(self._library.rl_take_experts_read(self._handle))
 
-    def hidden_row(self, row: int, width: int) -> npt.NDArray[np.float32]:
-        """The final hidden state of one row of the batch, copied."""
-        return self.rows(Buffer.H, row + 1)[row, :width].copy()
-
     def rows(self, buffer: Buffer, num_tokens: int) -> npt.NDArray[np.float32]:
         """The first rows of a buffer itself, ``[num_tokens, its width]``."""
         address = self._library.rl_buffer(self._handle, buffer)
@@ -168,8 +164,9 @@ class Program:
         match op:
             case ops.Embed():
                 library.rl_add_embed(
-                    handle, self._matrix(op.weight), op.scale, self._vector(op.positions)
-                )
+                    handle, self._matrix(op.weight), op.scale,
+                    self._vector(op.positions, first_row=op.first_position), self._vector(op.types),
+                )  # fmt: skip
             case ops.Norm():
                 library.rl_add_norm(
                     handle, _BUFFERS[op.src], _BUFFERS[op.dst], self._keep(_norm_struct(op.spec)),
@@ -203,6 +200,12 @@ class Program:
                 library.rl_add_attend(
                     handle, op.group, self._layer(op.group, op.layer), self._keep(attention)
                 )
+            case ops.BidirectionalAttend():
+                attention = Attention(
+                    num_heads=op.num_heads, out_width=op.head_dim, scale=op.scale,
+                    softcap=op.softcap or 0.0, window=op.window or 0,
+                )  # fmt: skip
+                library.rl_add_bidirectional_attend(handle, op.num_kv_heads, self._keep(attention))
             case ops.LatentProject():
                 library.rl_add_latent_project(
                     handle, _BUFFERS[op.src],
@@ -265,10 +268,10 @@ class Program:
         self._kept.append(struct)
         return ctypes.byref(struct)
 
-    def _vector(self, weight: ops.Weight | None) -> int | None:
+    def _vector(self, weight: ops.Weight | None, *, first_row: int = 0) -> int | None:
         if weight is None:
             return None
-        return self._weights.vectors[weight.name].ctypes.data
+        return self._weights.vectors[weight.name][first_row:].ctypes.data
 
     def _packed(self, weight: ops.Weight) -> PackedMatrix:
         (matrix,) = self._weights.matrices[weight.name]

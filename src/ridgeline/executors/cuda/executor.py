@@ -397,12 +397,13 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
 
         def rows_of(number: int) -> SegmentRows:
             rows_NV = logits_NV[stops[number] : stops[number + 1]]
-            hidden_D = hidden_TD[batch.spans[number].last - 1]
+            last = batch.spans[number].last
+            hidden_1D = hidden_TD[last - 1 : last]  # other rows are for models that it does not run
             if drawn[number] is None or not _wants_tokens_only(items[number]):
                 logits = as_array(rows_NV)
             else:  # nobody reads them
                 logits = np.broadcast_to(np.float32(0), tuple(rows_NV.shape))
-            return SegmentRows(logits, lambda: as_array(hidden_D))
+            return SegmentRows(logits, lambda: as_array(hidden_1D))
 
         ordered = self.results(items, role, set_masks, drawn, rows_of)
         clock.lap("sample_s")

@@ -68,5 +68,7 @@ def _op_width(op: ops.Op) -> int:
             return 2 * op.weight.shape[1]
         case ops.Attend() | ops.LatentProject() | ops.HeadNorm() | ops.Rope() | ops.KVWrite():
             return 0  # no more than the projections beside them
+        case ops.BidirectionalAttend():
+            return 0
         case ops.Embed() | ops.Norm() | ops.AddShared() | ops.AddResidual() | ops.Head():
             return 0  # hidden states, which are counted already, and logits

@@ -80,6 +80,7 @@ TRAITS = ExecutorTraits(
     create=_create,
     is_here=lambda: missing_for_gpu() is None,
     missing=missing_for_gpu,
+    runs_encoders=False,
     weight_formats=ON_LOAD,
     kv_formats=("float32", "float16", "bfloat16", "int8", "fp8"),
     settings=CUDASettings,

@@ -41,13 +41,16 @@ class Batch:
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
     rope_lengths_T: torch.Tensor
+    types_T: torch.Tensor
 
     def tokens(self) -> Tokens:
         """What ops on single tokens need."""
         adapters = [
             (item.state.admission.adapter, first, last) for item, first, last in self.ranges()
         ]
-        return Tokens(self.token_ids_T, self.positions_T, self.rope_lengths_T, adapters)
+        return Tokens(
+            self.token_ids_T, self.positions_T, self.rope_lengths_T, adapters, self.types_T
+        )
 
     def ranges(self) -> list[tuple[SegmentInput, int, int]]:
         """Each segment with its half-open range of rows."""
@@ -80,6 +83,7 @@ def build_batch(
         token_ids_T=torch.tensor([token for segment in segments for token in segment.token_ids]),
         positions_T=torch.tensor([position for _, position in flat]),
         rope_lengths_T=torch.tensor([state.rope_length(position) for state, position in flat]),
+        types_T=torch.tensor([state.token_type(position) for state, position in flat]),
     )
 
 

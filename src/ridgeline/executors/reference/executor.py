@@ -87,7 +87,7 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
                     if is_recorded
                     else forward.logits(last_ND)
                 )
-            return SegmentRows(as_array(logits), lambda: as_array(hidden_SD[-1]))
+            return SegmentRows(as_array(logits), lambda: as_array(hidden_SD))
 
         set_masks = [mask() for mask in masks]
         undrawn = [None] * len(segments)

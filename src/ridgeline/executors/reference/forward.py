@@ -61,6 +61,8 @@ class Forward(TokenOps):
                 self._write_kv(op)
             case ops.Attend():
                 self._attend(op)
+            case ops.BidirectionalAttend():
+                self._attend_both_ways(op)
             case ops.LatentAttend():
                 self._attend_latent(op)
             case _:
@@ -92,6 +94,23 @@ class Forward(TokenOps):
                     scale=op.scale,
                     cap=op.softcap,
                     sinks_H=sinks_H,
+                )
+            )
+        self.buffers["h"] = torch.cat(outputs).flatten(1)
+
+    def _attend_both_ways(self, op: ops.BidirectionalAttend) -> None:
+        q_THd, k_TKd, v_TKd = (self.buffers[name] for name in "qkv")
+        outputs = []
+        for item, first, last in self._batch.ranges():
+            distance = (item.kv_positions_C[:, None] - item.kv_positions_C[None, :]).abs()
+            outputs.append(
+                kernels.attend(
+                    q_THd[first:last],
+                    k_TKd[first:last],
+                    v_TKd[first:last],
+                    distance < (op.window or len(distance)),
+                    scale=op.scale,
+                    cap=op.softcap,
                 )
             )
         self.buffers["h"] = torch.cat(outputs).flatten(1)

@@ -18,12 +18,14 @@ from ridgeline.weights import Adapter
 class Tokens(NamedTuple):
     """The T tokens of a pass. ``rope_lengths_T`` are the lengths that rotary frequencies may depend
     on; ``adapters`` has the adapter slot, the first row and that behind the last of each segment.
+    ``types_T`` are 1 for tokens of the second text of a pair.
     """
 
     ids_T: torch.Tensor
     positions_T: torch.Tensor
     rope_lengths_T: torch.Tensor
     adapters: Sequence[tuple[int, int, int]]
+    types_T: torch.Tensor
 
 
 class TokenOps:
@@ -51,8 +53,10 @@ class TokenOps:
                 rows = functional.embedding(tokens.ids_T, self._weight(op.weight))
                 buffers["x"] = rows * torch.tensor(op.scale, dtype=rows.dtype)
                 if op.positions is not None:
-                    table = self._weight(op.positions)
-                    buffers["x"] += functional.embedding(tokens.positions_T, table)
+                    rows_T, table = op.first_position + tokens.positions_T, op.positions
+                    buffers["x"] += functional.embedding(rows_T, self._weight(table))
+                if op.types is not None:
+                    buffers["x"] += functional.embedding(tokens.types_T, self._weight(op.types))
             case ops.Norm():
                 weight, bias = self._optional(op.weight), self._optional(op.bias)
                 buffers[op.dst] = kernels.normalise(buffers[op.src], weight, op.spec, bias=bias)

@@ -105,6 +105,7 @@ class Batch(ctypes.Structure):
         ("token_ids", c_void_p),
         ("positions", c_void_p),
         ("sequences", c_void_p),
+        ("token_types", c_void_p),
     )
 
 
@@ -116,6 +117,7 @@ class Attention(ctypes.Structure):
         ("softcap", c_float),
         ("window", c_int32),
         ("sinks", c_void_p),
+        ("bidirectional", c_int32),
     )
 
 
@@ -210,13 +212,14 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_attend_scratch_bytes": (I64, (P, P, P, I32)),
     "rl_program_new": (P, (P,)),
     "rl_program_free": (None, (P,)),
-    "rl_add_embed": (I32, (P, P, F32, P)),
+    "rl_add_embed": (I32, (P, P, F32, P, P)),
     "rl_add_norm": (I32, (P, I32, I32, P, P, P, I32)),
     "rl_add_qkv": (I32, (P, I32, P, P, P, F32)),
     "rl_add_head_norm": (I32, (P, P, I32, P, P, I32, I32, I32)),
     "rl_add_rope": (I32, (P, *[I32] * 8)),
     "rl_add_kv_write": (I32, (P, I32, I32)),
     "rl_add_attend": (I32, (P, I32, I32, P)),
+    "rl_add_bidirectional_attend": (I32, (P, I32, P)),
     "rl_add_out_project": (I32, (P, P)),
     "rl_add_mlp": (I32, (P, I32, I32, P, P, P, P, P)),
     "rl_add_moe": (I32, (P, I32, P, P, P, P, P, P, P)),

@@ -9,7 +9,7 @@ from ridgeline.server.routes import (
     messages,
     ollama,
     ollama_models,
-    plain,
+    pooling,
     responses,
 )
 from ridgeline.server.schemas.chat import ChatRequest, ChatResponse
@@ -27,7 +27,14 @@ from ridgeline.server.schemas.ollama import (
     OllamaEmbedRequest,
     OllamaGenerateRequest,
 )
-from ridgeline.server.schemas.plain import EmbeddingRequest, EmbeddingResponse
+from ridgeline.server.schemas.pooling import (
+    EmbeddingRequest,
+    EmbeddingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from ridgeline.server.schemas.responses import ResponsesRequest
 
 
@@ -90,13 +97,14 @@ def model_operations() -> list[Operation]:
         Operation(
             method="POST",
             path="/v1/embeddings",
-            handler=plain.embeddings,
+            handler=pooling.embeddings,
             summary="Vectors of texts",
             request=EmbeddingRequest,
             prompt_field="input",
             answer=EmbeddingResponse,
             in_batches=True,
         ),
+        *_scoring(),
         *_ollama(),
         Operation(
             method="POST",
@@ -116,6 +124,35 @@ def model_operations() -> list[Operation]:
             prompt_field="input_prefix",
         ),
     ]
+
+
+def _scoring() -> list[Operation]:
+    """Under the paths that clients of vLLM, Jina and Cohere know."""
+    scores = [
+        Operation(
+            method="POST",
+            path=path,
+            handler=pooling.score,
+            summary="Scores of pairs of texts",
+            request=ScoreRequest,
+            prompt_field="text_2",
+            answer=ScoreResponse,
+        )
+        for path in ("/score", "/v1/score")
+    ]
+    rankings = [
+        Operation(
+            method="POST",
+            path=path,
+            handler=pooling.rerank,
+            summary="Documents by their relevance to a query",
+            request=RerankRequest,
+            prompt_field="documents",
+            answer=RerankResponse,
+        )
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ]
+    return scores + rankings
 
 
 def _ollama() -> list[Operation]:

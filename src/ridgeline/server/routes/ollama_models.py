@@ -15,7 +15,7 @@ from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.fim import fim_token_ids
 from ridgeline.server.replies import EventStream, Reply, json_lines
 from ridgeline.server.routes.ollama import TAG, model_of
-from ridgeline.server.routes.plain import embeddings
+from ridgeline.server.routes.pooling import embeddings
 from ridgeline.server.schemas.ollama import (
     OllamaDeleteRequest,
     OllamaEmbeddingsRequest,
@@ -23,7 +23,7 @@ from ridgeline.server.schemas.ollama import (
     OllamaPullRequest,
     OllamaShowRequest,
 )
-from ridgeline.server.schemas.plain import EmbeddingRequest, EmbeddingResponse
+from ridgeline.server.schemas.pooling import EmbeddingRequest, EmbeddingResponse
 
 _API_VERSION = "0.12.0"  # of Ollama, whose interface this is: its clients compare it
 _PROGRESS_S = 0.2
@@ -60,7 +60,7 @@ async def ollama_show(call: Call, request: OllamaShowRequest) -> Reply:
     server.check_model(name, call.caller)
     spec, summary = server.engine.spec, server.engine.summary
     family = spec.model_type
-    capabilities = ["completion", "embedding"]
+    capabilities = ["completion", "embedding"] if spec.has_head else ["embedding"]
     capabilities += ["tools"] if server.engine.chat_template is not None else []
     capabilities += ["thinking"] if server.reasoning_parser is not None else []
     capabilities += ["insert"] if _fills_gaps(server) else []

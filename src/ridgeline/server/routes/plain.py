@@ -1,34 +1,20 @@
-"""Embeddings, models and the tokenize family."""
+"""Models and the tokenize family."""
 
-import asyncio
-import base64
-from collections.abc import Coroutine, Iterable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from ridgeline.core.errors import NotFiniteError
 from ridgeline.engine.prompts import check_length
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call, Server
 from ridgeline.server.conversation import ChatInput
-from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
-from ridgeline.server.generation import priority_of, salt_of
-from ridgeline.server.ids import new_id
 from ridgeline.server.logprobs import token_text
-from ridgeline.server.prompts import check_in_vocabulary, count_prompts, tokenize, truncate
+from ridgeline.server.prompts import check_in_vocabulary
 from ridgeline.server.replies import Reply
 from ridgeline.server.routes.chat import message_input, tool_specs
 from ridgeline.server.schemas.plain import (
     DetokenizeRequest,
     DetokenizeResponse,
-    EmbeddingItem,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    EmbeddingUsage,
     ModelCard,
     ModelList,
     TextFields,
@@ -36,81 +22,6 @@ from ridgeline.server.schemas.plain import (
     TokenizeResponse,
     TokenizerInfo,
 )
-
-T = TypeVar("T")
-Vector = npt.NDArray[np.float32]
-
-
-async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
-    """The pooled, normalised hidden state of each input."""
-    server = call.server
-    model = server.check_model(request.model, call.caller)
-    width = server.engine.spec.hidden_size
-    size = request.dimensions or width
-    if size > width:
-        raise bad_request(f"dimensions may be {width} at the most.", "dimensions")
-    context, limit = server.engine.config.max_model_len, request.truncate_prompt_tokens
-    with call.admit(num_outputs=count_prompts(request.input)):
-        inputs = await tokenize(server, request.input, param="input", is_cut=limit is not None)
-        prompts = [truncate(ids, limit, context) for ids in inputs]
-        call.charge_input(sum(map(len, prompts)))
-        embedding = [
-            server.engine.embed(
-                prompt,
-                request_id=new_id("emb-"),
-                adapter=server.adapter(model),
-                cache_salt=salt_of(call.caller.tenant),
-                tenant=call.caller.tenant,
-                priority=priority_of(call),
-            )
-            for prompt in prompts
-        ]
-        found = await _together(embedding)
-    call.prompt_tokens = sum(map(len, prompts))
-    cost = cost_of(call)
-    server.metrics.meter(call).close(None if cost is None else cost.total)
-    vectors = [_shortened(each.vector, size) for each in found]
-    if not all(np.isfinite(vector).all() for vector in vectors):
-        raise NotFiniteError
-    as_base64 = request.encoding_format == "base64"
-    return Reply(
-        body=EmbeddingResponse(
-            data=[
-                EmbeddingItem(
-                    index=index,
-                    embedding=_base64(vector) if as_base64 else vector.tolist(),
-                )
-                for index, vector in enumerate(vectors)
-            ],
-            model=model,
-            usage=EmbeddingUsage(
-                prompt_tokens=call.prompt_tokens, total_tokens=call.prompt_tokens, cost=cost
-            ),
-        )
-    )
-
-
-async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all; raises the first failure as it is, and cancels the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-    except* Exception as failures:
-        first = failures.exceptions[0]
-    else:
-        return [task.result() for task in tasks]
-    raise first
-
-
-def _shortened(vector: Vector, size: int) -> Vector:
-    """The first numbers, of length 1 again."""
-    part = np.asarray(vector, dtype=np.float32)[:size]
-    norm = float(np.linalg.norm(part))
-    return part / norm if norm > 0 else part
-
-
-def _base64(vector: Vector) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 async def list_models(call: Call) -> Reply:

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from ridgeline.core.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_TOKENS
 from ridgeline.server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, Tool
 from ridgeline.server.schemas.generation import Name, Penalty, Share, StopString
-from ridgeline.server.schemas.plain import MAX_INPUTS
+from ridgeline.server.schemas.pooling import MAX_INPUTS
 
 Format = Literal["", "json"] | dict[str, Any]
 Think = bool | Literal["low", "medium", "high"]

@@ -1,49 +1,11 @@
-"""Embeddings, models and the tokenize family."""
+"""Models and the tokenize family."""
 
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from ridgeline.server.schemas.chat import ChatMessage, Tool
-from ridgeline.server.schemas.generation import Cost, Name
-
-MAX_INPUTS = 2048
-
-
-class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``input``: a string, token ids, or a list of either. ``user`` is inert."""
-
-    input: Annotated[str | list[Any], Meta(description="string, token ids, or a list of either")]
-    model: Name | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
-    user: str | None = None
-
-
-class EmbeddingItem(Struct, kw_only=True):
-    """``embedding``: numbers, or little-endian float32 in base64."""
-
-    object: str = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(Struct, kw_only=True, omit_defaults=True):
-    """Tokens of all inputs, and their cost where the server has a price."""
-
-    prompt_tokens: int
-    total_tokens: int
-    cost: Cost | None = None
-
-
-class EmbeddingResponse(Struct, kw_only=True):
-    """Vectors of length 1, in the order of the inputs."""
-
-    object: str = "list"
-    data: list[EmbeddingItem]
-    model: str
-    usage: EmbeddingUsage
+from ridgeline.server.schemas.generation import Name
 
 
 class ModelCard(Struct, kw_only=True):

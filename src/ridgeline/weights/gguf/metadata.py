@@ -97,7 +97,7 @@ def _decoder(
         "max_position_embeddings": int(config.get("max_position_embeddings", spec.max_position)),
         "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads,
-        "rms_norm_eps": spec.final_norm.eps,
+        "rms_norm_eps": _norm_eps(spec),
         "rope_theta": float(rope.theta),
     }
     assert set(DECODER_SIZES) <= values.keys()
@@ -139,7 +139,7 @@ def _gpt2(spec: ModelSpec) -> dict[str, object]:
         "n_head": attention.num_heads,
         "n_inner": mlp.width,
         "n_positions": spec.max_position,
-        "layer_norm_epsilon": spec.final_norm.eps,
+        "layer_norm_epsilon": _norm_eps(spec),
     }
     assert set(GPT2_SIZES) <= values.keys()
     return {CONFIG_KEYS[name]: value for name, value in values.items()}
@@ -182,3 +182,8 @@ def _same_rope(found: RopeSpec, wanted: RopeSpec) -> bool:
         )
         for length in (1, 1 << 20)
     )
+
+
+def _norm_eps(spec: ModelSpec) -> float:
+    assert spec.final_norm is not None, "no architecture of these is an encoder"
+    return spec.final_norm.eps
