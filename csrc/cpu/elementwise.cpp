@@ -43,6 +43,9 @@ vf gelu_tanh(vf x) {
   return 0.5f * x * (1.0f + tanh(inner));
 }
 
+// What is not a number stays so.
+inline vf relu(vf x) { return select((vi)(x > 0.0f), x, (x != x) ? x : vf{}); }
+
 // out = function(gate) * up, or of up alone.
 template <class Function>
 void activate_with(const Function& function, const float* gate, const float* up, int32_t width,
@@ -122,9 +125,10 @@ void activate(const rl_activation& activation, const float* gate, const float* u
       return activate_with(gelu_tanh, gate, up, width, out);
     case RL_CLAMPED_SWIGLU:
       return activate_clamped(activation, gate, up, width, out);
+    case RL_RELU_SQUARED:
+      return activate_with([](vf x) { return relu(x) * relu(x); }, gate, up, width, out);
     default:
-      return activate_with([](vf x) { return select((vi)(x > 0.0f), x, (x != x) ? x : vf{}); }, gate,
-                           up, width, out);
+      return activate_with(relu, gate, up, width, out);
   }
 }
 

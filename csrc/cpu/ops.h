@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -119,6 +120,19 @@ struct KVWrite : Op {
   void run(Context& c) const override {
     write_kv(c.pool, c.groups[group], group, layer, c.batch, c.buffers[RL_KEY], c.widths[RL_KEY],
              c.buffers[RL_VALUE], c.widths[RL_VALUE]);
+  }
+};
+
+struct GrowQueries : Op {
+  float rate;
+  int32_t length, width;
+
+  void run(Context& c) const override {
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      float factor = 1 + rate * std::log1p(static_cast<float>(c.batch.positions[t] / length));
+      float* row = c.row(RL_QUERY, t);
+      for (int32_t i = 0; i < width; ++i) row[i] *= factor;
+    });
   }
 };
 

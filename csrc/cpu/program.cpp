@@ -180,6 +180,12 @@ int32_t rl_add_kv_write(rl_program* p, int32_t group, int32_t layer) {
   return p->add([&] { return boxed(op); });
 }
 
+int32_t rl_add_grow_queries(rl_program* p, float rate, int32_t length, int32_t width) {
+  GrowQueries op;
+  op.rate = rate, op.length = length, op.width = width;
+  return p->add([&] { return boxed(op); });
+}
+
 int32_t rl_add_attend(rl_program* p, int32_t group, int32_t layer, const rl_attention* attention) {
   Attend op;
   op.group = group, op.layer = layer, op.attention = *attention;

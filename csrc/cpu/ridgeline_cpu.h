@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 8
+#define RL_ABI_VERSION 9
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -190,7 +190,14 @@ typedef struct {
   float eps;
 } rl_norm;
 
-enum { RL_SILU = 0, RL_GELU = 1, RL_GELU_TANH = 2, RL_RELU = 3, RL_CLAMPED_SWIGLU = 4 };
+enum {
+  RL_SILU = 0,
+  RL_GELU = 1,
+  RL_GELU_TANH = 2,
+  RL_RELU = 3,
+  RL_CLAMPED_SWIGLU = 4,
+  RL_RELU_SQUARED = 5
+};
 typedef struct {
   int32_t kind;
   float alpha, limit; /* of RL_CLAMPED_SWIGLU */
@@ -253,6 +260,8 @@ RL_API int32_t rl_add_rope(rl_program* program, int32_t table, int32_t interleav
                            int32_t num_heads, int32_t num_kv_heads, int32_t query_dim,
                            int32_t key_dim, int32_t query_start, int32_t key_start);
 RL_API int32_t rl_add_kv_write(rl_program* program, int32_t group, int32_t layer);
+/* q times 1 + rate * ln(1 + floor(position / length)); `width` elements of a token. */
+RL_API int32_t rl_add_grow_queries(rl_program* program, float rate, int32_t length, int32_t width);
 RL_API int32_t rl_add_attend(rl_program* program, int32_t group, int32_t layer,
                              const rl_attention* attention);
 /* Attention of the batch's tokens of each sequence to one another, later ones included, without a KV

@@ -89,6 +89,8 @@ void Model::add_attention(const Level& level, rl_program* program) {
   add("interleaved rotary embedding", 0);
   level.rl_add_kv_write(program, 0, Cache::kLayer);
   add("KV write", 0);
+  level.rl_add_grow_queries(program, 0.1f, 3, kHeads * kHeadDim);
+  add("growth of queries", 0);
   rl_attention attention{kHeads, kHeadDim, 0.3f, 30.0f, 7, vector(kHeads)};
   level.rl_add_attend(program, 0, Cache::kLayer, &attention);
   add("attention", 0);
@@ -107,7 +109,7 @@ void Model::add_attention(const Level& level, rl_program* program) {
 void Model::add_feed_forward(const Level& level, rl_program* program) {
   level.rl_add_norm(program, RL_X, RL_N, &kLayerNorm, vector(kHidden, 1), vector(kHidden), kHidden);
   add("layer norm", 0);
-  for (int kind : {RL_SILU, RL_GELU, RL_GELU_TANH, RL_RELU, RL_CLAMPED_SWIGLU}) {
+  for (int kind : {RL_SILU, RL_GELU, RL_GELU_TANH, RL_RELU, RL_RELU_SQUARED, RL_CLAMPED_SWIGLU}) {
     rl_activation activation{kind, 1.702f, 2.0f};
     rl_linear gate = linear(kFeedForward, kHidden, true), up = linear(kFeedForward, kHidden, true);
     rl_linear down = linear(kHidden, kFeedForward, true, kDownSlot);

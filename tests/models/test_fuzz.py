@@ -6,6 +6,8 @@ import random
 import time
 
 import pytest
+from tests.parity.new_dense_cases import NEW_DENSE_CASES
+from tests.parity.new_moe_cases import NEW_MOE_CASES
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.ops import op_weights
@@ -13,11 +15,15 @@ from ridgeline.core.spec import ModelSpec
 from ridgeline.models import PRESETS, describe, inverse_frequencies, lower, parse_config
 
 SEEDS = range(300)
+NEW_SEEDS = range(1000, 1300)
 CONFIGS = [dict(config) for config in PRESETS.values()]
 CONFIGS.append({"model_type": "gemma3", "text_config": dict(PRESETS["gemma-3-1b"])})
 for _yarn in ({"truncate": True}, {"truncate": False, "mscale": 0.7, "mscale_all_dim": 1.0}):
     _rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192} | _yarn
     CONFIGS.append(dict(PRESETS["qwen3-0.6b"]) | {"rope_scaling": _rope})
+NEW_CONFIGS = [
+    {"model_type": case.family} | case.config for case in (*NEW_DENSE_CASES, *NEW_MOE_CASES)
+]
 ODD_VALUES = [
     0, -1, 1, 2, 3, 2**31, 2**63, 10**12, 10**400, -(10**400), 0.0, -0.0, 0.5, 1e-300, 1e300,
     float("nan"), float("inf"), float("-inf"), True, False, None, "", "silu", "default", "yarn",
@@ -36,7 +42,8 @@ def _sections(value):
 
 def _mutate(seed: int) -> bytes:
     rng = random.Random(seed)
-    config = json.loads(json.dumps(rng.choice(CONFIGS)))
+    configs = NEW_CONFIGS if seed in NEW_SEEDS else CONFIGS
+    config = json.loads(json.dumps(rng.choice(configs)))
     kind = seed % 5
     if kind in (0, 1):  # one or a few values of another type or size
         for _ in range(rng.randint(1, 3)):
@@ -64,9 +71,9 @@ def _mutate(seed: int) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("block", range(0, len(SEEDS), 50))
-def test_mutated_config(block):
-    for seed in SEEDS[block : block + 50]:
+@pytest.mark.parametrize("first", [*SEEDS[::50], *NEW_SEEDS[::50]])
+def test_mutated_config(first):
+    for seed in range(first, first + 50):
         data = _mutate(seed)
         start = time.process_time()
         _describe_or_refuse(data)

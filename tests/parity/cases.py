@@ -156,7 +156,7 @@ CASES = [
     Case(
         family="gemma3",
         name="vision-left-out",
-        changes=_GEMMA_3 | {"rope_parameters": _GLOBAL_LINEAR},
+        changes={"text_config": SIZES | _GEMMA_3 | {"rope_parameters": _GLOBAL_LINEAR}},
     ),
 ]
 

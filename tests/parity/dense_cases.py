@@ -56,6 +56,7 @@ DENSE_CASES = [
           tie_word_embeddings=False),
     _case("smollm3", "windows", no_rope_layer_interval=3, use_sliding_window=True,
           sliding_window=11),
+    _case("smollm3", "published", num_hidden_layers=5),
     _case("gemma", "plain", head_dim=24),
     _case("gemma", "legacy-gelu", head_dim=16, hidden_act="gelu", num_key_value_heads=1,
           attention_bias=True),

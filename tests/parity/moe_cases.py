@@ -69,6 +69,13 @@ MOE_CASES = [
     _case("deepseek_v2", "lite", _DEEPSEEK, q_lora_rank=None, rope_parameters=_MSCALE),
     _case(
         "deepseek_v2",
+        "published",
+        _DEEPSEEK,
+        q_lora_rank=None,
+        rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7},
+    ),
+    _case(
+        "deepseek_v2",
         "groups-biases",
         _DEEPSEEK,
         **_GROUPED,
@@ -99,6 +106,7 @@ MOE_CASES = [
         first_k_dense_replace=0,
     ),
     _case("gpt_oss", "plain", _GPT_OSS, seed=1),
+    _case("gpt_oss", "published", _GPT_OSS, swiglu_limit=7.0),
     _case(
         "gpt_oss",
         "no-biases",

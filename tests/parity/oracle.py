@@ -1,6 +1,7 @@
 """Checkpoints made by transformers, every parameter random, and what transformers computes."""
 
 import copy
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,32 @@ from tests.parity.cases import Case
 from tests.parity.routers import RouterWatch, random_sparse
 
 DECODED = 32
-_UNIT_OFFSET = ("gemma", "gemma2", "gemma3_text", "gemma3")
-_HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
-_TIED = (*_UNIT_OFFSET, "cohere", "gpt2", "smollm3", "starcoder2")
+_UNIT_OFFSET = ("gemma", "gemma2", "gemma3_text", "gemma3", "nemotron")
+_HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
+_TIED = (
+    "gemma", "gemma2", "gemma3_text", "gemma3", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe",
+    "gpt2", "smollm3", "starcoder2", "youtu",
+)  # fmt: skip
+# Types that transformers does not know by their name.
+_SAME_AS = {"kimi_k2": "deepseek_v3"}
+_TEXT_TYPES = {
+    "gemma3": "gemma3_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14}
+_SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+_QWEN_TOWER = _TOWER | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+_VISION = {
+    "gemma3": _TOWER | _SMALL,
+    "mistral3": _TOWER | _SMALL | {"model_type": "pixtral", "head_dim": 8},
+    "qwen2_vl": {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1},
+    "qwen2_5_vl": _QWEN_TOWER | {"fullatt_block_indexes": [0]},
+    "qwen3_vl": _QWEN_TOWER | {"deepstack_visual_indexes": [0]},
+    "qwen3_vl_moe": _QWEN_TOWER | {"deepstack_visual_indexes": [0]},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +70,9 @@ def make_oracle(case: Case, folder: Path) -> Oracle:
         values = random_sparse(name, parameter.shape, generator, rope_dim)
         parameter.copy_(_random(name, parameter, generator, case) if values is None else values)
     model.save_pretrained(folder)
+    if case.family in _SAME_AS:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": case.family}))
     vocab_size = case.config["vocab_size"]
     prompt = torch.randint(vocab_size, (case.prompt_tokens,), generator=generator).tolist()
     # Two copies: with dynamic rope a model remembers its longest sequence.
@@ -85,51 +112,19 @@ def _decode(
 
 
 def _model(case: Case) -> torch.nn.Module:
-    names = {
-        "llama": "Llama",
-        "mistral": "Mistral",
-        "qwen2": "Qwen2",
-        "qwen3": "Qwen3",
-        "gemma2": "Gemma2",
-        "gemma3_text": "Gemma3Text",
-        "gemma": "Gemma",
-        "phi3": "Phi3",
-        "olmo2": "Olmo2",
-        "smollm3": "SmolLM3",
-        "granite": "Granite",
-        "starcoder2": "Starcoder2",
-        "stablelm": "StableLm",
-        "olmo": "Olmo",
-        "cohere": "Cohere",
-        "phi": "Phi",
-        "mixtral": "Mixtral",
-        "qwen2_moe": "Qwen2Moe",
-        "qwen3_moe": "Qwen3Moe",
-        "deepseek_v2": "DeepseekV2",
-        "deepseek_v3": "DeepseekV3",
-        "gpt_oss": "GptOss",
-    }
-    if case.family == "gemma3":
-        config = transformers.Gemma3Config(
-            text_config=case.config,
-            vision_config={
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "image_size": 28,
-                "patch_size": 14,
-            },
-            mm_tokens_per_image=4,
-            attn_implementation="eager",
+    """transformers' own class for the family, with attention that tells its weights."""
+    if "text_config" in case.changes:
+        text = {"model_type": _TEXT_TYPES.get(case.family), **case.changes["text_config"]}
+        config = transformers.AutoConfig.for_model(
+            case.family, text_config=text, vision_config=_VISION[case.family]
         )
-        return transformers.Gemma3ForConditionalGeneration(config)
-    if case.family == "gpt2":
-        config = transformers.GPT2Config(**case.config, attn_implementation="eager")
-        return transformers.GPT2LMHeadModel(config)
-    name = names[case.family]
-    config = getattr(transformers, f"{name}Config")(**case.config, attn_implementation="eager")
-    return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config)
+        return transformers.AutoModelForImageTextToText.from_config(
+            config, attn_implementation="eager"
+        )
+    config = transformers.AutoConfig.for_model(
+        _SAME_AS.get(case.family, case.family), **case.config
+    )
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
 def _random(

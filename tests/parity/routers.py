@@ -18,8 +18,8 @@ def random_sparse(
     """
     values = torch.randn(shape, generator=generator)
     if name.endswith("e_score_correction_bias"):
-        return values * 0.2
-    if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+        return values * (0.05 if "statics" in name else 0.2)  # beside scores that add up to 1
+    if name.endswith(("mlp.gate.weight", "router.weight", "mlp.gate.wg.weight")):
         return values * 2.0 / math.sqrt(shape[-1])
     if "q_a_proj" in name or "kv_a_proj" in name:
         values *= 0.5 if name.endswith("bias") else 1.1 / math.sqrt(shape[-1])
@@ -43,7 +43,7 @@ class RouterWatch:
         self._chosen: dict[torch.nn.Module, list[torch.Tensor]] = {}
         self._hooks = []
         for module in model.modules():
-            if type(module).__name__.lower().endswith("topkrouter"):
+            if type(module).__name__.lower().endswith(("topkrouter", "moev1gate")):
                 self._chosen[module] = []
                 self._hooks.append(module.register_forward_hook(self._check))
 
@@ -57,11 +57,11 @@ class RouterWatch:
             assert counts.max() < len(experts), "all tokens go to one expert"
 
     def _check(self, router: torch.nn.Module, args: tuple, output: tuple) -> None:
-        (hidden,) = args
+        hidden, *others = args
         chosen = output[2].sort(-1).values
         generator = torch.Generator().manual_seed(0)
         for _ in range(_PERTURBATIONS):
             noise = torch.randn(hidden.shape, generator=generator)
-            again = router.forward(hidden * (1 + _RELATIVE * noise))[2]
+            again = router.forward(hidden * (1 + _RELATIVE * noise), *others)[2]
             assert torch.equal(again.sort(-1).values, chosen), "near a tie: choose another seed"
         self._chosen[router].append(chosen)

@@ -144,7 +144,7 @@ def _renamed(tensors: Tensors, config: dict, architecture: str) -> Tensors:
         found[names.get_name(name, try_suffixes=(".weight", ".bias"))] = changed
     scaling = config.get("rope_scaling") or {}
     if scaling.get("rope_type") == "llama3":
-        found["rope_freqs.weight"] = _llama3_factors(config, scaling)
+        found["rope_freqs.weight"] = llama3_factors(config, scaling)
     for kind in ("long", "short"):
         if f"{kind}_factor" in scaling:
             found[f"rope_factors_{kind}.weight"] = torch.tensor(scaling[f"{kind}_factor"])
@@ -177,7 +177,7 @@ def _changed(name: str, values: torch.Tensor, config: dict, architecture: str) -
     return values
 
 
-def _llama3_factors(config: dict, scaling: dict) -> torch.Tensor:
+def llama3_factors(config: dict, scaling: dict) -> torch.Tensor:
     """``generate_extra_tensors`` of the converter's LlamaModel."""
     dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     freqs = 1.0 / (config["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float32) / dim))

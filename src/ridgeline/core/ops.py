@@ -20,6 +20,7 @@ from ridgeline.core.spec import (
     ClampedSwiGLU,
     NormScope,
     NormSpec,
+    QueryGrowth,
     RopeSpec,
     RoutingSpec,
 )
@@ -171,6 +172,16 @@ class KVWrite:
     k_width: int
     v_width: int
     has_values: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowQueries:
+    """Multiply q[T, H, d] by what `QueryGrowth` says of its position."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
+    growth: QueryGrowth
+    num_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,8 +368,9 @@ class Head:
 
 
 Op = (
-    Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | Attend | LatentAttend
-    | BidirectionalAttend | OutProject | MLP | MoE | SharedExpert | AddShared | AddResidual | Head
+    Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | GrowQueries | Attend
+    | LatentAttend | BidirectionalAttend | OutProject | MLP | MoE | SharedExpert | AddShared
+    | AddResidual | Head
 )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class Activation(StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+    RELU_SQUARED = "relu_squared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,18 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """Queries grow with their position p: q · (1 + rate · ln(1 + ⌊p / length⌋)).
+
+    Llama 4 calls it temperature tuning; it keeps attention over long contexts from flattening
+    (scalable softmax, Nakanishi 2025, arXiv 2501.19399). Below ``length`` it changes nothing.
+    """
+
+    rate: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Multi-head, multi-query or grouped-query attention of one layer.
 
@@ -132,8 +145,9 @@ class AttentionSpec:
     (``None``: all before it); ``softcap`` squashes scores to (−softcap, softcap) by tanh;
     ``sinks``: each head has one more score, learned, whose share of the softmax goes nowhere
     (Xiao et al. 2023, arXiv 2309.17453; gpt-oss); ``qkv_clip`` bounds the elements of q, k and v
-    to [−qkv_clip, qkv_clip] as they are projected (OLMo 1). ``bidirectional``: a token sees those
-    after it, too, as far as those before it (encoders); then nothing of it is cached.
+    to [−qkv_clip, qkv_clip] as they are projected (OLMo 1). ``qk_norm`` comes before rotary
+    positions, or if ``norm_after_rope`` behind them (Hunyuan). ``bidirectional``: a token sees
+    those after it, too, as far as those before it (encoders); then nothing of it is cached.
     """
 
     num_heads: int
@@ -147,9 +161,11 @@ class AttentionSpec:
     out_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_scope: NormScope = NormScope.HEAD
+    norm_after_rope: bool = False
     qkv_clip: float | None = None
     sinks: bool = False
     bidirectional: bool = False
+    query_growth: QueryGrowth | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

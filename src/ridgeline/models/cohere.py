@@ -1,12 +1,13 @@
 """Command R (Cohere, 2024): parallel branches, LayerNorm without bias, interleaved rope."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.spec import AttentionSpec, ModelSpec, NormScope
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
-from ridgeline.models.fields import read_heads, read_layer_norm, read_sizes
+from ridgeline.models.fields import Sizes, read_heads, read_layer_norm, read_sizes
 from ridgeline.models.rope_config import read_rope
 from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
 
@@ -21,23 +22,28 @@ def build(config: ConfigReader) -> ModelSpec:
         config, head_dim=heads.head_dim, max_position=sizes.max_position, theta=500_000.0
     )
     qk_norm = norm if config.boolean("use_qk_norm", default=False) else None
-    attention = AttentionSpec(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=replace(rope, interleaved=True),
+    attention = replace(
+        heads.attention(replace(rope, interleaved=True)),
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=qk_norm,
         qk_norm_scope=NormScope.HEAD if qk_norm is None else NormScope.EACH_HEAD,
     )
+    return cohere_decoder(
+        config, model_type="cohere", sizes=sizes, attention=[attention] * sizes.num_layers
+    )
+
+
+def cohere_decoder(
+    config: ConfigReader, *, model_type: str, sizes: Sizes, attention: Sequence[AttentionSpec]
+) -> ModelSpec:
+    """What Command R and its successors share."""
     spec = pre_norm_decoder(
         config,
-        model_type="cohere",
+        model_type=model_type,
         sizes=sizes,
-        attention=[attention] * sizes.num_layers,
-        norm=norm,
+        attention=attention,
+        norm=read_layer_norm(config, "layer_norm_eps", bias=False),
         parallel=True,
         tied=True,
     )

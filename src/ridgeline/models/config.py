@@ -194,6 +194,10 @@ class ConfigReader:
             raise self._wrong(name, f"a list of numbers between {minimum:g} and {maximum:g}")
         return numbers
 
+    def is_list(self, name: str) -> bool:
+        """Whether the value is a list."""
+        return isinstance(self._values.get(name), list | tuple)
+
     def section(self, name: str) -> "ConfigReader":
         """A reader of the object under ``name``; an empty one if the key is absent."""
         if name not in self._sections:
@@ -204,6 +208,11 @@ class ConfigReader:
                 value, prefix=f"{self._prefix}{name}.", context=self.context
             )
         return self._sections[name]
+
+    def complete(self, defaults: Mapping[str, object]) -> None:
+        """Take ``defaults`` for keys that are absent from here on; nobody has to ask for them."""
+        self._consumed |= defaults.keys() - self._values.keys()
+        self._values = {**defaults, **self._values}
 
     def mapping(self, name: str) -> Mapping[str, object]:
         """The object under ``name`` as it is, for a reader elsewhere."""

@@ -1,6 +1,7 @@
-"""The layer that Llama made common: norm, attention, norm, feed-forward."""
+"""The layer that Llama made common: norm, attention, norm, feed-forward; and its variations."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ridgeline.core.spec import (
     AttentionSpec,
@@ -58,3 +59,22 @@ def pre_norm_decoder(
         max_position=extended_context(sizes.max_position, ropes),
         tie_embeddings=config.boolean("tie_word_embeddings", default=tied),
     )
+
+
+def with_post_norms(spec: ModelSpec, *, instead: bool = False) -> ModelSpec:
+    """The output of each branch is normed too, or ``instead`` of its input.
+
+    The first is GLM 4's layer, the second OLMo 2's.
+    """
+    norm = spec.final_norm
+    layers = tuple(
+        replace(
+            layer,
+            attention_norm=None if instead else layer.attention_norm,
+            mlp_norm=None if instead else layer.mlp_norm,
+            attention_post_norm=norm,
+            mlp_post_norm=norm,
+        )
+        for layer in spec.layers
+    )
+    return replace(spec, layers=layers)

@@ -1,7 +1,10 @@
 """DeepSeek-V2 (arXiv 2405.04434): latent attention, routed and shared experts."""
 
+from collections.abc import Sequence
+
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.spec import (
+    AttentionSpec,
     GroupLimit,
     GroupScore,
     MLASpec,
@@ -15,7 +18,7 @@ from ridgeline.core.spec import (
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.decoder import pre_norm_decoder
 from ridgeline.models.family import Family
-from ridgeline.models.fields import Sizes, read_activation, read_sizes
+from ridgeline.models.fields import Sizes, read_activation, read_rms_norm, read_sizes
 from ridgeline.models.mla_config import MLA_TENSORS, read_mla
 from ridgeline.models.moe_config import (
     DEEPSEEK_MOE_TENSORS,
@@ -35,15 +38,17 @@ def deepseek_decoder(
     *,
     model_type: str,
     sizes: Sizes,
-    attention: MLASpec,
+    attention: Sequence[AttentionSpec | MLASpec],
     num_experts: int,
     routing: RoutingSpec,
     num_shared: int,
     num_dense: int,
+    eps: float = 1e-6,
 ) -> ModelSpec:
     """The first layers are dense, the others have experts.
 
-    ``num_shared`` experts, which are one wide network, and ``num_dense`` are the family's defaults.
+    ``num_shared`` experts, which are one wide network, ``num_dense`` and ``eps`` are the family's
+    defaults.
     """
     check_routing(routing, num_experts)
     ignore_training(config)
@@ -68,8 +73,9 @@ def deepseek_decoder(
         config,
         model_type=model_type,
         sizes=sizes,
-        attention=[attention] * sizes.num_layers,
+        attention=attention,
         mlps=mlps,
+        norm=read_rms_norm(config, eps=eps),
     )
 
 
@@ -103,16 +109,12 @@ def build(config: ConfigReader) -> ModelSpec:
         scale=config.number("routed_scaling_factor", minimum=1e-6, maximum=1e6, default=1.0),
         groups=_groups(config),
     )
+    attention = read_mla(config, max_position=sizes.max_position, query_rank=1536, interleaved=True)
     return deepseek_decoder(
         config,
         model_type="deepseek_v2",
         sizes=sizes,
-        attention=read_mla(
-            config,
-            max_position=sizes.max_position,
-            query_rank=1536,
-            interleaved=True,
-        ),
+        attention=[attention] * sizes.num_layers,
         num_experts=num_experts,
         routing=routing,
         num_shared=2,

@@ -14,10 +14,12 @@ class TensorSource:
     """Where a weight lies in a checkpoint: in the tensor ``name``, whole unless ``rows`` are given.
 
     ``other_names`` are what the tensor is called in some checkpoints; the first that is there
-    counts. ``transpose``: it is stored ``[in, out]``. ``rows`` is the half-open range of its
-    outputs (rows, once it is transposed) that are this weight. ``every_other``: of the elements of
-    its last axis, as stored, those from 0 or from 1 on in steps of two are this weight. ``copies``
-    are tensors that may be there too, if they hold the same values.
+    counts. ``transpose``: it is stored ``[in, out]``; with ``either_way`` only if its last axis is
+    not the weight's. ``rows`` is the half-open range of its
+    outputs (rows, once it is transposed; those of each matrix of a stack) that are this weight.
+    ``every_other``: of the elements of its last axis, as stored, those from 0 or from 1 on in steps
+    of two are this weight. ``row_vector``: it may be stored as a matrix of one row. ``copies`` are
+    tensors that may be there too, if they hold the same values.
 
     In a family's declaration ``{i}`` stands for the layer, and ``rows`` are left out: they follow
     from `Family.fused`. ``{e}`` stands for the expert: the weight is one tensor for each expert,
@@ -27,8 +29,10 @@ class TensorSource:
     name: str
     other_names: tuple[str, ...] = ()
     transpose: bool = False
+    either_way: bool = False
     rows: tuple[int, int] | None = None
     every_other: int | None = None
+    row_vector: bool = False
     copies: tuple[str, ...] = ()
 
     def in_layer(self, index: int) -> "TensorSource":
@@ -103,7 +107,9 @@ class ModelDefinition:
         if not self.family.fused:
             return {}
         heights = {
-            weight.name: weight.shape[0] for op in lower(self.spec) for weight in op_weights(op)
+            weight.name: weight.shape[-2:][0]
+            for op in lower(self.spec)
+            for weight in op_weights(op)
         }
         fused: dict[str, TensorSource] = {}
         for index in range(len(self.spec.layers)):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.core.spec import Activation, NormKind, NormSpec
+from ridgeline.core.spec import Activation, AttentionSpec, NormKind, NormSpec, RopeSpec
 from ridgeline.models.config import ConfigReader, show
 
 FULL = "full_attention"
@@ -24,6 +24,7 @@ _ACTIVATIONS = {
     "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
 }
 
 
@@ -45,6 +46,16 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+    def attention(self, rope: RopeSpec | None) -> AttentionSpec:
+        """Attention by these heads with scores divided by √d, as in Vaswani et al. 2017."""
+        return AttentionSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5,
+            rope=rope,
+        )
 
 
 def read_sizes(config: ConfigReader, *, max_position: int, vocab_size: int | None = None) -> Sizes:

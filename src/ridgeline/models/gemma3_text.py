@@ -3,12 +3,11 @@
 Also serves ``gemma3``, the model with vision, by its ``text_config`` and without the vision tower.
 """
 
-import logging
 from dataclasses import replace
 
 from ridgeline.core.spec import AttentionSpec, ModelSpec, RopeSpec
 from ridgeline.models.config import ConfigReader
-from ridgeline.models.family import Family, TensorSource
+from ridgeline.models.family import Family
 from ridgeline.models.fields import (
     FULL,
     SLIDING,
@@ -27,17 +26,10 @@ from ridgeline.models.rope_config import (
     read_rope,
 )
 from ridgeline.models.tensor_names import GEMMA_TENSORS, LLAMA_IGNORED
+from ridgeline.models.vision import VISION_TENSORS, beside_vision, leave_out_vision
 
 _GLOBAL_THETA = 1_000_000.0
 _LOCAL_THETA = 10_000.0
-_VISION_KEYS = (
-    "vision_config",
-    "mm_tokens_per_image",
-    "boi_token_index",
-    "eoi_token_index",
-    "image_token_index",
-)
-_log = logging.getLogger(__name__)
 
 
 def build(config: ConfigReader) -> ModelSpec:
@@ -90,11 +82,7 @@ def build(config: ConfigReader) -> ModelSpec:
 
 def build_with_vision(config: ConfigReader) -> ModelSpec:
     """The text model of a config that has a vision tower beside it."""
-    _log.warning(
-        "This gemma3 model has a vision tower, which is left out: it reads text, not images."
-    )
-    for name in _VISION_KEYS:
-        config.ignore(name)
+    leave_out_vision(config)
     text = config.section("text_config")
     for part in (config, text):
         part.refuse("tie_word_embeddings", unless=(True,))
@@ -129,13 +117,6 @@ FAMILY = Family(
 FAMILY_WITH_VISION = Family(
     model_type="gemma3",
     build=build_with_vision,
-    tensors={
-        name: TensorSource(
-            name=f"language_model.{source.name}",
-            # As transformers names its modules, and PEFT what it adapts.
-            other_names=(source.name.replace("model.", "model.language_model."),),
-        )
-        for name, source in GEMMA_TENSORS.items()
-    },
-    ignored=(*LLAMA_IGNORED, r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+    tensors=beside_vision(GEMMA_TENSORS),
+    ignored=(*LLAMA_IGNORED, VISION_TENSORS),
 )

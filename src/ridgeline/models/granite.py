@@ -10,18 +10,19 @@ from ridgeline.models.fields import read_heads, read_sizes
 from ridgeline.models.rope_config import read_rope
 from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
 
-_MULTIPLIERS = (
+_NAMES = (
     "attention_multiplier",
     "embedding_multiplier",
     "logits_scaling",
     "residual_multiplier",
 )
+MULTIPLIERS = frozenset(_NAMES)
 
 
 def build(config: ConfigReader) -> ModelSpec:
     """``attention_multiplier`` is the scale of attention; logits are divided by their number."""
     attention_scale, embedding_scale, logits_scaling, residual_scale = (
-        config.number(name, minimum=1e-9, maximum=1e9, default=1.0) for name in _MULTIPLIERS
+        config.number(name, minimum=1e-9, maximum=1e9, default=1.0) for name in _NAMES
     )
     sizes = read_sizes(config, max_position=2048)
     heads = read_heads(config, sizes.hidden_size)
@@ -55,5 +56,5 @@ FAMILY = Family(
     build=build,
     tensors=LLAMA_TENSORS,
     ignored=LLAMA_IGNORED,
-    computes=frozenset(_MULTIPLIERS),
+    computes=MULTIPLIERS,
 )

@@ -1,4 +1,9 @@
-"""Llama 2 and 3 (Touvron et al. 2023, arXiv 2307.09288; Dubey et al. 2024, arXiv 2407.21783)."""
+"""Llama 2 and 3 (Touvron et al. 2023, arXiv 2307.09288; Dubey et al. 2024, arXiv 2407.21783).
+
+InternLM 3 and IQuest-Coder are Llama under other names.
+"""
+
+from dataclasses import replace
 
 from ridgeline.core.spec import AttentionSpec, ModelSpec
 from ridgeline.models.config import ConfigReader
@@ -33,4 +38,13 @@ def build(config: ConfigReader) -> ModelSpec:
     )
 
 
+def build_internlm3(config: ConfigReader) -> ModelSpec:
+    """InternLM 3 (2025), whose biases have other names in its first configs."""
+    for name in ("qkv_bias", "bias"):
+        config.refuse(name, unless=(False,))
+    return build(config)
+
+
 FAMILY = Family(model_type="llama", build=build, tensors=LLAMA_TENSORS, ignored=LLAMA_IGNORED)
+INTERNLM_3 = replace(FAMILY, model_type="internlm3", build=build_internlm3)
+IQUEST_CODER = replace(FAMILY, model_type="iquestcoder")

@@ -17,6 +17,7 @@ from ridgeline.core.ops import (
     Attend,
     BidirectionalAttend,
     Embed,
+    GrowQueries,
     Head,
     HeadNorm,
     KVWrite,
@@ -160,27 +161,14 @@ class _Layer:
                 clip=spec.qkv_clip,
             )
         ]
-        if spec.qk_norm is not None:
-            ops.append(self.head_norm(spec, spec.qk_norm))
-        else:
-            assert spec.qk_norm_scope is NormScope.HEAD, "there is no norm that it could change"
-        if spec.rope is not None:
-            if isinstance(spec.rope.scaling, LongRopeScaling):
-                assert len(spec.rope.scaling.factors) == spec.rope.rotary_dim // 2
-            rope = Rope(
-                spec=spec.rope,
-                num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                key_dim=spec.head_dim,
-            )
-            ops.append(rope)
+        ops += self.norm_and_rope(spec)
         out = OutProject(
             weight=self.weight("o", self.hidden_size, q_width),
             bias=self.weight("o_bias", self.hidden_size) if spec.out_bias else None,
         )
         if spec.bidirectional:
             assert not spec.sinks
+            assert spec.query_growth is None
             both_ways = BidirectionalAttend(
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
@@ -209,7 +197,36 @@ class _Layer:
             k_width=spec.head_dim,
             v_width=spec.head_dim,
         )
-        return [*ops, write, attend, out]
+        growth = spec.query_growth
+        grow = (
+            ()
+            if growth is None
+            else (GrowQueries(growth=growth, num_heads=spec.num_heads, head_dim=spec.head_dim),)
+        )
+        return [*ops, write, *grow, attend, out]
+
+    def norm_and_rope(self, spec: AttentionSpec) -> list[Op]:
+        """What is done to q and k before they are used, as far as the layer has it."""
+        ops: list[Op] = []
+        if spec.qk_norm is not None:
+            ops.append(self.head_norm(spec, spec.qk_norm))
+        else:
+            assert spec.qk_norm_scope is NormScope.HEAD, "there is no norm that it could change"
+            assert not spec.norm_after_rope
+        if spec.rope is not None:
+            if isinstance(spec.rope.scaling, LongRopeScaling):
+                assert len(spec.rope.scaling.factors) == spec.rope.rotary_dim // 2
+            rope = Rope(
+                spec=spec.rope,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                key_dim=spec.head_dim,
+            )
+            ops.append(rope)
+        else:
+            assert not spec.norm_after_rope
+        return ops[::-1] if spec.norm_after_rope else ops
 
     def head_norm(self, spec: AttentionSpec, norm: NormSpec) -> HeadNorm:
         def gain(name: str, heads: int) -> Weight:

@@ -78,6 +78,23 @@ def sparse_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
     return sparse
 
 
+def num_dense_layers(config: ConfigReader, num_layers: int) -> int:
+    """How many layers come before those with experts, by ``mlp_layer_types``; without that, one.
+
+    Raises:
+        UnsupportedModelError: dense layers are not first.
+    """
+    kinds = config.texts("mlp_layer_types")
+    if kinds is None:
+        return 1
+    num_dense = kinds.count("dense")
+    if kinds != ("dense",) * num_dense + ("sparse",) * (num_layers - num_dense):
+        raise UnsupportedModelError(
+            f"config.json gives mlp_layer_types that are not {num_layers} layers, dense ones first."
+        )
+    return num_dense
+
+
 def choose_mlps(sparse: Sequence[bool], *, dense: MLPSpec, moe: MoESpec) -> list[MLPSpec | MoESpec]:
     """The feed-forward network of each layer."""
     return [moe if has_experts else dense for has_experts in sparse]

@@ -169,7 +169,9 @@ def _scaling(
     kind = section.text("rope_type", default=section.text("type", default="default"))
     if kind == "su" or (kind == "yarn" and "short_factor" in section):
         kind = "longrope"  # as early configs of Phi-3 call it
-    if kind == "default":
+    if kind in ("default", "mrope"):  # Qwen-VL's, of text alone (`vision`)
+        for name in ("mrope_section", "mrope_interleaved"):
+            section.ignore(name)
         return None
     if kind not in _TYPES:
         raise UnsupportedModelError(

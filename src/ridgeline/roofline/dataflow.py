@@ -9,6 +9,7 @@ from ridgeline.core.ops import (
     Attend,
     BidirectionalAttend,
     Embed,
+    GrowQueries,
     Head,
     HeadNorm,
     KVWrite,
@@ -48,6 +49,9 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return both, both
         case KVWrite():
             return {"k": op.num_kv_heads * op.k_width, "v": op.num_kv_heads * op.v_width}, {}
+        case GrowQueries():
+            grown = {"q": op.num_heads * op.head_dim}
+            return grown, grown
         case Attend():
             width = op.num_heads * op.head_dim
             return {"q": width}, {"h": width}

@@ -23,6 +23,7 @@ from ridgeline.core.ops import (
     AttentionOp,
     BidirectionalAttend,
     Embed,
+    GrowQueries,
     Head,
     HeadNorm,
     KVWrite,
@@ -116,6 +117,8 @@ def _local_work(op: Op, p: _Pricing) -> Work:
         case Rope():
             keys = p.kv_heads(op) * op.key_dim
             return p.moved(2 * (op.num_heads * op.head_dim / p.ranks + keys))
+        case GrowQueries():
+            return p.moved(2 * op.num_heads * op.head_dim / p.ranks)
         case QKVProject():
             outputs = (op.num_heads / p.ranks + 2 * p.kv_heads(op)) * op.head_dim
             return p.products(op) + p.moved(hidden + outputs)

@@ -188,7 +188,7 @@ def _places(
     places: dict[tuple[str, int | None], _Place] = {}
     for name, shape in shapes.items():
         source = definition.sources[name]
-        if source.every_other is not None:
+        if source.every_other is not None or (source.rows and len(shape) == 3):
             raise UnsupportedModelError(
                 f"Models of type {definition.spec.model_type} are not written as safetensors."
             )

@@ -133,14 +133,18 @@ def read_places(
         return out
 
     whole = None
-    if any(place.transpose or place.every_other is not None for place in places):
+    if any(_is_cut_from_whole(place, len(checkpoint.shape(tensor))) for place in places):
         whole = read(empty(shape, dtype))
     for place, names in places.items():
         if whole is not None:
             part = whole if place.every_other is None else whole[..., place.every_other :: 2]
             part = part.swapaxes(-1, -2) if place.transpose else part
+            if place.row_vector and part.ndim == 2:
+                (part,) = part
+            if place.rows:
+                part = part[(*[slice(None)] * (part.ndim - 2), slice(*place.rows))]
             # Copied, since a transposed vector would otherwise be contiguous already.
-            weight = part[slice(*place.rows) if place.rows else slice(None)].copy(order="C")
+            weight = part.copy(order="C")
         else:
             start, stop = place.rows or (0, shape[0] if shape else 0)
             weight = empty((stop - start, *shape[1:]) if shape else (), dtype)
@@ -150,6 +154,13 @@ def read_places(
         del weight  # before the next one is read
 
 
+def _is_cut_from_whole(place: TensorSource, axes: int) -> bool:
+    """Whether a weight is not just a range of the first axis of its tensor, which has ``axes``."""
+    cuts_stack = place.rows is not None and axes == 3
+    is_row = place.row_vector and axes == 2
+    return place.transpose or place.every_other is not None or cuts_stack or is_row
+
+
 def match_tensors(
     checkpoint: TensorStore,
     shapes: Mapping[str, tuple[int, ...]],
@@ -157,12 +168,16 @@ def match_tensors(
     ignored: Sequence[str],
 ) -> dict[str, Places]:
     """Checkpoint tensor to the weights that it holds, in file order, once all of them fit."""
-    available = frozenset(checkpoint.names())
+    available, sources = frozenset(checkpoint.names()), dict(sources)
     users: dict[str, list[str]] = {}
     for name in shapes:
         # A weight that the family does not know is missing under its own name.
         source = sources.get(name) or TensorSource(name=name)
-        users.setdefault(_name_in(available, source), []).append(name)
+        tensor = _name_in(available, source)
+        if source.either_way and tensor in available:
+            turned = checkpoint.shape(tensor)[-1:] != shapes[name][-1:]
+            sources[name] = replace(source, transpose=turned)
+        users.setdefault(tensor, []).append(name)
     present = {tensor: users[tensor] for tensor in checkpoint.names() if tensor in users}
     missing = [tensor for tensor in users if tensor not in present]
     copies = {
@@ -185,7 +200,7 @@ def match_tensors(
         f"{short_name(tensor)} is {list(checkpoint.shape(tensor))}, not {list(shape)}"
         for tensor, names in present.items()
         for shape in _expected_shapes(names, shapes, sources)
-        if checkpoint.shape(tensor) != shape
+        if _as_vector(checkpoint.shape(tensor), names, sources) != shape
     ]
     if missing or left_over or mis_shaped:
         raise _mismatch(checkpoint.folder, missing, left_over, mis_shaped)
@@ -233,6 +248,14 @@ def _name_in(available: frozenset[str], source: TensorSource) -> str:
     return next((name for name in names if name in available), source.name)
 
 
+def _as_vector(
+    shape: tuple[int, ...], names: Sequence[str], sources: Mapping[str, TensorSource]
+) -> tuple[int, ...]:
+    """A tensor's shape; that of its only row, if it may be stored so."""
+    is_row = len(shape) == 2 and shape[0] == 1
+    return shape[1:] if is_row and all(sources[name].row_vector for name in names) else shape
+
+
 def _expected_shapes(
     names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], sources: Mapping[str, TensorSource]
 ) -> list[tuple[int, ...]]:
@@ -242,8 +265,9 @@ def _expected_shapes(
     for name in names:
         source, shape = sources[name], shapes[name]
         if source.rows is not None:
-            assert source.rows[1] - source.rows[0] == shape[0], name
-            shape = (max(stops), *shape[1:])
+            *before, height, columns = shape if len(shape) > 1 else (*shape, 0)
+            assert source.rows[1] - source.rows[0] == height, name
+            shape = (*before, max(stops), columns)[: len(shape)]
         if source.transpose:
             shape = (*shape[:-2], shape[-1], shape[-2])
         if source.every_other is not None:

@@ -114,11 +114,7 @@ def stream_weight_parts(
 
 def _holds_stacks(places: Places, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether all that a tensor holds are stacks of matrices, each with the tensor's first axis."""
-    return all(
-        place.rows is None and len(shapes[name]) == 3
-        for place, names in places.items()
-        for name in names
-    )
+    return all(len(shapes[name]) == 3 for names in places.values() for name in names)
 
 
 def _weights(
@@ -154,7 +150,8 @@ def _of_parts(
     assert stored is not None
     for place, names in places.items():
         interleaved = place.every_other is not None and not stored.transposed
-        if stored.transposed != place.transpose or interleaved:
+        cuts_stack = place.rows is not None and entry is None and len(stored.shape) == 3
+        if stored.transposed != place.transpose or interleaved or cuts_stack:
             yield from read_places(checkpoint, tensor, {place: names}, dtype, advance, entry)
             continue
         weight = checkpoint.quantized(tensor, advance, entry=entry)
@@ -177,7 +174,8 @@ def _of_blocks(
 ) -> Iterator[tuple[str, Weight]]:
     blocks = None
     for place, names in places.items():
-        if place.transpose or place.every_other is not None:
+        cuts_stack = place.rows is not None and entry is None and len(checkpoint.shape(tensor)) == 3
+        if place.transpose or place.every_other is not None or cuts_stack:
             yield from read_places(checkpoint, tensor, {place: names}, dtype, advance, entry)
             continue
         if blocks is None:

@@ -12,9 +12,9 @@ from ridgeline.executors.traits import has_torch
 _log = logging.getLogger(__name__)
 
 _NATIVE = (
-    ops.Embed, ops.Norm, ops.QKVProject, ops.HeadNorm, ops.Rope, ops.KVWrite, ops.Attend,
-    ops.LatentProject, ops.LatentAttend, ops.BidirectionalAttend, ops.OutProject, ops.MLP,
-    ops.SharedExpert, ops.MoE, ops.AddShared, ops.AddResidual, ops.Head,
+    ops.Embed, ops.Norm, ops.QKVProject, ops.HeadNorm, ops.Rope, ops.KVWrite,
+    ops.GrowQueries, ops.Attend, ops.LatentProject, ops.LatentAttend, ops.BidirectionalAttend,
+    ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE, ops.AddShared, ops.AddResidual, ops.Head,
 )  # fmt: skip
 _NEVER_CUT = (ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.Head)
 

@@ -43,6 +43,7 @@ _ACTIVATIONS = {
     Activation.GELU: 1,
     Activation.GELU_TANH: 2,
     Activation.RELU: 3,
+    Activation.RELU_SQUARED: 5,
 }
 _CLAMPED_SWIGLU = 4
 _FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -191,6 +192,10 @@ class Program:
                 )  # fmt: skip
             case ops.KVWrite():
                 library.rl_add_kv_write(handle, op.group, self._layer(op.group, op.layer))
+            case ops.GrowQueries():
+                library.rl_add_grow_queries(
+                    handle, op.growth.rate, op.growth.length, op.num_heads * op.head_dim
+                )
             case ops.Attend():
                 attention = Attention(
                     num_heads=op.num_heads, out_width=op.head_dim, scale=op.scale,

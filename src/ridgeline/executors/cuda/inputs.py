@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.core.spec import RopeSpec
+from ridgeline.kernels import reference
 
 
 class SegmentTables:
@@ -45,6 +46,11 @@ class RopeRows(NamedTuple):
     sin: torch.Tensor
     rows_T: torch.Tensor
     interleaved: bool
+
+    def rotate(self, x_THd: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """The heads of some tokens, rotated from element ``start`` on."""
+        tables = self.cos.index_select(0, self.rows_T), self.sin.index_select(0, self.rows_T)
+        return reference.rotate(x_THd, tables, start=start, interleaved=self.interleaved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

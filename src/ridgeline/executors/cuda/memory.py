@@ -66,6 +66,8 @@ def _op_width(op: ops.Op) -> int:
             return op.num_heads * (3 * (op.latent_dim + op.rope_dim) + op.v_dim)
         case ops.OutProject():
             return 2 * op.weight.shape[1]
+        case ops.GrowQueries():
+            return 2 * op.num_heads * op.head_dim
         case ops.Attend() | ops.LatentProject() | ops.HeadNorm() | ops.Rope() | ops.KVWrite():
             return 0  # no more than the projections beside them
         case ops.BidirectionalAttend():

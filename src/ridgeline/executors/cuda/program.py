@@ -224,19 +224,28 @@ class CallList:
         """Norms of heads, rotation and the write, as far as they are there."""
         norm: ops.HeadNorm | None = None
         rope: ops.Rope | None = None
+        turned_first = False
         for taken, op in enumerate(body, start=1):
             match op:
                 case ops.HeadNorm():
-                    norm = op
+                    norm, turned_first = op, rope is not None
                 case ops.Rope():
                     rope = op
                 case ops.KVWrite():
-                    return self._write(op, norm, rope), taken
+                    return self._write(op, norm, rope, turned_first=turned_first), taken
                 case _:
                     break
         raise AssertionError("heads are normed and rotated, and then kept")
 
-    def _write(self, op: ops.KVWrite, norm: ops.HeadNorm | None, rope: ops.Rope | None) -> Call:
+    def _write(
+        self,
+        op: ops.KVWrite,
+        norm: ops.HeadNorm | None,
+        rope: ops.Rope | None,
+        *,
+        turned_first: bool,
+    ) -> Call:
+        """``turned_first``: rotation comes before the norms; kernels do it behind them."""
         gains = None
         if norm is not None:
             spec = norm.spec
@@ -245,11 +254,15 @@ class CallList:
                 for ref, bias in ((norm.query, norm.query_bias), (norm.key, norm.key_bias))
             )
         whole = norm is not None and norm.scope is NormScope.PROJECTION
-        apart = whole or (norm is not None and norm.query_bias is not None)
+        assert norm is None or not (turned_first and norm.scope is NormScope.EACH_HEAD)
+        apart = whole or turned_first or (norm is not None and norm.query_bias is not None)
         starts = (0, 0) if rope is None else (rope.query_start, rope.key_start)
 
         def call(b: Buffers, at: PassInput) -> None:
-            norms = gains
+            norms, turns = gains, None if rope is None else at.rope[rope.spec]
+            if turned_first and turns is not None:
+                b["q"], b["k"] = turns.rotate(b["q"]), turns.rotate(b["k"])
+                turns = None
             if apart and gains is not None:
                 for name, gain in zip("qk", gains, strict=True):
                     rows = b[name].flatten(1) if whole else b[name].flatten(0, 1)
@@ -261,7 +274,7 @@ class CallList:
                 b["v"] if op.has_values else None,
                 self._cache.layer(op.layer),
                 at.slots[op.group],
-                rope=None if rope is None else at.rope[rope.spec],
+                rope=turns,
                 starts=starts,
                 norms=norms,  # type: ignore[arg-type]
             )
@@ -281,6 +294,12 @@ class CallList:
                     b[op.dst] = kernels.normalise(b[op.src], gain)
 
                 return norm
+            case ops.GrowQueries():
+
+                def grow(b: Buffers, at: PassInput) -> None:
+                    b["q"] = reference.grow_queries(b["q"], op.growth, at.positions_T)
+
+                return grow
             case ops.Attend():
                 spec = AttendSpec(
                     group=op.group,

@@ -129,10 +129,8 @@ class TorchKernels:
                 for x, norm in zip((q_THd, k_TKd), norms, strict=True)
             )
         if rope is not None:
-            tables = rope.cos.index_select(0, rope.rows_T), rope.sin.index_select(0, rope.rows_T)
             q_THd, k_TKd = (
-                reference.rotate(x, tables, start=start, interleaved=rope.interleaved)
-                for x, start in zip((q_THd, k_TKd), starts, strict=True)
+                rope.rotate(x, start) for x, start in zip((q_THd, k_TKd), starts, strict=True)
             )
         _store(kv.k, kv.k_scales, slots_T, k_TKd)
         if v_TKv is not None:

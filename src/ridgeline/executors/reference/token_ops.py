@@ -77,6 +77,8 @@ class TokenOps:
                     buffers[name] = kernels.rotate(
                         buffers[name], tables, start=start, interleaved=op.spec.interleaved
                     )
+            case ops.GrowQueries():
+                buffers["q"] = kernels.grow_queries(buffers["q"], op.growth, tokens.positions_T)
             case ops.LatentProject():
                 buffers["q"], buffers["k"] = latent.project(op, buffers[op.src], self._weight)
             case ops.MoE():

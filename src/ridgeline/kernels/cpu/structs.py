@@ -218,6 +218,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_add_head_norm": (I32, (P, P, I32, P, P, I32, I32, I32)),
     "rl_add_rope": (I32, (P, *[I32] * 8)),
     "rl_add_kv_write": (I32, (P, I32, I32)),
+    "rl_add_grow_queries": (I32, (P, F32, I32, I32)),
     "rl_add_attend": (I32, (P, I32, I32, P)),
     "rl_add_bidirectional_attend": (I32, (P, I32, P)),
     "rl_add_out_project": (I32, (P, P)),

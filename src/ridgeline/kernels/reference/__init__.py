@@ -5,7 +5,13 @@ d head width. Reductions run in at least float32 (`wide`).
 """
 
 from ridgeline.kernels.reference.attention import attend, visible
-from ridgeline.kernels.reference.elementwise import activate, gated, softcap, wide
+from ridgeline.kernels.reference.elementwise import (
+    activate,
+    gated,
+    grow_queries,
+    softcap,
+    wide,
+)
 from ridgeline.kernels.reference.latent_attention import (
     absorbing_is_cheaper,
     attend_absorbed,
@@ -22,6 +28,7 @@ __all__ = [
     "attend_absorbed",
     "attend_plain",
     "gated",
+    "grow_queries",
     "normalise",
     "normalise_heads",
     "rope_tables",

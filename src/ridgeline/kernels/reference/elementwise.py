@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from ridgeline.core.spec import Activation, ClampedSwiGLU
+from ridgeline.core.spec import Activation, ClampedSwiGLU, QueryGrowth
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
@@ -22,6 +22,8 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
             return functional.gelu(x, approximate="tanh")
         case Activation.RELU:
             return functional.relu(x)
+        case Activation.RELU_SQUARED:
+            return functional.relu(x).square()
 
 
 def gated(
@@ -37,3 +39,12 @@ def gated(
 def softcap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
     """cap · tanh(x / cap), elementwise; x itself where there is no cap (Gemma 2)."""
     return x if cap is None else torch.tanh(x / cap) * cap
+
+
+def grow_queries(
+    q_THd: torch.Tensor, growth: QueryGrowth, positions_T: torch.Tensor
+) -> torch.Tensor:
+    """q · (1 + rate · ln(1 + ⌊p / length⌋)) (``get_llama_4_attn_scale`` of transformers)."""
+    turns_T = (positions_T // growth.length).float()
+    factors_T = 1 + growth.rate * torch.log1p(turns_T)
+    return q_THd * factors_T.to(q_THd.dtype)[:, None, None]

@@ -13,6 +13,7 @@ KINDS: dict[Activation, int] = {
     Activation.GELU: 1,
     Activation.GELU_TANH: 2,
     Activation.RELU: 3,
+    Activation.RELU_SQUARED: 5,  # 4 is the clamped one
 }
 
 
@@ -69,6 +70,8 @@ def activated(x, KIND: tl.constexpr):
         result = x / (1 + tl.exp(-2 * z))
     else:
         result = tl.maximum(x, 0.0)
+        if KIND == 5:
+            result = result * result
     return result
 
 

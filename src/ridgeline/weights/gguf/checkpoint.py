@@ -1,7 +1,8 @@
 """A GGUF model seen as a checkpoint: tensors by name, as Hugging Face's layout has their values.
 
 What converters changed is undone row by row: interleaved heads (llama) and norms stored plus one
-(Gemma). Everything else is only expanded.
+(Gemma). Of latent attention the parts for K and V
+are joined. Everything else is only expanded.
 """
 
 from collections.abc import Callable
@@ -41,6 +42,8 @@ class GGUFCheckpoint:
         self.metadata: Metadata = self._files[0].metadata
         architecture = self.metadata.get("general.architecture")
         self._architecture = ARCHITECTURES.get(str(architecture))
+        self._halves: dict[str, tuple[str, str]] = {}
+        self._halves = self._halves_of_kv_b()
         self._heads = {
             "attn_q": self.metadata.get(f"{architecture}.attention.head_count"),
             "attn_k": self.metadata.get(
@@ -63,20 +66,28 @@ class GGUFCheckpoint:
     def names(self) -> tuple[str, ...]:
         """The names of the weights, in file order."""
         in_config = () if self._architecture is None else self._architecture.in_config
-        return tuple(name for name in self._file_of if name not in in_config)
+        joined = {half: name for name, halves in self._halves.items() for half in halves}
+        names = (joined.get(name, name) for name in self._file_of if name not in in_config)
+        return tuple(dict.fromkeys(names))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of tensor ``name``, without reading it."""
+        if name in self._halves:
+            keys, values = map(self.shape, self._halves[name])
+            return keys[0] * (keys[2] + values[1]), keys[1]
         return self._file_of[name].tensors[name].shape
 
     def num_bytes(self, name: str) -> int:
         """The bytes that tensor ``name`` takes on disk."""
+        if name in self._halves:
+            return sum(map(self.num_bytes, self._halves[name]))
         entry = self._file_of[name].tensors[name]
         return entry.stop - entry.start
 
     def dtype(self, name: str) -> str:
         """float32: what blocks expand to; ``UnsupportedModelError`` for formats that cannot."""
-        self._file_of[name].entry(name)
+        for part in self._halves.get(name, (name,)):
+            self._file_of[part].entry(part)
         return "float32"
 
     def vector(self, name: str) -> npt.NDArray[np.float32] | None:
@@ -96,6 +107,8 @@ class GGUFCheckpoint:
 
     def is_quantized(self, name: str) -> bool:
         """Whether tensor ``name`` is a matrix, or a stack of them, in blocks."""
+        if name in self._halves:
+            return False  # blocks of transposed matrices are none of the matrix's
         entry = self._file_of[name].entry(name)
         return len(entry.shape) > 1 and not entry.format.is_plain
 
@@ -127,6 +140,14 @@ class GGUFCheckpoint:
             CorruptFileError: the file has become shorter since it was opened.
             DiskError: the file cannot be read.
         """
+        if name in self._halves:
+            keys_HRn, values_HvR = map(self.tensor, self._halves[name])
+            joined = np.concatenate([keys_HRn.swapaxes(1, 2), values_HvR], axis=1)
+            rows = joined.reshape(-1, joined.shape[-1])
+            out[...] = rows[first_row : first_row + len(out)]
+            if on_bytes is not None:
+                on_bytes(self.num_bytes(name))
+            return
         file = self._file_of[name]
         entry = file.entry(name)
         assert out.flags.c_contiguous
@@ -154,6 +175,28 @@ class GGUFCheckpoint:
                 out_RC[order[first : first + count]] = rows
             if on_bytes is not None:
                 on_bytes(data.nbytes)
+
+    def _halves_of_kv_b(self) -> dict[str, tuple[str, str]]:
+        """By the tensor that two stand for: K's part ``[H, R, n]`` and V's ``[H, v, R]``.
+
+        Raises:
+            CorruptFileError: one of the two is missing, or they do not fit together.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        if self._architecture is None or not self._architecture.splits_kv_b:
+            return found
+        for name in self._file_of:
+            if name.endswith(".attn_k_b.weight"):
+                halves = name, name.replace("attn_k_b", "attn_v_b")
+                shapes = [self.shape(half) for half in halves if half in self._file_of]
+                if [len(shape) for shape in shapes] != [3, 3] or (
+                    shapes[0][:2] != (shapes[1][0], shapes[1][2])
+                ):
+                    raise CorruptFileError(
+                        f"Tensor {short_name(name)} has no attn_v_b that fits it beside it."
+                    )
+                found[name.replace("attn_k_b", "attn_kv_b")] = halves
+        return found
 
     def _read_vector(self, file: GGUFFile, name: str, out: Array, first: int) -> None:
         entry = file.entry(name)

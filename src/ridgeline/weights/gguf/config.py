@@ -4,53 +4,31 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; defaults that f
 those of llama.cpp (``src/models/*.cpp``).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.models import ModelDefinition, describe
 from ridgeline.models.config import show
-from ridgeline.models.fields import FULL, SLIDING
+from ridgeline.models.fields import FULL
+from ridgeline.weights.gguf.decoder_config import (
+    GPT2_SIZES,
+    Config,
+    GGUFContent,
+    decoder,
+    integers,
+    layer_types,
+    with_scaling,
+)
+from ridgeline.weights.gguf.dense_configs import DENSE_BUILDERS
+from ridgeline.weights.gguf.expert_configs import EXPERT_BUILDERS
 from ridgeline.weights.gguf.keys import CONFIG_KEYS, Keys
 from ridgeline.weights.gguf.names import ARCHITECTURES
-from ridgeline.weights.gguf.rope import ORIGINAL_LENGTH_KEY, rope_scaling
-from ridgeline.weights.gguf.values import Metadata
+from ridgeline.weights.gguf.rope import ORIGINAL_LENGTH_KEY
 
-Config = dict[str, object]
-
-_MAX_LAYERS = 4096
 _EMBED = "token_embd.weight"
 _DTYPE_OF_FILE_TYPE: Mapping[int, str] = {0: "float32", 1: "float16"}  # ``enum llama_ftype``
 _GUESSED_FILE_TYPE = 1024  # a flag
-
-
-class GGUFContent(Protocol):
-    """What a GGUF file says of its model: `GGUFCheckpoint`, or a file that is yet to be written."""
-
-    @property
-    def metadata(self) -> Metadata:
-        """All keys."""
-        ...
-
-    def names(self) -> tuple[str, ...]:
-        """The names of the weights."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of tensor ``name``."""
-        ...
-
-    def vector(self, name: str) -> npt.NDArray[np.float32] | None:
-        """The values of tensor ``name``, flat, or ``None`` if there is none."""
-        ...
-
-    def format_name(self, name: str) -> str:
-        """What tensor ``name`` is stored in, such as Q4_K."""
-        ...
 
 
 def describe_gguf(
@@ -75,12 +53,18 @@ def describe_gguf(
     architecture, theirs = ARCHITECTURES[name], definition.family.tensors
     tensors = {
         # Adapters have the names of Hugging Face's layout.
-        weight: replace(source, other_names=(theirs[weight].name, *theirs[weight].other_names))
+        weight: replace(
+            source,
+            other_names=(*source.other_names, theirs[weight].name, *theirs[weight].other_names),
+        )
         if weight in theirs
         else source
         for weight, source in architecture.tensors.items()
     }
-    family = replace(definition.family, tensors=tensors, fused=architecture.fused, ignored=())
+    extra = Keys(checkpoint.metadata, name).integer("nextn_predict_layers", default=0, minimum=0)
+    first = len(definition.spec.layers)  # behind these lie layers that predict one more token
+    ignored = tuple(rf"blk\.{layer}\..*" for layer in range(first, first + min(extra, 8)))
+    family = replace(definition.family, tensors=tensors, fused=architecture.fused, ignored=ignored)
     return replace(definition, family=family)
 
 
@@ -114,60 +98,9 @@ def _dtype(checkpoint: GGUFContent) -> str:
     return {"F32": "float32", "F16": "float16"}.get(stored, "bfloat16")
 
 
-def _head_dim(keys: Keys) -> int:
-    heads = keys.integer("attention.head_count")
-    head_dim = keys.integer(
-        "attention.key_length", default=max(1, keys.integer("embedding_length") // heads)
-    )
-    if keys.integer("attention.value_length", default=head_dim) != head_dim:
-        raise UnsupportedModelError(
-            "The GGUF file gives keys and values of different widths, which is not supported."
-        )
-    return head_dim
-
-
-DECODER_SIZES = (
-    "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings",
-)  # fmt: skip
-GPT2_SIZES = ("n_embd", "n_layer", "n_head", "n_inner", "n_positions")
-
-
-def _integers(keys: Keys, names: Iterable[str]) -> Config:
-    """Fields of a config that every file has."""
-    return {name: keys.integer(CONFIG_KEYS[name]) for name in names}
-
-
-def _decoder(keys: Keys) -> Config:
-    """What Llama and its relatives have in common."""
-    heads, head_dim = keys.integer(CONFIG_KEYS["num_attention_heads"]), _head_dim(keys)
-    theta = keys.number(CONFIG_KEYS["rope_theta"], default=10_000.0)
-    if not 2.0 <= theta <= 1e15:
-        raise CorruptFileError(f"The GGUF file gives a rope.freq_base of {theta:g}.")
-    rotated = keys.integer("rope.dimension_count", default=head_dim)
-    config: Config = _integers(keys, DECODER_SIZES) | {
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer(CONFIG_KEYS["num_key_value_heads"], default=heads),
-        "head_dim": head_dim,
-        "rms_norm_eps": keys.number(CONFIG_KEYS["rms_norm_eps"]),
-        "rope_theta": theta,
-    }
-    if rotated != head_dim:
-        config["partial_rotary_factor"] = rotated / head_dim
-    return config
-
-
-def _with_scaling(config: Config, keys: Keys, checkpoint: GGUFContent) -> Config:
-    head_dim, theta = config["head_dim"], config["rope_theta"]
-    assert isinstance(head_dim, int)
-    assert isinstance(theta, float)
-    factors = checkpoint.vector("rope_freqs.weight") if head_dim % 2 == 0 else None
-    scaling = rope_scaling(keys, factors, head_dim=head_dim, theta=theta)
-    return config if scaling is None else config | {"rope_scaling": scaling}
-
-
 def _llama(keys: Keys, checkpoint: GGUFContent) -> Config:
     """Llama, Mistral and Mixtral: converters give all of them this architecture."""
-    config = _with_scaling(_decoder(keys), keys, checkpoint)
+    config = with_scaling(decoder(keys), keys, checkpoint)
     names = checkpoint.names()
     window = keys.integer(CONFIG_KEYS["sliding_window"], default=0, minimum=0)
     experts = keys.integer(CONFIG_KEYS["num_local_experts"], default=0, minimum=0)
@@ -192,7 +125,7 @@ def _llama(keys: Keys, checkpoint: GGUFContent) -> Config:
 
 
 def _qwen2(keys: Keys, checkpoint: GGUFContent) -> Config:
-    config = _with_scaling(_decoder(keys), keys, checkpoint)
+    config = with_scaling(decoder(keys), keys, checkpoint)
     return config | {"model_type": "qwen2", "use_sliding_window": False}
 
 
@@ -214,7 +147,7 @@ def _gemma(keys: Keys, config: Config, *, layers_of_27b: int) -> Config:
 
 
 def _gemma2(keys: Keys, checkpoint: GGUFContent) -> Config:
-    config = _with_scaling(_decoder(keys), keys, checkpoint)
+    config = with_scaling(decoder(keys), keys, checkpoint)
     return _gemma(keys, config, layers_of_27b=46) | {
         "model_type": "gemma2",
         "sliding_window": keys.integer(CONFIG_KEYS["sliding_window"], default=4096),
@@ -226,38 +159,22 @@ def _gemma2(keys: Keys, checkpoint: GGUFContent) -> Config:
 
 
 def _gemma3(keys: Keys, checkpoint: GGUFContent) -> Config:
-    config = _with_scaling(_decoder(keys), keys, checkpoint)
+    config = with_scaling(decoder(keys), keys, checkpoint)
     num_layers = keys.integer("block_count")
-    if num_layers > _MAX_LAYERS:
-        raise CorruptFileError(f"The GGUF file claims {num_layers} layers.")
     window = keys.integer(CONFIG_KEYS["sliding_window"], default=0, minimum=0)
     cap = keys.number(CONFIG_KEYS["final_logit_softcapping"], default=0.0)
     return _gemma(keys, config, layers_of_27b=62) | {
         "model_type": "gemma3_text",
-        "layer_types": _layer_types(keys, num_layers) if window else [FULL] * num_layers,
+        "layer_types": layer_types(keys, num_layers, default=6) if window else [FULL] * num_layers,
         "sliding_window": window or None,
         "rope_local_base_freq": keys.number(CONFIG_KEYS["rope_local_base_freq"], default=10_000.0),
         "final_logit_softcapping": cap or None,
     }
 
 
-def _layer_types(keys: Keys, num_layers: int) -> list[str]:
-    """Every sixth layer sees everything, unless the file has a pattern of its own."""
-    pattern = keys.get("attention.sliding_window_pattern")
-    if isinstance(pattern, np.ndarray):
-        if pattern.shape != (num_layers,):
-            raise CorruptFileError(
-                f"The GGUF file has a sliding_window_pattern of {pattern.size} for {num_layers} "
-                "layers."
-            )
-        return [SLIDING if windowed else FULL for windowed in pattern.tolist()]
-    every = keys.integer("attention.sliding_window_pattern", default=6)
-    return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(num_layers)]
-
-
 def _phi3(keys: Keys, checkpoint: GGUFContent) -> Config:
     """Positions beyond the original context are divided by the tensors of long factors."""
-    config = _decoder(keys)
+    config = decoder(keys)
     window = keys.integer(CONFIG_KEYS["sliding_window"], default=0, minimum=0)
     config |= {
         "model_type": "phi3",
@@ -282,7 +199,7 @@ def _phi3(keys: Keys, checkpoint: GGUFContent) -> Config:
 
 
 def _gpt2(keys: Keys, _: GGUFContent) -> Config:
-    return _integers(keys, GPT2_SIZES) | {
+    return integers(keys, GPT2_SIZES) | {
         "model_type": "gpt2",
         "layer_norm_epsilon": keys.number(CONFIG_KEYS["layer_norm_epsilon"]),
         "activation_function": "gelu_new",
@@ -290,6 +207,8 @@ def _gpt2(keys: Keys, _: GGUFContent) -> Config:
 
 
 _BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
+    **DENSE_BUILDERS,
+    **EXPERT_BUILDERS,
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -16,7 +16,8 @@ from ridgeline.core.spec import AttentionSpec, MLPSpec, ModelSpec, MoESpec, Rope
 from ridgeline.models import ModelDefinition, inverse_frequencies, rope_attention_factor
 from ridgeline.models.config import show
 from ridgeline.models.fields import FULL
-from ridgeline.weights.gguf.config import DECODER_SIZES, GPT2_SIZES, GGUFContent, describe_gguf
+from ridgeline.weights.gguf.config import describe_gguf
+from ridgeline.weights.gguf.decoder_config import DECODER_SIZES, GPT2_SIZES, GGUFContent
 from ridgeline.weights.gguf.keys import CONFIG_KEYS
 from ridgeline.weights.gguf.names import ARCHITECTURE_OF
 from ridgeline.weights.gguf.rope import rope_content

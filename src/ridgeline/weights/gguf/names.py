@@ -36,6 +36,7 @@ _OUTER = _sources(
         "final_norm": "output_norm.weight",
         "final_norm_bias": "output_norm.bias",
         "head": "output.weight",
+        "head_bias": "output.bias",
         "positions": "position_embd.weight",
     },
     ("", ""),
@@ -57,12 +58,39 @@ _EXPERTS = {
     "experts.down": "ffn_down_exps",
 }
 _LLAMA = _OUTER | _layers(_with_biases(_ATTENTION | _MLP | _EXPERTS))
-_GEMMA = _LLAMA | _layers(
+_WITH_POST_NORMS = _LLAMA | _layers(
     {
         "attention_post_norm": "post_attention_norm.weight",
         "mlp_post_norm": "post_ffw_norm.weight",
     }
 )
+_SHARED = _LLAMA | _layers(
+    {
+        "shared.gate": "ffn_gate_shexp.weight",
+        "shared.up": "ffn_up_shexp.weight",
+        "shared.down": "ffn_down_shexp.weight",
+        "shared.output_gate": "ffn_gate_inp_shexp.weight",
+    }
+)
+_CORRECTED = _SHARED | {
+    "layers.{i}.correction_bias": TensorSource(name="blk.{i}.exp_probs_b.bias", row_vector=True)
+}
+# Where the norm before the feed-forward network has the name of one behind attention.
+_OTHER_NORM = _layers({"mlp_norm": "post_attention_norm.weight"})
+_LATENT = _CORRECTED | _layers(
+    {
+        "q_a": "attn_q_a.weight",
+        "q_a_norm": "attn_q_a_norm.weight",
+        "kv_a": "attn_kv_a_mqa.weight",
+        "kv_a_norm": "attn_kv_a_norm.weight",
+        "kv_b": "attn_kv_b.weight",
+    }
+)
+_LATENT_QUERY = {
+    "layers.{i}.q": TensorSource(
+        name="blk.{i}.attn_q_b.weight", other_names=("blk.{i}.attn_q.weight",)
+    )
+}
 _FUSED_QKV = _LLAMA | _layers(_with_biases({"q": "attn_qkv", "k": "attn_qkv", "v": "attn_qkv"}))
 _QKV: Mapping[str, tuple[str, ...]] = {
     "blk.{i}.attn_qkv.weight": ("layers.{i}.q", "layers.{i}.k", "layers.{i}.v")
@@ -84,6 +112,8 @@ class Architecture:
             head, as Meta's own layout has them.
         norm_offset: what converters added to the weights of all norms.
         in_config: tensors that say what a config says, and are no weights.
+        splits_kv_b: the matrix from latents to heads may be stored as ``attn_k_b``, whose matrices
+            are transposed, and ``attn_v_b`` (`latents`).
     """
 
     tensors: Mapping[str, TensorSource]
@@ -91,25 +121,59 @@ class Architecture:
     interleaved: bool = False
     norm_offset: float = 0.0
     in_config: tuple[str, ...] = ()
+    splits_kv_b: bool = False
 
 
+_FREQS = ("rope_freqs.weight",)
+_GLM4 = _WITH_POST_NORMS | _layers({"gate": "ffn_up.weight", "up": "ffn_up.weight"})
 _PHI3 = _FUSED_QKV | _layers({"gate": "ffn_up.weight", "up": "ffn_up.weight"})
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     # Mistral and Mixtral too.
-    "llama": Architecture(
-        tensors=_LLAMA, fused={}, interleaved=True, in_config=("rope_freqs.weight",)
-    ),
+    "llama": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
     "qwen2": Architecture(tensors=_LLAMA, fused={}),
     "qwen3": Architecture(tensors=_LLAMA, fused={}),
-    "gemma2": Architecture(tensors=_GEMMA, fused={}, norm_offset=1.0),
-    "gemma3": Architecture(tensors=_GEMMA, fused={}, norm_offset=1.0),
+    "gemma2": Architecture(tensors=_WITH_POST_NORMS, fused={}, norm_offset=1.0),
+    "gemma3": Architecture(tensors=_WITH_POST_NORMS, fused={}, norm_offset=1.0),
     "phi3": Architecture(
         tensors=_PHI3,
         fused={**_QKV, **_GATE_UP},
         in_config=("rope_factors_long.weight", "rope_factors_short.weight"),
     ),
     "gpt2": Architecture(tensors=_FUSED_QKV, fused={**_QKV, **_QKV_BIAS}),
+    "arcee": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
+    "cohere2": Architecture(tensors=_LLAMA, fused={}),
+    "command-r": Architecture(tensors=_LLAMA, fused={}),
+    "deepseek2": Architecture(tensors=_LATENT | _LATENT_QUERY, fused={}, splits_kv_b=True),
+    "dots1": Architecture(tensors=_CORRECTED, fused={}),
+    "ernie4_5": Architecture(tensors=_LLAMA, fused={}),
+    "ernie4_5-moe": Architecture(tensors=_CORRECTED, fused={}),
+    "exaone4": Architecture(tensors=_WITH_POST_NORMS, fused={}, in_config=_FREQS),
+    "gemma": Architecture(tensors=_LLAMA, fused={}, norm_offset=1.0),
+    "glm4": Architecture(tensors=_GLM4, fused=_GATE_UP),
+    "glm4moe": Architecture(tensors=_CORRECTED | _OTHER_NORM, fused={}),
+    "gpt-oss": Architecture(
+        tensors=_LLAMA | _OTHER_NORM | _layers({"sinks": "attn_sinks.weight"}), fused={}
+    ),
+    "granite": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
+    "granitemoe": Architecture(tensors=_SHARED, fused={}, interleaved=True, in_config=_FREQS),
+    "hunyuan-dense": Architecture(tensors=_LLAMA, fused={}),
+    "hunyuan-moe": Architecture(tensors=_SHARED, fused={}),
+    "minimax-m2": Architecture(tensors=_CORRECTED, fused={}),
+    "mistral3": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
+    "nemotron": Architecture(tensors=_LLAMA, fused={}, norm_offset=1.0),
+    "olmo": Architecture(tensors=_LLAMA, fused={}, interleaved=True),
+    "olmo2": Architecture(tensors=_WITH_POST_NORMS, fused={}),
+    "olmoe": Architecture(tensors=_SHARED, fused={}),
+    "phi2": Architecture(tensors=_LLAMA, fused={}),
+    "qwen2moe": Architecture(tensors=_SHARED, fused={}),
+    "qwen2vl": Architecture(tensors=_LLAMA, fused={}),
+    "qwen3moe": Architecture(tensors=_SHARED, fused={}),
+    "qwen3vl": Architecture(tensors=_LLAMA, fused={}),
+    "qwen3vlmoe": Architecture(tensors=_SHARED, fused={}),
+    "seed_oss": Architecture(tensors=_LLAMA | _OTHER_NORM, fused={}),
+    "smollm3": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
+    "stablelm": Architecture(tensors=_LLAMA, fused={}),
 }
 
 ARCHITECTURE_OF: Mapping[str, str] = {

@@ -16,6 +16,7 @@ from ridgeline.core.spec import (
 )
 from ridgeline.models import inverse_frequencies
 from ridgeline.models.config import show
+from ridgeline.models.rope import yarn_attention_factor
 from ridgeline.weights.gguf.keys import Keys
 
 _Floats = npt.NDArray[np.float32]
@@ -49,7 +50,9 @@ def rope_scaling(
     factor = keys.number("rope.scaling.factor", default=linear)
     if kind == "linear" and factor in (0.0, 1.0):
         kind = "none"
-    if keys.number("rope.scaling.attn_factor", default=1.0) != 1.0:
+    attention_factor = keys.number("rope.scaling.attn_factor", default=1.0)
+    usual = yarn_attention_factor(factor) if kind == "yarn" and factor > 0 else 1.0
+    if attention_factor != 1.0 and not np.isclose(attention_factor, usual, rtol=1e-4):
         raise UnsupportedModelError(
             f"The GGUF file sets {keys.architecture}.rope.scaling.attn_factor, which is not "
             "supported."

@@ -1,0 +1,139 @@
+"""Models with a vision tower: their text model, which another family describes, is read alone.
+
+Text has one position in all three of Qwen-VL's axes, so its multi-axis rope is the plain one.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.core.spec import ModelSpec
+from ridgeline.models import ministral, mistral, qwen2, qwen3, qwen3_moe
+from ridgeline.models.config import ConfigReader, show
+from ridgeline.models.family import Family, TensorSource
+from ridgeline.models.known_keys import refuse_unsupported
+from ridgeline.models.tensor_names import fused_tensors
+
+_KEYS = (
+    "boi_token_index", "eoi_token_index", "image_token_id", "image_token_index",
+    "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
+    "spatial_merge_size", "video_token_id", "vision_config", "vision_end_token_id",
+    "vision_feature_layer", "vision_start_token_id", "vision_token_id",
+)  # fmt: skip
+VISION_TENSORS = r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual)\..*"
+_log = logging.getLogger(__name__)
+
+
+def leave_out_vision(config: ConfigReader) -> None:
+    """Accept the keys of a vision tower, and say that it is not used."""
+    _log.warning(
+        "This %s model has a vision tower, which is left out: it reads text, not images.",
+        config.text("model_type"),
+    )
+    for name in _KEYS:
+        config.ignore(name)
+
+
+def beside_vision(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """Where a text model's tensors lie beside those of a vision tower.
+
+    The first name is that of Llava's layout, the second what transformers calls its modules, and
+    PEFT what it adapts; early Qwen models have neither prefix.
+    """
+    return {
+        name: replace(
+            source,
+            name=f"language_model.{source.name}",
+            other_names=(source.name.replace("model.", "model.language_model.", 1), source.name),
+        )
+        for name, source in tensors.items()
+    }
+
+
+def _text_model(
+    model_type: str,
+    texts: Mapping[str, Family],
+    *,
+    defaults: Mapping[str, object],
+    tensors: Mapping[str, TensorSource] | None = None,
+    fused: Mapping[str, tuple[str, ...]] | None = None,
+) -> Family:
+    """A family whose config has the text model's under ``text_config``, or is that itself.
+
+    ``texts`` are the families that the text model may be of, by its own ``model_type``;
+    ``defaults`` are what its class has where files leave keys out.
+    """
+
+    def build(config: ConfigReader) -> ModelSpec:
+        leave_out_vision(config)
+        if "text_config" not in config:
+            (family,) = {id(each): each for each in texts.values()}.values()
+            return replace(family.build(config), model_type=model_type)
+        text = config.section("text_config")
+        text.complete(defaults)
+        kind = text.text("model_type", default=next(iter(texts)))
+        if kind not in texts:
+            raise UnsupportedModelError(
+                f"config.json gives the text model of {model_type} the model_type {show(kind)}; "
+                f"supported are {', '.join(texts)}."
+            )
+        refuse_unsupported(text, computed=texts[kind].computes)
+        spec = texts[kind].build(text)
+        tied = config.boolean("tie_word_embeddings", default=spec.tie_embeddings)
+        return replace(spec, tie_embeddings=tied)
+
+    first = next(iter(texts.values()))
+    fused = fused or first.fused
+    names = beside_vision({**first.tensors, **(tensors or {})})
+    return Family(
+        model_type=model_type,
+        build=build,
+        tensors=names,
+        fused=fused,
+        ignored=(*first.ignored, VISION_TENSORS),
+    )
+
+
+_QWEN_2 = {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5, "vocab_size": 152_064}
+_QWEN_3 = {"rope_theta": 500_000.0, "max_position_embeddings": 128_000, "vocab_size": 151_936}
+_MISTRAL = {
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "intermediate_size": 32_768,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "vocab_size": 131_072,
+}
+_EXPERTS = "model.layers.{i}.mlp.experts"
+_GATE_UP = {f"{_EXPERTS}.gate_up_proj": ("layers.{i}.experts.gate", "layers.{i}.experts.up")}
+_STACKED = {
+    name: replace(source, transpose=True, either_way=True)
+    for name, source in {
+        **fused_tensors(_GATE_UP),
+        "layers.{i}.experts.down": TensorSource(name=f"{_EXPERTS}.down_proj"),
+    }.items()
+}
+MISTRAL_3 = _text_model(
+    "mistral3",
+    {
+        "mistral": mistral.FAMILY,
+        "ministral": ministral.FAMILY,
+        "ministral3": ministral.FAMILY_3,
+    },
+    defaults=_MISTRAL,
+)
+QWEN_2_VL = _text_model("qwen2_vl", {"qwen2_vl_text": qwen2.FAMILY}, defaults=_QWEN_2)
+QWEN_2_5_VL = _text_model("qwen2_5_vl", {"qwen2_5_vl_text": qwen2.FAMILY}, defaults=_QWEN_2)
+QWEN_3_VL = _text_model("qwen3_vl", {"qwen3_vl_text": qwen3.FAMILY}, defaults=_QWEN_3)
+QWEN_3_VL_MOE = _text_model(
+    "qwen3_vl_moe",
+    {"qwen3_vl_moe_text": qwen3_moe.FAMILY},
+    defaults=_QWEN_3 | {"norm_topk_prob": True},
+    tensors=_STACKED,
+    fused=_GATE_UP,
+)

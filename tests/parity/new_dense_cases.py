@@ -1,0 +1,86 @@
+"""Tiny models of families without experts from 2024 on, and of text models beside vision towers."""
+
+from tests.parity.cases import SIZES, THETA, YARN, Case
+
+
+def _case(family: str, name: str, **changes: object) -> Case:
+    return Case(family=family, name=name, changes={"pad_token_id": 0} | changes)
+
+
+def _vision(family: str, name: str, **text: object) -> Case:
+    """Its text model is `SIZES` with changes; the vision tower is as small as can be."""
+    return Case(
+        family=family,
+        name=f"vision-{name}",
+        changes={"text_config": SIZES | {"pad_token_id": 0} | text},
+    )
+
+
+_THETA: dict[str, object] = {"rope_theta": THETA, "rope_type": "default"}
+_BY_TURNS = ["full_attention", "sliding_attention", "full_attention"]
+_LOCAL = {"rope_type": "default", "rope_theta": 300.0}
+_LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": THETA}
+_GROWING = YARN | {"llama_4_scaling_beta": 0.4, "mscale": 1.0, "mscale_all_dim": 1.0,
+                   "original_max_position_embeddings": 20}  # fmt: skip
+_ALPHA = {"rope_type": "dynamic", "alpha": 30.0, "factor": 1.0, "rope_theta": 200.0}
+_MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": THETA}
+
+NEW_DENSE_CASES = [
+    _case("seed_oss", "plain", head_dim=24, rope_parameters=_THETA),
+    _case("seed_oss", "other-biases", head_dim=16, attention_bias=False, attention_out_bias=True,
+          mlp_bias=True, tie_word_embeddings=True),
+    _case("olmo3", "windows", num_hidden_layers=4, sliding_window=9,
+          rope_parameters={"full_attention": YARN, "sliding_attention": _THETA}),
+    _case("olmo3", "two-ropes", layer_types=_BY_TURNS, sliding_window=13, attention_bias=True,
+          rope_parameters={"full_attention": _LINEAR, "sliding_attention": _LOCAL}),
+    _case("cohere2", "windows", num_hidden_layers=4, layer_norm_eps=0.03, sliding_window=9,
+          logit_scale=0.9),
+    _case("cohere2", "biases", layer_types=_BY_TURNS, layer_norm_eps=0.03, sliding_window=13,
+          logit_scale=1.2, attention_bias=True, num_key_value_heads=4, tie_word_embeddings=False),
+    _case("exaone4", "windows", num_hidden_layers=4, sliding_window=9),
+    _case("exaone4", "no-windows", sliding_window=None, tie_word_embeddings=True, head_dim=24,
+          layer_types=["full_attention"] * 3),
+    _case("ernie4_5", "plain", head_dim=24),
+    _case("ernie4_5", "biases", head_dim=16, use_bias=True, tie_word_embeddings=False),
+    _case("glm", "plain", head_dim=24, partial_rotary_factor=0.75),
+    _case("glm", "no-biases", head_dim=16, attention_bias=False, num_key_value_heads=1),
+    _case("glm4", "plain", head_dim=24, tie_word_embeddings=True),
+    _case("arcee", "plain"),
+    _case("arcee", "biases", attention_bias=True, mlp_bias=True, head_dim=24),
+    _case("nemotron", "plain", norm_eps=0.03),
+    _case("nemotron", "biases", norm_eps=0.03, attention_bias=True, mlp_bias=True, head_dim=24,
+          partial_rotary_factor=0.75),
+    _case("ministral", "windows", layer_types=_BY_TURNS, sliding_window=9, head_dim=24),
+    _case("ministral3", "growing", rope_parameters=_GROWING, head_dim=24),
+    _case("ministral3", "window", rope_parameters=_GROWING | {"truncate": False}, head_dim=16,
+          sliding_window=13),
+    _case("hunyuan_v1_dense", "plain", head_dim=24),
+    _case("hunyuan_v1_dense", "alpha", head_dim=16, rope_parameters=_ALPHA, attention_bias=True,
+          tie_word_embeddings=True),
+    _case("cwm", "windows", head_dim=24, sliding_window=9, num_hidden_layers=4),
+    _case("youtu", "plain", q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16,
+          qk_rope_head_dim=8, v_head_dim=20, num_key_value_heads=4),
+    _case("internlm3", "plain", head_dim=24),
+    _case("iquestcoder", "plain", head_dim=24),
+    _vision("mistral3", "growing", model_type="ministral3", head_dim=24, rope_parameters=_GROWING),
+    _vision("mistral3", "window", model_type="mistral", head_dim=16, sliding_window=13),
+    _vision("qwen2_vl", "windows", rope_parameters=_MROPE, use_sliding_window=True,
+            sliding_window=9, max_window_layers=1),
+    _vision("qwen2_5_vl", "plain", rope_parameters=_MROPE),
+    _vision("qwen3_vl", "biases", rope_parameters=_MROPE | {"mrope_interleaved": True},
+            head_dim=24, attention_bias=True),
+]  # fmt: skip
+
+NEW_DENSE_TELLING = (
+    "seed_oss-other-biases",
+    "olmo3-two-ropes",
+    "cohere2-biases",
+    "exaone4-windows",
+    "ernie4_5-biases",
+    "glm-plain",
+    "glm4-plain",
+    "arcee-biases",
+    "nemotron-biases",
+    "ministral3-window",
+    "hunyuan_v1_dense-alpha",
+)
