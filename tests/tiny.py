@@ -65,6 +65,18 @@ SINKS = CONFIG | {
     "sliding_window": 9,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+GROWING = CONFIG | {
+    "model_type": "ministral3",
+    "head_dim": 8,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 5,
+        "llama_4_scaling_beta": 0.3,
+    },
+}
+NORMED_LAST = CONFIG | {"model_type": "hunyuan_v1_dense"}
 SOFTCAPPED = WINDOWED | {
     "model_type": "gemma2",
     "head_dim": 8,

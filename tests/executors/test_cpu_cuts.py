@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, Driver, tiny_executor, tiny_model
+from tests.tiny import CONFIG, EXPERTS, GROWING, LATENT, SINKS, Driver, tiny_executor, tiny_model
 
 from ridgeline.core import ops
 from ridgeline.core.config import EngineConfig
@@ -24,6 +24,7 @@ CASES = [
     (CONFIG, ops.QKVProject),
     (NORMED, ops.HeadNorm),
     (SINKS, ops.Rope),
+    (GROWING, ops.GrowQueries),
     (LATENT, ops.LatentProject),
     (LATENT, ops.Rope),
     (CONFIG, ops.OutProject),

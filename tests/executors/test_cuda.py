@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 import torch
 from tests.executors.host_cuda import DecidesOnDevice, host_executor
-from tests.tiny import CONFIG, EXPERTS, GREEDY, LATENT, WINDOWED, Driver, tiny_executor, tiny_model
+from tests.tiny import (
+    CONFIG,
+    EXPERTS,
+    GREEDY,
+    GROWING,
+    LATENT,
+    NORMED_LAST,
+    WINDOWED,
+    Driver,
+    tiny_executor,
+    tiny_model,
+)
 
 from ridgeline.core.plan import BlockTableUpdate, ModelRole, Outputs, Pass, step_in_flight
 from ridgeline.core.sampling_params import SamplingParams
@@ -280,7 +291,9 @@ def test_a_mixed_step_orders_segments_by_length_and_results_by_plan():
 
 @pytest.mark.parametrize("execution", ["eager", "graphs"])
 @pytest.mark.parametrize(
-    "config", [CONFIG, WINDOWED, EXPERTS, LATENT], ids=["full", "windowed", "experts", "latent"]
+    "config",
+    [CONFIG, WINDOWED, EXPERTS, LATENT, GROWING, NORMED_LAST],
+    ids=["full", "windowed", "experts", "latent", "growing", "normed last"],
 )
 def test_every_execution_draws_what_the_reference_draws(config, execution):
     reference = Driver(tiny_executor(model=tiny_model(config)))

@@ -1,10 +1,17 @@
 """Models of transformers, written as GGUF, and read: the logits are those of transformers."""
 
+import random
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from tests.parity.gguf_file import write_gguf
 from tests.parity.ours import load, run
 from tests.parity.test_logits import TOLERANCES
+
+from ridgeline.core.errors import RidgelineError
+from ridgeline.models import lower
+from ridgeline.weights.gguf import GGUFCheckpoint, describe_gguf
 
 CASES = {
     "arcee-biases": "arcee",
@@ -48,6 +55,13 @@ CASES = {
 }
 
 
+ODD_VALUES = [
+    0, 1, 3, -1, 2**31, 2**63 - 1, 0.0, 0.5, 1e30, float("nan"), True, False, "", "yarn", "none",
+    np.zeros(0, bool), np.ones(3, np.int32), [], None,
+]  # fmt: skip
+MUTATIONS = 12
+
+
 @pytest.mark.parametrize("case_id", CASES)
 def test_gguf(case_id, oracle_of, tmp_path):
     oracle = oracle_of(case_id)
@@ -55,3 +69,28 @@ def test_gguf(case_id, oracle_of, tmp_path):
     write_gguf(oracle.folder, path, CASES[case_id])
     logits = run(load(path).model, oracle.token_ids, prompt_tokens=len(oracle.prompt), name="cpu")
     assert np.abs(logits - oracle.logits).max() <= TOLERANCES["cpu"]
+    _describe_mutations(path, random.Random(case_id))
+
+
+def _describe_mutations(path, rng):
+    """The file's description with keys changed or gone: understood, or one error of ours."""
+    with GGUFCheckpoint(path) as file:
+        for _ in range(MUTATIONS):
+            metadata = dict(file.metadata)
+            for key in rng.sample(sorted(metadata), rng.randint(1, 3)):
+                value = rng.choice(ODD_VALUES)
+                if value is None or key == "general.architecture":
+                    metadata.pop(key, None)
+                else:
+                    metadata[key] = value
+            content = SimpleNamespace(
+                metadata=metadata,
+                names=file.names,
+                shape=file.shape,
+                vector=file.vector,
+                format_name=file.format_name,
+            )
+            try:
+                lower(describe_gguf(content).spec)
+            except RidgelineError as error:
+                assert "\n" not in str(error)

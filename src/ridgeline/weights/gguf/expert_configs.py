@@ -33,7 +33,8 @@ def _local_counts(keys: Keys) -> Config:
 def _height(content: GGUFContent, module: str) -> int:
     """Rows of the matrix of that name in the first layer that has one; 0 if none has."""
     suffix = f".{module}.weight"
-    return next((content.shape(n)[-2] for n in content.names() if n.endswith(suffix)), 0)
+    shapes = (content.shape(name) for name in content.names() if name.endswith(suffix))
+    return next((shape[-2] for shape in shapes if len(shape) > 1), 0)
 
 
 def _qwen2moe(keys: Keys, content: GGUFContent) -> Config:
