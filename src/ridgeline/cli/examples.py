@@ -50,6 +50,9 @@ EXAMPLES = {
         "ridgeline optimize --workload chat --budget 2m --html report.html",
         "ridgeline optimize Qwen/Qwen3-0.6B --trace day.jsonl --slo ttft=0.5,tpot=0.05",
     ),
+    "rank": (
+        "ridgeline rank qwen2.5-0.5b llama-3.2-1b llama-3.1-8b --hardware l4,h100 --context 4000",
+    ),
     "memory": ("ridgeline memory --shape llama-3.1-8b --quantization int4",),
     "cost": ("ridgeline cost --hardware h100-sxm --output-tok-s 2500",),
     "hardware": ("ridgeline hardware",),

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ridgeline.cli.display import loading_bar
 from ridgeline.cli.options import Parser
@@ -18,6 +19,9 @@ from ridgeline.roofline.calibration import (
     measured_elsewhere,
     save,
 )
+
+if TYPE_CHECKING:
+    from ridgeline.planning import Machine
 
 THIS = "this"
 
@@ -99,6 +103,20 @@ def calibration_of(executor: str, *, anew: bool, quick: bool = False) -> Calibra
             found = calibrate_here(executor, quick=quick, kept_path=kept, progress=progress)
         save(found, path)
     return found
+
+
+def this_machine(calibration: Calibration) -> "Machine":
+    """This machine as plans take it."""
+    from ridgeline.planning import Machine
+
+    memory_bytes, kv_share = this_engine_memory(calibration.executor)
+    return Machine(
+        key=THIS,
+        name=calibration.ceilings.name,
+        calibration=calibration,
+        memory_bytes=memory_bytes,
+        kv_share=kv_share,
+    )
 
 
 def this_engine_memory(executor: str) -> tuple[float, float | None]:

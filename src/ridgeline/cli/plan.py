@@ -12,7 +12,7 @@ from ridgeline.cli.hardware import (
     add_machine_options,
     check_machine_options,
     this_calibration,
-    this_engine_memory,
+    this_machine,
 )
 from ridgeline.cli.money import MONEY, add_money_options, check_money, device_usd_per_hour
 from ridgeline.cli.options import Parser
@@ -213,21 +213,13 @@ def _hardware(arguments: argparse.Namespace) -> str:
 
 
 def _machine(arguments: argparse.Namespace) -> "Machine":
-    from ridgeline.planning import Machine, catalogue_machine
+    from ridgeline.planning import catalogue_machine
 
     count = arguments.count or 1
     if _hardware(arguments) == THIS:
         if count != 1:
             raise InvalidRequestError("There is one machine like this; --count is for others.")
-        calibration = this_calibration(arguments)
-        memory_bytes, kv_share = this_engine_memory(calibration.executor)
-        machine = Machine(
-            key=THIS,
-            name=calibration.ceilings.name,
-            calibration=calibration,
-            memory_bytes=memory_bytes,
-            kv_share=kv_share,
-        )
+        machine = this_machine(this_calibration(arguments))
     else:
         machine = catalogue_machine(
             load_catalogue(arguments.catalogue), _hardware(arguments), count

@@ -4,6 +4,7 @@ from ridgeline.planning.capacity import CapacityPlan, answer
 from ridgeline.planning.load import TooLongError
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
+from ridgeline.planning.ranking import Ranked, order_ranked, rank_model
 from ridgeline.planning.search import (
     ModelDemand,
     Placed,
@@ -25,6 +26,7 @@ __all__ = [
     "ModelDemand",
     "Placed",
     "Question",
+    "Ranked",
     "Ranking",
     "Slo",
     "TooLongError",
@@ -34,8 +36,10 @@ __all__ = [
     "cheapest",
     "cheapest_placement",
     "highest_rate",
+    "order_ranked",
     "place_models",
     "poisson",
+    "rank_model",
     "read_trace",
     "simulate",
 ]
