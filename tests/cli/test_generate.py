@@ -292,8 +292,8 @@ def test_the_set_of_commands_is_what_the_docs_say():
     assert set(commands.choices) == {
         "batch", "bench", "bench-ladder", "bench-serve", "ceilings", "chat", "collect-env",
         "completion", "convert", "cost", "embed", "eval", "generate", "hardware", "imatrix", "list",
-        "memory", "optimize", "plan", "probe", "profile", "pull", "quantize", "rank", "rerank", "rm",
-        "roofline", "run", "serve", "show",
+        "memory", "optimize", "plan", "probe", "profile", "pull", "quantize", "rank", "rerank",
+        "rm", "roofline", "run", "serve", "show",
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel, decode_batch, pass_work, prefill_batch
 from ridgeline.roofline.calibration import calibrate
 from ridgeline.roofline.explain import product_peak
-from ridgeline.roofline.history import read, record, typical_error
+from ridgeline.roofline.history import past_errors, read, record
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.predict import StepPredictor
 
@@ -264,9 +264,15 @@ def test_errors_of_past_runs_are_kept(calibration, tmp_path):
     watch = observer(calibration)
     for _ in range(25):
         watch.observe(*step(segment(0, 99, 1)), measured_s=0.5)
-    record(watch.report(), model="m", executor="test", path=path)
-    record(watch.report(), model="m", executor="other", path=path)
+    record(watch.report(), model="m", executor="test", weights="int8", path=path)
+    record(watch.report(), model="m", executor="other", weights="int8", path=path)
     assert [run.executor for run in read(path)] == ["test", "other"]
-    assert typical_error(read(path), "test") is not None
+    asked = {"phase": "decode", "weights": "int8"}
+    past = past_errors(read(path), "test", **asked)
+    report = watch.report().decode
+    assert (past.num_runs, past.median, past.p90) == (1, report.median_error, report.p90_error)
+    assert past.bias == report.bias > 1.0  # no step takes half a second
+    assert past_errors(read(path), "test", phase="prefill", weights="int8") is None
+    assert past_errors(read(path), "test", phase="decode", weights="int4") is None
     path.write_text("not json")
     assert read(path) == []

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.display import output_console, predicted_range, print_paragraph
+from ridgeline.roofline.history import PastErrors
 from ridgeline.roofline.slo import Slo
 
 
@@ -84,6 +85,9 @@ def print_plan(result: Mapping[str, Any]) -> None:
             f"p90 {past['p90']:.0%} over {past['count']} steps",
             style="dim",
         )
+        for phase, runs in result["past_runs"].items():
+            text = f"  past runs here, {phase} of these weights: {PastErrors(**runs)}"
+            print_paragraph(console, text, indent=4, style="dim")
     else:
         print_paragraph(
             console,

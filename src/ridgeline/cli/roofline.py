@@ -45,8 +45,8 @@ from ridgeline.roofline.explain import (
     ridges,
     sentences,
 )
+from ridgeline.roofline.history import PastErrors, past_errors
 from ridgeline.roofline.history import read as read_history
-from ridgeline.roofline.history import typical_error
 from ridgeline.roofline.memory import MemoryFit, fit
 from ridgeline.roofline.predict import StepPredictor
 
@@ -134,7 +134,12 @@ def run(arguments: argparse.Namespace) -> int:
     longest = priced.spec.max_position
     if beyond := [f"{context:,}" for context in arguments.context if context > longest]:
         lines.append(f"Beyond the model's {longest:,} tokens, and left out: {', '.join(beyond)}.")
-    past = typical_error(read_history(), calibration.executor)
+    past = {
+        phase: past_errors(
+            read_history(), calibration.executor, phase=phase, weights=priced.main_format.name
+        )
+        for phase in ("prefill", "decode")
+    }
     title = f"{model.name} on {calibration.ceilings.name}"
     if layout.tensor > 1:
         title = f"{model.name}, one of {layout.tensor} tensor-parallel {calibration.ceilings.name}"
@@ -165,7 +170,9 @@ def run(arguments: argparse.Namespace) -> int:
             "ops": {phase: [asdict(op) for op in each] for phase, each in by_phase.items()},
             "limits": lines,
             "advice": [asdict(each) for each in advice],
-            "past_error": past,
+            "past_runs": {
+                phase: None if each is None else asdict(each) for phase, each in past.items()
+            },
             "calibration": describe(calibration) if calibration.measured else None,
         }
         print(json.dumps(result))
@@ -270,9 +277,12 @@ def _print_ops(console: Console, phase: str, found: list[OpPoint]) -> None:
     console.print(f"{phase} by op: {', '.join(parts)}")
 
 
-def _basis(calibration: Calibration, form: NumberFormat, past: float | None) -> str:
+def _basis(
+    calibration: Calibration, form: NumberFormat, past: Mapping[str, PastErrors | None]
+) -> str:
     if not calibration.measured:
         return "Not measured: datasheet ceilings, typical efficiencies, wide intervals."
     p90 = calibration.spread("decode", form).p90_error
     text = f"Measured: {describe(calibration)}; p90 of these weights' decode {p90:.0%}."
-    return text if past is None else f"{text} Past runs: {past:.0%} median."
+    runs = [f"{phase}: {each}" for phase, each in past.items() if each is not None]
+    return f"{text} Past runs, {'; '.join(runs)}." if runs else text

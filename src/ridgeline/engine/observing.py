@@ -68,6 +68,7 @@ def step_price(observer: Observer) -> StepPrice:
 def keep_errors(observer: Observer, *, model: str, executor: str) -> None:
     """Note how far off this run's predictions were, for those who read the next ones."""
     try:
-        history.record(observer.report(), model=model, executor=executor)
+        weights = observer.models[ModelRole.TARGET].main_format.name
+        history.record(observer.report(), model=model, executor=executor, weights=weights)
     except DiskError as error:
         _log.warning("%s", error)

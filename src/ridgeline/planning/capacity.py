@@ -13,6 +13,8 @@ from ridgeline.planning.simulation import ScaledPrice
 from ridgeline.planning.traffic import Traffic
 from ridgeline.roofline import decode_batch, prefill_batch
 from ridgeline.roofline.calibration import Spread
+from ridgeline.roofline.history import past_errors
+from ridgeline.roofline.history import read as read_history
 from ridgeline.roofline.memory import kv_bytes_per_token, weights_bytes
 from ridgeline.roofline.predict import StepPredictor
 
@@ -121,6 +123,7 @@ class CapacityPlan:
             ),
             "bound": {"prefill": self.prefill_bound, "decode": self.decode_bound},
             "past_error": _past_error(self.question),
+            "past_runs": _past_runs(self.question),
         }
 
     def _latencies(self, traffic: Traffic, low: Traffic, high: Traffic) -> dict[str, Any]:
@@ -174,6 +177,7 @@ _UNKNOWN = (
     "output_tok_s", "input_tok_s", "completed_rps", "goodput_rps", "slo", "slo_attainment",
     "usd_per_hour", "keeps_up", "usd_per_1m_output", "usd_per_1k_requests", "usd_per_1m_by_phase",
     "bound", "joules_per_output_token_at_most", "interval_80", "past_error",
+    "past_runs",
 )  # fmt: skip
 
 
@@ -259,8 +263,21 @@ def _spreads(question: Question) -> tuple[Spread, Spread]:
     return calibration.spread("prefill", form), calibration.spread("decode", form)
 
 
+def _past_runs(question: Question) -> dict[str, Any]:
+    """By phase, how far off predictions for models in this format were in past runs here."""
+    if not question.machine.measured:
+        return {}
+    runs, executor = read_history(), question.machine.calibration.executor
+    weights = question.model.main_format.name
+    found = {
+        phase: past_errors(runs, executor, phase=phase, weights=weights)
+        for phase in ("prefill", "decode")
+    }
+    return {phase: asdict(each) for phase, each in found.items() if each is not None}
+
+
 def _past_error(question: Question) -> dict[str, Any]:
-    """How far off earlier predictions on this machine were."""
+    """How far off the calibration was on steps that it had not seen."""
     return {
         phase: {
             "median": spread.median_error if spread.count else None,

@@ -18,6 +18,7 @@ from ridgeline.core.result import StepResult
 from ridgeline.roofline.account import StepAccount, account
 from ridgeline.roofline.calibration import contradiction
 from ridgeline.roofline.ceilings import Ceilings
+from ridgeline.roofline.metrics import percentile
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.predict import Bound, StepPredictor, step_phase
 from ridgeline.roofline.price import Phase
@@ -34,8 +35,9 @@ class PhaseReport:
 
     ``mfu`` and ``mbu`` are shares of the ceilings (1.0 is all). ``predicted_s`` is what was
     predicted for ``seconds``, and ``bound`` what most of it goes to (memory, compute, overhead or
-    communication). ``median_error`` is that of |predicted − measured| ÷ measured over the latest
-    steps of this phase alone. All are ``None`` without a calibration.
+    communication). ``median_error`` and ``p90_error`` are of |predicted − measured| ÷ measured over
+    the latest steps of this phase alone, and ``bias`` is measured ÷ predicted by the calibration
+    alone. All are ``None`` without a calibration.
     """
 
     seconds: float
@@ -48,6 +50,8 @@ class PhaseReport:
     bound: str | None
     predicted_s: float | None
     median_error: float | None
+    p90_error: float | None = None
+    bias: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,7 @@ class Observer:
         deadline = time.perf_counter() + catch_up_s
         while self._pending and time.perf_counter() < deadline:
             self._account(*self._pending.popleft())
-        phases = {phase: self._phase(totals) for phase, totals in self._totals.items()}
+        phases = {phase: self._phase(phase, totals) for phase, totals in self._totals.items()}
         ceilings = self._ceilings
         return RooflineReport(
             prefill=phases[Phase.PREFILL],
@@ -252,8 +256,9 @@ class Observer:
         peak = ceilings.peak_flops(self._product_format)
         return max(work.flops / peak, work.num_bytes / ceilings.memory.bytes_per_s)
 
-    def _phase(self, totals: _Totals) -> PhaseReport:
+    def _phase(self, phase: Phase, totals: _Totals) -> PhaseReport:
         mfu = mbu = bound = None
+        errors, predictor = sorted(totals.errors), self._predictor
         if self._ceilings is not None and totals.seconds:
             peak = self._ceilings.peak_flops(self._product_format)
             mfu = totals.useful_flops / (totals.seconds * peak)
@@ -269,7 +274,9 @@ class Observer:
             mbu=mbu,
             bound=bound,
             predicted_s=totals.predicted_s if self._predictor is not None else None,
-            median_error=median(totals.errors) if totals.errors else None,
+            median_error=median(errors) if errors else None,
+            p90_error=percentile(errors, 0.9) if errors else None,
+            bias=predictor.correction.factor(phase) if errors and predictor else None,
         )
 
 
