@@ -16,7 +16,7 @@ from ridgeline.roofline.catalogue import load_catalogue
 from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
-    from ridgeline.planning import Machine, Ranked
+    from ridgeline.planning import Machine, RankedModel
 
 _BY = ("score", "speed", "cost", "memory")
 _ALL = "all"
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_model(each)
     from ridgeline.planning import order_ranked, rank_model
 
-    found, left_out = list["Ranked"](), list[str]()
+    found, left_out = list["RankedModel"](), list[str]()
     with status_line("ranking") as show:
         for machine in _machines(arguments):
             for name, options in zip(arguments.models, named, strict=True):
@@ -136,7 +136,7 @@ def _scores(path: Path) -> dict[str, float]:
         raise InvalidRequestError(f'{path} is not {{"MODEL": score, …}}: {error}') from error
 
 
-def _notes(found: "list[Ranked]", arguments: argparse.Namespace, slo: Slo) -> list[str]:
+def _notes(found: "list[RankedModel]", arguments: argparse.Namespace, slo: Slo) -> list[str]:
     notes = []
     if any(each.context < arguments.context for each in found):
         notes.append("Models whose context is shorter are ranked at the longest prompt they take.")
@@ -152,7 +152,7 @@ def _notes(found: "list[Ranked]", arguments: argparse.Namespace, slo: Slo) -> li
     return notes
 
 
-def _print(found: "list[Ranked]", by: str, notes: list[str]) -> None:
+def _print(found: "list[RankedModel]", by: str, notes: list[str]) -> None:
     console = output_console()
     header = (
         "model", "on", "params", "GB", "fits", "prompt s", "ms/token", "at once", "tok/s", "$/1M",

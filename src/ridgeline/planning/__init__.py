@@ -4,7 +4,7 @@ from ridgeline.planning.capacity import CapacityPlan, answer
 from ridgeline.planning.load import TooLongError
 from ridgeline.planning.machine import Machine, catalogue_machine
 from ridgeline.planning.question import Question
-from ridgeline.planning.ranking import Ranked, order_ranked, rank_model
+from ridgeline.planning.ranking import RankedModel, order_ranked, rank_model
 from ridgeline.planning.search import (
     ModelDemand,
     Placed,
@@ -26,7 +26,7 @@ __all__ = [
     "ModelDemand",
     "Placed",
     "Question",
-    "Ranked",
+    "RankedModel",
     "Ranking",
     "Slo",
     "TooLongError",

@@ -18,7 +18,7 @@ from ridgeline.roofline.slo import Slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
+class RankedModel:
     """One model on one machine; what does not fit has no seconds.
 
     Attributes:
@@ -68,7 +68,7 @@ def rank_model(
     output_tokens: int,
     slo: Slo,
     score: float | None = None,
-) -> Ranked:
+) -> RankedModel:
     """Predict one model on the fewest devices of a machine that hold it.
 
     Raises:
@@ -82,7 +82,7 @@ def rank_model(
     replica = choose_replica(question)
     held, memory = replica.model, replica.fit
     num_devices = held.layout.tensor
-    bare = Ranked(
+    bare = RankedModel(
         model=name,
         hardware=machine.name,
         num_devices=num_devices,
@@ -120,11 +120,11 @@ def rank_model(
     )
 
 
-def order_ranked(found: Sequence[Ranked], by: str) -> list[Ranked]:
+def order_ranked(found: Sequence[RankedModel], by: str) -> list[RankedModel]:
     """The best first: what meets the limits before what fits before what does not, then by
     ``score``, ``speed`` (tokens per second), ``cost`` or ``memory``; what is unknown comes last."""
 
-    def key(each: Ranked) -> tuple[bool, bool, bool, float]:
+    def key(each: RankedModel) -> tuple[bool, bool, bool, float]:
         figure = {
             "score": None if each.score is None else -each.score,
             "speed": -each.output_tok_s,
