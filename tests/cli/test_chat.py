@@ -6,6 +6,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.answer_view import split_blocks
+from ridgeline.cli.chat_session import Chat
 from ridgeline.cli.main import main
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
@@ -106,6 +107,42 @@ def test_a_file_goes_with_the_next_question(model_folder, capsys, monkeypatch, t
     assert "cannot be read: No such file" in captured.err
     question = json.loads(kept.read_text())["messages"][0]["content"]
     assert question == "a.txt:\n```\nthe mat\n```\n\nsat"
+
+
+def test_a_path_in_quotes_and_a_question_with_an_apostrophe(
+    model_folder, capsys, monkeypatch, tmp_path
+):
+    (tmp_path / "a b.txt").write_text("the mat\n")
+    kept, lines = tmp_path / "chat.json", []
+    for quote in "'\"":
+        lines.append(f'/file {quote}{tmp_path}/a b.txt{quote} what\'s in "it"')
+    captured = chat(
+        capsys, monkeypatch, model_folder, [*lines, f"/save {kept}", f'/file "{tmp_path}/a b.txt']
+    )
+    questions = json.loads(kept.read_text())["messages"][::2]
+    assert [each["content"].partition("\n\n")[2] for each in questions] == ['what\'s in "it"'] * 2
+    assert "not closed" in captured.err
+
+
+def test_files_stay_attached_until_there_is_an_answer(model_folder, capsys, monkeypatch, tmp_path):
+    """The first two answers end before a word, as Ctrl-C ends them."""
+    (tmp_path / "a.txt").write_text("the mat\n")
+    (tmp_path / "b.txt").write_text("the cat\n")
+    kept, plain, asked = tmp_path / "chat.json", Chat._events, []
+
+    def events(self, prompt, stream):
+        asked.append(prompt)
+        return (
+            iter(())
+            if len(asked) < 3 and list(plain(self, prompt, stream))
+            else plain(self, prompt, stream)
+        )
+
+    monkeypatch.setattr(Chat, "_events", events)
+    lines = [f"/file {tmp_path}/a.txt", "sat", f"/file {tmp_path}/b.txt on", "sat", f"/save {kept}"]
+    chat(capsys, monkeypatch, model_folder, lines)
+    (question, _) = json.loads(kept.read_text())["messages"]
+    assert question["content"] == "a.txt:\n```\nthe mat\n```\n\nsat"
 
 
 def test_settings_and_the_system_message_change_within_a_chat(model_folder, capsys, monkeypatch):

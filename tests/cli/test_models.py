@@ -8,6 +8,7 @@ from tests.weights.conftest import NAME, hub  # noqa: F401
 
 from ridgeline.cli.main import main
 from ridgeline.weights import locate_model
+from ridgeline.weights.aliases import read_aliases, write_alias
 from ridgeline.weights.downloaded import downloaded_models
 
 CARD = b"---\nlicense: apache-2.0\nlanguage: [en]\n---\n# A model\n"
@@ -63,8 +64,9 @@ def test_a_model_is_pulled_listed_shown_and_removed(real, capsys):
     before = locate_model("mine", offline=True)
     assert before == locate_model(NAME, offline=True)
     assert main(["rm", "mine"]) == 0
-    assert "is gone" in capsys.readouterr().err
+    assert "mine is gone: 0.00 GB, and with it mine" in capsys.readouterr().err
     assert downloaded_models() == []
+    assert read_aliases() == {}
     assert main(["rm", "mine"]) == 1
     assert "was not downloaded" in capsys.readouterr().err
 
@@ -109,6 +111,35 @@ def test_a_model_that_cannot_be_run_is_listed_with_the_reason(real, capsys):
 def test_aliases_are_names(real, capsys):
     assert main(["pull", NAME, "--alias", "no/slash"]) == 2
     assert "is no alias" in capsys.readouterr().err
+    assert real.fetched() == []
+
+
+def test_an_alias_is_pulled_and_shown_as_its_model(ggufs, capsys):
+    write_alias("mine", f"{NAME}:f32")
+    assert main(["pull", "mine"]) == 0
+    told = capsys.readouterr()
+    assert f"{NAME}:F32, mine" in told.out
+    assert "apache-2.0" in told.out
+    assert "ridgeline chat mine" in told.err
+    assert main(["show", "mine", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["name"], shown["licence"]) == (f"{NAME}:F32", "apache-2.0")
+
+
+def test_an_alias_goes_with_the_file_that_it_names(ggufs, capsys):
+    for quantization in ("F32", "Q8_0"):
+        main(["pull", f"{NAME}:{quantization}", "--alias", quantization.lower()])
+    assert main(["rm", f"{NAME}:F32"]) == 0
+    assert read_aliases() == {"q8_0": f"{NAME}:Q8_0"}
+    assert main(["rm", NAME]) == 0
+    assert read_aliases() == {}
+
+
+def test_a_path_is_not_pulled(real, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert main(["pull", "~/model"]) == 2
+    assert "is on this machine already" in capsys.readouterr().err
 
 
 def test_a_file_of_aliases_that_is_none(tmp_path, capsys):

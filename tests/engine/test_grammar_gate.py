@@ -19,11 +19,11 @@ def request(number) -> Request:
 def test_no_more_requests_wait_for_a_grammar_than_may():
     may_go = threading.Event()
 
-    def prepare(wanted):
+    def prepare(wanted, tenant):
         may_go.wait(10)
         return wanted.source
 
-    constraints = SimpleNamespace(prepare=prepare, is_prepared=lambda _: False)
+    constraints = SimpleNamespace(prepare=prepare, is_prepared=lambda *_: False)
     gate = GrammarGate(constraints, max_held=3)
     try:
         assert all(gate.holds(request(number)) for number in range(3))

@@ -46,7 +46,7 @@ def running(model, *, data_dir, engine=None, **settings):
         async with AsyncEngine(engine_config, in_process=True) as engine:
             server = Server(engine, config, Jobs(open_data_folder(config, config.port)))
             worker = BatchWorker(server)
-            working = asyncio.create_task(worker.run())
+            working = asyncio.gather(worker.run(), server.jobs.responses.keep_purging())
             http = http_server(server)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             await warm_up(server, lambda _: None)

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from ridgeline.server import body as bodies
-from ridgeline.server.body import MAX_CONTAINERS, MAX_DEPTH, decode_body
+from ridgeline.server.body import MAX_CONTAINERS, MAX_DEPTH, decode_body, decode_request
 from ridgeline.server.errors import ApiError
+from ridgeline.server.schemas.chat import ChatRequest
 
 ANYTHING = msgspec.json.Decoder()
 TEXT = '[]{}"\\a\n\u00e9'
@@ -71,3 +72,40 @@ def test_a_large_body_takes_the_processor_for_little_time(piece):
     except ApiError as error:
         assert "arrays and objects" in error.message
     assert time.process_time() - began < 3
+
+
+ODD_NAMES = ["a.b", "a[0]", "[", ".", "x" * 100, "`", "messages[0].role", "é\n"]
+
+
+def test_unknown_fields_are_left_out_whatever_they_are_called():
+    decoder = msgspec.json.Decoder(ChatRequest)
+    message = {"role": "user", "content": [{"type": "text", "text": "a", "a.b[1]": 1}] * 2}
+    known = {"messages": [message] * 2, "max_tokens": 4, "tool_choice": "auto"}
+    body = json.dumps({**known, **{name: {"messages": 1} for name in ODD_NAMES}}).encode()
+    found, ignored = decode_request(decoder, body, "ignore")
+    assert ignored == ["messages[...].content[...].a.b[1]", *ODD_NAMES]
+    for part in message["content"]:
+        part.pop("a.b[1]", None)
+    assert found == decode_body(decoder, json.dumps(known).encode())
+    with pytest.raises(ApiError, match="not known"):
+        decode_request(decoder, body, "refuse")
+    wrong = json.dumps({**known, "a.b": 1, "max_tokens": "four"}).encode()
+    with pytest.raises(ApiError, match="max_tokens"):
+        decode_request(decoder, wrong, "ignore")
+
+
+def test_many_unknown_fields_are_left_out_in_one_pass():
+    """Once the body was decoded again for each kind of them, and from the 33rd on refused."""
+    fields = {f"field{number}": 1 for number in range(2000)}
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode()
+    began = time.process_time()
+    _, ignored = decode_request(msgspec.json.Decoder(ChatRequest), body, "ignore")
+    assert ignored == list(fields)
+    assert time.process_time() - began < 2
+
+
+def test_a_value_that_speaks_of_unknown_fields_is_no_unknown_field():
+    body = b'{"messages": [{"role": "user"}], "response_format": {"type": "unknown field `x`"}}'
+    with pytest.raises(ApiError) as refused:
+        decode_body(msgspec.json.Decoder(ChatRequest), body)
+    assert refused.value.code != "unknown_field"

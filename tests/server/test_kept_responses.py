@@ -1,14 +1,19 @@
 """`previous_response_id`: each key goes on from its own responses, for a time."""
 
+import asyncio
 import json
 import os
 import sqlite3
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 from tests.server.running import running
 
+from ridgeline.server.errors import ApiError
 from ridgeline.server.jobs import responses
+from ridgeline.server.jobs.database import Database
+from ridgeline.server.jobs.jobs import Jobs
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +125,88 @@ def test_a_server_that_keeps_none_says_so(http):
     answer = http.post("/v1/responses", json={"input": "a", "previous_response_id": "resp_1"})
     assert answer.status_code == 400
     assert "--keep-responses-s" in answer.json()["error"]["message"]
+
+
+def kept(number, text="x"):
+    return responses.KeptResponse(response={"id": f"resp_{number}", "text": text}, items=[])
+
+
+@contextmanager
+def store(folder):
+    jobs = Jobs(Database(folder))
+    try:
+        yield jobs.responses
+    finally:
+        jobs.close()
+
+
+def on_disk(folder):
+    return b"".join(path.read_bytes() for path in folder.glob("jobs.sqlite*"))
+
+
+async def there(found, tenant, numbers):
+    """Which of a tenant's are found."""
+    gotten = []
+    for number in numbers:
+        with suppress(ApiError):
+            await found.get(tenant, f"resp_{number}")
+            gotten.append(number)
+    return gotten
+
+
+def test_what_has_expired_is_erased_without_another_request(tmp_path, monkeypatch):
+    """Once only the next response that was kept deleted it, and the log of changes had it on."""
+
+    async def fill():
+        with store(tmp_path) as found:
+            await found.put("a", kept(1, "zebrawood" * 1000), ttl_s=60)
+            await found.put("a", kept(2, "mahogany"), ttl_s=600)
+            assert b"zebrawood" in on_disk(tmp_path)
+
+    async def look():
+        with store(tmp_path) as found:
+            purging = asyncio.create_task(found.keep_purging())
+            for _ in range(100):
+                await asyncio.sleep(0.02)
+                if b"zebrawood" not in on_disk(tmp_path):
+                    break
+            purging.cancel()
+            assert b"zebrawood" not in on_disk(tmp_path)
+            assert await there(found, "a", (1, 2)) == [2]
+            await found.put("a", kept(3, "zebrawood" * 1000), ttl_s=60)
+            monkeypatch.setattr(responses, "MAX_KEPT", 1)
+            await found.put("a", kept(4), ttl_s=60)
+            await found.purge()
+            assert b"zebrawood" not in on_disk(tmp_path)
+            assert b"mahogany" not in on_disk(tmp_path)
+
+    asyncio.run(fill())
+    later_s = time.time() + 61
+    monkeypatch.setattr(responses.time, "time", lambda: later_s)
+    asyncio.run(look())
+
+
+def test_bytes_are_limited_for_each_tenant_and_in_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(responses, "MAX_TENANT_BYTES", 5000)
+    monkeypatch.setattr(responses, "MAX_BYTES", 8000)
+    text = "x" * 900
+
+    async def fill():
+        with store(tmp_path) as found:
+            for number in range(8):
+                await found.put("a", kept(number, text), ttl_s=60)
+            assert await there(found, "a", range(8)) == [3, 4, 5, 6, 7]
+            with pytest.raises(ApiError, match="are kept; send store: false") as refused:
+                await found.put("a", kept(8, "x" * 6000), ttl_s=60)
+            assert refused.value.status == 413
+        with store(tmp_path) as found:  # what there was counts again
+            for number in range(10, 14):
+                await found.put("b", kept(number, text), ttl_s=60)
+            assert await there(found, "a", range(8)) == [4, 5, 6, 7]  # it had more than b
+            assert await there(found, "b", range(10, 14)) == [10, 11, 12, 13]
+            await found.delete("a", "resp_4")
+            await found.put("b", kept(14, text), ttl_s=60)
+            assert await there(found, "a", range(8)) == [5, 6, 7]
+            assert await there(found, "b", range(10, 15)) == [10, 11, 12, 13, 14]
+
+    asyncio.run(fill())

@@ -24,6 +24,13 @@ def test_a_completion_is_that_of_the_other_interface(http, served):
     assert http.post("/completion", json=ASK | {"prompt": by_ids}).json()["content"]
 
 
+def test_an_adapter_is_named_as_what_answered(http, served, says, monkeypatch):
+    monkeypatch.setattr(type(served.server.engine), "adapters", ("tuned",))
+    says("yes")
+    whole = http.post("/completion", json=ASK | {"model": "tuned"}).json()
+    assert (whole["content"], whole["model"]) == ("yes", "tuned")
+
+
 def test_a_stream_ends_with_what_is_said_of_the_whole(events):
     *pieces, last = events("/completion", ASK)
     assert all(piece["stop"] is False for piece in pieces)

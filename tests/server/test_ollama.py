@@ -1,10 +1,16 @@
 """Ollama's interface, as its documentation has it."""
 
 import json
+import threading
 
 import httpx
 import pytest
-from tests.weights.conftest import hub  # noqa: F401
+from tests.server.running import running
+from tests.weights.conftest import NAME, hub  # noqa: F401
+
+from ridgeline.server import downloads
+from ridgeline.weights import locate_model
+from ridgeline.weights.aliases import read_aliases, write_alias
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}]}
 GREEDY = {"temperature": 0, "num_predict": 6}
@@ -138,6 +144,13 @@ def test_loading_and_unloading_are_said_and_change_nothing(http, name):
         ("generate", {"prompt": "a", "context": [1]}, 400, "context is not kept"),
         ("generate", {"prompt": "a", "template": "x"}, 400, "template: the model's own"),
         ("generate", {"prompt": "x " * 5000}, 400, "context holds"),
+        ("generate", {"prompt": "a", "raw": True, "think": True}, 400, "think has no place"),
+        ("generate", {"prompt": "a", "think": True}, 400, "does not support thinking"),
+        ("chat", {"think": "high"}, 400, "does not support thinking"),
+        ("pull", {"model": "/etc"}, 400, "is no name on the hub"),
+        ("pull", {"model": "./src"}, 400, "is no name on the hub"),
+        ("pull", {"model": "~/model.gguf"}, 400, "is no name on the hub"),
+        ("pull", {"model": "a\0b"}, 400, "is no name on the hub"),
     ],
 )
 def test_mistakes_are_a_sentence_in_ollamas_shape(http, name, path, more, status, words):
@@ -168,9 +181,122 @@ def test_pull_and_delete_of_others_go_by_the_hub(http, hub):  # noqa: F811
     assert "was not downloaded" in again.json()["error"]
 
 
-def test_pull_needs_the_admin_where_there_are_keys(roomy_folder, tmp_path):
-    from tests.server.running import running
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [
+        ((404, "RepoNotFound"), 404, "no hub model of that name"),
+        ((403, "GatedRepo"), 404, "gated"),
+        ((500, ""), 502, "answered 500"),
+    ],
+)
+def test_a_pull_that_fails_says_whose_fault_it_is(http, hub, answer, status, words):  # noqa: F811
+    hub.answers["/api/models"] = answer
+    found = http.post("/api/pull", json={"model": NAME, "stream": False})
+    assert (found.status_code, words in found.json()["error"]) == (status, True), found.text
+    *_, last = lines(http, "/api/pull", {"model": NAME})
+    assert words in last["error"]
 
+
+def test_a_full_disk_and_a_pickle_are_told_apart(http, hub, monkeypatch):  # noqa: F811
+    full = type("Usage", (), {"free": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr("ridgeline.weights.hub.shutil.disk_usage", lambda _: full)
+        assert http.post("/api/pull", json={"model": NAME, "stream": False}).status_code == 507
+    for name in [name for name in hub.files if "safetensors" in name]:
+        del hub.files[name]
+    found = http.post("/api/pull", json={"model": NAME, "stream": False})
+    assert (found.status_code, "pickle" in found.json()["error"]) == (422, True), found.text
+
+
+def test_a_name_is_never_sought_among_the_servers_files(
+    http,
+    hub,  # noqa: F811
+    model_folder,
+    monkeypatch,
+):
+    monkeypatch.chdir(model_folder.parent)
+    found = http.post("/api/pull", json={"model": model_folder.name, "stream": False})
+    assert found.status_code == 404, found.text
+
+
+def test_pulls_of_one_model_are_one_and_only_so_many_are_open(
+    served,
+    http,
+    hub,  # noqa: F811
+    monkeypatch,
+):
+    """In threads of their own: once they were those that batches and files wait for, too."""
+    monkeypatch.setattr(downloads, "MAX_OPEN", 1)
+    hub.stalls["model-1.safetensors"] = 1000
+    body, answers = {"model": NAME, "stream": False}, []
+    pulls = [
+        threading.Thread(target=lambda: answers.append(http.post("/api/pull", json=body)))
+        for _ in range(2)
+    ]
+    for pull in pulls:
+        pull.start()
+    assert hub.stalled.wait(20)
+    refused = http.post("/api/pull", json={"model": "owner/other", "stream": False})
+    assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+    assert [t.name for t in threading.enumerate() if t.name.startswith("ridgeline-download")]
+    hub.released.set()
+    for pull in pulls:
+        pull.join()
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert hub.fetched().count("model-1.safetensors") == 1
+
+
+def test_a_server_that_ends_ends_its_downloads(roomy_folder, tmp_path, hub):  # noqa: F811
+    hub.files["model-1.safetensors"] += b"x" * (1 << 22)
+    hub.stalls["model-1.safetensors"] = 1 << 21
+    with (
+        running(roomy_folder, data_dir=tmp_path / "data") as server,
+        server.client() as client,
+        client.stream("POST", "/api/pull", json={"model": NAME}) as response,
+    ):
+        next(response.iter_lines())
+        assert hub.stalled.wait(20)
+    hub.released.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith(("ridgeline-download", "asyncio")):
+            thread.join(10)
+            assert not thread.is_alive()
+    assert not [path for path in (tmp_path / "cache").rglob("model-1.safetensors") if path.exists()]
+
+
+def test_a_draft_model_in_use_is_not_deleted(
+    roomy_folder,
+    tmp_path,
+    hub,  # noqa: F811
+    monkeypatch,
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    hub.files.clear()
+    for path in roomy_folder.iterdir():
+        hub.files[path.name] = path.read_bytes()
+    folder = locate_model(NAME)
+    write_alias("small", NAME)
+    for number, draft in enumerate((NAME, "small", str(folder))):
+        engine = {"speculation": "draft", "draft_model": draft}
+        with (
+            running(roomy_folder, data_dir=tmp_path / str(number), engine=engine) as server,
+            server.client() as client,
+        ):
+            for name in (NAME, "small", f"{NAME}:latest"):
+                refused = client.request("DELETE", "/api/delete", json={"model": name})
+                assert (refused.status_code, "in use" in refused.json()["error"]) == (409, True)
+    assert folder.exists()
+
+
+def test_an_alias_is_deleted_with_its_model(http, hub, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    lines(http, "/api/pull", {"model": NAME})
+    write_alias("mine", NAME)
+    assert http.request("DELETE", "/api/delete", json={"model": "mine"}).status_code == 200
+    assert read_aliases() == {}
+
+
+def test_pull_needs_the_admin_where_there_are_keys(roomy_folder, tmp_path):
     with (
         running(roomy_folder, data_dir=tmp_path, api_key=("k",)) as server,
         httpx.Client(base_url=server.url, headers={"authorization": "Bearer k"}) as client,

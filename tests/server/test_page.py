@@ -166,6 +166,57 @@ def test_conversations_are_kept_and_no_switch_erases_them(says, page):
     assert options == ["second question"]
 
 
+def titles(page):
+    return page.eval_on_selector_all("#conversation option", "all => all.map(o => o.label)")
+
+
+def test_tabs_keep_each_others_conversations(says, page, page_server):
+    """Once the tab that saved last had erased what the other one had kept."""
+    says("first answer")
+    ask(page, "first question")
+    other = page.context.new_page()
+    other.goto(page_server.url)
+    other.wait_for_selector(".turn.assistant")
+    for tab, text in ((page, "second"), (other, "third"), (page, "fourth")):
+        says(f"{text} answer")
+        tab.click("#new")
+        ask(tab, f"{text} question")
+    wanted = [f"{text} question" for text in ("fourth", "third", "second", "first")]
+    wait_for(other, lambda: set(titles(other)) == set(wanted))
+    assert titles(page) == wanted
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("#delete")
+    wait_for(other, lambda: set(titles(other)) == set(wanted[1:]))
+    says("more")
+    page.select_option("#conversation", label="first question")
+    other.select_option("#conversation", label="first question")
+    ask(page, "and then?")
+    wait_for(other, lambda: "more" in other.inner_text("#transcript"))  # goes on where that one is
+    other.close()
+
+
+def test_two_tabs_that_go_on_with_one_conversation_lose_no_turn(says, page):
+    says("an answer")
+    ask(page, "a question")
+    page.evaluate(  # as another tab does while this one waits for its answer
+        """() => {
+            const all = JSON.parse(localStorage.getItem("ridgeline.conversations"));
+            all[0].messages.push({ role: "user", content: "theirs" });
+            all[0].messages.push({ role: "assistant", content: "so" });
+            all[0].time += 1;
+            localStorage.setItem("ridgeline.conversations", JSON.stringify(all));
+        }"""
+    )
+    says("ours too")
+    ask(page, "ours")
+    kept = json.loads(page.evaluate("localStorage.getItem('ridgeline.conversations')"))
+    assert [[turn["content"] for turn in each["messages"][2:]] for each in kept] == [
+        ["ours", "ours too"],
+        ["theirs", "so"],
+    ]
+    assert len({each["id"] for each in kept}) == 2
+
+
 def test_turns_are_retried_and_edited(says, page):
     says("one")
     ask(page, "question")

@@ -45,6 +45,9 @@ def test_a_header_of_ignored_names_is_one_header(served, http, monkeypatch):
     answer = http.post("/v1/chat/completions", json=CHAT | {"a\r\nset-cookie: b": 1})
     assert answer.status_code == 200
     assert "set-cookie" not in answer.headers
+    many = http.post("/v1/chat/completions", json=CHAT | {f"x{'y' * 99}{n}": 1 for n in range(40)})
+    assert many.headers["x-ridgeline-warning"].endswith("yyy, and 8 more")
+    assert len(many.headers["x-ridgeline-warning"]) < 3000
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,11 +119,12 @@ class Chat:
         action: Callable[..., None] = getattr(self, f"do_{name[1:]}")
         action(*([rest] if COMMANDS[name].startswith(("[", "PATH")) else []))
 
-    def ask(self, question: str) -> None:
-        """Stream the answer to one turn."""
-        whole = "\n\n".join([*self._attached, question])
-        self._answer(whole)
-        self._attached.clear()
+    def ask(self, question: str) -> bool:
+        """Stream the answer to one turn; whether there was one, for which files were attached."""
+        is_answered = self._answer("\n\n".join([*self._attached, question]))
+        if is_answered:
+            self._attached.clear()
+        return is_answered
 
     def _answer(self, question: str) -> bool:
         """Show an answer while it comes; whether there was one, and so a turn more.
@@ -228,19 +228,17 @@ class Chat:
         error_console.print("forgotten", style="dim")
 
     def do_file(self, rest: str) -> None:
-        try:
-            first, *words = shlex.split(rest) if rest.startswith(("'", '"')) else rest.split(" ", 1)
-        except ValueError as error:
-            raise InvalidRequestError("The quotes around the path are not closed.") from error
-        path = Path(first)
+        name, question = _split_path(rest)
+        path = Path(name)
         text = read_text(path)
         self._attached.append(quoted_file(path, text))
-        if words:
+        if question:
+            is_answered = False
             try:
-                self.ask(" ".join(words))
-            except RidgelineError:
-                self._attached.pop()
-                raise
+                is_answered = self.ask(question)
+            finally:
+                if not is_answered:  # the same command can be given again
+                    self._attached.pop()
         else:
             error_console.print(
                 f"{path.name}, {len(text):,} characters, goes with the next question.",
@@ -303,6 +301,21 @@ class Chat:
                 self._llm = self._opened(before)
                 raise
         error_console.print(self.status(), style="dim", markup=False)
+
+
+def _split_path(rest: str) -> tuple[str, str]:
+    """A path, in quotes if it has spaces, and the text after it, which is as it is.
+
+    Raises:
+        InvalidRequestError: the quotes are not closed.
+    """
+    if rest[0] not in "'\"":
+        path, *question = rest.split(maxsplit=1)
+        return path, "".join(question)
+    path, closing, question_text = rest[1:].partition(rest[0])
+    if not closing:
+        raise InvalidRequestError("The quotes around the path are not closed.")
+    return path, question_text.strip()
 
 
 def _shortened(text: str) -> str:

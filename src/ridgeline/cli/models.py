@@ -71,25 +71,32 @@ class LocalModel:
 
 def pull(arguments: argparse.Namespace) -> int:
     """Download a model, what is not here yet of it."""
-    from ridgeline.weights import locate_model
-    from ridgeline.weights.aliases import write_alias
+    from ridgeline.weights import download_model
+    from ridgeline.weights.aliases import check_alias, read_aliases, write_alias
     from ridgeline.weights.hub import fetch_card
 
-    name: str = arguments.model
-    if Path(name).exists():
-        raise InvalidRequestError(f"{name} is on this machine already.")
+    if Path(arguments.model).expanduser().exists():
+        raise InvalidRequestError(f"{arguments.model} is on this machine already.")
+    if arguments.alias is not None:
+        check_alias(arguments.alias)
+    name: str = read_aliases().get(arguments.model, arguments.model)
     with loading_bar() as progress:
-        path = locate_model(name, revision=arguments.revision, progress=progress)
+        path = download_model(name, revision=arguments.revision, progress=progress)
         fetch_card(name.partition(":")[0], arguments.revision)
     if arguments.alias is not None:
         write_alias(arguments.alias, name)
-    found = next((each for each in local_models([]) if each.name == name), None)
+    found = next((each for each in local_models([]) if _is_same(each.name, name)), None)
     if found is None:
         error_console.print(f"{name} is in {path}.", markup=False)
         return 0
     _print_table([found])
-    error_console.print(f"ridgeline chat {arguments.alias or name}", style="dim", markup=False)
+    shown = arguments.alias or arguments.model
+    error_console.print(f"ridgeline chat {shown}", style="dim", markup=False)
     return 0
+
+
+def _is_same(one: str, other: str) -> bool:
+    return one.casefold() == other.casefold()  # as quantizations are read
 
 
 def list_models(arguments: argparse.Namespace) -> int:
@@ -110,9 +117,8 @@ def show(arguments: argparse.Namespace) -> int:
     from ridgeline.weights.aliases import read_aliases
 
     name: str = arguments.model
-    known = {model.name: model for model in local_models([])}
     wanted = read_aliases().get(name, name)
-    found = known.get(wanted)
+    found = next((each for each in local_models([]) if _is_same(each.name, wanted)), None)
     if found is None:
         path = locate_model(name, offline=True)
         found = describe_local(name, path, _size(path), None)
@@ -128,12 +134,12 @@ def show(arguments: argparse.Namespace) -> int:
 
 def remove(arguments: argparse.Namespace) -> int:
     """Delete models of the hub's cache."""
-    from ridgeline.weights.aliases import read_aliases
     from ridgeline.weights.downloaded import remove_downloaded
 
     for name in arguments.models:
-        freed = remove_downloaded(read_aliases().get(name, name))
-        error_console.print(f"{name} is gone: {freed / 1e9:.2f} GB.", markup=False)
+        freed, aliases = remove_downloaded(name)
+        also = f", and with it {', '.join(aliases)}" if aliases else ""
+        error_console.print(f"{name} is gone: {freed / 1e9:.2f} GB{also}.", markup=False)
     return 0
 
 
@@ -155,8 +161,8 @@ def local_models(folders: list[Path]) -> list[LocalModel]:
             found.append(describe_local(str(path), path, _size(path), None))
     names: dict[str, list[str]] = {}
     for alias, name in read_aliases().items():
-        names.setdefault(name, []).append(alias)
-    return [replace(each, aliases=tuple(names.get(each.name, ()))) for each in found]
+        names.setdefault(name.casefold(), []).append(alias)
+    return [replace(each, aliases=tuple(names.get(each.name.casefold(), ()))) for each in found]
 
 
 def describe_local(name: str, path: Path, num_bytes: int, licence: str | None) -> LocalModel:

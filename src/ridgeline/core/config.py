@@ -32,6 +32,12 @@ class EngineConfig(
     def __post_init__(self) -> None:
         read_settings(self)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The models and adapters that these settings name."""
+        names = (self.model, self.draft_model, *self.adapters.values())
+        return tuple(name for name in names if name is not None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:

@@ -260,12 +260,15 @@ Grammar = Callable[[], Constraint]  # makes constraints in their first state, at
 class ConstraintFactory(Protocol):
     """Compiles grammars. Safe to use from several threads."""
 
-    def prepare(self, wanted: StructuredOutputs) -> Grammar:
-        """Compile what a request asks for, before it is queued; may take a second.
+    def prepare(self, wanted: StructuredOutputs, tenant: str = "") -> Grammar:
+        """Compile what a request of a tenant asks for, before it is queued; may take a second.
 
         Raises:
             InvalidRequestError: it is not a grammar, or too large a one.
         """
 
-    def is_prepared(self, wanted: StructuredOutputs) -> bool:
+    def is_prepared(self, wanted: StructuredOutputs, tenant: str = "") -> bool:
         """Whether `prepare` takes no time."""
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget what was compiled for a tenant."""

@@ -43,7 +43,7 @@ class StructuredOutputs:
     list of {"text": …}, {"marker": …} (a special token where the vocabulary has it, else its text)
     and {"json": schema}, which follow one another.
 
-    Two requests with equal values share one compiled grammar.
+    Two requests of one tenant with equal values share one compiled grammar.
     """
 
     kind: GrammarKind

@@ -106,6 +106,7 @@ class Engine:
             sampling_defaults=loaded.sampling_defaults,
             pooling=loaded.pooling,
             adapters=tuple(config.adapters),
+            sources=config.sources,
             summary=load_summary(loaded.name, resolved, loaded.model, self.observer),
         )
         self.head = loaded.head

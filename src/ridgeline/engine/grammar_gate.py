@@ -32,15 +32,15 @@ class GrammarGate:
         Raises:
             OverloadedError: so many wait for theirs that no more may.
         """
-        wanted = request.params.structured_outputs
-        if wanted is None or self._constraints is None or self._constraints.is_prepared(wanted):
+        wanted, factory = request.params.structured_outputs, self._constraints
+        if wanted is None or factory is None or factory.is_prepared(wanted, request.tenant):
             return False
         if self._max_held is not None and len(self) >= self._max_held:
             raise OverloadedError(
                 f"{len(self)} requests wait for their grammars to be compiled; try again later.",
                 retry_after_s=CPU_SECONDS * len(self) / _NUM_THREADS,  # at the most
             )
-        future = self._threads.submit(self._constraints.prepare, wanted)
+        future = self._threads.submit(factory.prepare, wanted, request.tenant)
         self._held[request.request_id] = (request, future)
         return True
 

@@ -27,7 +27,8 @@ class EngineInfo:
     ``kv_digest`` names what KV depends on beside prompt, adapter slot and salt: the layout, and
     with a disk tier also weights, adapters and what computes with them (`kv_tiers.kv_digest`).
     ``eos_token_ids`` end a completion. ``adapters`` are the names of LoRA adapters, slot by slot
-    from 1. ``pooling`` says what the model makes of hidden states, if not text.
+    from 1. ``sources`` are the names and folders of all models and adapters that are in use.
+    ``pooling`` says what the model makes of hidden states, if not text.
     """
 
     name: str
@@ -40,4 +41,5 @@ class EngineInfo:
     sampling_defaults: Mapping[str, Any]
     summary: LoadSummary
     adapters: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     pooling: PoolingSpec = field(default_factory=PoolingSpec)

@@ -170,6 +170,7 @@ class ProcessHost:
             sampling_defaults=loaded.sampling_defaults,
             pooling=loaded.pooling,
             adapters=tuple(self._config.adapters),
+            sources=self._config.sources,
             summary=summary,
         )
         self._config = replace(self._config, kv_cache_memory_bytes=config.kv_cache_bytes)

@@ -109,7 +109,7 @@ class Speculation:
             return None
         if self.constraints is None:
             raise InvalidRequestError("This engine has no tokenizer for structured outputs.")
-        return self.constraints.prepare(wanted)
+        return self.constraints.prepare(wanted, request.tenant)
 
     def start(self, sequence: Sequence) -> None:
         """The sequence has a slot; after a preemption its output is known in part."""
@@ -311,11 +311,14 @@ class Speculation:
             self._draft_model.prefix_cache.tick(now_s)
 
     def delete_tenant(self, tenant: str) -> None:
-        """Forget the draft model's cached KV of a tenant, and its outputs as drafts of others."""
+        """Forget the draft model's cached KV of a tenant, its outputs as drafts of others, and its
+        grammars."""
         if self._draft_model is not None:
             self._draft_model.prefix_cache.delete_tenant(tenant)
         if self.drafter is not None:
             self.drafter.delete_tenant(tenant)
+        if self.constraints is not None:
+            self.constraints.delete_tenant(tenant)
 
     def check_integrity(self) -> None:
         """Assert that the draft model's blocks are accounted for."""

@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 PUBLIC_PATH = b"/health"
 _SAFE_METHODS = ("GET", "HEAD")
 _MAX_ID_CHARS = 128
+_MAX_NAMES, _MAX_NAME_CHARS = 32, 80  # of ignored fields, in a header
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _HEADERS = (
@@ -174,8 +175,10 @@ def _id_headers(scope: Scope, request_id: str) -> list[tuple[bytes, bytes]]:
 def _warnings(call: Call | None) -> list[tuple[bytes, bytes]]:
     if call is None or not call.ignored_fields:
         return []
-    names = ", ".join(_NOT_IN_NAMES.sub("?", name) for name in call.ignored_fields)
-    return [(b"x-ridgeline-warning", f"ignored fields: {names}".encode())]
+    names = [_NOT_IN_NAMES.sub("?", name[:_MAX_NAME_CHARS]) for name in call.ignored_fields]
+    if len(names) > _MAX_NAMES:
+        names[_MAX_NAMES:] = [f"and {len(names) - _MAX_NAMES} more"]
+    return [(b"x-ridgeline-warning", f"ignored fields: {', '.join(names)}".encode())]
 
 
 def _is_local_host(host: bytes) -> bool:

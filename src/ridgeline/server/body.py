@@ -2,30 +2,27 @@
 
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
 from ridgeline.core.spelling import suggestion
 from ridgeline.server.errors import ApiError, bad_request
-from ridgeline.server.schemas.choices import choices, field_names
+from ridgeline.server.schemas.choices import choices, field_names, leave_out_unknown
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 MAX_DEPTH = 100
 MAX_CONTAINERS = 250_000
-MAX_IGNORED = 32
 _BLOCK = 1 << 16
 _QUOTE = 2
 _STEPS = bytes.maketrans(b'[{]}"', bytes((1, 1, 255, 255, _QUOTE)))  # 255 is -1 as an int8
 _UNMARKED = bytes(set(range(256)) - set(b'[{]}"'))
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _WRONG_CHOICE = re.compile(r"Invalid enum value (.*)", re.DOTALL)
-_STEPS_OF_PATH = re.compile(r"\[\.\.\.\]|[^.\[\]]+")
-_INDEX = re.compile(r"\[\d+\]")
-_UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 
 
 class ClientDisconnectedError(Exception):
@@ -98,37 +95,22 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise bad_request("The JSON is nested too deep.") from None
 
 
-def decode_known(decoder: msgspec.json.Decoder[T], body: bytes) -> tuple[T, list[str]]:
-    """The body as its schema says, and the names of fields that it does not know: left out.
+def decode_request(
+    decoder: msgspec.json.Decoder[T], body: bytes, unknown_fields: Literal["refuse", "ignore"]
+) -> tuple[T, list[str]]:
+    """The body as its schema says, and the paths of the fields that were ignored.
 
     Raises:
-        ApiError: as `decode_body`, and for more than 32 kinds of such fields.
+        ApiError: as `decode_body`.
     """
-    ignored: list[str] = []
-    while True:
-        try:
-            return decode_body(decoder, body), ignored
-        except ApiError as error:
-            if error.code != "unknown_field" or len(ignored) == MAX_IGNORED:
-                raise
-            name = _INDEX.sub("[...]", error.param or "")  # of all elements at once
-            ignored.append(name)
-            value = msgspec.json.decode(body)
-            _leave_out(value, _STEPS_OF_PATH.findall(name))
-            body = msgspec.json.encode(value)
-
-
-def _leave_out(value: Any, path: list[str]) -> None:
-    """Remove the field at the end of a path; ``[...]`` is every element of an array."""
-    step, *rest = path
-    if isinstance(value, list):
-        for each in value:
-            _leave_out(each, rest if step == "[...]" else path)
-    elif isinstance(value, dict):
-        if rest:
-            _leave_out(value.get(step), rest)
-        else:
-            value.pop(step, None)
+    try:
+        return decode_body(decoder, body), []
+    except ApiError as error:
+        if error.code != "unknown_field" or unknown_fields == "refuse":
+            raise
+    value = msgspec.json.decode(body)
+    ignored = leave_out_unknown(decoder.type, value)
+    return decode_body(decoder, msgspec.json.encode(value)), ignored
 
 
 def _check_nesting(body: bytes) -> None:
@@ -155,7 +137,7 @@ def _invalid(text: str, schema: Any) -> ApiError:
     path = _PATH.search(text)
     where = path.group(1).removesuffix("[...]") if path else ""
     what = _PATH.sub("", text).replace("`", "").replace(" | null", "")
-    if (unknown := _UNKNOWN.search(text)) is not None:
+    if (unknown := _UNKNOWN.match(text)) is not None:
         name = unknown.group(1)[:80]
         meant = suggestion(name, field_names(schema, where))
         where = f"{where}.{name}".lstrip(".")

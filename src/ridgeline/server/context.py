@@ -12,6 +12,7 @@ from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.engine.client import EngineClient
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.conversation import TOLD_PARSER
+from ridgeline.server.downloads import Downloads
 from ridgeline.server.errors import ApiError, ApiFamily
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.keys import Caller, KeyRing
@@ -45,6 +46,7 @@ class Server:
         self.is_draining = False
         self.num_watchers = 0  # of the web page's stream
         self.open_requests: set[asyncio.Task[None]] = set()  # each ends when its client has left
+        self.downloads = Downloads()
         self._jobs = jobs
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")
         # One at a time: they take seconds and gigabytes, and short texts do not wait for them.
@@ -153,6 +155,7 @@ class Server:
     def close(self) -> None:
         """End the threads, send the last spans and release the data folder."""
         self.tracing.close()
+        self.downloads.close()
         if self._jobs is not None:
             self._jobs.close()
         for threads in (self._threads, self._long_texts):

@@ -18,8 +18,7 @@ from ridgeline.server.body import (
     ClientDisconnectedError,
     check_encoding,
     declared_length,
-    decode_body,
-    decode_known,
+    decode_request,
     read_body,
 )
 from ridgeline.server.context import SHUTTING_DOWN, Call, Server
@@ -114,10 +113,9 @@ class Endpoint:
         check_encoding(headers)
         declared_length(headers, limit)
         body = await read_body(receive, limit=limit)
-        if self._server.config.unknown_fields == "ignore":
-            value, call.ignored_fields = decode_known(self._decoder, body)
-            return [value]
-        return [decode_body(self._decoder, body)]
+        unknown_fields = self._server.config.unknown_fields
+        value, call.ignored_fields = decode_request(self._decoder, body, unknown_fields)
+        return [value]
 
     async def _answer(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
         if self._operation.generates:

@@ -122,17 +122,19 @@ async def run(
         announce(note)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     working = asyncio.create_task(BatchWorker(server).run())
+    purging = asyncio.create_task(server.jobs.responses.keep_purging())
     warming = asyncio.create_task(_become_ready(server, announce))
     stopped = asyncio.create_task(stopping.wait())
     lost = asyncio.create_task(_lost(server))
     await asyncio.wait((serving, stopped, lost), return_when=asyncio.FIRST_COMPLETED)
     warming.cancel()
     working.cancel()
+    purging.cancel()
     await _drain(server, announce, stopping)
     server.end_requests()
     http.should_exit = True
     await serving
-    await asyncio.gather(working, return_exceptions=True)
+    await asyncio.gather(working, purging, return_exceptions=True)
     server.close()
     if lost.done():
         raise EngineError(lost.result())

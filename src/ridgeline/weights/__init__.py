@@ -3,7 +3,7 @@
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.dummy import dummy_weights
 from ridgeline.weights.loading import load_weights, stream_weights, weight_shapes
-from ridgeline.weights.location import embedded_draft_folder, locate_model
+from ridgeline.weights.location import download_model, embedded_draft_folder, locate_model
 from ridgeline.weights.lora import Adapter, LoRAWeights, load_lora
 from ridgeline.weights.packed import Weight, expanded, stream_packed_weights
 from ridgeline.weights.progress import Progress
@@ -26,6 +26,7 @@ __all__ = [
     "SafetensorsFile",
     "Weight",
     "WeightSource",
+    "download_model",
     "dummy_weights",
     "embedded_draft_folder",
     "expanded",

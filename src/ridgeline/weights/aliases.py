@@ -1,6 +1,7 @@
 """Names that a user gave to models: ``aliases.yaml`` in the folder of their configuration."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def read_aliases() -> dict[str, str]:
     return found
 
 
+def check_alias(alias: str) -> None:
+    """
+    Raises:
+        InvalidRequestError: it is no name.
+        CorruptFileError: as `read_aliases`.
+    """
+    if not _ALIAS.fullmatch(alias):
+        raise InvalidRequestError(f"{alias!r} is no alias: letters, digits, dots, dashes.")
+    read_aliases()
+
+
 def write_alias(alias: str, model: str) -> None:
     """Give a model a name; one that was given before goes to it.
 
@@ -41,12 +53,27 @@ def write_alias(alias: str, model: str) -> None:
         InvalidRequestError: it is no name.
         DiskError: the file cannot be written.
     """
-    if not _ALIAS.fullmatch(alias):
-        raise InvalidRequestError(f"{alias!r} is no alias: letters, digits, dots, dashes.")
+    check_alias(alias)
+    _write(read_aliases() | {alias: model})
+
+
+def forget_aliases(is_gone: Callable[[str], bool]) -> list[str]:
+    """Take back the names of models that are gone; which these were.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    aliases = read_aliases()
+    gone = [alias for alias, model in aliases.items() if is_gone(model)]
+    if gone:
+        _write({alias: model for alias, model in aliases.items() if alias not in gone})
+    return gone
+
+
+def _write(aliases: dict[str, str]) -> None:
     import yaml
 
     path = _path()
-    aliases = read_aliases() | {alias: model}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ridgeline.core.errors import CorruptFileError, DiskError, ModelNotFoundError
+from ridgeline.weights.aliases import forget_aliases, read_aliases
 from ridgeline.weights.files import CONFIG_NAME
 from ridgeline.weights.gguf.choice import choose_gguf, gguf_names, quantization_of
 from ridgeline.weights.hub import quiet
@@ -48,8 +49,9 @@ def downloaded_models() -> list[DownloadedModel]:
     return sorted(found, key=lambda model: model.name)
 
 
-def remove_downloaded(name: str) -> int:
-    """Delete a model by its name, of whatever revision; returns the bytes that are free again.
+def remove_downloaded(name: str) -> tuple[int, list[str]]:
+    """Delete a model by its name or alias, of whatever revision; returns the bytes that are free
+    again, and the aliases that went with it.
 
     A repository's name removes all that was downloaded of it, a name with a quantization one GGUF
     model.
@@ -58,6 +60,7 @@ def remove_downloaded(name: str) -> int:
         ModelNotFoundError: it was not downloaded.
         DiskError: a file cannot be deleted.
     """
+    name = read_aliases().get(name, name)
     repository, _, quantization = name.partition(":")
     for each in _repositories():
         if each.repo_id == repository:
@@ -65,9 +68,28 @@ def remove_downloaded(name: str) -> int:
     else:
         raise ModelNotFoundError(f"{name} was not downloaded; `ridgeline list` shows what was.")
     try:
-        return _remove_file(each, name, quantization) if quantization else _remove_all(each)
+        freed = _remove_file(each, name, quantization) if quantization else _remove_all(each)
     except OSError as error:
         raise DiskError(f"{name} cannot be deleted: {error.strerror}.") from error
+    gone = name.casefold()  # as quantizations are read
+    return freed, forget_aliases(
+        lambda model: model.casefold() == gone or model.casefold().partition(":")[0] == gone
+    )
+
+
+def repository_of(name: str) -> str:
+    """The hub's repository that a model comes from, by its name, alias, or path in the cache.
+
+    What comes from elsewhere is returned as it is.
+    """
+    from huggingface_hub import constants
+
+    name = read_aliases().get(name, name)
+    path, cache = Path(name).expanduser().resolve(), Path(constants.HF_HUB_CACHE).resolve()
+    if path.is_relative_to(cache) and path != cache:
+        folder = path.relative_to(cache).parts[0]
+        return folder.removeprefix("models--").replace("--", "/")
+    return name.partition(":")[0]
 
 
 def _repositories() -> "list[CachedRepoInfo]":

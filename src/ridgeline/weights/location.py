@@ -68,13 +68,66 @@ def locate_model(
         path = os.path.expanduser(base)
         if os.path.isdir(path):
             return _in_folder(Path(path), quantization, need_weights, accept)
-        name = base if "/" in base else name
+    repository, quantization_of_hub = hub_name(name)
+    return _downloaded(
+        repository,
+        quantization_of_hub,
+        revision=revision,
+        offline=offline,
+        need_weights=need_weights,
+        accept=accept,
+        progress=progress,
+    )
+
+
+def download_model(
+    name: str, *, revision: str | None = None, progress: Progress | None = None
+) -> Path:
+    """What `locate_model` gives for a name on the hub, or an alias of one; folders are not sought.
+
+    Raises:
+        ModelNotFoundError, NetworkError, DiskError: as `locate_model`.
+    """
+    repository, quantization = hub_name(read_aliases().get(name, name))
+    return _downloaded(repository, quantization, revision=revision, progress=progress)
+
+
+def hub_name(name: str) -> tuple[str, str | None]:
+    """The repository, and the quantization of one GGUF model in it, that a name stands for.
+
+    Raises:
+        ModelNotFoundError: it is no name on the hub.
+    """
+    base, colon, quantization = name.rpartition(":")
+    if colon and "/" in base and _QUANTIZATION.fullmatch(quantization):
+        return _repository(base), quantization
+    return _repository(name), None
+
+
+def _repository(name: str) -> str:
     if _looks_like_path(name):
         raise ModelNotFoundError(f"There is no folder {short_name(name)}.")
-    _check_hub_name(name)
+    good = _HUB_NAME.fullmatch(name) and len(name) <= _MAX_HUB_NAME
+    if not good or "--" in name or ".." in name or name.endswith((".", "-", ".git")):
+        raise ModelNotFoundError(
+            f"{short_name(name)} is neither a folder nor a name on the hub, such as owner/name."
+        )
+    return name
+
+
+def _downloaded(
+    name: str,
+    quantization: str | None,
+    *,
+    revision: str | None,
+    offline: bool = False,
+    need_weights: bool = True,
+    accept: Accept = lambda _: None,
+    progress: Progress | None,
+) -> Path:
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise ModelNotFoundError(f"{short_name(revision)} is not the name of a revision.")
-    if name == base and colon:
+    if quantization is not None:
         file = download_gguf(
             name, quantization, revision=revision, offline=offline, progress=progress
         )
@@ -157,11 +210,3 @@ def _looks_like_path(name: str) -> bool:
         or "\\" in name
         or name.count("/") > 1
     )
-
-
-def _check_hub_name(name: str) -> None:
-    good = _HUB_NAME.fullmatch(name) and len(name) <= _MAX_HUB_NAME
-    if not good or "--" in name or ".." in name or name.endswith((".", "-", ".git")):
-        raise ModelNotFoundError(
-            f"{short_name(name)} is neither a folder nor a name on the hub, such as owner/name."
-        )

@@ -219,6 +219,19 @@ def test_equal_grammars_that_come_together_are_compiled_once(tokenizer, monkeypa
     assert not compiler.is_prepared(refused)
 
 
+def test_no_tenant_gains_by_anothers_grammars(tokenizer):
+    """By the time that a grammar takes one could ask which others send."""
+    compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
+    wanted = StructuredOutputs.of({"regex": "a{3}"})
+    of_one = compiler.prepare(wanted, "one")
+    assert compiler.is_prepared(wanted, "one")
+    assert not compiler.is_prepared(wanted, "two")
+    assert compiler.prepare(wanted, "two") is not of_one  # nor the states that its lexer has seen
+    compiler.delete_tenant("one")
+    assert not compiler.is_prepared(wanted, "one")
+    assert compiler.is_prepared(wanted, "two")
+
+
 def test_the_cache_is_bounded_and_shared(tokenizer):
     compiler = GrammarCompiler(lambda: grammar_vocabulary(tokenizer, 4096))
     for number in range(300):

@@ -17,6 +17,7 @@ from ridgeline.decoding.grammars.compiled import CompiledGrammar
 from ridgeline.decoding.grammars.schema_document import OPTION
 from ridgeline.decoding.grammars.sources import grammar_source
 
+_Key = tuple[str, StructuredOutputs]  # a tenant, and what it wants
 MAX_GRAMMARS = 128
 KEPT_BYTES = 128 << 20
 LIVE_BYTES = 512 << 20  # with those that are kept no more, of requests that run or wait
@@ -36,8 +37,9 @@ class GrammarCompiler(ConstraintFactory):
     """Compiles by llguidance what a process of `GrammarChecker` has compiled first.
 
     ``vocabulary`` is made when the first grammar comes; ``special`` are the ids of its special
-    tokens by their text. Equal grammars are compiled once, even if they come at the same time; of
-    those that were used last `MAX_GRAMMARS` are kept, and `KEPT_BYTES`.
+    tokens by their text. Equal grammars of a tenant are compiled once, even if they come at the
+    same time; of those that were used last `MAX_GRAMMARS` are kept, and `KEPT_BYTES`. Tenants share
+    none: a schema that takes no time to compile would say that another has sent it.
     """
 
     def __init__(
@@ -47,31 +49,37 @@ class GrammarCompiler(ConstraintFactory):
         self._special = dict(special or {})
         self._checker = GrammarChecker(tuple(self._special), LIMITS)
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutputs, Future[CompiledGrammar]] = OrderedDict()
+        self._compiled: OrderedDict[_Key, Future[CompiledGrammar]] = OrderedDict()
         self._live: weakref.WeakSet[CompiledGrammar] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def is_prepared(self, wanted: StructuredOutputs) -> bool:
-        known = self._compiled.get(wanted)
+    def is_prepared(self, wanted: StructuredOutputs, tenant: str = "") -> bool:
+        known = self._compiled.get((tenant, wanted))
         return known is not None and known.done() and not _is_worn(known)
 
-    def prepare(self, wanted: StructuredOutputs) -> Grammar:
+    def prepare(self, wanted: StructuredOutputs, tenant: str = "") -> Grammar:
+        key = tenant, wanted
         with self._lock:
-            known = self._compiled.get(wanted)
+            known = self._compiled.get(key)
             future: Future[CompiledGrammar] = Future()
             if known is not None and not _is_worn(known):
                 future = known
-            self._compiled[wanted] = future
-            self._compiled.move_to_end(wanted)
+            self._compiled[key] = future
+            self._compiled.move_to_end(key)
         if future is not known:
             try:
                 future.set_result(self._compile(wanted))
             except BaseException as error:
-                self._forget(wanted, future)
+                self._forget(key, future)
                 future.set_exception(error)
             else:
                 self._shrink()
         return future.result()
+
+    def delete_tenant(self, tenant: str) -> None:
+        with self._lock:
+            for key in [key for key in self._compiled if key[0] == tenant]:
+                del self._compiled[key]
 
     def close(self) -> None:
         """End the processes that try grammars."""
@@ -104,10 +112,10 @@ class GrammarCompiler(ConstraintFactory):
                 retry_after_s=CPU_SECONDS,
             )
 
-    def _forget(self, wanted: StructuredOutputs, future: Future[CompiledGrammar]) -> None:
+    def _forget(self, key: _Key, future: Future[CompiledGrammar]) -> None:
         with self._lock:
-            if self._compiled.get(wanted) is future:
-                del self._compiled[wanted]
+            if self._compiled.get(key) is future:
+                del self._compiled[key]
 
     def _compile(self, wanted: StructuredOutputs) -> CompiledGrammar:
         """Most of the time the GIL is not held."""

@@ -50,6 +50,7 @@ CREATE TABLE IF NOT EXISTS responses (
     body BLOB NOT NULL
 ) STRICT;
 CREATE INDEX IF NOT EXISTS responses_of_tenant ON responses (tenant, created);
+CREATE INDEX IF NOT EXISTS responses_by_expiry ON responses (expires);
 CREATE TABLE IF NOT EXISTS encryption (key_check BLOB NOT NULL) STRICT;
 """
 
@@ -134,6 +135,7 @@ class Database:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA secure_delete=ON")  # results are users' texts
+        connection.execute("PRAGMA temp_store=MEMORY")
         connection.executescript(_SCHEMA)
         _check_tables(connection)
         _add_counts(connection)

@@ -15,7 +15,7 @@ from ridgeline.core.errors import (
     OverloadedError,
 )
 from ridgeline.engine.stats import EngineStatus
-from ridgeline.server.body import decode_body
+from ridgeline.server.body import decode_body, decode_request
 from ridgeline.server.context import Call, Server
 from ridgeline.server.endpoint import Operation
 from ridgeline.server.errors import ApiError, ApiFamily, bad_request, to_api_error
@@ -179,7 +179,7 @@ def _wait_s(error: Exception) -> float:
 
 
 async def _reply(operation: Operation, call: Call, body: bytes) -> Reply:
-    request = decode_body(_BODIES[operation.path], body)
+    request, _ = decode_request(_BODIES[operation.path], body, call.server.config.unknown_fields)
     if getattr(request, "stream", None):
         raise bad_request("A batch does not stream.", "stream")
     with call.admission:

@@ -1,5 +1,5 @@
 // The playground: requests, streams, and the conversations that they are part of.
-import { Conversations } from "/page/conversations.js";
+import { Conversations, KEY } from "/page/conversations.js";
 import { startLive } from "/page/live.js";
 import { readEvents } from "/page/events.js";
 import { element } from "/page/markdown.js";
@@ -270,6 +270,12 @@ function listenToChats() {
     drawConversation();
   });
   byId("export").addEventListener("click", exportConversation);
+  window.addEventListener("storage", (event) => {
+    if (controller || (event.key !== KEY && event.key !== null)) return;
+    const isAnother = conversations.refresh();
+    listConversations();
+    if (isAnother && mode === "chat") drawConversation();
+  });
   byId("model").addEventListener("change", showSnippet);
   byId("snippet-kind").addEventListener("change", showSnippet);
   byId("copy-snippet").addEventListener("click", (event) => copy(byId("snippet").textContent, event.currentTarget));

@@ -99,7 +99,7 @@ async def _answer(
     context = call.server.engine.config.max_model_len
     if request.n_predict == 0:
         raise bad_request("n_predict must not be 0.", "n_predict")
-    _, job = await prepare_completion(
+    model, job = await prepare_completion(
         call,
         CompletionRequest(
             prompt=prompt,
@@ -110,7 +110,7 @@ async def _answer(
         ),
         fits_context=True,
     )
-    run = _Run(call, request, job)
+    run = _Run(call, request, model, job)
     if request.stream:
         return EventStream(events=run.events())
     async for _ in run.pieces():
@@ -129,8 +129,8 @@ def _format(request: LlamaCppOptions) -> StructuredOutputsBody | None:
 class _Run:
     """One request on its way."""
 
-    def __init__(self, call: Call, request: LlamaCppOptions, job: Job) -> None:
-        self._call, self._request, self._job = call, request, job
+    def __init__(self, call: Call, request: LlamaCppOptions, model: str, job: Job) -> None:
+        self._call, self._request, self._model, self._job = call, request, model, job
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._probabilities: list[dict[str, Any]] = []
@@ -168,7 +168,7 @@ class _Run:
             "tokens": self._tokens if self._request.return_tokens else [],
             "id_slot": -1,
             "stop": True,
-            "model": self._call.server.model_name,
+            "model": self._model,
             "stop_type": "limit" if is_cut else "word" if by_word else "eos",
             "stopping_word": last.stop_reason if by_word else "",
             "truncated": is_cut and len(self._tokens) < (limit or 0),

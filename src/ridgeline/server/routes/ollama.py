@@ -81,6 +81,8 @@ async def ollama_generate(call: Call, request: OllamaGenerateRequest) -> Reply |
         chat = ChatRequest(model=model, messages=messages, **_settings(request))
         answer = await _prepared(call, request, chat, conversation_of(chat))
         return await _Run(call, request, answer, _generate_line).answer()
+    if request.think is not None:
+        raise bad_request("think has no place in a raw prompt or before a gap.", "think")
     if request.system is not None:
         raise bad_request("system has no place in a raw prompt or before a gap.", "system")
     prompt: str | list[Any] = request.prompt
@@ -109,6 +111,8 @@ _Line = Callable[[AnswerDelta], dict[str, Any]]
 async def _prepared(
     call: Call, request: _Asked, chat: ChatRequest, conversation: ChatInput
 ) -> AnswerJob:
+    if request.think and call.server.reasoning_parser is None:
+        raise bad_request(f"think: {request.model} does not support thinking.", "think")
     if request.think is not None:
         effort = request.think if isinstance(request.think, str) else None
         conversation.variables["enable_thinking"] = bool(request.think)

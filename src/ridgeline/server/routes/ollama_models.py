@@ -1,7 +1,5 @@
 """Ollama's routes around models: what there is, what it is, downloads, embeddings."""
 
-import asyncio
-import contextlib
 import hashlib
 import time
 from collections.abc import AsyncGenerator
@@ -11,6 +9,7 @@ from typing import Any
 import ridgeline
 from ridgeline.core.errors import RidgelineError
 from ridgeline.server.context import Call, Server
+from ridgeline.server.downloads import Download, download_error
 from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.fim import fim_token_ids
 from ridgeline.server.replies import EventStream, Reply, json_lines
@@ -125,76 +124,69 @@ async def _embedded(
 
 async def ollama_pull(call: Call, request: OllamaPullRequest) -> Reply | EventStream:
     """Download a model to this machine, for the next start of a server; the admin's to do."""
-    name = _named(call.server, request.model or request.name)
-    if name not in call.server.model_names:
+    server = call.server
+    name = _named(server, request.model or request.name)
+    download = None
+    if name not in server.model_names:
         _check_may_change(call)
+        _check_hub_name(name)
+        download = server.downloads.start(name)
+    lines = _pulled(server, name, download)
     if request.stream:
-        return json_lines(_pulled(call.server, name))
-    async for _ in _pulled(call.server, name):
+        return json_lines(lines)
+    async for _ in lines:
         pass
     return Reply(body={"status": "success"})
 
 
-async def _pulled(server: Server, name: str) -> AsyncGenerator[Any, None]:
+async def _pulled(
+    server: Server, name: str, download: Download | None
+) -> AsyncGenerator[Any, None]:
     yield {"status": "pulling manifest"}
-    if name not in server.model_names:
-        async for line in _download(server, name):
-            yield line
+    if download is not None:
+        told, digest = 0, f"sha256:{_digest(server, name)}"
+        while not await download.wait(_PROGRESS_S):
+            if download.done > told:
+                told = download.done
+                yield {
+                    "status": f"pulling {name}",
+                    "digest": digest,
+                    "total": download.total,
+                    "completed": told,
+                }
+        try:
+            download.result.result()
+        except RidgelineError as error:
+            raise download_error(error) from error
     yield {"status": "success"}
 
 
-async def _download(server: Server, name: str) -> AsyncGenerator[Any, None]:
-    from ridgeline.weights import locate_model
-
-    seen = (0, 0)
-
-    def note(done: int, total: int, _: str) -> None:
-        nonlocal seen
-        seen = (done, total)
-
-    work = asyncio.create_task(asyncio.to_thread(locate_model, name, progress=note))
-    told: tuple[int, int] | None = None
-    try:
-        while not work.done():
-            await asyncio.wait((work,), timeout=_PROGRESS_S)
-            if seen != told and seen[1]:
-                told = seen
-                done, total = seen
-                digest = f"sha256:{_digest(server, name)}"
-                status = {"status": f"pulling {name}", "digest": digest}
-                yield status | {"total": total, "completed": done}
-        try:
-            await work
-        except RidgelineError as error:
-            raise ApiError(404, str(error)) from error
-    finally:
-        if not work.done():  # a thread cannot be ended: the download goes on, and is kept
-            with contextlib.suppress(asyncio.CancelledError):
-                work.cancel()
-
-
 async def ollama_delete(call: Call, request: OllamaDeleteRequest) -> Reply:
-    """Delete a downloaded model; not one that is served."""
-    from ridgeline.weights.downloaded import remove_downloaded
+    """Delete a downloaded model; not one that is in use."""
+    from ridgeline.weights.downloaded import remove_downloaded, repository_of
 
     server = call.server
     name = _named(server, request.model or request.name)
     _check_may_change(call)
-    served = (*server.model_names, server.engine.model_name)
-    if _repository(name) in {_repository(each) for each in served}:
-        raise ApiError(409, f"{name} is being served, and so it is not deleted.")
+    used = (*server.model_names, server.engine.model_name, *server.engine.info.sources)
+    if repository_of(name) in {repository_of(each) for each in used}:
+        raise ApiError(409, f"{name} is in use, and so it is not deleted.", code="in_use")
     try:
-        await asyncio.to_thread(remove_downloaded, name)
+        await server.in_thread(remove_downloaded, name)
     except RidgelineError as error:
-        raise ApiError(404, str(error)) from error
+        raise download_error(error) from error
     return Reply(body={})
 
 
-def _repository(name: str) -> str:
-    """What a name or alias stands for, without the file that is chosen of it."""
+def _check_hub_name(name: str) -> None:
     from ridgeline.weights.aliases import read_aliases
+    from ridgeline.weights.location import hub_name
 
-    return read_aliases().get(name, name).partition(":")[0]
+    try:
+        hub_name(read_aliases().get(name, name))
+    except RidgelineError as error:
+        text = f"model: {name[:96]!r} is no name on the hub, such as owner/name."
+        raise bad_request(text, "model") from error
 
 
 def _check_may_change(call: Call) -> None:

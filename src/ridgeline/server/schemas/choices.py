@@ -1,7 +1,7 @@
 """Which fields there are and which values one may have, for whoever sent another."""
 
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from msgspec import inspect
@@ -23,6 +23,56 @@ def field_names(schema: Any, path: str) -> tuple[str, ...]:
     found = _kinds_at(schema, path)
     objects = (each for each in found if isinstance(each, inspect.StructType))
     return tuple(field.encode_name for each in objects for field in each.fields)
+
+
+def leave_out_unknown(schema: Any, value: Any) -> list[str]:
+    """Remove from a decoded body, in place, the fields that a schema refuses.
+
+    Returns their paths, each once: ``[...]`` in one stands for all elements of an array.
+    """
+    paths: dict[str, None] = {}
+    _leave_out(_shape(schema), value, "", paths)
+    return list(paths)
+
+
+def _leave_out(shape: "_Shape", value: Any, path: str, paths: dict[str, None]) -> None:
+    if isinstance(value, list):
+        where = f"{path}[...]"
+        for each in value:
+            _leave_out(shape.items, each, where, paths)
+    elif isinstance(value, dict) and shape.fields is not None:
+        for name in list(value):
+            field = shape.fields.get(name)
+            if field is None and shape.is_closed:
+                del value[name]
+                paths[f"{path}.{name}" if path else name] = None
+            elif field is not None and isinstance(value[name], list | dict):
+                _leave_out(field, value[name], f"{path}.{name}" if path else name, paths)
+
+
+class _Shape:
+    """What of a kind of value is told apart: an object's fields, an array's elements."""
+
+    def __init__(self, kinds: list[inspect.Type]) -> None:
+        self._kinds = kinds
+        self._struct = next((each for each in kinds if isinstance(each, inspect.StructType)), None)
+        self.is_closed = self._struct is not None and self._struct.forbid_unknown_fields
+
+    @cached_property
+    def fields(self) -> "dict[str, _Shape] | None":
+        if self._struct is None:
+            return None
+        return {each.encode_name: _Shape(_parts(each.type)) for each in self._struct.fields}
+
+    @cached_property
+    def items(self) -> "_Shape":
+        lists = [each for each in self._kinds if isinstance(each, inspect.ListType)]
+        return _Shape([part for each in lists for part in _parts(each.item_type)])
+
+
+@lru_cache(maxsize=64)
+def _shape(schema: Any) -> _Shape:
+    return _Shape(_parts(inspect.type_info(schema)))
 
 
 def _kinds_at(schema: Any, path: str) -> list[inspect.Type]:

@@ -74,7 +74,8 @@ class LlamaCppRequest(LlamaCppOptions, kw_only=True):
 class InfillRequest(LlamaCppOptions, kw_only=True):
     """What stands before and after the gap; ``prompt`` goes on with ``input_prefix``.
 
-    ``input_extra`` (other files) is put before the prefix, as comments would be.
+    ``input_extra``: other files, each with ``filename`` and ``text``, put before the prefix as the
+    name on a line of its own, the text and an empty line.
     """
 
     input_prefix: str = ""
