@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +198,7 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path):
     before = digests(out)
     assert made(folder, out, resume=True).error_ratio > 0  # it is done already
     assert digests(out) == before
+    assert not (out / ".ridgeline-state").exists()
     (out / "config.json").unlink()
     shard = out / "model-00002-of-00004.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
@@ -212,15 +214,29 @@ def test_quantized_models_and_gguf_are_refused(tmp_path):
     assert not (tmp_path / "twice").exists()
 
 
+@pytest.mark.parametrize("out", ["out", "out.gguf"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_named(value, tmp_path):
+@pytest.mark.parametrize(
+    ("weight", "tensor"),
+    [
+        ("layers.1.up", r"layers\.1\.mlp\.up_proj\.weight"),
+        ("layers.1.attention_norm", r"layers\.1\.input_layernorm\.weight"),
+        ("embed", r"embed_tokens\.weight"),
+        ("head", r"lm_head\.weight"),
+        ("final_norm", r"model\.norm\.weight"),
+    ],
+)
+def test_weights_that_are_not_finite_are_named(weight, tensor, value, out, tmp_path):
+    """Norms and embeddings as well, before anything is computed with them."""
+
     def spoil(weights):
-        weights["layers.1.up"][3, 4] = value
+        weights[weight].view(-1)[-3] = value
 
     folder = write_folder(tmp_path / "model", change=spoil)
-    with pytest.raises(CorruptFileError, match=r"layers\.1\.mlp\.up_proj\.weight"):
-        made(folder, tmp_path / "out", Recipe(method="rtn"))
-    assert not (tmp_path / "out" / "config.json").exists()
+    recipe = Recipe(method="rtn", format="gguf" if "." in out else "compressed-tensors")
+    with pytest.raises(CorruptFileError, match=tensor):
+        made(folder, tmp_path / out, recipe)
+    assert not (tmp_path / out / "config.json").exists()
 
 
 def test_rows_that_are_no_whole_groups_stay_and_the_config_says_so(tmp_path):
@@ -233,6 +249,38 @@ def test_rows_that_are_no_whole_groups_stay_and_the_config_says_so(tmp_path):
     assert isinstance(stored(tmp_path / "out")["layers.0.down"], np.ndarray)
     with pytest.raises(UnsupportedModelError, match="no whole groups"):
         made(folder, tmp_path / "none", Recipe(group_size=512))
+
+
+@pytest.mark.parametrize(
+    ("config", "left", "others"),
+    [
+        (
+            {"intermediate_size": 80},
+            ["model.layers.1.mlp.down_proj"],
+            ["model.layers.1.mlp.up_proj", "model.layers.11.mlp.down_proj"],
+        ),
+        (
+            {"hidden_size": 80},
+            [f"model.layers.1.self_attn.{name}" for name in ("q_proj", "qkv_proj")]
+            + [f"model.layers.1.mlp.{name}" for name in ("up_proj", "gate_up_proj")],
+            ["model.layers.1.mlp.down_proj", "model.layers.1.self_attn.o_proj"],
+        ),
+    ],
+)
+def test_what_gptq_files_left_is_named_as_other_engines_read_it(config, left, others, tmp_path):
+    """By vLLM's rule (``get_dynamic_override``): a negative pattern matches the layer's name."""
+    config = {"hidden_size": 64, "head_dim": 16} | config
+    folder = write_folder(tmp_path / "model", SMALL | config)
+    made(folder, tmp_path / "out", Recipe(format="gptq", method="rtn"))
+    found = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+
+    def is_left(layer):
+        return any(re.match(rule.removeprefix("-:"), layer) for rule in found["dynamic"])
+
+    assert all(rule.startswith("-:") for rule in found["dynamic"])
+    assert all(map(is_left, left))
+    assert not any(map(is_left, others))
+    assert len(stored(tmp_path / "out")) == len(stored(folder))
 
 
 def test_experts_that_no_token_reaches_are_quantized_by_what_all_saw(tmp_path):
@@ -311,7 +359,7 @@ def test_impossible_recipes_are_refused():
 
 
 def test_a_shard_is_a_safetensors_file(tmp_path):
-    from ridgeline.weights.safetensors_writing import write_safetensors
+    from ridgeline.weights.safetensors_writer import write_safetensors
 
     tensors = {
         "a": torch.arange(5, dtype=torch.int64),

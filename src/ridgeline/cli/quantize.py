@@ -131,6 +131,9 @@ def _print_report(
     report: "QuantizationReport", recipe: Recipe, text: "CalibrationText | None"
 ) -> None:
     console = output_console()
+    if not report.notes:
+        console.print(f"{report.path} is finished already.", markup=False, soft_wrap=True)
+        return
     seen = "no calibration"
     if text is not None:
         seen = f"calibrated on {text.num_tokens:,} tokens ({text.source})"

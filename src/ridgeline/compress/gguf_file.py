@@ -1,8 +1,10 @@
 """A GGUF file whose matrices were rounded by a method of `compress`: what is rounded to which
 format, and the file itself, from the shards that `quantize` leaves beside it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,17 @@ import numpy as np
 from ridgeline.compress.block_forward import Key
 from ridgeline.compress.grids import Blocks
 from ridgeline.compress.layers import LayeredModel
+from ridgeline.compress.output import check_identity
 from ridgeline.compress.tensors import TensorPlan
-from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.errors import InvalidRequestError, ModelFileError
 from ridgeline.quant.gguf_encoders import ENCODERS
 from ridgeline.weights import SafetensorsFile, expanded, weight_parts, weight_shapes
 from ridgeline.weights.conversion import plan_gguf_of
+from ridgeline.weights.gguf import GGUFCheckpoint
 from ridgeline.weights.gguf.convert import GGUFPlan, write_gguf
 from ridgeline.weights.temporary import refuse_existing
+
+_IDENTITY_KEY = "ridgeline.quantization"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +34,11 @@ class GGUFTarget:
     plan: GGUFPlan
 
     @classmethod
-    def of(cls, model: LayeredModel, path: Path, gguf_type: str) -> "GGUFTarget":
-        """
+    def of(
+        cls, model: LayeredModel, path: Path, gguf_type: str, identity: Mapping[str, Any]
+    ) -> "GGUFTarget":
+        """``identity`` is kept in the file: `is_finished` compares.
+
         Raises:
             InvalidRequestError: ``path`` does not end in .gguf, or is there already.
             UnsupportedModelError: GGUF cannot say all of the model.
@@ -37,7 +46,29 @@ class GGUFTarget:
         if path.suffix.lower() != ".gguf":
             raise InvalidRequestError(f"{path} must end in .gguf.")
         refuse_existing(path)
-        return cls(path=path, plan=plan_gguf_of(model.stored.path, gguf_type, name=path.stem))
+        plan = plan_gguf_of(model.stored.path, gguf_type, name=path.stem)
+        metadata = {**plan.metadata, _IDENTITY_KEY: json.dumps(identity)}
+        return cls(path=path, plan=replace(plan, metadata=metadata))
+
+    @staticmethod
+    def is_finished(path: Path, identity: Mapping[str, Any]) -> bool:
+        """Whether a run of that identity has written the file.
+
+        Raises:
+            InvalidRequestError: there is something else.
+            SettingsError: it is from a run of another one.
+        """
+        if not os.path.lexists(path):
+            return False
+        try:
+            with GGUFCheckpoint(path) as file:
+                found = json.loads(str(file.metadata[_IDENTITY_KEY]))
+        except (KeyError, ValueError, ModelFileError):
+            raise InvalidRequestError(
+                f"{path} exists already, and quantize did not make it."
+            ) from None
+        check_identity(path, found, identity)
+        return True
 
     def grid_of(self, name: str, columns: int) -> Blocks | None:
         """That of a weight; ``None`` if its format is a floating-point one."""

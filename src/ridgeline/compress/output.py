@@ -7,7 +7,6 @@ last: without it the folder is no model.
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,11 +18,8 @@ import torch
 from ridgeline.core.arrays import Array
 from ridgeline.core.errors import CorruptFileError, DiskError, SettingsError
 from ridgeline.weights.files import CONFIG_NAME, INDEX_NAME, is_wanted
-from ridgeline.weights.safetensors_writing import (
-    replace_durably,
-    write_durably,
-    write_safetensors,
-)
+from ridgeline.weights.safetensors_writer import write_safetensors
+from ridgeline.weights.temporary import copy_durably, write_durably, write_json
 
 MANIFEST_NAME = "ridgeline-manifest.json"
 _STATE_FOLDER = ".ridgeline-state"
@@ -97,18 +93,18 @@ class OutputFolder:
         """Write the index, copy what belongs to a model beside its weights, and the config."""
         weight_map = {tensor: shard["name"] for shard in self._done for tensor in shard["bytes"]}
         index = {"metadata": {"total_size": self.weights_bytes}, "weight_map": weight_map}
-        write_durably(self.path / INDEX_NAME, _json(index))
+        write_json(self.path / INDEX_NAME, index)
         for file in sorted(source.iterdir()):
             is_legal = file.name.lower().startswith(_LEGAL)
             is_own = file.name in (CONFIG_NAME, INDEX_NAME, MANIFEST_NAME)
             if file.is_file() and not is_own and (is_legal or is_wanted(file.name, False)):
-                write_durably(self.path / file.name, file.read_bytes())
+                copy_durably(file, self.path / file.name)
         shutil.rmtree(self.path / _STATE_FOLDER, ignore_errors=True)
-        write_durably(self.path / CONFIG_NAME, _json(config))
+        write_json(self.path / CONFIG_NAME, config)
 
     def _write_manifest(self) -> None:
         manifest = {**self._identity, "shards": self._done}
-        write_durably(self.path / MANIFEST_NAME, _json(manifest))
+        write_json(self.path / MANIFEST_NAME, manifest)
 
     def _recall(self) -> None:
         file = self.path / MANIFEST_NAME
@@ -119,15 +115,7 @@ class OutputFolder:
             raise DiskError(f"{file} could not be read: {error.strerror or error}.") from None
         except (ValueError, KeyError, AttributeError):
             raise CorruptFileError(f"{file} is no manifest of a quantized model.") from None
-        wanted = json.loads(_json(self._identity))
-        if found != wanted:
-            differing = sorted(
-                name for name in {*found, *wanted} if found.get(name) != wanted.get(name)
-            )
-            raise SettingsError(
-                f"{self.path} was begun with other settings or another model: "
-                f"{', '.join(differing)} differ. Go on with those, or begin in a new folder."
-            )
+        check_identity(self.path, found, self._identity)
         for shard in shards:
             path = self.path / shard["name"]
             if not path.exists() or _sha256(path) != shard["sha256"]:
@@ -135,8 +123,26 @@ class OutputFolder:
                     f"{path} is not what {MANIFEST_NAME} says; begin again in a new folder."
                 )
         self._done = shards
-        with suppress(OSError):
-            (self.path / _STATE_FOLDER).mkdir(exist_ok=True)
+        if not self.is_complete:
+            with suppress(OSError):
+                (self.path / _STATE_FOLDER).mkdir(exist_ok=True)
+
+
+def check_identity(path: Path, found: object, identity: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        SettingsError: what is at ``path`` was begun by something else than this run.
+    """
+    wanted = json.loads(json.dumps(identity))
+    if found != wanted:
+        found = found if isinstance(found, dict) else {}
+        differing = sorted(
+            name for name in {*found, *wanted} if found.get(name) != wanted.get(name)
+        )
+        raise SettingsError(
+            f"{path} was begun with other settings or another model: {', '.join(differing)} "
+            "differ. Go on with those, or begin in a new folder."
+        )
 
 
 class Streams:
@@ -165,22 +171,7 @@ class Streams:
 
     def write(self, streams: Iterator[torch.Tensor]) -> None:
         """All windows in order; the file is there as a whole or not at all."""
-        temporary = self._path.with_suffix(".tmp")
-        try:
-            with temporary.open("wb") as file:
-                for x_TD in streams:
-                    file.write(x_TD.contiguous().numpy().data)
-                file.flush()
-                os.fsync(file.fileno())
-            replace_durably(temporary, self._path)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise DiskError(f"{self._path} could not be written: {error.strerror}.") from None
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+        write_durably(self._path, (x_TD.contiguous().numpy().data.cast("B") for x_TD in streams))
 
 
 def _sha256(path: Path) -> str:

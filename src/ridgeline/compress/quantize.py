@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import ridgeline
@@ -28,13 +29,14 @@ from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.smoothing import changed_weights, smooth
 from ridgeline.compress.tensors import OUTSIDE, GridOf, StoredTensor, TensorPlan, plan_tensors
 from ridgeline.compress.writing import quantized_config, quantized_parts
-from ridgeline.core.arrays import Array, cast
+from ridgeline.core.arrays import Array, cast, is_float
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.kernels.tensors import as_array, torch_dtype
 from ridgeline.models import read_config
 from ridgeline.weights import Checkpoint
 from ridgeline.weights.digest import content_digest
 
+_BLOCK = 1 << 22  # values that are checked at a time
 Progress = Callable[[int, int, str], None]
 Notes = dict[str, dict[str, Any]]
 """Of each quantized matrix: the errors of its outputs, and what was seen of its inputs."""
@@ -47,7 +49,8 @@ class QuantizationReport:
     Attributes:
         notes: of each quantized matrix, by name: ``error`` and ``nearest_error`` of its outputs,
             ``tokens`` and ``dead`` inputs that were seen, ``fallback`` if it was rounded to the
-            nearest all the same, ``unseen`` if no token reached it.
+            nearest all the same, ``unseen`` if no token reached it. None of a GGUF file that was
+            finished before.
         left: tensors of layers that stay as they are, and why.
         weights_bytes: of all tensors that were written.
     """
@@ -94,23 +97,27 @@ def quantize(
         DiskError: a file cannot be read or written.
     """
     check_source(model)
+    identity = {
+        "ridgeline": ridgeline.__version__,
+        "recipe": asdict(recipe),
+        "model": content_digest([model.stored.path]),
+        "calibration": text.digest if text is not None and recipe.is_calibrated else None,
+    }
+    target, grid_of, shards = None, _grids(recipe), out
+    if recipe.format == "gguf":
+        shards = out.with_name(f"{out.name}.parts")
+        if resume and GGUFTarget.is_finished(out, identity):
+            shutil.rmtree(shards, ignore_errors=True)
+            return QuantizationReport(path=out, notes={}, left={}, weights_bytes=out.stat().st_size)
+        target = GGUFTarget.of(model, out, recipe.gguf_type, identity)
+        grid_of = target.grid_of
     with Checkpoint(model.stored.path) as checkpoint:
-        target, grid_of, shards = None, _grids(recipe), out
-        if recipe.format == "gguf":
-            target = GGUFTarget.of(model, out, recipe.gguf_type)
-            grid_of, shards = target.grid_of, out.with_name(f"{out.name}.parts")
         plan = plan_tensors(model, checkpoint, grid_of)
         windows = text.windows if text is not None and recipe.is_calibrated else ()
         need = memory_need(model, plan, recipe, windows)
         if announce is not None:
             announce(need)
         need.check()
-        identity = {
-            "ridgeline": ridgeline.__version__,
-            "recipe": asdict(recipe),
-            "model": content_digest([model.stored.path]),
-            "calibration": text.digest if text is not None and recipe.is_calibrated else None,
-        }
         folder = OutputFolder(shards, identity, resume=resume)
         if not folder.is_complete:
             _Quantization(model, checkpoint, plan, recipe, grid_of, windows, folder, progress).run()
@@ -175,6 +182,8 @@ class _Quantization:
 
     @torch.no_grad()
     def run(self) -> None:
+        for tensor in self._outside():
+            _check_finite(tensor.name, self._checkpoint.tensor(tensor.name))
         if self._windows and not self._folder.num_done and not self._streams(0).exists:
             weights = self._model.weights(0)
             self._streams(0).write(
@@ -204,7 +213,8 @@ class _Quantization:
     def _layer(self, layer: int) -> None:
         """Quantize a layer, write the streams behind it, and then its shard."""
         run, weights = self._model.runs[layer], self._model.weights(layer)
-        self._check_finite(layer, weights)
+        for tensor in self._plan.of_run(layer):
+            _check_finite(tensor.name, self._checkpoint.tensor(tensor.name))
         rounding = _Layer(self._plan.of_run(layer), self._recipe, self._grid_of, weights)
         changed = self._smooth(layer, weights) if self._recipe.is_smoothed else frozenset()
         if self._windows and not self._recipe.is_smoothed:
@@ -303,15 +313,16 @@ class _Quantization:
             for index in unseen:
                 yield index, curvature, 0
 
-    def _check_finite(self, layer: int, weights: Mapping[str, torch.Tensor]) -> None:
-        for tensor in self._plan.of_run(layer):
-            for name, index in tensor.matrices:
-                values = weights[name] if index is None else weights[name][index]
-                if not bool(values.isfinite().all()):
-                    raise CorruptFileError(
-                        f"Tensor {tensor.name} has values that are infinite or not a number: it "
-                        "cannot be quantized."
-                    )
+
+def _check_finite(name: str, values: Array) -> None:
+    """Of norms and embeddings as well: a calibration would spread what is wrong with them."""
+    flat = values.reshape(-1)
+    if is_float(values) and not all(
+        np.isfinite(flat[first : first + _BLOCK]).all() for first in range(0, len(flat), _BLOCK)
+    ):
+        raise CorruptFileError(
+            f"Tensor {name} has values that are infinite or not a number: it cannot be quantized."
+        )
 
 
 class _Layer:

@@ -44,7 +44,10 @@ def quantized_config(recipe: Recipe, plan: TensorPlan) -> dict[str, Any]:
     """The ``quantization_config`` of config.json."""
     if recipe.format == "gptq":
         return gptq_config(
-            bits=recipe.bits, group_size=recipe.group_size or -1, symmetric=recipe.symmetric
+            bits=recipe.bits,
+            group_size=recipe.group_size or -1,
+            symmetric=recipe.symmetric,
+            ignore=plan.ignored_modules,
         )
     return quantization_config(
         form="int-quantized" if recipe.rounds_activations else "pack-quantized",

@@ -221,6 +221,11 @@ class ConfigReader:
             raise self._wrong(name, "an object")
         return value
 
+    def raw(self, name: str) -> object:
+        """What is under ``name``, whatever it is; ``None`` if the key is absent."""
+        self._consumed.add(name)
+        return self._values.get(name)
+
     def names(self) -> tuple[str, ...]:
         """The keys that are not ``null``, in the file's order."""
         return tuple(name for name, value in self._values.items() if value is not None)

@@ -68,7 +68,7 @@ class GPTQ:
                 f"GPTQ weights in the format {show(kind)} are not supported; save the model in the "
                 "format gptq, or load the unquantized checkpoint."
             )
-        config.refuse("dynamic", unless=({}, []))
+        _check_dynamic(config)
         config.refuse("adapter")
         config.refuse("rotation")
         config.refuse("planar", unless=(False,))
@@ -131,6 +131,15 @@ class GPTQ:
             )
 
         return module.stored(".weight", (outputs, inputs), assemble)
+
+
+def _check_dynamic(config: ConfigReader) -> None:
+    """Rules by module: which ones are left as they are the tensors say, too; other bits are not
+    read."""
+    rules = config.raw("dynamic")
+    if isinstance(rules, Mapping) and all(name.startswith("-:") for name in rules):
+        return
+    config.refuse("dynamic", unless=([],))
 
 
 def group_order(g_idx: Array, size: int | None, groups: int) -> Array | None:

@@ -1,11 +1,19 @@
-"""Writing what `gptq` reads: format v1 for symmetric codes, v2 for zero points."""
+"""Writing what `gptq` reads: format v1 for symmetric codes, v2 for zero points.
 
+Modules that are left as they are stand in ``dynamic`` (GPTQModel): ``-:`` and a regular expression
+that their names match from the beginning.
+"""
+
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ridgeline.core.arrays import Array
 from ridgeline.quant.bits import pack_rows, pack_words
+
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def gptq_parts(
@@ -32,9 +40,11 @@ def gptq_parts(
     }
 
 
-def gptq_config(*, bits: int, group_size: int, symmetric: bool) -> dict[str, Any]:
-    """The ``quantization_config`` of config.json."""
-    return {
+def gptq_config(
+    *, bits: int, group_size: int, symmetric: bool, ignore: Sequence[str]
+) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json. ``ignore``: modules that are left as they are."""
+    config: dict[str, Any] = {
         "quant_method": "gptq",
         "bits": bits,
         "group_size": group_size,
@@ -43,3 +53,15 @@ def gptq_config(*, bits: int, group_size: int, symmetric: bool) -> dict[str, Any
         "lm_head": False,
         "checkpoint_format": "gptq" if symmetric else "gptq_v2",
     }
+    left = [module for module in ignore if module != "lm_head"]
+    if left:
+        config["dynamic"] = {f"-:^{_pattern(module)}$": {} for module in left}
+    return config
+
+
+def _pattern(module: str) -> str:
+    """A regular expression for a module, and for the one that vLLM makes of it and its siblings."""
+    parent, _, name = module.rpartition(".")
+    fused = next((whole for whole, parts in _FUSED.items() if name in parts), None)
+    names = re.escape(name) if fused is None else f"({name}|{fused})"
+    return re.escape(f"{parent}.") + names if parent else names

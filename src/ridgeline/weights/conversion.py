@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +28,8 @@ from ridgeline.weights.loading import weight_shapes
 from ridgeline.weights.names import short_name
 from ridgeline.weights.packed import expanded, stream_weight_parts
 from ridgeline.weights.progress import Progress
-from ridgeline.weights.safetensors_writer import (
-    SafetensorsTensor,
-    SafetensorsWriter,
-    write_json,
-)
-from ridgeline.weights.temporary import refuse_existing, unwritable
+from ridgeline.weights.safetensors_writer import SafetensorsTensor, SafetensorsWriter
+from ridgeline.weights.temporary import copy_durably, refuse_existing, write_json
 
 _Floats = npt.NDArray[np.float32]
 _log = logging.getLogger(__name__)
@@ -258,10 +253,7 @@ def _copy_others(source: Path, folder: Path) -> None:
     for file in source.iterdir():
         is_weights = file.suffix in (".safetensors", ".bin", ".gguf") or file.name == INDEX_NAME
         if file.is_file() and not is_weights and file.name != CONFIG_NAME:
-            try:
-                shutil.copyfile(file, folder / file.name)
-            except OSError as error:
-                raise unwritable(folder / file.name, error) from None
+            copy_durably(file, folder / file.name)
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:

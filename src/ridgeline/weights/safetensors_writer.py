@@ -1,35 +1,40 @@
-"""Writing a folder of safetensors: headers first, then the rows of any tensor in any order.
+"""Writing safetensors: a file tensor by tensor, or a folder row by row.
 
-The folder has a temporary name until all in it is complete and on the disk.
+Files and folders have temporary names until all in them is complete and on the disk.
 """
 
+import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
+from ridgeline.core.arrays import Array, numpy_dtype
 from ridgeline.weights.files import INDEX_NAME, SINGLE_NAME
+from ridgeline.weights.rows_writer import RowsWriter, split_by_size
+from ridgeline.weights.safetensors_header import DTYPES
 from ridgeline.weights.temporary import (
-    NewFile,
     publish,
     refuse_existing,
     temporary_name,
     unwritable,
+    write_durably,
+    write_json,
 )
 
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_ALIGNMENT = 8
+_BLOCK_BYTES = 1 << 24
 _SHARD_BYTES = 5 << 30
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetensorsTensor:
-    """A tensor to be written: its name, dtype (F32, F16 or BF16) and shape."""
+    """A tensor to be written: its name, dtype (as the format names it) and shape."""
 
     name: str
     dtype: str
@@ -38,20 +43,47 @@ class SafetensorsTensor:
     @property
     def row_bytes(self) -> int:
         """The bytes of one entry of the first axis."""
-        return prod(self.shape[1:]) * _ITEM_BYTES[self.dtype]
+        return prod(self.shape[1:]) * numpy_dtype(DTYPES[self.dtype]).itemsize
 
     @property
     def num_bytes(self) -> int:
         """The bytes of all elements."""
-        return prod(self.shape) * _ITEM_BYTES[self.dtype]
+        return prod(self.shape) * numpy_dtype(DTYPES[self.dtype]).itemsize
 
 
-class SafetensorsWriter:
+def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> str:
+    """Write ``tensors`` in the given order, and return the file's SHA-256.
+
+    Views of mapped files are copied block by block.
+
+    Raises:
+        DiskError: it cannot be written; nothing is left of it.
+    """
+    digest = hashlib.sha256()
+
+    def blocks() -> Iterator[bytes | memoryview]:
+        yield _header(
+            SafetensorsTensor(name=name, dtype=_NAMES[values.dtype.name], shape=values.shape)
+            for name, values in tensors.items()
+        )[0]
+        for values in tensors.values():
+            data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+            for first in range(0, len(data), _BLOCK_BYTES):
+                yield data[first : first + _BLOCK_BYTES]
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        for block in blocks():
+            digest.update(block)
+            yield block
+
+    write_durably(path, hashed())
+    return digest.hexdigest()
+
+
+class SafetensorsWriter(RowsWriter[SafetensorsTensor]):
     """Writes a folder with one safetensors file, or several with an index.
 
-    Use it in a ``with`` block: at its end the folder gets its name, if all tensors are whole; an
-    exception leaves nothing behind. ``folder`` is where it is until then: other files may be put
-    there.
+    ``folder`` is where it is until it gets its name: other files may be put there.
 
     Raises:
         InvalidRequestError: there is something at ``path`` already.
@@ -61,104 +93,57 @@ class SafetensorsWriter:
     def __init__(
         self, path: Path, tensors: Sequence[SafetensorsTensor], *, shard_bytes: int = _SHARD_BYTES
     ) -> None:
+        super().__init__(tensors)
         refuse_existing(path)
         self.path, self.folder = path, temporary_name(path)
-        self._tensors = {tensor.name: tensor for tensor in tensors}
-        self._missing = {tensor.name: tensor.num_bytes for tensor in tensors}
-        self._place: dict[str, tuple[NewFile, int]] = {}
-        self._files: list[NewFile] = []
         try:
             self.folder.mkdir()
-            self._begin(tensors, shard_bytes)
         except OSError as error:
             raise unwritable(path, error) from None
+        try:
+            self._begin_shards(split_by_size(tensors, shard_bytes))
         except BaseException:
             self._discard()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                assert not any(self._missing.values()), self._missing
-                while self._files:
-                    self._files.pop().close(sync=True)
-                publish(self.folder, self.path)
-        finally:
-            self._discard()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
         return self._tensors[name].shape
 
-    def write(self, name: str, first_row: int, values: npt.NDArray[np.uint8]) -> None:
-        """Write entries of the first axis of a tensor, as the bytes of its dtype."""
-        file, offset = self._place[name]
-        data = np.ascontiguousarray(values).reshape(-1)
-        self._missing[name] -= data.nbytes
-        file.write(data.data, offset + first_row * self._tensors[name].row_bytes)
-
-    def _begin(self, tensors: Sequence[SafetensorsTensor], shard_bytes: int) -> None:
-        shards: list[list[SafetensorsTensor]] = [[]]
-        size = 0
-        for tensor in tensors:
-            if size and size + tensor.num_bytes > shard_bytes:
-                shards.append([])
-                size = 0
-            shards[-1].append(tensor)
-            size += tensor.num_bytes
+    def _begin_shards(self, shards: Sequence[Sequence[SafetensorsTensor]]) -> None:
         count = len(shards)
-        names = [
-            SINGLE_NAME if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
-            for number in range(1, count + 1)
-        ]
-        for name, shard in zip(names, shards, strict=True):
-            self._begin_file(name, shard)
+        weight_map: dict[str, str] = {}
+        for number, shard in enumerate(shards, start=1):
+            name = SINGLE_NAME if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+            header, offsets, size = _header(shard)
+            self._begin(self.folder / name, header, offsets, size)
+            weight_map |= dict.fromkeys(offsets, name)
         if count > 1:
-            weight_map = {
-                tensor.name: name
-                for name, shard in zip(names, shards, strict=True)
-                for tensor in shard
-            }
-            total = sum(tensor.num_bytes for tensor in tensors)
+            total = sum(tensor.num_bytes for tensor in self._tensors.values())
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-            (self.folder / INDEX_NAME).write_text(json.dumps(index, indent=2))
+            write_json(self.folder / INDEX_NAME, index)
 
-    def _begin_file(self, name: str, tensors: Sequence[SafetensorsTensor]) -> None:
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        offset, offsets = 0, []
-        for tensor in tensors:
-            offsets.append(offset)
-            offset += tensor.num_bytes
-            header[tensor.name] = {
-                "dtype": tensor.dtype,
-                "shape": tensor.shape,
-                "data_offsets": [offsets[-1], offset],
-            }
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        start = 8 + len(text)
-        file = NewFile(self.folder / name, start + offset)
-        self._files.append(file)
-        file.write(memoryview(len(text).to_bytes(8, "little") + text), 0)
-        for tensor, tensor_offset in zip(tensors, offsets, strict=True):
-            self._place[tensor.name] = file, start + tensor_offset
+    def _publish(self) -> None:
+        publish(self.folder, self.path)
 
     def _discard(self) -> None:
-        while self._files:
-            self._files.pop().close(sync=False)
+        super()._discard()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write a JSON object as configuration files are.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
-    try:
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from None
+def _header(tensors: Iterable[SafetensorsTensor]) -> tuple[bytes, dict[str, int], int]:
+    """The bytes before the tensors, the offset of each after them, and the size of all."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offsets: dict[str, int] = {}
+    offset = 0
+    for tensor in tensors:
+        offsets[tensor.name] = offset
+        offset += tensor.num_bytes
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [offsets[tensor.name], offset],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, offsets, offset

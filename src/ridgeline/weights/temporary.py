@@ -1,11 +1,15 @@
-"""Files that are whole or not there: written under a temporary name, synced, then renamed."""
+"""Files and folders that are whole or not there: under temporary names until they are on disk."""
 
+import json
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.weights.names import short_name
-from ridgeline.weights.safetensors_writing import replace_durably
+
+_BLOCK_BYTES = 1 << 24
 
 
 def refuse_existing(path: Path) -> None:
@@ -38,11 +42,11 @@ class NewFile:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError as error:
             raise unwritable(path, error) from None
+        self._is_open = True
         try:
             os.posix_fallocate(self._file, 0, max(size_bytes, 1))
         except OSError as error:
-            os.close(self._file)
-            path.unlink(missing_ok=True)
+            self.discard()
             raise unwritable(path, error) from None
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -54,26 +58,94 @@ class NewFile:
         except OSError as error:
             raise unwritable(self.path, error) from None
 
-    def close(self, *, sync: bool) -> None:
-        """Close it, its bytes on the disk first if ``sync``."""
+    def finish(self) -> None:
+        """Close it, with its bytes on the disk."""
         try:
-            if sync:
-                os.fsync(self._file)
+            os.fsync(self._file)
+            self._is_open = False
             os.close(self._file)
         except OSError as error:
             raise unwritable(self.path, error) from None
 
+    def discard(self) -> None:
+        """Close it, if it is open, and remove it, if it has its temporary name still."""
+        with suppress(OSError):
+            if self._is_open:
+                self._is_open = False
+                os.close(self._file)
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+def write_durably(path: Path, blocks: Iterable[bytes | memoryview]) -> None:
+    """Write a file piece by piece; a file of that name is replaced by the whole or stays.
+
+    Raises:
+        DiskError: it cannot be written; nothing is left of it.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        try:
+            with temporary.open("wb") as file:
+                for block in blocks:
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+            publish(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Write a JSON object as configuration files are; `write_durably`."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_durably(path, [text.encode()])
+
+
+def copy_durably(source: Path, path: Path) -> None:
+    """Copy a file's content; `write_durably`.
+
+    Raises:
+        DiskError: one cannot be read, or the other not be written.
+    """
+
+    def blocks() -> Iterator[bytes]:
+        try:
+            with source.open("rb") as file:
+                while block := file.read(_BLOCK_BYTES):
+                    yield block
+        except OSError as error:
+            raise DiskError(f"{source} could not be read: {error.strerror or error}.") from None
+
+    write_durably(path, blocks())
+
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give a file or folder its name, for good.
+    """Give a file or folder, whose content is on the disk, its name, for good.
 
     Raises:
         DiskError: it cannot be renamed.
     """
     try:
-        replace_durably(temporary, path)
+        if temporary.is_dir():
+            _sync_folder(temporary)
+        temporary.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the names in it be on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def unwritable(path: Path, error: OSError) -> DiskError:
