@@ -249,6 +249,7 @@ def test_pulls_of_one_model_are_one_and_only_so_many_are_open(
 def test_a_server_that_ends_ends_its_downloads(roomy_folder, tmp_path, hub):  # noqa: F811
     hub.files["model-1.safetensors"] += b"x" * (1 << 22)
     hub.stalls["model-1.safetensors"] = 1 << 21
+    before = set(threading.enumerate())
     with (
         running(roomy_folder, data_dir=tmp_path / "data") as server,
         server.client() as client,
@@ -257,7 +258,7 @@ def test_a_server_that_ends_ends_its_downloads(roomy_folder, tmp_path, hub):  # 
         next(response.iter_lines())
         assert hub.stalled.wait(20)
     hub.released.set()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith(("ridgeline-download", "asyncio")):
             thread.join(10)
             assert not thread.is_alive()
