@@ -37,7 +37,7 @@ def read_sigmoid_routing(
 
     The arguments are the family's defaults.
     """
-    config.refuse("scoring_func", unless=("sigmoid",))
+    config.refuse("scoring_func", unless=("sigmoid", "noaux_tc"))  # the second is dots.llm1's word
     config.refuse("topk_method", unless=("noaux_tc",))
     for name in ("num_nextn_predict_layers", "num_mtp_layers"):
         config.ignore(name)

@@ -61,7 +61,8 @@ def _attention(config: ConfigReader, sizes: Sizes) -> AttentionSpec:
 
 
 def build(config: ConfigReader) -> ModelSpec:
-    """All layers are alike."""
+    """All layers are alike; some configs speak of one expert, which is no mixture."""
+    config.refuse("num_experts", unless=(0, 1))
     sizes = read_sizes(config, max_position=2048)
     return pre_norm_decoder(
         config,
@@ -117,7 +118,13 @@ def build_moe(config: ConfigReader) -> ModelSpec:
 _TENSORS = LLAMA_TENSORS | layer_tensors(
     {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
 )
-FAMILY = Family(model_type="hunyuan_v1_dense", build=build, tensors=_TENSORS, ignored=LLAMA_IGNORED)
+FAMILY = Family(
+    model_type="hunyuan_v1_dense",
+    build=build,
+    tensors=_TENSORS,
+    ignored=LLAMA_IGNORED,
+    computes=frozenset({"num_experts"}),
+)
 FAMILY_MOE = Family(
     model_type="hunyuan_v1_moe",
     build=build_moe,

@@ -19,6 +19,7 @@ from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
 
 # What configs say besides, with the values that all published models have.
 _FIXED: dict[str, tuple[object, ...]] = {
+    "attention_bias": (False,),
     "use_qk_norm": (True,),
     "qk_norm_type": ("per_layer",),
     "scoring_func": ("sigmoid",),
