@@ -87,30 +87,37 @@ void apply_each(Context& c, const Rows* rows, const Target* targets, int count) 
   }
 }
 
-void feed_forward(Context& c, const FeedForward& network, const Rows& rows, float* out,
-                  int64_t stride, bool adapted) {
+void gate_up(Context& c, const FeedForward& network, const Rows& rows, float* inner, int64_t stride,
+             bool adapted) {
   const rl_linear &gate = network.gate, &up = network.up;
   bool gated = gate.matrix.data != nullptr;
   int32_t width = up.matrix.rows, num_tokens = rows.num_tokens;
-  float* inner = c.inner.get<float>(static_cast<int64_t>(num_tokens) * width);
   bool fused = gated && same_panels(gate.matrix, up.matrix) &&
                !(adapted && (is_adapted(c, gate) || is_adapted(c, up)));
   if (fused) {
     void* scratch = c.panels.get<char>(panel_bytes(up.matrix, num_tokens));
     Panels panels = panels_in(up.matrix, num_tokens, scratch);
     fill_panels(c.pool, up.matrix, rows, panels);
-    multiply_gated(c.pool, gate, up, network.activation, inner, width, panels);
-  } else {
-    float* ups = gated ? c.up.get<float>(static_cast<int64_t>(num_tokens) * width) : inner;
-    Target targets[2] = {{&up, ups, width}, {&gate, inner, width}};
-    apply(c, rows, targets, gated ? 2 : 1, adapted);
-    for_tokens(c.pool, num_tokens, [&](int32_t t) {
-      int64_t at = static_cast<int64_t>(t) * width;
-      activate(network.activation, gated ? inner + at : nullptr, ups + at, width, inner + at);
-    });
+    multiply_gated(c.pool, gate, up, network.activation, inner, stride, panels);
+    return;
   }
+  float* ups = gated ? c.up.get<float>(static_cast<int64_t>(num_tokens) * width) : inner;
+  int64_t ups_stride = gated ? width : stride;
+  Target targets[2] = {{&up, ups, ups_stride}, {&gate, inner, stride}};
+  apply(c, rows, targets, gated ? 2 : 1, adapted);
+  for_tokens(c.pool, num_tokens, [&](int32_t t) {
+    float* row = inner + t * stride;
+    activate(network.activation, gated ? row : nullptr, ups + t * ups_stride, width, row);
+  });
+}
+
+void feed_forward(Context& c, const FeedForward& network, const Rows& rows, float* out,
+                  int64_t stride, bool adapted) {
+  int32_t width = network.up.matrix.rows;
+  float* inner = c.inner.get<float>(static_cast<int64_t>(rows.num_tokens) * width);
+  gate_up(c, network, rows, inner, width, adapted);
   Target down{&network.down, out, stride};
-  apply(c, {inner, width, num_tokens, width}, &down, 1, adapted);
+  apply(c, {inner, width, rows.num_tokens, width}, &down, 1, adapted);
 }
 
 }  // namespace rl

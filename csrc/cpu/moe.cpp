@@ -33,7 +33,9 @@ class MoEOp : public Op {
   rl_routing routing;
   rl_linear router;
   const float* correction;
-  std::vector<FeedForward> experts;
+  std::vector<int32_t> borders;  // the first expert of each rank, and the end
+  int rank;
+  std::vector<FeedForward> experts;  // this rank's
 
   void run(Context& c) const override {
     int32_t num_tokens = c.num_tokens(), width = router.matrix.columns;
@@ -49,11 +51,22 @@ class MoEOp : public Op {
     group_by_expert(routes, num_tokens);
     Rows rows = c.rows(source, width);
     if (routes.rows) rows = {routes.rows, width, num_tokens, width};
+    bool alone = borders.size() == 2;
+    int64_t num_outputs = alone ? 0 : int64_t{num_tokens} * routing.top_k;
+    float* outputs = c.outputs.get<float>(num_outputs * width);
     for (int e = 0; e < routing.num_experts; ++e) {
       if (routes.starts[e] == routes.starts[e + 1]) continue;
-      run_expert(c, e, routes, rows);
       ++c.experts_read;
+      if (e < borders[rank] || e >= borders[rank + 1]) continue;
+      float* out = outputs + int64_t{routes.starts[e]} * width;
+      if (alone) out = one_output(c, routes, e, width);
+      run_expert(c, e, routes, rows, out);
+      if (alone) add_expert(c, e, routes, out, width);
     }
+    if (alone) return;
+    exchange(c, routes, outputs, width, static_cast<int32_t>(num_outputs));
+    for (int e = 0; e < routing.num_experts; ++e)
+      add_expert(c, e, routes, outputs + int64_t{routes.starts[e]} * width, width);
   }
 
  private:
@@ -74,20 +87,45 @@ class MoEOp : public Op {
     return routes;
   }
 
-  void run_expert(Context& c, int e, const Routes& routes, const Rows& rows) const {
+  // Room for what an expert makes of its tokens, behind that of what goes in.
+  float* one_output(Context& c, const Routes& routes, int e, int32_t width) const {
+    int64_t count = routes.starts[e + 1] - routes.starts[e];
+    return c.gathered.get<float>(2 * count * width) + count * width;
+  }
+
+  // out[its tokens, D] = expert e of its tokens.
+  void run_expert(Context& c, int e, const Routes& routes, const Rows& rows, float* out) const {
     int32_t count = routes.starts[e + 1] - routes.starts[e], width = rows.columns;
     const int32_t* tokens = routes.tokens + routes.starts[e];
-    const float* shares = routes.shares + routes.starts[e];
-    float* in = c.gathered.get<float>(2 * static_cast<int64_t>(count) * width);
-    float* out = in + static_cast<int64_t>(count) * width;
+    float* in = c.gathered.get<float>(static_cast<int64_t>(count) * width);
     for_tokens(c.pool, count, [&](int32_t i) {
       std::copy_n(rows.data + tokens[i] * rows.stride, width,
                   in + static_cast<int64_t>(i) * width);
     });
-    feed_forward(c, experts[static_cast<size_t>(e)], {in, width, count, width}, out, width, false);
+    const FeedForward& network = experts[static_cast<size_t>(e - borders[rank])];
+    feed_forward(c, network, {in, width, count, width}, out, width, false);
+  }
+
+  void add_expert(Context& c, int e, const Routes& routes, const float* out, int32_t width) const {
+    int32_t count = routes.starts[e + 1] - routes.starts[e];
+    const int32_t* tokens = routes.tokens + routes.starts[e];
+    const float* shares = routes.shares + routes.starts[e];
     for_tokens(c.pool, count, [&](int32_t i) {
       add_scaled(c.row(RL_H, tokens[i]), out + static_cast<int64_t>(i) * width, shares[i], width);
     });
+  }
+
+  // Every rank gets the outputs of all experts: rows by expert.
+  void exchange(Context& c, const Routes& routes, float* outputs, int32_t width,
+                int32_t num_rows) const {
+    std::vector<int32_t> owners(static_cast<size_t>(num_rows));
+    for (size_t r = 0; r + 1 < borders.size(); ++r)
+      std::fill(owners.begin() + routes.starts[borders[r]],
+                owners.begin() + routes.starts[borders[r + 1]], static_cast<int32_t>(r));
+    int64_t bytes = width * int64_t{sizeof(float)};
+    if (!c.group->gather_rows(c.pool, reinterpret_cast<uint8_t*>(outputs), bytes, bytes,
+                              owners.data(), num_rows))
+      throw std::bad_alloc();
   }
 
   // Finds a token's experts and their weights from its logits, which are overwritten.
@@ -162,10 +200,12 @@ class MoEOp : public Op {
 
 std::unique_ptr<Op> make_moe(int source, const rl_routing& routing, const rl_linear& router,
                              const float* correction, const rl_linear* gate, const rl_linear* up,
-                             const rl_linear* down, const rl_activation& activation) {
+                             const rl_linear* down, const rl_activation& activation,
+                             const std::vector<int32_t>& borders, int rank) {
   auto op = std::make_unique<MoEOp>();
   op->source = source, op->routing = routing, op->router = router, op->correction = correction;
-  for (int e = 0; e < routing.num_experts; ++e)
+  op->borders = borders, op->rank = rank;
+  for (int e = 0; e < borders[rank + 1] - borders[rank]; ++e)
     op->experts.push_back({gate[e], up[e], down[e], activation});
   return op;
 }

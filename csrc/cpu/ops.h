@@ -17,13 +17,26 @@ namespace rl {
 
 struct Embed : Op {
   rl_matrix table;
+  int32_t first_token;  // of its rows
   float scale;
   const float *positions, *types;  // tables, or null
 
+  // Each token's row of the table; of those that it lacks, some row.
+  void look_up(Context& c) const {
+    const int32_t* tokens = c.batch.token_ids;
+    std::vector<int32_t> rows;
+    if (c.group) {
+      rows.assign(tokens, tokens + c.num_tokens());
+      for (int32_t& row : rows) row = std::clamp(row - first_token, 0, table.rows - 1);
+      tokens = rows.data();
+    }
+    rl_unpack_rows(reinterpret_cast<rl_pool*>(&c.pool), &table, tokens, c.num_tokens(),
+                   c.buffers[RL_X]);
+  }
+
   void run(Context& c) const override {
     int32_t width = table.columns;
-    rl_unpack_rows(reinterpret_cast<rl_pool*>(&c.pool), &table, c.batch.token_ids, c.num_tokens(),
-                   c.buffers[RL_X]);
+    look_up(c);
     for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
       float* x = c.row(RL_X, t);
       for (int32_t i = 0; i < width; ++i) x[i] *= scale;
@@ -168,27 +181,96 @@ struct OutProject : Op {
   }
 };
 
+// What the output of a network is times: sigmoid(weight . source), for each token.
+struct OutputGate {
+  const float* weight;  // [D] or null: 1
+
+  // The gates, which are there until `gathered` is used again; null without a weight.
+  float* of(Context& c, int source, int32_t width) const {
+    if (!weight) return nullptr;
+    float* gates = c.gathered.get<float>(c.num_tokens());
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      const float* row = c.row(source, t);
+      double sum = 0;
+      for (int32_t i = 0; i < width; ++i) sum += static_cast<double>(row[i]) * weight[i];
+      gates[t] = 1.0f / (1.0f + std::exp(-static_cast<float>(sum)));
+    });
+    return gates;
+  }
+
+  static void scale(Context& c, int target, int32_t width, const float* gates) {
+    if (!gates) return;
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      float* row = c.row(target, t);
+      for (int32_t i = 0; i < width; ++i) row[i] *= gates[t];
+    });
+  }
+};
+
 struct MLP : Op {
   int source, target;
   FeedForward network;
-  const float* output_gate;  // [D] or null: the output is times sigmoid(output_gate . source)
+  OutputGate output_gate;
 
   void run(Context& c) const override {
     int32_t width = network.up.matrix.columns;
-    float* gates = output_gate ? c.gathered.get<float>(c.num_tokens()) : nullptr;
-    if (gates)
-      for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
-        const float* row = c.row(source, t);
-        double sum = 0;
-        for (int32_t i = 0; i < width; ++i) sum += static_cast<double>(row[i]) * output_gate[i];
-        gates[t] = 1.0f / (1.0f + std::exp(-static_cast<float>(sum)));
-      });
+    float* gates = output_gate.of(c, source, width);
     feed_forward(c, network, c.rows(source, width), c.buffers[target], c.widths[target], true);
-    if (gates)
-      for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
-        float* row = c.row(target, t);
-        for (int32_t i = 0; i < network.down.matrix.rows; ++i) row[i] *= gates[t];
-      });
+    OutputGate::scale(c, target, network.down.matrix.rows, gates);
+  }
+};
+
+struct GateUp : Op {
+  int source;
+  FeedForward network;  // without `down`
+
+  void run(Context& c) const override {
+    Rows rows = c.rows(source, network.up.matrix.columns);
+    gate_up(c, network, rows, c.buffers[RL_INNER], c.widths[RL_INNER], true);
+  }
+};
+
+struct Down : Op {
+  int target, source;
+  rl_linear linear;
+  OutputGate output_gate;
+
+  void run(Context& c) const override {
+    float* gates = output_gate.of(c, source, c.widths[RL_X]);
+    Target product{&linear, c.buffers[target], c.widths[target]};
+    apply(c, c.rows(RL_INNER, linear.matrix.columns), &product, 1, true);
+    OutputGate::scale(c, target, linear.matrix.rows, gates);
+  }
+};
+
+struct Gather : Op {
+  int buffer;
+  bool dense;
+  std::vector<int64_t> first;  // bytes before each rank's part
+
+  void run(Context& c) const override {
+    int rank = c.group->rank();
+    int64_t own = first[rank + 1] - first[rank], stride = c.widths[buffer] * int64_t{sizeof(float)};
+    auto* rows = reinterpret_cast<uint8_t*>(c.buffers[buffer]);
+    Parts parts{rows, dense ? own : stride, rows, dense ? first.back() : stride, first.data(),
+                c.num_tokens()};
+    if (!c.group->gather(c.pool, parts)) throw std::bad_alloc();
+  }
+};
+
+struct GatherTokens : Op {
+  std::vector<int32_t> first;  // token of each rank
+  int32_t width;
+
+  void run(Context& c) const override {
+    std::vector<int32_t> owners(static_cast<size_t>(c.num_tokens()));
+    for (int32_t t = 0; t < c.num_tokens(); ++t)
+      owners[t] = static_cast<int32_t>(
+          std::upper_bound(first.begin() + 1, first.end(), c.batch.token_ids[t]) - first.begin() - 1);
+    bool fits = c.group->gather_rows(c.pool, reinterpret_cast<uint8_t*>(c.buffers[RL_X]),
+                                     c.widths[RL_X] * int64_t{sizeof(float)},
+                                     width * int64_t{sizeof(float)}, owners.data(), c.num_tokens());
+    if (!fits) throw std::bad_alloc();
   }
 };
 

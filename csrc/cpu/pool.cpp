@@ -4,23 +4,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <climits>
 #include <exception>
 #include <utility>
 
+#include "spin.h"
+
 namespace rl {
 namespace {
-
-// Long enough to bridge the gap between two jobs of a step, short enough to give the core back
-// when others need it.
-constexpr auto kSpin = std::chrono::microseconds(50);
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 uint32_t* word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32_t*>(&value); }
 
@@ -36,19 +27,6 @@ uint32_t epoch_of(uint64_t next) { return static_cast<uint32_t>(next >> 32); }
 // The tile that a thread's run begins with.
 uint32_t first_of_run(size_t run, size_t num_runs, uint32_t num_tiles) {
   return static_cast<uint32_t>(uint64_t{num_tiles} * run / num_runs);
-}
-
-// Spins while `waiting()`; false when the time for spinning is over.
-template <class Waiting>
-bool spin(const Waiting& waiting) {
-  auto end = std::chrono::steady_clock::now() + kSpin;
-  do {
-    for (int i = 0; i < 64; ++i) {
-      if (!waiting()) return true;
-      pause();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return !waiting();
 }
 
 }  // namespace

@@ -18,8 +18,15 @@ struct rl_program {
   float head_scale = 1, head_softcap = 0;
   Buffer storage[RL_NUM_BUFFERS];
   float* buffers[RL_NUM_BUFFERS] = {};
-  Buffer panels, inner, up, spare, gathered, logits;
+  Buffer panels, inner, up, spare, gathered, outputs, logits;
   int64_t experts_read = 0;
+  Group* group = nullptr;
+  std::vector<int64_t> logit_parts;  // bytes before each rank's, if there are several
+
+  int32_t vocab_size() const {
+    return logit_parts.empty() ? head.matrix.rows
+                               : static_cast<int32_t>(logit_parts.back() / sizeof(float));
+  }
 
   // Appends the op that `make` returns: its index, or -1 if there is no memory.
   template <class Make>
@@ -35,7 +42,7 @@ struct rl_program {
   Context context(rl_pool* pool, const rl_batch* batch, const rl_kv_group* groups,
                   const rl_adapter* const* adapters) {
     return {*reinterpret_cast<Pool*>(pool), *batch, groups, adapters, buffers, widths, ropes,
-            panels, inner, up, spare, gathered, experts_read};
+            panels, inner, up, spare, gathered, outputs, experts_read, group};
   }
 
   void fill_rope_tables(const rl_batch& batch, const float* const* cos_sin) {
@@ -63,18 +70,22 @@ struct rl_program {
 
   // logits[num_rows, V] of rows of buffer h.
   void run_head(Context& c, const int32_t* rows, int32_t num_rows, float* logits) const {
-    int32_t width = head.matrix.columns, vocab = head.matrix.rows;
+    int32_t width = head.matrix.columns, vocab = vocab_size();
     float* dense = c.gathered.get<float>(static_cast<int64_t>(num_rows) * width);
     for (int32_t i = 0; i < num_rows; ++i)
       std::copy_n(c.row(RL_H, rows[i]), width, dense + static_cast<int64_t>(i) * width);
     Target target{&head, logits, vocab};
     apply(c, {dense, width, num_rows, width}, &target, 1, false);
-    if (head_scale == 1 && head_softcap <= 0) return;
-    for_tokens(c.pool, num_rows, [&](int32_t i) {
-      float* row = logits + static_cast<int64_t>(i) * vocab;
-      for (int32_t v = 0; v < vocab; ++v) row[v] *= head_scale;
-      if (head_softcap > 0) soft_cap(row, head_softcap, vocab);
-    });
+    if (head_scale != 1 || head_softcap > 0)
+      for_tokens(c.pool, num_rows, [&](int32_t i) {
+        float* row = logits + static_cast<int64_t>(i) * vocab;
+        for (int32_t v = 0; v < head.matrix.rows; ++v) row[v] *= head_scale;
+        if (head_softcap > 0) soft_cap(row, head_softcap, head.matrix.rows);
+      });
+    if (logit_parts.empty()) return;
+    auto* bytes = reinterpret_cast<uint8_t*>(logits);
+    Parts parts{bytes, logit_parts.back(), bytes, logit_parts.back(), logit_parts.data(), num_rows};
+    if (!group->gather(c.pool, parts)) throw std::bad_alloc();
   }
 };
 
@@ -83,6 +94,13 @@ namespace {
 template <class T>
 std::unique_ptr<Op> boxed(T op) {
   return std::make_unique<T>(std::move(op));
+}
+
+// Elements before each rank's part, as bytes.
+std::vector<int64_t> bytes_before(const int32_t* first, int num_ranks) {
+  std::vector<int64_t> bytes(first, first + num_ranks + 1);
+  for (int64_t& each : bytes) each *= sizeof(float);
+  return bytes;
 }
 
 rl_linear linear_or_none(const rl_linear* linear) { return linear ? *linear : rl_linear{}; }
@@ -127,10 +145,10 @@ rl_program* rl_program_new(const int32_t* widths) try {
 
 void rl_program_free(rl_program* program) { delete program; }
 
-int32_t rl_add_embed(rl_program* p, const rl_matrix* table, float scale,
+int32_t rl_add_embed(rl_program* p, const rl_matrix* table, int32_t first_token, float scale,
                      const float* position_table, const float* type_table) {
   Embed op;
-  op.table = *table, op.scale = scale;
+  op.table = *table, op.first_token = first_token, op.scale = scale;
   op.positions = position_table, op.types = type_table;
   return p->add([&] { return boxed(op); });
 }
@@ -207,16 +225,58 @@ int32_t rl_add_mlp(rl_program* p, int32_t source, int32_t target, const rl_linea
                    const rl_linear* up, const rl_linear* down, const rl_activation* activation,
                    const float* output_gate) {
   MLP op;
-  op.source = source, op.target = target, op.output_gate = output_gate;
+  op.source = source, op.target = target, op.output_gate = {output_gate};
   op.network = {linear_or_none(gate), *up, *down, *activation};
   return p->add([&] { return boxed(op); });
 }
 
+int32_t rl_add_gate_up(rl_program* p, int32_t source, const rl_linear* gate, const rl_linear* up,
+                       const rl_activation* activation) {
+  GateUp op;
+  op.source = source, op.network = {linear_or_none(gate), *up, {}, *activation};
+  return p->add([&] { return boxed(op); });
+}
+
+int32_t rl_add_down(rl_program* p, int32_t target, const rl_linear* down, int32_t source,
+                    const float* output_gate) {
+  Down op;
+  op.target = target, op.linear = *down, op.source = source, op.output_gate = {output_gate};
+  return p->add([&] { return boxed(op); });
+}
+
+void rl_set_group(rl_program* p, rl_group* group) { p->group = reinterpret_cast<Group*>(group); }
+
+int32_t rl_add_gather(rl_program* p, int32_t buffer, const int32_t* first, int32_t dense) {
+  return p->add([&] {
+    Gather op;
+    op.buffer = buffer, op.dense = dense != 0;
+    op.first = bytes_before(first, p->group->num_ranks());
+    return boxed(std::move(op));
+  });
+}
+
+int32_t rl_add_gather_tokens(rl_program* p, const int32_t* first, int32_t width) {
+  return p->add([&] {
+    GatherTokens op;
+    op.first.assign(first, first + p->group->num_ranks()), op.width = width;
+    return boxed(std::move(op));
+  });
+}
+
+void rl_set_gather_logits(rl_program* p, const int32_t* first) {
+  p->logit_parts = bytes_before(first, p->group->num_ranks());
+}
+
 int32_t rl_add_moe(rl_program* p, int32_t source, const rl_routing* routing,
                    const rl_linear* router, const float* correction, const rl_linear* gate,
-                   const rl_linear* up, const rl_linear* down, const rl_activation* activation) {
-  return p->add(
-      [&] { return make_moe(source, *routing, *router, correction, gate, up, down, *activation); });
+                   const rl_linear* up, const rl_linear* down, const rl_activation* activation,
+                   const int32_t* first) {
+  return p->add([&] {
+    std::vector<int32_t> borders{0, routing->num_experts};
+    if (first) borders.assign(first, first + p->group->num_ranks() + 1);
+    return make_moe(source, *routing, *router, correction, gate, up, down, *activation, borders,
+                    first ? p->group->rank() : 0);
+  });
 }
 
 int32_t rl_add_add_shared(rl_program* p) {
@@ -308,7 +368,7 @@ int32_t rl_head(rl_program* p, rl_pool* pool, const int32_t* rows, int32_t num_r
 int32_t rl_decode(rl_program* p, rl_pool* pool, const rl_batch* batch, const rl_kv_group* groups,
                   const rl_adapter* const* adapters, const rl_sampling* rows, int32_t num_steps,
                   const volatile int32_t* abort, int32_t* tokens) try {
-  int32_t count = batch->num_sequences, vocab = p->head.matrix.rows;
+  int32_t count = batch->num_sequences, vocab = p->vocab_size();
   float* logits = p->logits.get<float>(static_cast<int64_t>(count) * vocab);
   std::vector<int32_t> token_ids(batch->token_ids, batch->token_ids + count);
   std::vector<int32_t> positions(batch->positions, batch->positions + count);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "group.h"
 #include "pool.h"
 #include "ridgeline_cpu.h"
 
@@ -53,8 +54,9 @@ struct Context {
   const int32_t* widths;
   std::vector<RopeTable>& ropes;
   // Scratch: panels of activations, the inside of a feed-forward network, and what else is needed.
-  Buffer &panels, &inner, &up, &spare, &gathered;
+  Buffer &panels, &inner, &up, &spare, &gathered, &outputs;
   int64_t& experts_read;
+  Group* group;  // null where this is the only rank
 
   int32_t num_tokens() const { return batch.num_tokens; }
   float* row(int buffer, int32_t token) const {
@@ -100,10 +102,14 @@ struct FeedForward {
 };
 void feed_forward(Context& context, const FeedForward& network, const Rows& rows, float* out,
                   int64_t stride, bool adapted);
+// What is inside of it: inner[T, F] = act(gate . rows) * (up . rows).
+void gate_up(Context& context, const FeedForward& network, const Rows& rows, float* inner,
+             int64_t stride, bool adapted);
 
 std::unique_ptr<Op> make_moe(int source, const rl_routing& routing, const rl_linear& router,
                              const float* correction, const rl_linear* gate, const rl_linear* up,
-                             const rl_linear* down, const rl_activation& activation);
+                             const rl_linear* down, const rl_activation& activation,
+                             const std::vector<int32_t>& borders, int rank);
 std::unique_ptr<Op> make_latent_project(int source, const rl_linear* query_latent,
                                         const float* query_norm, const rl_linear& query,
                                         const rl_linear& latent, const float* latent_norm,

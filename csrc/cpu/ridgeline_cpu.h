@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 9
+#define RL_ABI_VERSION 10
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -57,6 +57,28 @@ RL_API int32_t rl_record(rl_pool* pool, int32_t on);
 /* Spans that rl_take_spans would write; it forgets them. */
 RL_API int64_t rl_num_spans(rl_pool* pool);
 RL_API void rl_take_spans(rl_pool* pool, rl_span* spans);
+
+/* ---- ranks ------------------------------------------------------------------------------ */
+
+/* Processes of one host that compute one model together, and exchange rows through memory that all of
+ * them have mapped: rl_group_bytes of it, zeros at first. All ranks make the same calls in one order,
+ * and each waits for the others, for ever if one of them has ended. */
+typedef struct rl_group rl_group;
+RL_API int64_t rl_group_bytes(int32_t num_ranks, int64_t slot_bytes);
+/* NULL without memory. */
+RL_API rl_group* rl_group_new(void* memory, int32_t rank, int32_t num_ranks, int64_t slot_bytes);
+RL_API void rl_group_free(rl_group* group);
+
+/* Row t of `all` becomes the ranks' parts of it: bytes [first[r], first[r + 1]) are rank r's row t. Strides
+ * are in bytes. `own` may lie within `all`, with rows of the same stride or a smaller one. Returns 0, -1 if
+ * there is no memory, or -2 if a part of one row is larger than slot_bytes. */
+RL_API int32_t rl_gather(rl_group* group, rl_pool* pool, const void* own, int64_t own_stride,
+                         void* all, int64_t all_stride, const int64_t* first, int32_t num_rows);
+/* Row t, of `width` bytes, becomes that of rank owners[t]. */
+RL_API int32_t rl_gather_rows(rl_group* group, rl_pool* pool, void* rows, int64_t stride,
+                              int64_t width, const int32_t* owners, int32_t num_rows);
+/* Bytes that this rank has sent to the others, each of them counted, and calls so far. */
+RL_API void rl_group_counts(rl_group* group, int64_t* sent_bytes, int64_t* num_calls);
 
 /* ---- matrices --------------------------------------------------------------------------- */
 
@@ -208,8 +230,10 @@ typedef struct {
 enum { RL_HEAD = 0, RL_EACH_HEAD = 1, RL_PROJECTION = 2 };
 
 /* The named buffers of a forward pass, float [T, width]. */
-enum { RL_X = 0, RL_H = 1, RL_N = 2, RL_SHARED = 3, RL_QUERY = 4, RL_KEY = 5, RL_VALUE = 6 };
-#define RL_NUM_BUFFERS 7
+enum {
+  RL_X = 0, RL_H = 1, RL_N = 2, RL_SHARED = 3, RL_QUERY = 4, RL_KEY = 5, RL_VALUE = 6, RL_INNER = 7
+};
+#define RL_NUM_BUFFERS 8
 
 enum { RL_SOFTMAX = 0, RL_SIGMOID = 1 };
 typedef struct {
@@ -245,8 +269,9 @@ typedef struct rl_program rl_program;
 RL_API rl_program* rl_program_new(const int32_t* widths);
 RL_API void rl_program_free(rl_program* program);
 
-RL_API int32_t rl_add_embed(rl_program* program, const rl_matrix* table, float scale,
-                            const float* position_table, const float* type_table);
+/* `table` has the rows from first_token on; tokens that it lacks get other rows of it. */
+RL_API int32_t rl_add_embed(rl_program* program, const rl_matrix* table, int32_t first_token,
+                            float scale, const float* position_table, const float* type_table);
 RL_API int32_t rl_add_norm(rl_program* program, int32_t source, int32_t target,
                            const rl_norm* norm, const float* weight, const float* bias,
                            int32_t width);
@@ -272,11 +297,18 @@ RL_API int32_t rl_add_out_project(rl_program* program, const rl_linear* linear);
 RL_API int32_t rl_add_mlp(rl_program* program, int32_t source, int32_t target,
                           const rl_linear* gate, const rl_linear* up, const rl_linear* down,
                           const rl_activation* activation, const float* output_gate);
-/* gate, up and down are arrays of num_experts. */
+/* The two halves of rl_add_mlp: RL_INNER = act(gate . source) * (up . source), and target = down . RL_INNER,
+ * times sigmoid(output_gate . source) if there is one. */
+RL_API int32_t rl_add_gate_up(rl_program* program, int32_t source, const rl_linear* gate,
+                              const rl_linear* up, const rl_activation* activation);
+RL_API int32_t rl_add_down(rl_program* program, int32_t target, const rl_linear* down, int32_t source,
+                           const float* output_gate);
+/* gate, up and down are arrays of num_experts; or of those from first[rank] to first[rank + 1], if first
+ * is not NULL: then all ranks get what each expert made of its tokens. */
 RL_API int32_t rl_add_moe(rl_program* program, int32_t source, const rl_routing* routing,
                           const rl_linear* router, const float* correction, const rl_linear* gate,
                           const rl_linear* up, const rl_linear* down,
-                          const rl_activation* activation);
+                          const rl_activation* activation, const int32_t* first);
 RL_API int32_t rl_add_add_shared(rl_program* program);
 RL_API int32_t rl_add_residual(rl_program* program, float scale);
 /* q = query . norm(query_latent . h), or query . h; k = [norm(first R of latent . h), rest]. */
@@ -290,6 +322,16 @@ RL_API int32_t rl_add_latent_project(rl_program* program, int32_t source,
 RL_API int32_t rl_add_latent_attend(rl_program* program, int32_t group, int32_t layer,
                                     const rl_attention* attention, const rl_linear* key_up,
                                     const rl_linear* value_up, int32_t nope_dim, int32_t rope_dim);
+/* The group whose ranks have a part of each matrix; before the ops that exchange. It stays the caller's. */
+RL_API void rl_set_group(rl_program* program, rl_group* group);
+/* Rows of a buffer become those of all ranks: columns [first[r], first[r + 1]) are rank r's. Before it
+ * each has its own in columns from 0 on, of rows of the buffer's width, or of its own part's (dense); after
+ * it the rows are of the buffer's width, or dense. */
+RL_API int32_t rl_add_gather(rl_program* program, int32_t buffer, const int32_t* first, int32_t dense);
+/* Rows of RL_X become those of the ranks whose table has the token: rank r's begins at first[r]. */
+RL_API int32_t rl_add_gather_tokens(rl_program* program, const int32_t* first, int32_t width);
+/* Run by rl_head after the product: the parts of logits that the ranks have. */
+RL_API void rl_set_gather_logits(rl_program* program, const int32_t* first);
 /* Not an op of the list: run by rl_head. */
 RL_API void rl_set_head(rl_program* program, const rl_linear* head, float scale, float softcap);
 

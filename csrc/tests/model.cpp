@@ -51,7 +51,7 @@ rl_program* Model::program(const Level& level, bool lengthwise) {
   level.rl_add_rope_table(program, lengthwise ? nullptr : frequencies, kRope / 2, 1.0f);
 
   rl_linear table = linear(kVocab, kHidden);
-  level.rl_add_embed(program, &table.matrix, 1.5f, vector(64 * kHidden), vector(2 * kHidden));
+  level.rl_add_embed(program, &table.matrix, 0, 1.5f, vector(64 * kHidden), vector(2 * kHidden));
   add("embed", 0);
   add_attention(level, program);
   add_feed_forward(level, program);
@@ -142,7 +142,7 @@ void Model::add_experts(const Level& level, rl_program* program) {
   for (const rl_routing& routing : routings) {
     level.rl_add_moe(program, RL_N, &routing, &router,
                      routing.scoring == RL_SIGMOID ? correction : nullptr, gates.data(), ups.data(),
-                     downs.data(), &activation);
+                     downs.data(), &activation, nullptr);
     add("mixture of experts", 3);
   }
   level.rl_add_add_shared(program);

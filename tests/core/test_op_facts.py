@@ -12,7 +12,7 @@ from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Role, Rows, Spl
 from ridgeline.core.ops import Weight, WeightUse, experts_of, op_weights, weight_roles, weight_uses
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.sharding import num_parts
-from ridgeline.models import PRESETS, describe, lower
+from ridgeline.models import PRESETS, describe, lower, shard
 
 OPS = get_args(ops.Op)
 
@@ -23,7 +23,9 @@ def lowered():
     cases = [case for case in CASES if "vision" not in case.name]
     encoders = [case.hf_config.to_dict() for case in ENCODER_CASES]
     configs = ({"model_type": case.family} | case.config for case in cases)
-    return [op for config in (*configs, *encoders) for op in lower(describe(config).spec)]
+    part = shard(describe(dict(PRESETS["llama-3.2-1b"])).spec, ParallelLayout(tensor=2), 0)
+    whole = [op for config in (*configs, *encoders) for op in lower(describe(config).spec)]
+    return [*whole, *part.ops]
 
 
 @pytest.mark.parametrize("kind", OPS, ids=lambda kind: kind.__name__)

@@ -5,6 +5,7 @@ EXAMPLES = {
         "ridgeline serve",
         "ridgeline serve Qwen/Qwen3-0.6B --quantization int4 --port 8080",
         "ridgeline serve model.gguf --host 0.0.0.0 --api-key secret",
+        "ridgeline serve Qwen/Qwen3-0.6B -tp 2",
     ),
     "generate": (
         "ridgeline generate -p 'def fibonacci(n):' -n 64 --temperature 0",
@@ -32,6 +33,7 @@ EXAMPLES = {
         "ridgeline bench --shape llama-3.2-1b --quantization int4 --batch 1,8,32",
         "ridgeline bench serve --rate 1,2,4 --ttft-slo 500",
         "ridgeline bench ladder",
+        "ridgeline bench links --ranks 4",
     ),
     "quantize": ("ridgeline quantize Qwen/Qwen3-0.6B -o qwen-int4",),
     "eval": ("ridgeline eval qwen-int4 --against Qwen/Qwen3-0.6B",),

@@ -29,7 +29,7 @@ COMMANDS = {
     "rerank": ("rerank", "documents by their relevance to a query"),
     "batch": ("batch", "answer a JSONL file of requests"),
     "probe": ("probe", "measure an OpenAI-compatible endpoint"),
-    "bench": ("bench", "measure prefill and decode; also `bench serve` and `bench ladder`"),
+    "bench": ("bench", "measure prefill and decode; also `bench serve`, `ladder` and `links`"),
     "quantize": ("quantize", "make a smaller model that answers almost the same"),
     "eval": ("eval", "perplexity of a model, and how far it is from another"),
     "profile": ("profile", "where the seconds of a step go, op by op"),
@@ -38,6 +38,7 @@ COMMANDS = {
         "bench_ladder",
         "what kernels, formats and speculation give, predicted and measured",
     ),
+    "bench-links": ("bench_links", "what exchanges between the processes of one model take"),
     "convert": ("convert", "a model from safetensors to GGUF, from GGUF to safetensors"),
     "imatrix": ("imatrix", "what a model's matrices see, for better GGUF files"),
     "plan": ("plan", "predict memory, latency, throughput and cost on any hardware"),
@@ -51,7 +52,7 @@ COMMANDS = {
     "collect-env": ("collect_env", "describe machine and installation"),
     "completion": ("completion", "print the completion of a shell"),
 }
-_BENCHES = ("serve", "ladder")
+_BENCHES = ("serve", "ladder", "links")
 _INTERRUPTED = 130
 _SERVER_PACKAGES = ("httptools", "multipart", "prometheus_client", "starlette", "uvicorn", "uvloop")
 

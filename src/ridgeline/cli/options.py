@@ -24,12 +24,12 @@ from ridgeline.core.structured_outputs import StructuredOutputs
 
 # Shown by --help; the others by --help-all.
 COMMON_OPTIONS = {
-    "dtype", "quantization", "executor", "max_model_len",
+    "dtype", "quantization", "executor", "max_model_len", "tensor_parallel_size",
     "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n",
     "host", "port", "api_key", "served_model_name",
 }  # fmt: skip
 _NOT_OPTIONS = {"model"}
-_SHORT = {"max_tokens": ("-n",)}  # as in llama.cpp
+_SHORT = {"max_tokens": ("-n",), "tensor_parallel_size": ("-tp",)}  # as in llama.cpp, vLLM
 _CLAUSE_END = re.compile(r"[.;] ")  # --help has the first clause, --help-all all of them
 _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNORECASE | re.ASCII)

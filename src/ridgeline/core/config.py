@@ -7,6 +7,7 @@ from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.settings.executors import CPUSettings, CUDASettings
 from ridgeline.core.settings.kv import KVSettings
 from ridgeline.core.settings.model import ModelSettings
+from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.core.settings.reading import read_settings
 from ridgeline.core.settings.scheduling import SchedulingSettings
 from ridgeline.core.settings.speculation import SpeculationSettings
@@ -19,7 +20,13 @@ DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(
-    ModelSettings, SchedulingSettings, KVSettings, SpeculationSettings, CPUSettings, CUDASettings
+    ModelSettings,
+    SchedulingSettings,
+    KVSettings,
+    SpeculationSettings,
+    ParallelSettings,
+    CPUSettings,
+    CUDASettings,
 ):
     """Settings of one engine; ``None`` or ``auto`` lets `resolve` choose.
 
@@ -44,7 +51,7 @@ class ResolvedConfig:
     """`EngineConfig` with every choice made.
 
     ``num_blocks[g]`` is the size of the pool of KV group g, ``num_draft_blocks[g]`` of the draft
-    model's, which is empty without one.
+    model's, which is empty without one. ``num_ranks`` processes have a part of the model each.
     """
 
     executor: str
@@ -61,6 +68,7 @@ class ResolvedConfig:
     seed: int
     verification: str = "exact"
     scheduling_policy: str = "fcfs"
+    num_ranks: int = 1
 
 
 def resolve(
@@ -135,6 +143,7 @@ def resolve(
         seed=config.seed,
         verification=config.verification,
         scheduling_policy=config.scheduling_policy,
+        num_ranks=config.tensor_parallel_size,
     )
 
 

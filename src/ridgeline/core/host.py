@@ -1,9 +1,12 @@
-"""The processors that this process may run on, and the memory that it may take."""
+"""The processors that this process may run on, the memory that it may take, and its parent."""
 
+import ctypes
 import math
 import os
 import platform
 import resource
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -11,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 _CPUINFO = Path("/proc/cpuinfo")
+_PR_SET_PDEATHSIG = 1
 
 
 def cpu_name() -> str:
@@ -59,6 +63,14 @@ def cgroup_memory_bytes(
     """
     rooms = (room for group in _groups("memory", membership, mount) for room in _rooms(group))
     return min(rooms, default=1 << 62)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel end this process when the parent's thread that started it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
 
 
 def _groups(controller: str, membership: Path, mount: Path) -> Iterator[Path]:

@@ -33,6 +33,7 @@ class Collective(Enum):
     LATER = "later"  # partial sums, which the all-reduce of the branch that they join adds up
     EXPERTS = "experts"  # tokens go to their experts' ranks and back; else an all-reduce
     ALL_GATHER = "all-gather"  # of the tensor-parallel ranks' logits
+    ITSELF = "itself"  # the op is an exchange: it stands in the list of a rank's ops
     RING = "ring"  # context-parallel ranks pass K and V of the pass around
 
 

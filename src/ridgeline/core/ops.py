@@ -2,7 +2,8 @@
 
 A lowered model is an ordered tuple of ops over a few named buffers. ``x`` is the residual stream,
 ``h`` a branch, ``n`` a norm of ``x`` that two branches read, ``shared`` a branch that joins ``h``,
-``q``, ``k``, ``v`` the heads and ``logits`` the end. Every op is pure data: its buffers, its shapes
+``q``, ``k``, ``v`` the heads, ``inner`` the inside of a feed-forward network that ranks share and
+``logits`` the end. Every op is pure data: its buffers, its shapes
 and the names of its weights. Linear weights are stored ``[out, in]``.
 
 Shapes: T tokens of the pass, D hidden size, H heads, K KV heads, d head width, F feed-forward
@@ -48,17 +49,22 @@ ExpertsBias = Annotated[Weight, WeightFacts(Role.BIAS, Split.EXPERT_ROWS)]
 Gain = Annotated[Weight, WeightFacts(Role.GAIN, Split.WHOLE)]
 Router = Annotated[Weight, WeightFacts(Role.ROUTER, Split.WHOLE)]
 OutputGate = Annotated[Weight, WeightFacts(Role.OUTPUT_GATE, Split.COLUMNS)]
+WholeOutputGate = Annotated[Weight, WeightFacts(Role.OUTPUT_GATE, Split.WHOLE)]
 Expansion = Annotated[Weight, WeightFacts(Role.EXPANSION, Split.ROWS)]
 Sinks = Annotated[Weight, WeightFacts(Role.SINKS, Split.ROWS)]
 Table = Annotated[Weight, WeightFacts(Role.TABLE, Split.ROWS)]
-Positions = Annotated[Weight, WeightFacts(Role.POSITIONS, Split.ROWS)]
+Positions = Annotated[Weight, WeightFacts(Role.POSITIONS, Split.WHOLE)]
 HeadMatrix = Annotated[Weight, WeightFacts(Role.HEAD, Split.ROWS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed:
     """x[T, D] = weight[token ids] · scale, plus positions[first_position + positions] and
-    types[token types], where there are such tables."""
+    types[token types], where there are such tables.
+
+    The table's rows are those of the tokens from ``first_token`` on; rows of x of tokens that it
+    lacks, if another rank has them, mean nothing until `GatherTokens`.
+    """
 
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ALL_REDUCE)
     weight: Table
@@ -66,6 +72,7 @@ class Embed:
     positions: Positions | None = None
     first_position: int = 0
     types: Positions | None = None
+    first_token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,11 +310,39 @@ class MLP:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GateUp:
+    """inner[T, f] = act(gate src) · up src, or act(up src): a rank's part of a network's inside."""
+
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
+    gate: Product | None
+    up: Product
+    gate_bias: Bias | None
+    up_bias: Bias | None
+    activation: Activation | ClampedSwiGLU
+    src: str = "h"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Down:
+    """dst[T, D'] = inner[T, F] times a matrix, plus a bias if any: a rank's part of what is left of
+    the network. Times σ(output_gate · src) if there is one."""
+
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
+    weight: Product
+    bias: Bias | None
+    dst: str = "h"
+    output_gate: WholeOutputGate | None = None
+    src: str = "h"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoE:
     """h[T, D] = Σ over a token's experts e of weight · down_e(act(gate_e src) · up_e src).
 
     ``router``[E, D], ``gate`` and ``up``[E, F, D], ``down``[E, D, F]; all of them may have biases.
-    Of the stacked weights only the experts are read that some token goes to.
+    Of the stacked weights only the experts are read that some token goes to. With ``borders`` each
+    rank has the experts ``[borders[r], borders[r + 1])``, and what they make of each token goes to
+    all ranks, which add up.
     """
 
     facts: ClassVar = OpFacts(OpKind.EXPERTS, Rows.ROUTED, Collective.EXPERTS)
@@ -323,6 +358,8 @@ class MoE:
     routing: RoutingSpec
     activation: Activation | ClampedSwiGLU
     src: str = "h"
+    borders: tuple[int, ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,14 +404,61 @@ class Head:
     scale: float = 1.0
 
 
+class _Parts:
+    """Of an op that joins what the ranks have: rank r has ``[borders[r], borders[r + 1])``."""
+
+    __slots__ = ()
+    borders: tuple[int, ...]
+    rank: int
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.borders) - 1
+
+    @property
+    def own(self) -> int:
+        """What this rank has."""
+        return self.borders[self.rank + 1] - self.borders[self.rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather(_Parts):
+    """buffer[T, W] from all ranks' buffer[T, own]: parts of columns, side by side."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    buffer: str
+    borders: tuple[int, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherTokens(_Parts):
+    """x[T, D]: each row from the rank whose part of the vocabulary, ``borders``, has its token."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    borders: tuple[int, ...]
+    rank: int
+    hidden_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherLogits(_Parts):
+    """logits[N, V] from all ranks' logits[N, own], after the `Head`."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.LOGITS, Collective.ITSELF)
+    borders: tuple[int, ...]
+    rank: int
+
+
 Op = (
     Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | GrowQueries | Attend
-    | LatentAttend | BidirectionalAttend | OutProject | MLP | MoE | SharedExpert | AddShared
-    | AddResidual | Head
+    | LatentAttend | BidirectionalAttend | OutProject | MLP | GateUp | Down | MoE | SharedExpert
+    | AddShared | AddResidual | Head | Gather | GatherTokens | GatherLogits
 )  # fmt: skip
 
 
 AttentionOp = Attend | LatentAttend | BidirectionalAttend
+GatherOp = Gather | GatherTokens | GatherLogits
 
 
 class WeightUse(NamedTuple):
@@ -417,11 +501,11 @@ def weight_roles(ops: Iterable[Op]) -> dict[str, frozenset[Role]]:
 
 
 def experts_of(op: Op) -> tuple[int, int]:
-    """How many matrices an op's stacks have, and how many of those a token meets; else (1, 1)."""
+    """How many experts an op routes to, and how many of those a token meets; else (1, 1)."""
     if op.facts.rows is not Rows.ROUTED:
         return 1, 1
     assert isinstance(op, MoE)
-    return op.gate.shape[0], op.routing.top_k
+    return op.router.shape[0], op.routing.top_k
 
 
 def _weight_fields(kind: type) -> tuple[tuple[str, WeightFacts], ...]:

@@ -71,6 +71,11 @@ class Executor(Protocol):
         return ""
 
     @property
+    def cpu_s(self) -> float:
+        """Processor time, in seconds, of other processes that compute for it."""
+        return 0.0
+
+    @property
     def max_in_flight(self) -> int:
         """Plans that it takes before the first of them is done."""
 

@@ -1,4 +1,4 @@
-"""Over how many ranks a weight is spread: prices, memory and ranks read the same table."""
+"""How a weight is spread over ranks: prices, memory and ranks read the same table."""
 
 from ridgeline.core.op_facts import Split
 from ridgeline.core.ops import WeightUse
@@ -23,3 +23,13 @@ def num_parts(use: WeightUse, layout: ParallelLayout) -> int:
 def num_kv_parts(num_kv_heads: int, layout: ParallelLayout) -> int:
     """Parts of the KV heads; with more ranks than heads, several hold the same one."""
     return min(layout.tensor, num_kv_heads)
+
+
+def borders(size: int, num_parts: int, unit: int = 1) -> tuple[int, ...]:
+    """Where the parts of ``size`` begin, and the end: whole units, as equal as can be.
+
+    >>> borders(10, 4), borders(12, 2, 4)
+    ((0, 2, 5, 7, 10), (0, 4, 12))
+    """
+    assert size % unit == 0
+    return tuple(size // unit * part // num_parts * unit for part in range(num_parts + 1))

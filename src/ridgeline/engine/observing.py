@@ -4,15 +4,20 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_fields
+
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
+from ridgeline.executors.distributed.executor import DistributedExecutor
+from ridgeline.executors.distributed.links import Link
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.library import native_level
 from ridgeline.roofline import history
 from ridgeline.roofline.calibration import (
+    Calibration,
     calibration_path,
     describe,
     doubts,
@@ -33,7 +38,7 @@ def make_observer(
     """An observer; without a calibration of the executor it counts, and has no ceilings."""
     priced = {
         role: priced_model(
-            model,
+            _with_exchanges(model, executor, role),
             executor.name,
             kv_cache_dtype=config.kv_cache_dtype,
             held=executor.weight_formats(role),
@@ -48,9 +53,29 @@ def make_observer(
     if calibration is not None and (elsewhere := measured_elsewhere(calibration, native_level())):
         _log.warning("%s", elsewhere)
         calibration = None
+    if calibration is not None and isinstance(executor, DistributedExecutor):
+        calibration = with_link(calibration, executor.link)
     level = logging.WARNING if calibration and any(doubts(calibration)) else logging.INFO
     _log.log(level, "Steps are priced by a model that is %s.", describe(calibration))
     return Observer(priced, StepPredictor(priced, calibration) if calibration else None)
+
+
+def _with_exchanges(model: ExecutorModel, executor: Executor, role: ModelRole) -> ExecutorModel:
+    """Ranks of one machine share its memory and its processors: together they are one process that
+    has to exchange, too."""
+    if not isinstance(executor, DistributedExecutor):
+        return model
+    return replace(model, ops=(*model.ops, *executor.exchanges(role)))
+
+
+def with_link(calibration: Calibration, link: Link) -> Calibration:
+    """A machine's calibration with what its ranks measured of their exchanges."""
+    ceilings = replace(
+        calibration.ceilings,
+        link_bytes_per_s=link.bytes_per_s,
+        link_latency_s=link.latency_s,
+    )
+    return replace_fields(calibration, ceilings=ceilings)
 
 
 def step_price(observer: Observer) -> StepPrice:

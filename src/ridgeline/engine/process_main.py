@@ -6,7 +6,6 @@ Standard input brings the configuration, and then nothing: its end means that th
 """
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -25,13 +24,13 @@ import zmq
 from ridgeline.core import wire
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import RidgelineError
+from ridgeline.core.host import die_with
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.messages import Failed, Loading, Pulse
 from ridgeline.engine.socket_channel import SocketChannel
 from ridgeline.engine.worker import Worker
 
 PULSE_S = 1.0
-_PR_SET_PDEATHSIG = 1
 _LOADING_EVERY_S = 0.1
 
 
@@ -39,7 +38,7 @@ def main() -> int:
     """Load the model and serve until told to stop; 1 if the engine failed."""
     folder, parent = sys.argv[1], int(sys.argv[2])
     logging.getLogger("ridgeline").setLevel(int(sys.argv[3]))
-    _die_with(parent)
+    die_with(parent)
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the parent says when
         signal.signal(ignored, signal.SIG_IGN)
     (size,) = struct.unpack("<I", _read(sys.stdin.buffer, 4))
@@ -54,6 +53,7 @@ def main() -> int:
         channel.last_words(Failed(error=type(error).__name__, message=str(error)))
         return 1
     life.progress = engine.loop.progress
+    life.cpu_s = lambda: time.process_time() + engine.executor.cpu_s
     gc.collect()
     gc.freeze()  # a full collection would look at the whole model's objects, between two tokens
     failure = Worker(engine, receive=channel.receive, send=channel.send).run()
@@ -64,9 +64,10 @@ def main() -> int:
 
 
 class _Life:
-    """What the pulse tells: the last step, and whether there is something to do."""
+    """What the pulse tells: the last step, whether there is something to do, processor time."""
 
     progress: Callable[[], tuple[int, bool]] = staticmethod(lambda: (0, True))
+    cpu_s: Callable[[], float] = staticmethod(time.process_time)
 
 
 def _pulse(context: "zmq.Context[zmq.Socket[bytes]]", folder: str, life: _Life) -> None:
@@ -80,7 +81,7 @@ def _pulse(context: "zmq.Context[zmq.Socket[bytes]]", folder: str, life: _Life) 
     pulses.connect(f"ipc://{folder}/pulses")
     while True:
         step_id, is_busy = life.progress()
-        pulse = Pulse(step_id=step_id, is_busy=is_busy, cpu_s=time.process_time())
+        pulse = Pulse(step_id=step_id, is_busy=is_busy, cpu_s=life.cpu_s())
         with contextlib.suppress(zmq.Again):
             pulses.send(wire.encode(pulse), zmq.NOBLOCK)
         ended, _, _ = select.select([sys.stdin.fileno()], [], [], PULSE_S)
@@ -100,14 +101,6 @@ def _loading_events(channel: SocketChannel) -> Callable[[int, int, str], None]:
             channel.send(Loading(done=done, total=total, label=label))
 
     return tell
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel end this process when the parent's thread that started it ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 def _read(file: BinaryIO, size: int) -> bytes:

@@ -43,8 +43,9 @@ def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Obs
     form = priced.main_format
     bits = form.bits_per_element(priced.spec.hidden_size)
     kv_tokens = max(config.num_blocks, default=0) * config.block_tokens
+    ranks = f", {config.num_ranks} ranks" if config.num_ranks > 1 else ""
     parts = [
-        f"{Path(name).name if Path(name).exists() else name} on {config.executor}",
+        f"{Path(name).name if Path(name).exists() else name} on {config.executor}{ranks}",
         f"{form.name} weights, {bits:.3g} bits, {_size(weights_bytes(priced))}",
         f"context {config.max_model_len:,}, KV cache for {kv_tokens:,} tokens",
     ]

@@ -75,6 +75,10 @@ class PoolExecutor(StepRunner, Generic[Pool]):
     def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
         return {}
 
+    @property
+    def cpu_s(self) -> float:
+        return 0.0
+
     def kv_budget_bytes(self, max_num_batched_tokens: int) -> int | None:
         return None
 

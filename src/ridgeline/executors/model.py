@@ -1,13 +1,16 @@
 """A model as an executor takes it: spec, ops and weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
+from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import ModelSpec
+from ridgeline.kernels.cpu.group import RankGroup
+from ridgeline.models import shard
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
-from ridgeline.weights import Adapter, Weight, WeightSource
+from ridgeline.weights import Adapter, Weight, WeightSource, rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,7 @@ class ExecutorModel:
     matrices that are not quantized yet; ``None`` leaves them as they are.
 
     ``adapters[i]`` is what sequences of adapter slot i + 1 run with; slot 0 is the plain model.
+    ``group`` is there if this is one rank's part of a model: its ops exchange through it.
     """
 
     spec: ModelSpec
@@ -25,6 +29,30 @@ class ExecutorModel:
     dtype: str
     quantization: NumberFormat | None = None
     adapters: tuple[Adapter, ...] = ()
+    group: RankGroup | None = None
+
+    def part(self, layout: ParallelLayout, rank: int, group: RankGroup) -> "ExecutorModel":
+        """One rank's part, of whose weights no other rows are read.
+
+        Raises:
+            SettingsError: the model cannot be split so.
+        """
+        own = shard(self.spec, layout, rank)
+        adapters = tuple(
+            {
+                name: replace(lora, up=lora.up[slice(*own.rows.get(name, (None, None)))])
+                for name, lora in adapter.items()
+            }
+            for adapter in self.adapters
+        )
+        return replace(
+            self,
+            spec=own.spec,
+            ops=own.ops,
+            weights=rows_of(self.weights, own.rows),
+            adapters=adapters,
+            group=group,
+        )
 
     def check_not_quantized_twice(self, weight: Weight, *, may_have_its_bits: bool = False) -> None:
         """

@@ -82,4 +82,13 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
     kv = None if config.kv_cache_dtype == "auto" else number_format(config.kv_cache_dtype)
     for model in models.values():
         traits.check_formats(model.quantization, kv)
-    return traits.create(models, config)
+    if config.tensor_parallel_size == 1:
+        return traits.create(models, config)
+    if not traits.runs_parts:
+        able = ", ".join(each.name for each in _TRAITS.values() if each.runs_parts)
+        raise SettingsError(
+            f"The {name} executor runs no parts of models; tensor_parallel_size is for {able}."
+        )
+    from ridgeline.executors.distributed.executor import DistributedExecutor
+
+    return DistributedExecutor(models, config, name)

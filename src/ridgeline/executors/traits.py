@@ -50,6 +50,7 @@ class ExecutorTraits:
         dense_attention: whether masked scores are computed, too.
         is_native: whether it computes with the kernels of ``csrc``, for whose ceilings there are
             loops of our own, rather than with PyTorch's.
+        runs_parts: whether it runs one rank's part of a model, with exchanges among the ops.
         calibrated_formats: weights that its steps are calibrated in; none: it is not calibrated.
         own_bench: one sentence on what measures it where `ridgeline bench` does not.
         device_bytes: all memory of the device that holds weights and KV; ``None`` for the host's.
@@ -71,6 +72,7 @@ class ExecutorTraits:
     priced: Callable[[PricedModel], PricedModel] = lambda model: model
     dense_attention: bool = False
     is_native: bool = False
+    runs_parts: bool = False
     calibrated_formats: Sequence[str] = ()
     own_bench: str | None = None
     device_bytes: Callable[[], float | None] = lambda: None

@@ -9,12 +9,14 @@ from ridgeline.models.lower import lower
 from ridgeline.models.presets import PRESETS
 from ridgeline.models.registry import describe, model_types, register
 from ridgeline.models.rope import inverse_frequencies, rope_attention_factor
+from ridgeline.models.shard import Shard, shard
 
 __all__ = [
     "PRESETS",
     "ConfigReader",
     "Family",
     "ModelDefinition",
+    "Shard",
     "TensorSource",
     "describe",
     "inverse_frequencies",
@@ -24,4 +26,5 @@ __all__ = [
     "read_config",
     "register",
     "rope_attention_factor",
+    "shard",
 ]

@@ -19,7 +19,8 @@ class TensorSource:
     outputs (rows, once it is transposed; those of each matrix of a stack) that are this weight.
     ``every_other``: of the elements of its last axis, as stored, those from 0 or from 1 on in steps
     of two are this weight. ``row_vector``: it may be stored as a matrix of one row. ``copies`` are
-    tensors that may be there too, if they hold the same values.
+    tensors that may be there too, if they hold the same values. ``experts`` is the half-open range
+    of a stack's matrices that are wanted; families declare none.
 
     In a family's declaration ``{i}`` stands for the layer, and ``rows`` are left out: they follow
     from `Family.fused`. ``{e}`` stands for the expert: the weight is one tensor for each expert,
@@ -34,6 +35,7 @@ class TensorSource:
     every_other: int | None = None
     row_vector: bool = False
     copies: tuple[str, ...] = ()
+    experts: tuple[int, int] | None = None
 
     def in_layer(self, index: int) -> "TensorSource":
         """The source with the layer filled in."""

@@ -8,7 +8,12 @@ from ridgeline.core.ops import (
     AddShared,
     Attend,
     BidirectionalAttend,
+    Down,
     Embed,
+    GateUp,
+    Gather,
+    GatherLogits,
+    GatherTokens,
     GrowQueries,
     Head,
     HeadNorm,
@@ -62,9 +67,14 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             queries = op.num_heads * (op.nope_dim + op.rope_dim)
             return {"q": queries}, {"h": op.num_heads * op.v_dim}
         case OutProject():
-            return {"h": op.weight.shape[1]}, {"h": hidden}
+            return {"h": op.weight.shape[1]}, {"h": op.weight.shape[0]}
         case MLP() | MoE():
             return {op.src: hidden}, {"h": hidden}
+        case GateUp():
+            return {op.src: hidden}, {"inner": op.up.shape[0]}
+        case Down():
+            source = {op.src: hidden} if op.output_gate else {}
+            return {"inner": op.weight.shape[1]} | source, {op.dst: op.weight.shape[0]}
         case SharedExpert():
             return {op.src: hidden}, {"shared": hidden}
         case AddShared():
@@ -73,6 +83,12 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return {"x": hidden, "h": hidden}, {"x": hidden}
         case Head():
             return {"h": hidden}, {}
+        case Gather():
+            return {op.buffer: op.own}, {op.buffer: op.borders[-1]}
+        case GatherTokens():
+            return {"x": hidden}, {"x": hidden}
+        case GatherLogits():
+            return {}, {}
 
 
 def passed_on(first: Op, second: Op, hidden_size: int) -> int:

@@ -150,7 +150,8 @@ class PricedModel:
             return value.shape, self.format_of(value)
         if isinstance(value, RoutingSpec):
             return value.top_k
-        return value if isinstance(value, int) and name not in ("layer", "group") else None
+        is_count = isinstance(value, int) and name not in ("layer", "group")
+        return value if is_count or isinstance(value, tuple) else None
 
 
 def weights_of(model: PricedModel) -> tuple[Weight, ...]:

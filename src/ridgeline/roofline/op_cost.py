@@ -5,7 +5,9 @@ go to), K and V of each segment's visible context once, and the named buffers th
 writes. What a fused kernel keeps in registers or cache (scores, a feed-forward network's inner
 width) is not counted.
 
-How ranks share weights, and what they exchange, is what `core.op_facts` says of each op.
+How ranks share weights, and what they exchange, is what `core.op_facts` says of each op. A list
+that was made for one rank (`models.shard`) has that rank's shapes and its exchanges as ops: it is
+priced as it stands, in a layout of one rank.
 """
 
 from collections.abc import Iterable
@@ -22,7 +24,13 @@ from ridgeline.core.ops import (
     Attend,
     AttentionOp,
     BidirectionalAttend,
+    Down,
     Embed,
+    GateUp,
+    Gather,
+    GatherLogits,
+    GatherOp,
+    GatherTokens,
     GrowQueries,
     Head,
     HeadNorm,
@@ -72,7 +80,7 @@ class _Pricing:
 
     def products(self, op: Op) -> Work:
         """Matrix products of all tokens, each with this rank's part of the matrices it meets."""
-        met, layout = experts_of(op)[1], self.model.layout
+        met, layout = experts_of(op)[1] * _own_experts(op), self.model.layout
         elements = sum(
             prod(use.weight.shape[-2:]) * (met if use.is_stacked else 1) / num_parts(use, layout)
             for use in weight_uses(op)
@@ -136,20 +144,68 @@ def _local_work(op: Op, p: _Pricing) -> Work:
         case LatentAttend():
             return _latent_attend(op, p)
         case OutProject():
-            return p.products(op) + p.moved(op.weight.shape[1] / p.ranks + hidden)
+            return p.products(op) + p.moved(op.weight.shape[1] / p.ranks + op.weight.shape[0])
+        case GateUp():
+            return p.products(op) + p.moved(hidden + op.up.shape[0])
+        case Down():
+            gated = hidden if op.output_gate else 0
+            return p.products(op) + p.moved(sum(op.weight.shape) + gated)
         case MLP() | SharedExpert():
             return p.products(op) + p.moved(2 * hidden)
         case MoE():
-            return _moe(op, p) + p.moved(2 * hidden)
+            work = _moe(op, p) + p.moved(2 * hidden)
+            return work + _expert_outputs(op, p) if op.borders else work
         case Head():
             return _head(op, p)
+        case Gather():
+            return _gathered(op, op.own, op.borders[-1], p.tokens, p.model.activation_bytes)
+        case GatherTokens():
+            # Which rank has a token is not known: of all ranks together it is every row once.
+            part = hidden / op.num_ranks
+            return _gathered(op, part, hidden, p.tokens, p.model.activation_bytes)
+        case GatherLogits():
+            size = max(4.0, p.model.activation_bytes)
+            return _gathered(op, op.own, op.borders[-1], p.batch.logit_rows, size)
+
+
+def _expert_outputs(op: MoE, p: _Pricing) -> Work:
+    """What each expert of each token made of it, from the ranks that have them to all others."""
+    rows, hidden, num_ranks = (
+        p.tokens * op.routing.top_k,
+        p.model.spec.hidden_size,
+        len(op.borders) - 1,
+    )
+    sent = p.buffers(op.routing.top_k * hidden * _own_experts(op)) * (num_ranks - 1)
+    return Work(
+        activation_bytes=2 * rows * hidden * p.model.activation_bytes,
+        link_bytes=sent,
+        link_messages=1,
+    )
+
+
+def _own_experts(op: Op) -> float:
+    """The share of the experts that this rank has, of a list that was made for it."""
+    if not isinstance(op, MoE):
+        return 1.0
+    return op.gate.shape[0] / op.router.shape[0]
+
+
+def _gathered(op: GatherOp, own: float, width: int, rows: float, element_bytes: float) -> Work:
+    """Of ``width`` elements a row, this rank sends its own to each of the others."""
+    if not rows:
+        return Work()
+    return Work(
+        activation_bytes=rows * (own + width) * element_bytes,
+        link_bytes=rows * own * element_bytes * (op.num_ranks - 1),
+        link_messages=1,
+    )
 
 
 def _exchanged(op: Op, p: _Pricing) -> Work:
     """What ranks send one another: an all-reduce by a ring 2(n−1)/n of the hidden state each."""
     layout, hidden = p.model.layout, p.buffers(p.model.spec.hidden_size)
     match op.facts.collective:
-        case Collective.NONE | Collective.LATER:
+        case Collective.NONE | Collective.LATER | Collective.ITSELF:
             return Work()
         case Collective.EXPERTS if layout.expert > 1:
             sent = 2 * experts_of(op)[1] * hidden * (layout.expert - 1) / layout.expert

@@ -13,6 +13,7 @@ from ridgeline.weights.source import (
     DummyWeights,
     WeightSource,
     expanded_weights,
+    rows_of,
     weight_parts,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "load_lora",
     "load_weights",
     "locate_model",
+    "rows_of",
     "stream_packed_weights",
     "stream_weights",
     "weight_parts",

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from ridgeline.core.op_facts import Role
 from ridgeline.core.ops import Op, weight_roles, weight_uses
 from ridgeline.core.spec import NormSpec
 from ridgeline.weights.loading import weight_shapes
+from ridgeline.weights.stacking import RowRanges
 
 # A prime, so that no two rows of a usual width are the same part of the block.
 _BLOCK_ELEMENTS = 1_048_573
@@ -22,9 +24,9 @@ def dummy_weights(ops: Sequence[Op], *, dtype: str, seed: int) -> dict[str, Arra
 
 
 def stream_dummy_weights(
-    ops: Sequence[Op], *, dtype: str, seed: int
+    ops: Sequence[Op], *, dtype: str, seed: int, rows: RowRanges | None = None
 ) -> Iterator[tuple[str, Array]]:
-    """Yield (canonical name, random weight) for all of ``ops``.
+    """Yield (canonical name, random weight) for all of ``ops``; of those in ``rows`` these rows.
 
     Norm gains are one (stored as zero where the spec has a unit offset), biases zero, embeddings
     normal with deviation 0.02, matrices normal with deviation 1/sqrt(fan in), so that activations
@@ -39,13 +41,17 @@ def stream_dummy_weights(
     block = generator.standard_normal(_BLOCK_ELEMENTS, dtype=np.float32)
     scaled: dict[float, Array] = {}
     for name, shape, mean, std in dummy_moments(ops):
+        first = 0
+        if rows and name in rows:
+            first, stop = rows[name]
+            first, shape = first * prod(shape[1:]), (stop - first, *shape[1:])
         if std == 0:
             yield name, np.full(shape, mean, dtype=numpy_dtype(dtype))
             continue
         if std not in scaled:
             # Twice in a row, so that from any place on a whole block is one slice.
             scaled[std] = np.tile(cast(block * np.float32(std), dtype), 2)
-        yield name, _tiled(scaled[std], shape, _hash(name, seed))
+        yield name, _tiled(scaled[std], shape, _hash(name, seed) + first)
 
 
 def dummy_moments(ops: Sequence[Op]) -> Iterator[tuple[str, tuple[int, ...], float, float]]:

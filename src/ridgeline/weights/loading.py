@@ -17,17 +17,13 @@ from ridgeline.weights.gguf import GGUFCheckpoint
 from ridgeline.weights.names import list_some, short_name
 from ridgeline.weights.progress import ByteCount, Progress
 from ridgeline.weights.quantized_checkpoint import QuantizedCheckpoint
-from ridgeline.weights.stacking import split_stacks
+from ridgeline.weights.stacking import Places, RowRanges, split_stacks
 from ridgeline.weights.store import TensorStore
 
 # What needs no scale beside it; eight-bit floats do.
 _PLAIN_FLOATS = {"float64", "float32", "float16", "bfloat16"}
 _COMPARED_ELEMENTS = 1 << 22
 _QUANTIZED_PARTS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
-
-# The weights that a tensor holds, by their place in it: the source without its names.
-Places = dict[TensorSource, list[str]]
-
 
 AnyCheckpoint = Checkpoint | GGUFCheckpoint
 
@@ -85,6 +81,7 @@ def stream_weights(
     dtype: str,
     quantization: Scheme | None = None,
     progress: Progress | None = None,
+    rows: RowRanges | None = None,
 ) -> Iterator[tuple[str, Array]]:
     """Yield (canonical name, weight) in file order, for callers that pack or move each in turn.
 
@@ -92,19 +89,20 @@ def stream_weights(
     are regular expressions for the full names of tensors that may be left over. A weight that
     several ops read, such as a tied head, comes once. Values are not looked at: NaN passes. A
     weight that is stacked from several tensors comes when its last part has been read. Weights that
-    the scheme ``quantization`` stores in parts are expanded, one at a time.
+    the scheme ``quantization`` stores in parts are expanded, one at a time. Of weights in ``rows``
+    no others are read.
 
     Raises (at the first step, before any weight is read, unless a file fails later):
         WeightsMismatchError: tensors are missing, left over or of another shape; names them.
         UnsupportedModelError: a weight has a dtype that is not a plain floating-point one.
         ModelNotFoundError, CorruptFileError, DiskError: as `Checkpoint`.
     """
-    shapes, sources, stacks = split_stacks(weight_shapes(ops), sources)
+    shapes, sources, stacks = split_stacks(weight_shapes(ops), sources, rows)
     with open_checkpoint(folder) as files:
         checkpoint: TensorStore = files
         if quantization is not None:
             checkpoint = QuantizedCheckpoint(files, quantization)
-        places_of = match_tensors(checkpoint, shapes, sources, ignored)
+        places_of = stacks.wanted(match_tensors(checkpoint, shapes, sources, ignored, rows))
         count = ByteCount(progress, sum(map(checkpoint.num_bytes, places_of)))
         for tensor, places in places_of.items():
             advance = count.of(next(iter(places.values()))[0])
@@ -139,6 +137,8 @@ def read_places(
         if whole is not None:
             part = whole if place.every_other is None else whole[..., place.every_other :: 2]
             part = part.swapaxes(-1, -2) if place.transpose else part
+            if place.experts:
+                part = part[slice(*place.experts)]
             if place.row_vector and part.ndim == 2:
                 (part,) = part
             if place.rows:
@@ -146,7 +146,7 @@ def read_places(
             # Copied, since a transposed vector would otherwise be contiguous already.
             weight = part.copy(order="C")
         else:
-            start, stop = place.rows or (0, shape[0] if shape else 0)
+            start, stop = place.experts or place.rows or (0, shape[0] if shape else 0)
             weight = empty((stop - start, *shape[1:]) if shape else (), dtype)
             read(weight, start)
         for name in names:
@@ -166,8 +166,13 @@ def match_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
+    rows: RowRanges | None = None,
 ) -> dict[str, Places]:
-    """Checkpoint tensor to the weights that it holds, in file order, once all of them fit."""
+    """Checkpoint tensor to the weights that it holds, in file order, once all of them fit.
+
+    Their places are those of the wanted ``rows``; ``shapes`` are of whole weights.
+    """
+    rows = rows or {}
     available, sources = frozenset(checkpoint.names()), dict(sources)
     users: dict[str, list[str]] = {}
     for name in shapes:
@@ -211,7 +216,8 @@ def match_tensors(
                 "checkpoint is quantized in a way that Ridgeline does not read."
             )
     for copy in available & copies.keys():
-        if not _same_values(checkpoint, copy, copies[copy]):
+        wanted = next((rows[name] for name in users[copies[copy]] if name in rows), None)
+        if not _same_values(checkpoint, copy, copies[copy], wanted):
             raise WeightsMismatchError(
                 f"config.json ties the output to the input embeddings, and {short_name(copy)} "
                 f"differs from {short_name(copies[copy])}; set tie_word_embeddings to false to use "
@@ -222,19 +228,32 @@ def match_tensors(
         places = places_of.setdefault(tensor, {})
         for name in names:
             place = replace(sources[name], name="", other_names=(), copies=())
+            if name in rows:
+                place = _wanted(place, rows[name], is_stack=len(shapes[name]) == 3)
             places.setdefault(place, []).append(name)
     return places_of
 
 
-def _same_values(checkpoint: TensorStore, name: str, other: str) -> bool:
-    """Whether two matrices are equal, read some rows at a time."""
+def _wanted(place: TensorSource, rows: tuple[int, int], *, is_stack: bool) -> TensorSource:
+    """The place of some rows of a weight, or of some matrices of a stack."""
+    if is_stack:
+        return replace(place, experts=rows)
+    first = place.rows[0] if place.rows else 0
+    return replace(place, rows=(first + rows[0], first + rows[1]))
+
+
+def _same_values(
+    checkpoint: TensorStore, name: str, other: str, wanted: tuple[int, int] | None
+) -> bool:
+    """Whether two matrices, or the wanted rows of them, are equal, read some rows at a time."""
     shape = checkpoint.shape(name)
     if shape != checkpoint.shape(other) or checkpoint.dtype(name) not in _PLAIN_FLOATS:
         return False
+    start, stop = wanted or (0, shape[0])
     rows = max(1, _COMPARED_ELEMENTS // shape[1])
-    pair = np.empty((2, min(rows, shape[0]), shape[1]), dtype=np.float32)
-    for first in range(0, shape[0], rows):
-        some = pair[:, : shape[0] - first]
+    pair = np.empty((2, min(rows, stop - start), shape[1]), dtype=np.float32)
+    for first in range(start, stop, rows):
+        some = pair[:, : stop - first]
         for out, tensor in zip(some, (name, other), strict=True):
             checkpoint.read_into(tensor, out, first_row=first)
         if not np.array_equal(*some):

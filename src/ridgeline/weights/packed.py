@@ -1,6 +1,7 @@
 """Weights as they are quantized, for executors that compute with codes and scales."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ from ridgeline.models import TensorSource
 from ridgeline.quant import GGUFBlocks, QuantizedTensor, Scheme, stack
 from ridgeline.weights.gguf import GGUFCheckpoint
 from ridgeline.weights.loading import (
-    Places,
     match_tensors,
     open_checkpoint,
     read_places,
@@ -19,7 +19,7 @@ from ridgeline.weights.loading import (
 )
 from ridgeline.weights.progress import ByteCount, Progress
 from ridgeline.weights.quantized_checkpoint import QuantizedCheckpoint
-from ridgeline.weights.stacking import split_stacks
+from ridgeline.weights.stacking import Places, RowRanges, split_stacks
 from ridgeline.weights.store import TensorStore
 
 Weight = Array | QuantizedTensor | GGUFBlocks
@@ -39,6 +39,7 @@ def stream_packed_weights(
     dtype: str,
     quantization: Scheme | None = None,
     progress: Progress | None = None,
+    rows: RowRanges | None = None,
 ) -> Iterator[tuple[str, Weight]]:
     """Yield (canonical name, weight); quantized ones as `QuantizedTensor` or `GGUFBlocks`.
 
@@ -56,6 +57,7 @@ def stream_packed_weights(
         dtype=dtype,
         quantization=quantization,
         progress=progress,
+        rows=rows,
         cut_stacks=False,
     ):
         if index is None:
@@ -63,7 +65,8 @@ def stream_packed_weights(
             del weight  # before the next one is read
             continue
         stacks.setdefault(name, {})[index] = weight
-        if len(stacks[name]) == shapes[name][0]:
+        first, stop = (rows or {}).get(name, (0, shapes[name][0]))
+        if len(stacks[name]) == stop - first:
             parts = stacks.pop(name)
             yield name, _stacked([parts[index] for index in sorted(parts)], dtype)
 
@@ -77,6 +80,7 @@ def stream_weight_parts(
     dtype: str,
     quantization: Scheme | None = None,
     progress: Progress | None = None,
+    rows: RowRanges | None = None,
     only: Collection[str] | None = None,
     cut_stacks: bool = True,
 ) -> Iterator[WeightPart]:
@@ -88,33 +92,40 @@ def stream_weight_parts(
     """
     shapes = weight_shapes(ops)
     wanted = shapes.keys() if only is None else only
-    shapes, sources, stacks = split_stacks(shapes, sources)
+    shapes, sources, stacks = split_stacks(shapes, sources, rows)
     with open_checkpoint(path) as files:
         checkpoint: TensorStore = files
         if quantization is not None:
             checkpoint = QuantizedCheckpoint(files, quantization)
         places_of = {
             tensor: places
-            for tensor, places in match_tensors(checkpoint, shapes, sources, ignored).items()
+            for tensor, places in stacks.wanted(
+                match_tensors(checkpoint, shapes, sources, ignored, rows)
+            ).items()
             if any(stacks.place(name)[0] in wanted for names in places.values() for name in names)
         }
         count = ByteCount(progress, sum(map(checkpoint.num_bytes, places_of)))
         for tensor, places in places_of.items():
             advance = count.of(next(iter(places.values()))[0])
             entries: Iterable[int | None] = (None,)
+            first = 0
             if cut_stacks and _holds_stacks(places, shapes):
-                entries = range(checkpoint.shape(tensor)[0])
+                first, stop = next(iter(places)).experts or (0, checkpoint.shape(tensor)[0])
+                entries = range(first, stop)
+                places = {replace(place, experts=None): names for place, names in places.items()}
             for entry in entries:
                 for part, weight in _weights(checkpoint, tensor, places, dtype, advance, entry):
                     name, index = stacks.place(part)
                     if name in wanted:
-                        yield name, index if entry is None else entry, weight
+                        yield name, index if entry is None else entry - first, weight
                     del weight  # before the next one is read
 
 
 def _holds_stacks(places: Places, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether all that a tensor holds are stacks of matrices, each with the tensor's first axis."""
-    return all(len(shapes[name]) == 3 for names in places.values() for name in names)
+    """Whether all that a tensor holds are stacks of matrices, each with the tensor's first axis, or
+    the same part of it."""
+    is_stacked = all(len(shapes[name]) == 3 for names in places.values() for name in names)
+    return is_stacked and len({place.experts for place in places}) == 1
 
 
 def _weights(
@@ -155,6 +166,8 @@ def _of_parts(
             yield from read_places(checkpoint, tensor, {place: names}, dtype, advance, entry)
             continue
         weight = checkpoint.quantized(tensor, advance, entry=entry)
+        if place.experts is not None:
+            weight = weight.rows(*place.experts)
         if place.every_other is not None:
             weight = weight.every_other_row(place.every_other)
         if place.rows is not None:
@@ -181,7 +194,8 @@ def _of_blocks(
         if blocks is None:
             blocks = checkpoint.blocks(tensor, entry)
             advance(blocks.data.nbytes)
-        weight = blocks if place.rows is None else blocks.rows(*place.rows)
+        weight = blocks if place.experts is None else blocks.rows(*place.experts)
+        weight = weight if place.rows is None else weight.rows(*place.rows)
         for name in names:
             yield name, weight
 

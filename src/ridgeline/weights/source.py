@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from ridgeline.weights.packed import (
     stream_weight_parts,
 )
 from ridgeline.weights.progress import Progress
+from ridgeline.weights.stacking import RowRanges
 
 
 class WeightSource(Protocol):
@@ -39,7 +40,8 @@ class WeightSource(Protocol):
 class CheckpointWeights:
     """The weights of a folder or GGUF file, as `stream_packed_weights` yields them.
 
-    ``items`` raises what that raises, before it yields anything unless a file fails later.
+    ``items`` raises what that raises, before it yields anything unless a file fails later. ``rows``
+    are the wanted ones of weights of which not all are.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class CheckpointWeights:
     dtype: str
     quantization: Scheme | None = None
     progress: Progress | None = None
+    rows: RowRanges = field(default_factory=dict)
 
     @property
     def may_be_quantized(self) -> bool:
@@ -81,7 +84,14 @@ class CheckpointWeights:
         """
         content = content_digest(self._files(), memory=memory, progress=self.progress)
         # The scheme is the config's, which is one of the files.
-        meaning = (self.ops, sorted(self.sources.items()), self.dtype, self.quantization is None)
+        meaning: tuple[object, ...] = (
+            self.ops,
+            sorted(self.sources.items()),
+            self.dtype,
+            self.quantization is None,
+        )
+        if self.rows:
+            meaning += (sorted(self.rows.items()),)
         return hashlib.sha256(repr((content, meaning)).encode()).hexdigest()
 
     def _arguments(self) -> dict[str, Any]:
@@ -95,14 +105,15 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyWeights:
-    """Random weights; see `dummy_weights`."""
+    """Random weights; see `dummy_weights`. ``rows`` as in `CheckpointWeights`."""
 
     ops: Sequence[Op]
     dtype: str
     seed: int
+    rows: RowRanges = field(default_factory=dict)
 
     def items(self) -> Iterator[tuple[str, Array]]:
-        return stream_dummy_weights(self.ops, dtype=self.dtype, seed=self.seed)
+        return stream_dummy_weights(self.ops, dtype=self.dtype, seed=self.seed, rows=self.rows)
 
     def digest(self) -> str:
         """Names all that decides what ``items`` yields."""
@@ -131,3 +142,18 @@ def weight_parts(source: WeightSource, only: Collection[str] | None = None) -> I
 def expanded_weights(source: WeightSource, dtype: str) -> dict[str, Array]:
     """All weights as values, quantized ones expanded to ``dtype``."""
     return {name: expanded(weight, dtype) for name, weight in source.items()}
+
+
+def rows_of(source: WeightSource, rows: RowRanges) -> WeightSource:
+    """The same weights, but of those in ``rows`` no other rows, which are not read either."""
+    if isinstance(source, CheckpointWeights | DummyWeights):
+        assert not source.rows
+        return replace(source, rows=rows)
+    return {
+        name: _cut(weight, *rows[name]) if name in rows else weight
+        for name, weight in source.items()
+    }
+
+
+def _cut(weight: Weight, start: int, stop: int) -> Weight:
+    return weight[start:stop] if isinstance(weight, np.ndarray) else weight.rows(start, stop)

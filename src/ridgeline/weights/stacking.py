@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 from ridgeline.core.arrays import Array, empty
 from ridgeline.models import TensorSource
 
+# The weights that a tensor holds, by their place in it: the source without its names.
+Places = dict[TensorSource, list[str]]
+# Of weights of which only some rows are wanted: the half-open range of their first axis.
+RowRanges = Mapping[str, tuple[int, int]]
+
 
 @dataclass(slots=True)
 class Stacks:
@@ -13,12 +18,21 @@ class Stacks:
 
     places: Mapping[str, tuple[str, int]]  # part -> weight and its index in it
     sizes: Mapping[str, int]
+    unwanted: frozenset[str] = frozenset()  # parts of which nothing is read
     _unfinished: dict[str, Array] = field(default_factory=dict)
     _num_read: dict[str, int] = field(default_factory=dict)
 
     def place(self, name: str) -> tuple[str, int | None]:
         """The weight that ``name`` is part of and its index in it; itself if it is no part."""
         return self.places.get(name, (name, None))
+
+    def wanted(self, places_of: Mapping[str, Places]) -> dict[str, Places]:
+        """The tensors of which something is read."""
+        return {
+            tensor: places
+            for tensor, places in places_of.items()
+            if any(name not in self.unwanted for names in places.values() for name in names)
+        }
 
     def join(self, weights: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
         """Pass weights through; collect parts and yield a stack with its last part.
@@ -41,12 +55,16 @@ class Stacks:
 
 
 def split_stacks(
-    shapes: Mapping[str, tuple[int, ...]], sources: Mapping[str, TensorSource]
+    shapes: Mapping[str, tuple[int, ...]],
+    sources: Mapping[str, TensorSource],
+    rows: RowRanges | None = None,
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, TensorSource], Stacks]:
     """Shapes and sources with each stacked weight replaced by its parts.
 
     A source whose name has ``{e}`` is stacked; the weight's first axis says how many parts it has.
+    ``rows`` are the wanted parts of weights of which not all are.
     """
+    rows, unwanted = rows or {}, set[str]()
     part_shapes: dict[str, tuple[int, ...]] = {}
     part_sources = dict(sources)
     places: dict[str, tuple[str, int]] = {}
@@ -56,9 +74,13 @@ def split_stacks(
         if source is None or "{e}" not in source.name:
             part_shapes[name] = shape
             continue
-        sizes[name] = shape[0]
+        first, stop = rows.get(name, (0, shape[0]))
+        sizes[name] = stop - first
         for index in range(shape[0]):
             part = f"{name}[{index}]"
             part_shapes[part], part_sources[part] = shape[1:], source.of_expert(index)
-            places[part] = name, index
-    return part_shapes, part_sources, Stacks(places=places, sizes=sizes)
+            places[part] = name, index - first
+            if not first <= index < stop:
+                unwanted.add(part)
+    stacks = Stacks(places=places, sizes=sizes, unwanted=frozenset(unwanted))
+    return part_shapes, part_sources, stacks

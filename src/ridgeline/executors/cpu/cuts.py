@@ -15,6 +15,7 @@ _NATIVE = (
     ops.Embed, ops.Norm, ops.QKVProject, ops.HeadNorm, ops.Rope, ops.KVWrite,
     ops.GrowQueries, ops.Attend, ops.LatentProject, ops.LatentAttend, ops.BidirectionalAttend,
     ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE, ops.AddShared, ops.AddResidual, ops.Head,
+    ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens, ops.GatherLogits,
 )  # fmt: skip
 _NEVER_CUT = (ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.Head)
 

@@ -90,7 +90,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
             {role: model.spec for role, model in models.items()},
             kernels=f"{level or chosen_level()}/{ABI_VERSION}/{PACKING_VERSION}",
         )
-        self._pool = shared_pool(level)
+        groups = (model.group for model in models.values() if model.group is not None)
+        self._pool = next((group.pool for group in groups), None) or shared_pool(level)
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():
             cuts = cut_ops(model.ops)
@@ -98,7 +99,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
                 weights = pack_weights(self._pool, model, cuts=cuts)
             else:
                 weights = packed_cache.pack(self._pool, model)
-            program = Program(self._pool, model.spec, model.ops, weights, cuts)
+            program = Program(self._pool, model.spec, model.ops, weights, cuts, model.group)
             adapters = NativeAdapters(self._pool, model.adapters, program.slots)
             self._models[role] = _Model(
                 spec=model.spec,

@@ -24,6 +24,7 @@ from ridgeline.core.spec import (
     kv_groups,
 )
 from ridgeline.executors.cpu.weights import PackedWeights
+from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.matrix import PackedMatrix
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import (
@@ -37,7 +38,13 @@ from ridgeline.kernels.cpu.structs import (
 )
 from ridgeline.models import inverse_frequencies, rope_attention_factor
 
-_BUFFERS = {"x": Buffer.X, "h": Buffer.H, "n": Buffer.N, "shared": Buffer.SHARED}
+_BUFFERS = {
+    "x": Buffer.X,
+    "h": Buffer.H,
+    "n": Buffer.N,
+    "shared": Buffer.SHARED,
+    "inner": Buffer.INNER,
+}
 _ACTIVATIONS = {
     Activation.SILU: 0,
     Activation.GELU: 1,
@@ -55,7 +62,7 @@ class Program:
 
     ``ropes`` are the rotary tables in their order; those whose frequencies depend on a sequence's
     length come from the caller, step by step. ``cuts`` are ops that the caller runs: each with the
-    number of native ops before it.
+    number of native ops before it. ``group`` are the ranks that a model's ops exchange with.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class Program:
         model_ops: Sequence[ops.Op],
         weights: PackedWeights,
         cuts: Collection[ops.Op] = (),
+        group: RankGroup | None = None,
     ) -> None:
         self._pool, self._library, self._weights = pool, pool.library, weights
         self.hidden_size, self._groups = spec.hidden_size, kv_groups(spec)
@@ -75,7 +83,11 @@ class Program:
         self._handle = self._library.rl_program_new((ctypes.c_int32 * len(Buffer))(*self._widths))
         if not self._handle:
             raise OutOfMemoryError("No memory for the program of a model.")
+        if group is not None:
+            self._library.rl_set_group(self._handle, group.handle)
+            self._kept.append(group)
         self._num_ops = 0
+        self._is_attention = False  # the op before
         self.native: list[int] = []  # the place of each native op among the model's
         self.cuts: list[tuple[int, ops.Op]] = []
         for place, op in enumerate(model_ops):
@@ -165,7 +177,7 @@ class Program:
         match op:
             case ops.Embed():
                 library.rl_add_embed(
-                    handle, self._matrix(op.weight), op.scale,
+                    handle, self._matrix(op.weight), op.first_token, op.scale,
                     self._vector(op.positions, first_row=op.first_position), self._vector(op.types),
                 )  # fmt: skip
             case ops.Norm():
@@ -229,6 +241,27 @@ class Program:
                     self._linear(op.up, op.up_bias), self._linear(op.down, op.down_bias),
                     self._keep(_activation_struct(op.activation)), None,
                 )  # fmt: skip
+            case ops.GateUp():
+                library.rl_add_gate_up(
+                    handle, _BUFFERS[op.src], self._optional(op.gate, op.gate_bias),
+                    self._linear(op.up, op.up_bias), self._keep(_activation_struct(op.activation)),
+                )  # fmt: skip
+            case ops.Down():
+                library.rl_add_down(
+                    handle, _BUFFERS[op.dst], self._linear(op.weight, op.bias), _BUFFERS[op.src],
+                    self._vector(op.output_gate),
+                )  # fmt: skip
+            case ops.Gather():
+                # Attention leaves its rows dense, and the product after it reads them so.
+                is_dense = op.buffer == "h" and self._is_attention
+                library.rl_add_gather(
+                    handle, _BUFFERS[op.buffer], self._borders(op.borders), is_dense
+                )
+            case ops.GatherTokens():
+                library.rl_add_gather_tokens(handle, self._borders(op.borders), op.hidden_size)
+            case ops.GatherLogits():
+                library.rl_set_gather_logits(handle, self._borders(op.borders))
+                return
             case ops.SharedExpert():
                 library.rl_add_mlp(
                     handle, _BUFFERS[op.src], Buffer.SHARED, self._linear(op.gate, None),
@@ -248,6 +281,7 @@ class Program:
                 return
             case _:
                 raise AssertionError(f"no kernel for {op}, which is not cut")
+        self._is_attention = isinstance(op, ops.AttentionOp)
         self._num_ops += 1
 
     def _add_latent_attend(self, op: ops.LatentAttend) -> None:
@@ -267,7 +301,11 @@ class Program:
             self._stack(op.gate.name, op.gate_bias), self._stack(op.up.name, op.up_bias),
             self._stack(op.down.name, op.down_bias),
             self._keep(_activation_struct(op.activation)),
+            self._borders(op.borders) if op.borders else None,
         )  # fmt: skip
+
+    def _borders(self, borders: Sequence[int]) -> Any:
+        return ctypes.byref((ctypes.c_int32 * len(borders))(*borders))  # which is copied
 
     def _keep(self, struct: ctypes.Structure) -> Any:
         self._kept.append(struct)
@@ -367,7 +405,7 @@ def _routing_struct(spec: RoutingSpec, router: ops.Weight) -> Routing:
 
 def _widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
     """Elements per token of each buffer."""
-    widths = [spec.hidden_size] * 4 + [1] * 3
+    widths = [spec.hidden_size] * 4 + [1] * 4
 
     def at_least(buffer: Buffer, width: int) -> None:
         widths[buffer] = max(widths[buffer], width)
@@ -383,4 +421,6 @@ def _widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
                 at_least(Buffer.KEY, op.latent.shape[0])
             case ops.OutProject():
                 at_least(Buffer.H, op.weight.shape[1])
+            case ops.Down():
+                at_least(Buffer.INNER, op.weight.shape[1])
     return widths

@@ -51,5 +51,6 @@ TRAITS = ExecutorTraits(
     expands=lambda form, _config: form.name if form.is_float else None,
     priced=_priced,
     is_native=True,
+    runs_parts=True,
     calibrated_formats=("float32", "bfloat16", "int8", "int4"),
 )

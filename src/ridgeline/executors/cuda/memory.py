@@ -58,16 +58,18 @@ def _op_width(op: ops.Op) -> int:
     match op:
         case ops.QKVProject():
             return 2 * (op.num_heads + 2 * op.num_kv_heads) * op.head_dim
-        case ops.MLP() | ops.SharedExpert():
+        case ops.MLP() | ops.SharedExpert() | ops.GateUp():
             return 3 * op.up.shape[0]
         case ops.MoE():
             return op.routing.top_k * (3 * op.up.shape[1] + 2 * op.down.shape[1])
         case ops.LatentAttend():
             return op.num_heads * (3 * (op.latent_dim + op.rope_dim) + op.v_dim)
-        case ops.OutProject():
+        case ops.OutProject() | ops.Down():
             return 2 * op.weight.shape[1]
         case ops.GrowQueries():
             return 2 * op.num_heads * op.head_dim
+        case ops.Gather() | ops.GatherTokens() | ops.GatherLogits():
+            return op.own
         case ops.Attend() | ops.LatentProject() | ops.HeadNorm() | ops.Rope() | ops.KVWrite():
             return 0  # no more than the projections beside them
         case ops.BidirectionalAttend():

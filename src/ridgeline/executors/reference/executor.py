@@ -29,7 +29,7 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
         super().__init__(
             self.name,
             {role: model.spec for role, model in models.items()},
-            kernels=torch.__version__,
+            kernels=str(torch.__version__),
         )
         self._models = dict(models)
         self._weights = {

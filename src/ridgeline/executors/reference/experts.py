@@ -1,18 +1,25 @@
 """The two ops of a mixture of experts that have weights."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.kernels import reference as kernels
+from ridgeline.kernels.cpu.group import RankGroup
+from ridgeline.kernels.tensors import as_array, as_tensor
 
 
 def run_moe(
-    op: ops.MoE, x_TD: torch.Tensor, weight: Callable[[ops.Weight], torch.Tensor]
+    op: ops.MoE,
+    x_TD: torch.Tensor,
+    weight: Callable[[ops.Weight], torch.Tensor],
+    group: RankGroup | None,
 ) -> tuple[torch.Tensor, int]:
-    """``[T, D]``: each token through its experts; and how many experts were read."""
+    """``[T, D]``: each token through its experts; and how many experts were read, by all ranks."""
 
     def optional(ref: ops.Weight | None) -> torch.Tensor | None:
         return None if ref is None else weight(ref)
@@ -26,6 +33,13 @@ def run_moe(
     )
     correction_E = optional(op.correction_bias)
     experts_Tk, weights_Tk = kernels.route(logits_TE, op.routing, correction_E=correction_E)
+    parts: dict[str, Any] = {}
+    if op.borders:
+        assert group is not None
+        parts = {
+            "first_expert": op.borders[op.rank],
+            "exchange": partial(_exchanged, op, experts_Tk, group),
+        }
     out_TD = kernels.run_experts(
         x_TD,
         experts_Tk,
@@ -37,8 +51,18 @@ def run_moe(
         up_bias_EF=optional(op.up_bias),
         down_bias_ED=optional(op.down_bias),
         activation=op.activation,
+        **parts,
     )
     return out_TD, len(torch.unique(experts_Tk))
+
+
+def _exchanged(
+    op: ops.MoE, experts_Tk: torch.Tensor, group: RankGroup, outputs_TkD: torch.Tensor
+) -> torch.Tensor:
+    """What each expert made of each token, from the ranks that have them."""
+    owners = torch.bucketize(experts_Tk.flatten(), torch.tensor(op.borders[1:-1]), right=True)
+    rows = group.gather_rows(as_array(outputs_TkD.flatten(0, 1)), owners.int().numpy())
+    return as_tensor(rows).view_as(outputs_TkD)
 
 
 def run_shared(

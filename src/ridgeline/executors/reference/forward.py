@@ -15,6 +15,8 @@ from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
 from ridgeline.executors.reference.token_ops import TokenOps
 from ridgeline.kernels import reference as kernels
 
+_OF_LOGITS = (ops.Head, ops.GatherLogits)  # on the rows that are wanted
+
 
 class Forward(TokenOps):
     """One forward pass: the named buffers and all ops on them."""
@@ -26,7 +28,7 @@ class Forward(TokenOps):
         cache: ReferenceKVCache,
         batch: Batch,
     ) -> None:
-        super().__init__(weights, model.adapters, batch.tokens())
+        super().__init__(weights, model.adapters, batch.tokens(), model.group)
         self._model = model
         self._cache = cache
         self._batch = batch
@@ -34,14 +36,14 @@ class Forward(TokenOps):
     def run(self) -> torch.Tensor:
         """Final hidden states ``[T, D]``, normed: the input of the LM head."""
         for op in self._model.ops:
-            if not isinstance(op, ops.Head):
+            if not isinstance(op, _OF_LOGITS):
                 self.step(op)
         return self.buffers["h"]
 
     def run_recorded(self, spans: list[OpSpan]) -> torch.Tensor:
         """The same, with a span for each op."""
         for place, op in enumerate(self._model.ops):
-            if not isinstance(op, ops.Head):
+            if not isinstance(op, _OF_LOGITS):
                 begin_s = time.perf_counter()
                 self.step(op)
                 spans.append(_span(op, place, begin_s))
@@ -70,10 +72,14 @@ class Forward(TokenOps):
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits ``[N, V]`` of some rows of what `run` returned."""
-        head = self._model.ops[-1]
+        head, *gathers = (op for op in self._model.ops if isinstance(op, _OF_LOGITS))
         assert isinstance(head, ops.Head)
         logits = functional.linear(hidden_ND, self._weight(head.weight), self._optional(head.bias))
-        return kernels.softcap(kernels.wide(logits) * head.scale, head.softcap)
+        logits = kernels.softcap(kernels.wide(logits) * head.scale, head.softcap)
+        for gather in gathers:
+            assert isinstance(gather, ops.GatherLogits)
+            logits = self.gathered(logits, gather)
+        return logits
 
     def _write_kv(self, op: ops.KVWrite) -> None:
         rows = [self._kv_rows(op.group, item, item.segment.start) for item in self._batch.segments]

@@ -7,11 +7,12 @@ import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
-from ridgeline.core.spec import RopeSpec
+from ridgeline.core.spec import ClampedSwiGLU, RopeSpec
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.experts import run_moe, run_shared
 from ridgeline.kernels import reference as kernels
-from ridgeline.kernels.tensors import as_tensor
+from ridgeline.kernels.cpu.group import RankGroup
+from ridgeline.kernels.tensors import as_array, as_tensor
 from ridgeline.weights import Adapter
 
 
@@ -29,11 +30,17 @@ class Tokens(NamedTuple):
 
 
 class TokenOps:
-    """Named buffers, and the ops on them. ``adapters[i]`` is that of slot i + 1."""
+    """Named buffers, and the ops on them. ``adapters[i]`` is that of slot i + 1; ``group`` are the
+    ranks that a part of a model is computed with."""
 
     def __init__(
-        self, weights: Mapping[str, torch.Tensor], adapters: Sequence[Adapter], tokens: Tokens
+        self,
+        weights: Mapping[str, torch.Tensor],
+        adapters: Sequence[Adapter],
+        tokens: Tokens,
+        group: RankGroup | None = None,
     ) -> None:
+        self._group = group
         self._weights = weights
         self._adapters = adapters
         self._tokens = tokens
@@ -50,7 +57,9 @@ class TokenOps:
         buffers, tokens = self.buffers, self._tokens
         match op:
             case ops.Embed():
-                rows = functional.embedding(tokens.ids_T, self._weight(op.weight))
+                table_VD = self._weight(op.weight)
+                ids_T = (tokens.ids_T - op.first_token).clamp(0, len(table_VD) - 1)
+                rows = functional.embedding(ids_T, table_VD)
                 buffers["x"] = rows * torch.tensor(op.scale, dtype=rows.dtype)
                 if op.positions is not None:
                     rows_T, table = op.first_position + tokens.positions_T, op.positions
@@ -82,7 +91,7 @@ class TokenOps:
             case ops.LatentProject():
                 buffers["q"], buffers["k"] = latent.project(op, buffers[op.src], self._weight)
             case ops.MoE():
-                buffers["h"], experts_read = run_moe(op, buffers[op.src], self._weight)
+                buffers["h"], experts_read = run_moe(op, buffers[op.src], self._weight, self._group)
                 self.experts_read += experts_read
             case ops.SharedExpert():
                 buffers["shared"] = run_shared(op, buffers[op.src], self._weight)
@@ -92,10 +101,31 @@ class TokenOps:
                 buffers["h"] = self._linear(buffers["h"], op.weight, op.bias)
             case ops.MLP():
                 buffers["h"] = self._mlp(op, buffers[op.src])
+            case ops.GateUp():
+                buffers["inner"] = self._gate_up(op, buffers[op.src])
+            case ops.Down():
+                rows = self._linear(buffers["inner"], op.weight, op.bias)
+                if op.output_gate is not None:
+                    gates = functional.linear(buffers[op.src], self._weight(op.output_gate))
+                    rows = rows * torch.sigmoid(gates)
+                buffers[op.dst] = rows
+            case ops.Gather():
+                buffers[op.buffer] = self.gathered(buffers[op.buffer], op)
+            case ops.GatherTokens():
+                assert self._group is not None
+                first = torch.tensor(op.borders[1:-1])
+                owners = torch.bucketize(tokens.ids_T, first, right=True).int()
+                found = self._group.gather_rows(as_array(buffers["x"]), owners.numpy())
+                buffers["x"] = as_tensor(found)
             case ops.AddResidual():
                 buffers["x"] = buffers["x"] + buffers["h"] * op.scale
             case _:
                 raise NotImplementedError(f"{type(op).__name__} is not an op on single tokens.")
+
+    def gathered(self, own: torch.Tensor, op: ops.Gather | ops.GatherLogits) -> torch.Tensor:
+        """Rows of all ranks, of which this one has its own columns."""
+        assert self._group is not None
+        return as_tensor(self._group.gather(as_array(own), op.borders))
 
     def _weight(self, weight: ops.Weight) -> torch.Tensor:
         return self._weights[weight.name]
@@ -135,10 +165,12 @@ class TokenOps:
             self.buffers[name] = rows.view(len(rows), heads, op.head_dim)
 
     def _mlp(self, op: ops.MLP, x_TD: torch.Tensor) -> torch.Tensor:
+        return self._linear(self._gate_up(op, x_TD), op.down, op.down_bias)
+
+    def _gate_up(self, op: ops.MLP | ops.GateUp, x_TD: torch.Tensor) -> torch.Tensor:
         up = self._linear(x_TD, op.up, op.up_bias)
         if op.gate is None:
-            inner = kernels.activate(up, op.activation)
-        else:
-            gate = self._linear(x_TD, op.gate, op.gate_bias)
-            inner = kernels.activate(gate, op.activation) * up
-        return self._linear(inner, op.down, op.down_bias)
+            assert not isinstance(op.activation, ClampedSwiGLU), "which has a gate"
+            return kernels.activate(up, op.activation)
+        gate = self._linear(x_TD, op.gate, op.gate_bias)
+        return kernels.gated(gate, up, op.activation)

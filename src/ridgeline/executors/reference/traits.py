@@ -26,5 +26,6 @@ TRAITS = ExecutorTraits(
     computes_float64=True,
     expands=lambda form, _config: form.name,
     dense_attention=True,
+    runs_parts=True,
     calibrated_formats=("float32", "bfloat16"),
 )

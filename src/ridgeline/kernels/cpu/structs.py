@@ -40,6 +40,7 @@ class Buffer(IntEnum):
     QUERY = 4
     KEY = 5
     VALUE = 6
+    INNER = 7
 
 
 class SpanKind(IntEnum):
@@ -195,6 +196,12 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_isa_name": (ctypes.c_char_p, ()),
     "rl_pool_new": (P, (I32,)),
     "rl_pool_free": (None, (P,)),
+    "rl_group_bytes": (I64, (I32, I64)),
+    "rl_group_new": (P, (P, I32, I32, I64)),
+    "rl_group_free": (None, (P,)),
+    "rl_gather": (I32, (P, P, P, I64, P, I64, P, I32)),
+    "rl_gather_rows": (I32, (P, P, P, I64, I64, P, I32)),
+    "rl_group_counts": (None, (P, P, P)),
     "rl_record": (I32, (P, I32)),
     "rl_num_spans": (I64, (P,)),
     "rl_take_spans": (None, (P, P)),
@@ -212,7 +219,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_attend_scratch_bytes": (I64, (P, P, P, I32)),
     "rl_program_new": (P, (P,)),
     "rl_program_free": (None, (P,)),
-    "rl_add_embed": (I32, (P, P, F32, P, P)),
+    "rl_add_embed": (I32, (P, P, I32, F32, P, P)),
     "rl_add_norm": (I32, (P, I32, I32, P, P, P, I32)),
     "rl_add_qkv": (I32, (P, I32, P, P, P, F32)),
     "rl_add_head_norm": (I32, (P, P, I32, P, P, I32, I32, I32)),
@@ -223,7 +230,13 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_add_bidirectional_attend": (I32, (P, I32, P)),
     "rl_add_out_project": (I32, (P, P)),
     "rl_add_mlp": (I32, (P, I32, I32, P, P, P, P, P)),
-    "rl_add_moe": (I32, (P, I32, P, P, P, P, P, P, P)),
+    "rl_add_gate_up": (I32, (P, I32, P, P, P)),
+    "rl_add_down": (I32, (P, I32, P, I32, P)),
+    "rl_set_group": (None, (P, P)),
+    "rl_add_gather": (I32, (P, I32, P, I32)),
+    "rl_add_gather_tokens": (I32, (P, P, I32)),
+    "rl_set_gather_logits": (None, (P, P)),
+    "rl_add_moe": (I32, (P, I32, P, P, P, P, P, P, P, P)),
     "rl_add_add_shared": (I32, (P,)),
     "rl_add_residual": (I32, (P, F32)),
     "rl_add_latent_project": (I32, (P, I32, P, P, P, P, P, I32, P)),

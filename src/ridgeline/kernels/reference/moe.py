@@ -3,6 +3,8 @@
 Shapes: T tokens, E experts, k experts of a token, G groups of experts, D hidden size, F width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -50,21 +52,34 @@ def run_experts(
     up_bias_EF: torch.Tensor | None = None,
     down_bias_ED: torch.Tensor | None = None,
     activation: Activation | ClampedSwiGLU,
+    first_expert: int = 0,
+    exchange: Callable[[torch.Tensor], torch.Tensor] = lambda outputs: outputs,
 ) -> torch.Tensor:
     """The weighted sum ``[T, D]`` of what each token's experts make of it.
 
     Tokens are grouped by expert, and experts that no token goes to are not read. The sum runs in
-    at least float32, in the order of the experts' numbers, whatever else is in the batch.
+    at least float32, in the order of the experts' numbers, whatever else is in the batch. Experts
+    that the stacks lack, which begin with ``first_expert``, are another's: ``exchange`` completes
+    what they make of the tokens, ``[T, k, D]``.
     """
-    out_TD = torch.zeros_like(wide(h_TD))
-    for expert in torch.unique(experts_Tk).tolist():
-        rows, columns = (experts_Tk == expert).nonzero(as_tuple=True)
+    touched = torch.unique(experts_Tk).tolist()
+    outputs_TkD = h_TD.new_zeros(*experts_Tk.shape, h_TD.shape[-1])
+    for chosen in touched:
+        expert = chosen - first_expert
+        if not 0 <= expert < len(gate_EFD):
+            continue
+        rows, columns = (experts_Tk == chosen).nonzero(as_tuple=True)
         h = h_TD[rows]
         gate = functional.linear(h, gate_EFD[expert], _row(gate_bias_EF, expert))
         up = functional.linear(h, up_EFD[expert], _row(up_bias_EF, expert))
         inner = gated(gate, up, activation)
         result = functional.linear(inner, down_EDF[expert], _row(down_bias_ED, expert))
-        out_TD[rows] += wide(result) * weights_Tk[rows, columns, None]
+        outputs_TkD[rows, columns] = result
+    outputs_TkD = exchange(outputs_TkD)
+    out_TD = torch.zeros_like(wide(h_TD))
+    for chosen in touched:
+        rows, columns = (experts_Tk == chosen).nonzero(as_tuple=True)
+        out_TD[rows] += wide(outputs_TkD[rows, columns]) * weights_Tk[rows, columns, None]
     return out_TD.to(h_TD.dtype)
 
 

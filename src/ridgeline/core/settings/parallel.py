@@ -1,0 +1,20 @@
+"""Settings of how a model is spread over processes."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ridgeline.core.settings.bounds import Meta
+
+MAX_RANKS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSettings:
+    """How many processes compute one model.
+
+    Attributes:
+        tensor_parallel_size: processes that have a part of each matrix; they share this machine's
+            processors, and give the tokens of one process.
+    """
+
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1

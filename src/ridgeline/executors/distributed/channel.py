@@ -1,0 +1,75 @@
+"""Typed messages over a stream socket: four bytes of length, and msgpack."""
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ridgeline.core import wire
+
+_LENGTH = struct.Struct("<I")
+Received = TypeVar("Received")
+
+
+class Channel(Generic[Received]):
+    """One end. Any thread may send; one receives.
+
+    Args:
+        stream: connected, and the channel's from now on.
+        received: the type of what comes; of another nothing is accepted.
+    """
+
+    def __init__(self, stream: socket.socket, received: Any) -> None:
+        self._stream = stream
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=wire.encode_hook)
+        self._decoder = msgspec.msgpack.Decoder(received, dec_hook=wire.decode_hook)
+        self._sending = threading.Lock()
+
+    def encoded(self, message: object) -> bytes:
+        """What `send_encoded` takes, so that a message to several is encoded once."""
+        data = self._encoder.encode(message)
+        return _LENGTH.pack(len(data)) + data
+
+    def send(self, message: object) -> None:
+        """Raises ``OSError`` if the other end is gone."""
+        self.send_encoded(self.encoded(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Raises ``OSError`` if the other end is gone."""
+        with self._sending:
+            self._stream.sendall(data)
+
+    def receive(self) -> Received | None:
+        """The next message; ``None`` when the other end is gone.
+
+        Raises:
+            msgspec.DecodeError: it is no message of the type.
+        """
+        head = self._read(_LENGTH.size)
+        data = head and self._read(_LENGTH.unpack(head)[0])
+        if not data:
+            return None
+        message: Received = self._decoder.decode(data)
+        return message
+
+    def close(self) -> None:
+        """End it; who receives at this end or the other gets ``None``."""
+        with suppress(OSError):  # the other end was first
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._stream.close()
+
+    def _read(self, size: int) -> bytes | None:
+        data = bytearray(size)
+        view, done = memoryview(data), 0
+        while done < size:
+            try:
+                count = self._stream.recv_into(view[done:])
+            except OSError:
+                return None
+            if count == 0:
+                return None
+            done += count
+        return bytes(data)

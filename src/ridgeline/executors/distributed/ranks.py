@@ -1,0 +1,221 @@
+"""The processes of the ranks, seen from their driver: started, heard and watched."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ridgeline.core import errors
+from ridgeline.core.errors import EngineError, RidgelineError
+from ridgeline.executors.distributed.channel import Channel
+from ridgeline.executors.distributed.messages import Alive, Begin, Loaded, RankFailed, Report
+from ridgeline.kernels.cpu.group import shared_memory
+
+# What a rank's process runs. It reads models as the engine does, which this package may not import.
+_MODULE = "ridgeline.engine.rank_main"
+_WATCH_S = 0.25
+_END_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """Seconds without a sign of life after which a rank counts as stopped, and all are ended.
+
+    ``loading``: before it has its part of the model, when whole seconds go by in one call.
+    """
+
+    loading_s: float = 60.0
+    serving_s: float = 6.0
+
+
+@dataclass(slots=True)
+class _Rank:
+    process: subprocess.Popen[bytes]
+    channel: Channel[Report]
+    heard_s: float
+    life: Alive
+    is_loaded: bool = False
+
+
+class Ranks:
+    """All ranks of one model. They live and die together: when one is lost, all are ended.
+
+    Each has a socket that nobody else can open, since it is handed down, as is the memory in which
+    they exchange. They end with this process, however it ends (Linux ends them; elsewhere they see
+    their socket close).
+
+    Args:
+        commands: what each rank is told first.
+        on_report: is told of what each says, in a thread for each rank.
+        on_lost: is told once why the ranks are gone, unless they were closed.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Begin],
+        on_report: Callable[[int, Report], None],
+        on_lost: Callable[[RidgelineError], None],
+        silence: Silence | None = None,
+    ) -> None:
+        self._on_report, self._on_lost = on_report, on_lost
+        self._silence = silence or Silence()
+        self._ranks: list[_Rank] = []
+        self._ending = threading.Lock()
+        self._has_ended = False
+        self._started: threading.Event = threading.Event()
+        self._failure: BaseException | None = None
+        # Linux ends a process with the thread that started it: this one lives as long as they do.
+        self._watcher = threading.Thread(target=self._live, args=(commands,), daemon=True)
+        self._watcher.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.process.pid for rank in self._ranks]
+
+    def lives(self) -> list[Alive]:
+        """What each said last of its life."""
+        return [rank.life for rank in self._ranks]
+
+    def send(self, message: object) -> None:
+        """Tell all ranks the same; of those that are gone `on_lost` hears."""
+        if self._ranks:
+            data = self._ranks[0].channel.encoded(message)
+            for rank in self._ranks:
+                self._send(rank, data)
+
+    def send_each(self, messages: Sequence[object]) -> None:
+        """Tell each rank something else."""
+        for rank, message in zip(self._ranks, messages, strict=True):
+            self._send(rank, rank.channel.encoded(message))
+
+    def lose(self, error: RidgelineError) -> None:
+        """End all ranks, because of what one of them did."""
+        if self._end():
+            self._on_lost(error)
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._end()
+        self._watcher.join()
+
+    def _end(self) -> bool:
+        """Whether this was the first call."""
+        with self._ending:
+            if self._has_ended:
+                return False
+            self._has_ended = True
+        for rank in self._ranks:
+            # They may be waiting for each other where no signal but this one reaches them.
+            rank.process.kill()
+            rank.channel.close()
+        for rank in self._ranks:
+            rank.process.wait()
+        return True
+
+    def _send(self, rank: _Rank, data: bytes) -> None:
+        try:
+            rank.channel.send_encoded(data)
+        except OSError:  # it ends: the watcher says why
+            return
+
+    def _live(self, commands: Sequence[Begin]) -> None:
+        try:
+            memory = shared_memory(len(commands))
+            try:
+                for command in commands:
+                    self._ranks.append(_start(command, memory))
+            finally:
+                os.close(memory)
+        except BaseException as error:
+            self._end()
+            self._failure = error
+            return
+        finally:
+            self._started.set()
+        for number in range(len(self._ranks)):
+            threading.Thread(target=self._hear, args=(number,), daemon=True).start()
+        self._watch()
+
+    def _hear(self, number: int) -> None:
+        rank = self._ranks[number]
+        try:
+            while (report := rank.channel.receive()) is not None:
+                rank.heard_s = time.monotonic()
+                match report:
+                    case Alive():
+                        rank.life = report
+                    case RankFailed(error=name, message=message):
+                        kind = getattr(errors, name, EngineError)
+                        self.lose(
+                            kind(message)
+                            if issubclass(kind, RidgelineError)
+                            else EngineError(f"Rank {number} failed: {name}: {message}")
+                        )
+                    case _:
+                        rank.is_loaded |= isinstance(report, Loaded)
+                        self._on_report(number, report)
+        except msgspec.DecodeError as error:
+            self.lose(EngineError(f"Rank {number} sent what is no message: {error}."))
+
+    def _watch(self) -> None:
+        looked_s = time.monotonic()
+        while not self._has_ended:
+            time.sleep(_WATCH_S)
+            now = time.monotonic()
+            if now - looked_s > 4 * _WATCH_S + 1.0:  # it was this process that stood still
+                for rank in self._ranks:
+                    rank.heard_s = now
+            looked_s = now
+            for number, rank in enumerate(self._ranks):
+                code = rank.process.poll()
+                if code is not None:
+                    time.sleep(_WATCH_S)  # for its last words to be heard
+                    self.lose(EngineError(f"Rank {number} was lost: {_how_it_ended(code)}"))
+                patience = self._silence.serving_s if rank.is_loaded else self._silence.loading_s
+                silent_s = now - rank.heard_s
+                if silent_s > patience:
+                    self.lose(
+                        EngineError(f"Rank {number} was lost: it was silent for {silent_s:.0f} s.")
+                    )
+
+
+def _start(command: Begin, memory: int) -> _Rank:
+    ours, its = socket.socketpair()
+    level = logging.getLogger("ridgeline").getEffectiveLevel()
+    environment = os.environ | {"OMP_NUM_THREADS": str(command.num_threads)}
+    with its:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-P", *["-O"] * sys.flags.optimize, "-m", _MODULE,
+                str(its.fileno()), str(memory), str(os.getpid()), str(level),
+            ],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(its.fileno(), memory),
+            env=environment,
+            start_new_session=True,  # Ctrl-C at a terminal is for the driver
+        )  # fmt: skip
+    channel: Channel[Report] = Channel(ours, Report)
+    life = Alive(cpu_s=0.0, sent_bytes=0, num_exchanges=0)
+    rank = _Rank(process, channel, time.monotonic(), life)
+    channel.send(command)
+    return rank
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"it ended with code {code}."
+    try:
+        return f"it was ended by {signal.Signals(-code).name}."
+    except ValueError:
+        return f"it was ended by signal {-code}."

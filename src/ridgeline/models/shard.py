@@ -1,0 +1,263 @@
+"""One tensor-parallel rank's part of a lowered model: its ops, with what ranks exchange among them.
+
+Every matrix is split by its outputs, and what ranks computed is gathered before it is multiplied
+again. So each output is summed by one rank, in the order in which one process sums it: the results
+are the same bits, which sums of partial results (Megatron-LM, arXiv 1909.08053, §3) are not. See
+docs/decisions/0022-ranks.md for what that costs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from ridgeline.core import ops
+from ridgeline.core.errors import SettingsError
+from ridgeline.core.ops import Op, Weight
+from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.sharding import borders
+from ridgeline.core.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, NormScope
+from ridgeline.models.lower import lower
+
+Range = tuple[int, int]
+_Heads = TypeVar("_Heads", ops.HeadNorm, ops.Rope, ops.Attend, ops.QKVProject)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """``spec`` has the rank's heads, and is otherwise the model's. ``rows`` is the half-open range
+    of each weight's first axis that the rank has, where that is not all of it."""
+
+    spec: ModelSpec
+    ops: tuple[Op, ...]
+    rows: Mapping[str, Range]
+
+
+def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
+    """A rank's part of a model; a pure function.
+
+    Raises:
+        SettingsError: the model cannot be split so; says why.
+    """
+    tensor, *_ = layout.coordinates(rank)
+    parts = _Parts(spec, layout.tensor, tensor)
+    return Shard(
+        spec=replace(spec, layers=tuple(map(parts.layer, spec.layers))),
+        ops=tuple(part for op in lower(spec) for part in parts.of(op)),
+        rows=parts.rows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Cuts ops for one rank, and notes which rows of which weights they have."""
+
+    spec: ModelSpec
+    num_ranks: int
+    rank: int
+    rows: dict[str, Range] = field(default_factory=dict)
+
+    def layer(self, spec: LayerSpec) -> LayerSpec:
+        """A layer with this rank's heads."""
+        attention = spec.attention
+        if isinstance(attention, MLASpec):  # whose latent all heads read
+            heads = self.heads(attention.num_heads, self.num_ranks)
+            return replace(spec, attention=replace(attention, num_heads=_size(heads[0])))
+        heads = self.heads(attention.num_heads, attention.num_kv_heads)
+        own: AttentionSpec = replace(
+            attention, num_heads=_size(heads[0]), num_kv_heads=_size(heads[1])
+        )
+        return replace(spec, attention=own)
+
+    def of(self, op: Op) -> tuple[Op, ...]:
+        """This rank's part of an op, and what is exchanged after it."""
+        match op:
+            case ops.Embed():
+                edges = self.borders(op.weight.shape[0])
+                table = self.part(op.weight, self.own(edges))
+                own = replace(op, weight=table, first_token=edges[self.rank])
+                hidden = self.spec.hidden_size
+                return own, ops.GatherTokens(borders=edges, rank=self.rank, hidden_size=hidden)
+            case ops.Norm() | ops.AddResidual() | ops.AddShared():
+                return (op,)
+            case ops.QKVProject():
+                return (self.qkv(op),)
+            case ops.LatentProject():
+                heads = self.own(self.borders(op.num_heads))
+                query = self.part(op.query, _times(heads, op.query.shape[0] // op.num_heads))
+                return (replace(op, query=query, num_heads=_size(heads)),)
+            case ops.HeadNorm():
+                return (self.head_norm(op),)
+            case ops.Rope():
+                return (self.with_heads(op),)
+            case ops.GrowQueries():
+                return (replace(op, num_heads=_size(self.own(self.borders(op.num_heads)))),)
+            case ops.KVWrite():
+                kv = self.kv_heads(op.num_kv_heads) if op.has_values else (0, 1)
+                return (replace(op, num_kv_heads=_size(kv)),)
+            case ops.Attend():
+                return self.attend(op)
+            case ops.LatentAttend():
+                heads = self.own(self.borders(op.num_heads))
+                expand = self.part(op.expand, _times(heads, op.nope_dim + op.v_dim))
+                latent = replace(op, expand=expand, num_heads=_size(heads))
+                return latent, self.gather_heads(op.num_heads, op.v_dim)
+            case ops.OutProject():
+                own_out, gather = self.outputs(op)
+                return own_out, gather
+            case ops.MLP():
+                return self.mlp(op)
+            case ops.SharedExpert():
+                return self.shared_expert(op)
+            case ops.MoE():
+                return (self.experts(op),)
+            case ops.Head():
+                edges = self.borders(op.weight.shape[0])
+                rows = self.own(edges)
+                own_head = replace(
+                    op, weight=self.part(op.weight, rows), bias=self.optional(op.bias, rows)
+                )
+                return own_head, ops.GatherLogits(borders=edges, rank=self.rank)
+            case _:
+                raise self.refused(f"its {type(op).__name__} is not split over ranks yet")
+
+    def qkv(self, op: ops.QKVProject) -> ops.QKVProject:
+        heads = self.heads(op.num_heads, op.num_kv_heads)
+        q, kv = (_times(each, op.head_dim) for each in heads)
+        own = replace(
+            op,
+            query=self.part(op.query, q),
+            key=self.part(op.key, kv),
+            value=self.part(op.value, kv),
+            query_bias=self.optional(op.query_bias, q),
+            key_bias=self.optional(op.key_bias, kv),
+            value_bias=self.optional(op.value_bias, kv),
+        )
+        return self.with_heads(own)
+
+    def head_norm(self, op: ops.HeadNorm) -> ops.HeadNorm:
+        if op.scope is NormScope.PROJECTION:
+            raise self.refused("its norms of q and k go over all heads together")
+        if op.scope is NormScope.EACH_HEAD:
+            q, kv = self.heads(op.num_heads, op.num_kv_heads)
+            op = replace(
+                op,
+                query=self.part(op.query, q),
+                key=self.part(op.key, kv),
+                query_bias=self.optional(op.query_bias, q),
+                key_bias=self.optional(op.key_bias, kv),
+            )
+        return self.with_heads(op)
+
+    def attend(self, op: ops.Attend) -> tuple[Op, Op]:
+        q, _ = self.heads(op.num_heads, op.num_kv_heads)
+        own = self.with_heads(replace(op, sinks=self.optional(op.sinks, q)))
+        return own, self.gather_heads(op.num_heads, op.head_dim)
+
+    def gather_heads(self, num_heads: int, width: int) -> Op:
+        """Of what attention made of all heads."""
+        edges = tuple(head * width for head in self.borders(num_heads))
+        return ops.Gather(buffer="h", borders=edges, rank=self.rank)
+
+    def outputs(self, op: ops.OutProject | ops.Down) -> tuple[Op, Op]:
+        """A product to h or shared, each rank having some of its columns."""
+        edges = self.borders(op.weight.shape[0])
+        rows = self.own(edges)
+        own = replace(op, weight=self.part(op.weight, rows), bias=self.optional(op.bias, rows))
+        buffer = op.dst if isinstance(op, ops.Down) else "h"
+        return own, ops.Gather(buffer=buffer, borders=edges, rank=self.rank)
+
+    def mlp(self, op: ops.MLP) -> tuple[Op, ...]:
+        biases = (op.gate_bias, op.up_bias)
+        down = ops.Down(weight=op.down, bias=op.down_bias)
+        return *self.inside(op, *biases), *self.outputs(down)
+
+    def shared_expert(self, op: ops.SharedExpert) -> tuple[Op, ...]:
+        down = ops.Down(
+            weight=op.down, bias=None, dst="shared", output_gate=op.output_gate, src=op.src
+        )
+        return *self.inside(op, None, None), *self.outputs(down)
+
+    def inside(
+        self, op: ops.MLP | ops.SharedExpert, gate_bias: Weight | None, up_bias: Weight | None
+    ) -> tuple[Op, Op]:
+        """The first half of a feed-forward network, of whose width each rank has a part."""
+        edges = self.borders(op.up.shape[0])
+        rows = self.own(edges)
+        own = ops.GateUp(
+            gate=self.optional(op.gate, rows),
+            up=self.part(op.up, rows),
+            gate_bias=self.optional(gate_bias, rows),
+            up_bias=self.optional(up_bias, rows),
+            activation=op.activation,
+            src=op.src,
+        )
+        return own, ops.Gather(buffer="inner", borders=edges, rank=self.rank)
+
+    def experts(self, op: ops.MoE) -> ops.MoE:
+        """Each rank has some of the experts, whole."""
+        edges = self.borders(op.gate.shape[0])
+        rows = self.own(edges)
+        return replace(
+            op,
+            gate=self.part(op.gate, rows),
+            up=self.part(op.up, rows),
+            down=self.part(op.down, rows),
+            gate_bias=self.optional(op.gate_bias, rows),
+            up_bias=self.optional(op.up_bias, rows),
+            down_bias=self.optional(op.down_bias, rows),
+            borders=edges,
+            rank=self.rank,
+        )
+
+    def with_heads(self, op: _Heads) -> _Heads:
+        """An op with this rank's numbers of heads."""
+        is_latent = isinstance(op, ops.Rope) and op.key_dim != op.head_dim
+        q, kv = self.heads(op.num_heads, self.num_ranks if is_latent else op.num_kv_heads)
+        return replace(op, num_heads=_size(q), num_kv_heads=_size(kv))
+
+    def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Range, Range]:
+        """This rank's heads of q, and the KV heads that they read."""
+        ranks = self.num_ranks
+        if num_heads % ranks or (num_kv_heads % ranks and ranks % num_kv_heads):
+            raise self.refused(
+                f"{ranks} ranks do not share its {num_heads} heads and {num_kv_heads} KV heads "
+                "equally"
+            )
+        return self.own(self.borders(num_heads)), self.kv_heads(num_kv_heads)
+
+    def kv_heads(self, num_kv_heads: int) -> Range:
+        """This rank's KV heads: one of them, if there are fewer than ranks."""
+        first = self.rank * num_kv_heads // self.num_ranks
+        return first, max(first + 1, (self.rank + 1) * num_kv_heads // self.num_ranks)
+
+    def borders(self, size: int) -> tuple[int, ...]:
+        if size < self.num_ranks:
+            raise self.refused(f"a width of {size} is less than {self.num_ranks} ranks")
+        return borders(size, self.num_ranks)
+
+    def own(self, edges: tuple[int, ...]) -> Range:
+        return edges[self.rank], edges[self.rank + 1]
+
+    def part(self, weight: Weight, rows: Range) -> Weight:
+        """Rows of a weight."""
+        noted = self.rows.setdefault(weight.name, rows)
+        assert noted == rows, f"{weight.name} is used in two ways"
+        return replace(weight, shape=(_size(rows), *weight.shape[1:]))
+
+    def optional(self, weight: Weight | None, rows: Range) -> Weight | None:
+        return None if weight is None else self.part(weight, rows)
+
+    def refused(self, why: str) -> SettingsError:
+        return SettingsError(
+            f"A {self.spec.model_type} model cannot be split over tensor-parallel ranks here: "
+            f"{why}. Leave tensor_parallel_size out."
+        )
+
+
+def _times(heads: Range, width: int) -> Range:
+    """Rows of some heads."""
+    return heads[0] * width, heads[1] * width
+
+
+def _size(rows: Range) -> int:
+    return rows[1] - rows[0]

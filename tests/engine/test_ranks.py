@@ -1,0 +1,182 @@
+"""One model on several processes: the tokens of one process, and what happens when one is lost."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import psutil
+import pytest
+from tests.equivalence.conftest import opener, write_pairs
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import EngineError, SettingsError, WeightsMismatchError
+from ridgeline.core.request import GenerateRequest
+from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
+from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.stats import EngineStatus
+from ridgeline.executors.distributed import executor as distributed
+from ridgeline.executors.distributed.ranks import Silence
+from ridgeline.kernels.cpu.library import native_kernels_run
+
+pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
+
+SAMPLED = SamplingParams(temperature=0.9, seed=3, max_tokens=24, n=2, frequency_penalty=0.3)
+DIGITS = SamplingParams(
+    temperature=1.0,
+    seed=4,
+    max_tokens=12,
+    structured_outputs=StructuredOutputs(kind=GrammarKind.REGEX, source="[0-9]{8}"),
+)
+LONG = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+NOTICED_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def open_llm(tmp_path_factory):
+    root = tmp_path_factory.mktemp("ranks")
+    write_pairs(root)
+    return partial(opener(root, "cpu"), adapters={"tuned": str(root / "adapter")})
+
+
+def _outputs(llm):
+    """Prompts that share a prefix, sampled ones, one with a grammar and one with an adapter."""
+    common = [5 + token % 90 for token in range(40)]
+    prompts = [common + [7 * n % 90 + 5] * (3 + 9 * n) for n in range(5)]
+    found = [each.outputs for each in llm.generate(prompts, SAMPLED)]
+    found += [each.outputs for each in llm.generate(prompts[:2], DIGITS)]
+    found += [each.outputs for each in llm.generate(prompts[:2], SAMPLED, adapter="tuned")]
+    return [(sample.token_ids, sample.text) for outputs in found for sample in outputs]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "settings"),
+    [
+        ("off", {"max_num_batched_tokens": 24, "pool_tokens": 96, "dtype": "bfloat16"}),
+        ("ngram", {"quantization": "int8", "enable_prefix_caching": False}),
+        ("draft", {"quantization": "int4", "kv_cache_dtype": "int8"}),
+    ],
+    ids=["chunks and preemption", "n-grams", "draft model"],
+)
+def test_two_ranks_give_the_tokens_of_one_process(open_llm, speculation, settings):
+    with open_llm(speculation, max_model_len=160, **settings) as llm:
+        expected = _outputs(llm)
+    with open_llm(speculation, max_model_len=160, tensor_parallel_size=2, **settings) as llm:
+        assert _outputs(llm) == expected
+        assert llm._engine.executor.num_ranks == 2
+        scheduler = llm._engine.scheduler
+        assert "pool_tokens" not in settings or scheduler.num_preemptions > 0
+
+
+def _gone(pids):
+    """Whether none of these processes is left, and within the time they are given."""
+    end_s = time.monotonic() + NOTICED_S
+    while time.monotonic() < end_s:
+        if not any(psutil.pid_exists(pid) and _runs(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize(("rank", "what"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_rank_that_is_lost_ends_all_requests(open_llm, monkeypatch, rank, what):
+    # Shorter than the six seconds that it takes elsewhere.
+    ranks = partial(distributed.Ranks, silence=Silence(serving_s=2.0))
+    monkeypatch.setattr(distributed, "Ranks", lambda *args: ranks(*args[:3]))
+    with open_llm("off", tensor_parallel_size=2) as llm:
+        pids = llm._engine.executor.rank_pids
+        streams = [llm.stream([9, 8, number], LONG) for number in range(3)]
+        for stream in streams:
+            next(stream)
+        lost_s = time.monotonic()
+        os.kill(pids[rank], what)
+        for stream in streams:
+            with pytest.raises(EngineError, match=f"Rank {rank} was lost"):
+                for _ in stream:
+                    pass
+        assert time.monotonic() - lost_s < NOTICED_S
+        assert _gone(pids)
+        with pytest.raises(EngineError):
+            llm.generate([[1, 2]], SAMPLED)
+    assert _gone(pids)
+
+
+def test_an_engine_is_restarted_when_a_rank_is_killed(tmp_path):
+    write_pairs(tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path / "full"), executor="cpu", tensor_parallel_size=2, max_num_seqs=4
+    )
+
+    async def main():
+        engine = AsyncEngine(config)
+        await engine.start()
+        try:
+            before = await _text(engine)
+            children = psutil.Process(engine.worker_pid).children(recursive=True)
+            assert len(children) == 2
+            long = asyncio.create_task(_text(engine, LONG))
+            await asyncio.sleep(0.1)
+            children[1].kill()
+            with pytest.raises(EngineError):
+                await long
+            while engine.health().status is not EngineStatus.READY:
+                await asyncio.sleep(0.05)
+            assert await _text(engine) == before
+            assert _gone([child.pid for child in children])
+            last = psutil.Process(engine.worker_pid).children(recursive=True)
+        finally:
+            await engine.shutdown()
+        assert _gone([child.pid for child in last])
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def _text(engine, params=SAMPLED):
+    request = GenerateRequest(request_id="a", prompt="the cat sat", params=params)
+    return "".join([c.text async for c in engine.generate(request) if c.index == 0])
+
+
+def test_ranks_end_with_a_driver_that_is_killed(open_llm, tmp_path):
+    write_pairs(tmp_path)
+    script = (
+        "import sys, time\n"
+        "from ridgeline import LLM\n"
+        "llm = LLM(sys.argv[1], executor='cpu', tensor_parallel_size=2)\n"
+        "print(*llm._engine.executor.rank_pids, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "full")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        pids = [int(pid) for pid in driver.stdout.readline().split()]
+        assert len(pids) == 2
+        os.kill(pids[0], signal.SIGSTOP)
+        driver.kill()
+    assert _gone(pids)
+
+
+def test_what_cannot_be_spread_is_refused_before_a_rank_starts(open_llm):
+    with pytest.raises(SettingsError, match="4 ranks do not share its 6 heads"):
+        open_llm("off", tensor_parallel_size=4)
+    with pytest.raises(SettingsError, match="tensor_parallel_size must be between 1 and 64"):
+        EngineConfig(tensor_parallel_size=0)
+
+
+def test_what_a_rank_raises_is_raised_by_its_driver(tmp_path):
+    write_pairs(tmp_path)
+    config = tmp_path / "full" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 82}))
+    with pytest.raises(WeightsMismatchError, match="gate_proj"):
+        LLM(str(tmp_path / "full"), executor="cpu", tensor_parallel_size=2)

@@ -1,0 +1,52 @@
+"""Ranks as threads of one process, for plans by hand; tests of the engine have processes."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.tiny import Driver
+
+from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.plan import ModelRole
+from ridgeline.executors.cpu.executor import CPUExecutor
+from ridgeline.kernels.cpu.group import RankGroup, shared_memory
+from ridgeline.kernels.cpu.library import load_library
+from ridgeline.kernels.cpu.pool import Pool
+
+
+class RankThreads:
+    """Runs what each rank does in a thread of its own, and gives what each came to."""
+
+    def __init__(self, num_ranks, num_threads=1):
+        memory = shared_memory(num_ranks)
+        self._layout = ParallelLayout(tensor=num_ranks)
+        self._threads = ThreadPoolExecutor(num_ranks)
+        self.pools = [Pool(load_library(), num_threads) for _ in range(num_ranks)]
+        self.groups = [RankGroup(pool, memory, r, num_ranks) for r, pool in enumerate(self.pools)]
+        os.close(memory)
+
+    def each(self, call):
+        """``call(group)`` for every rank at once."""
+        return [each.result() for each in [self._threads.submit(call, g) for g in self.groups]]
+
+    def on_parts(self, model, run, *, make=CPUExecutor, block_tokens=16):
+        """``run(driver)`` on an executor of each rank's part of a model."""
+
+        def of_rank(group):
+            part = model.part(self._layout, group.rank, group)
+            return on_executor(make({ModelRole.TARGET: part}, block_tokens), run)
+
+        return self.each(of_rank)
+
+    def close(self):
+        self._threads.shutdown()
+        for pool in self.pools:
+            pool.close()
+
+
+def on_executor(executor, run):
+    """What ``run(driver)`` gives on an executor, which is closed then."""
+    executor.allocate_kv([64] * len(executor.kv_layout().groups))
+    try:
+        return run(Driver(executor))
+    finally:
+        executor.close()
