@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from ridgeline.cli import main
@@ -21,3 +23,18 @@ def test_what_is_out_of_bounds_is_one_error_before_anything_runs(capsys, option,
     assert main(["bench", "serve", "nowhere", f"--{option}", value]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"--{option} must be between " in line
+
+
+def test_a_sweep_is_written_as_one_page(capsys, tmp_path):
+    page = tmp_path / "load.html"
+    options = ["bench", "serve", "--in-process", "--concurrency", "1,2", "--num-requests", "4"]
+    options += ["--input-len", "8", "--output-len", "4", "--slo", "ttft=5", "--html", str(page)]
+    assert main([*options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    text = page.read_text()
+    assert text.count("<svg") == 3
+    assert text.count("2 at once") >= 3
+    embedded = text.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(embedded) == report
+    assert main(options) == 2
+    assert "is there already" in capsys.readouterr().err

@@ -46,6 +46,19 @@ def test_one_object_with_what_was_promised(capsys):
     assert result["fits"] is True
 
 
+def test_a_plan_is_written_as_one_page(capsys, tmp_path):
+    page = tmp_path / "plan.html"
+    options = ("--shape", "llama-3.1-8b", "--hardware", "l4", *SHORT, "--html", str(page))
+    code, out, _ = run(capsys, *options, "--json")
+    assert code == 0
+    text = page.read_text()
+    assert "<svg" in text
+    assert "<link" not in text
+    embedded = text.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(embedded) == json.loads(out)
+    assert run(capsys, *options)[0] == 2  # and it is not written over
+
+
 def test_goodput_is_named_with_its_limits_or_not_at_all(capsys):
     base = ("--shape", "llama-3.1-8b", "--hardware", "l4", *SHORT)
     _, out, _ = run(capsys, *base)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.display import loading_bar, output_console
 from ridgeline.cli.load_report import add_report_options, prices_of, print_points, slo_of
 from ridgeline.cli.options import Parser, add_model_options, engine_settings, numbers
+from ridgeline.cli.report_file import add_html_option, check_new_files, write_html
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.roofline.slo import Slo
@@ -64,6 +65,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write SVG plots there")
     parser.add_argument("--traces", action="store_true", help="with --json: every request, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_html_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -73,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not least <= getattr(arguments, name) <= _MOST:
             option = name.replace("_", "-")
             raise InvalidRequestError(f"--{option} must be between {least} and {_MOST:,}.")
+    check_new_files([arguments.html])
     if arguments.prompts is not None and arguments.url is None:
         raise InvalidRequestError("--prompts is how a --url is asked.")
     if arguments.plots is not None:
@@ -91,6 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(report))
     else:
         print_points(output_console(), name, report["points"])
+    if arguments.html is not None:
+        from ridgeline.bench.serve.page import page
+
+        write_html(arguments, page(report))
     if arguments.plots is not None:
         for path in write_plots(points, arguments.plots, title=name):
             print(path, file=sys.stderr)

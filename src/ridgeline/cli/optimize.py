@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.cli.display import error_console, loading_bar, output_console, print_paragraph
 from ridgeline.cli.hardware import calibration_of, this_engine_memory
 from ridgeline.cli.options import Parser, add_model_options, engine_settings, positive
+from ridgeline.cli.report_file import check_new_files
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import DiskError, InvalidRequestError
 from ridgeline.executors import default_executor, executor_traits
@@ -93,13 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_files(arguments: argparse.Namespace) -> None:
     """Nothing is written over, and that is known before anything is measured."""
     files = [path for path in (arguments.out, arguments.html, arguments.json) if path is not None]
-    for path in files:
-        if path == _STDOUT:
-            continue
-        if path.exists() and not arguments.force:
-            raise InvalidRequestError(f"{path} is there already: --force writes over it.")
-        if not path.absolute().parent.is_dir():
-            raise DiskError(f"{path} cannot be written: there is no such folder.")
+    check_new_files((path for path in files if path != _STDOUT), force=arguments.force)
     if len(set(files)) < len(files):
         raise InvalidRequestError("--out, --html and --json are different files.")
     if arguments.trace is not None and arguments.rate is not None:

@@ -23,6 +23,7 @@ from ridgeline.cli.plan_report import (
     print_plan,
 )
 from ridgeline.cli.priced_model import NamedModel, add_model_options, check_model, read_model
+from ridgeline.cli.report_file import add_html_option, check_new_files, write_html
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.models import PRESETS
 from ridgeline.roofline.catalogue import load_catalogue
@@ -80,6 +81,7 @@ def add_options(parser: Parser) -> None:
         "--disaggregate", action="store_true", help="instances for prefill and for decode alone"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_html_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -107,6 +109,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.api_usd_per_1m is not None:
         result["most_output_tok_s"] = max(plan.output_tok_s, answer(_at_once(plan)).output_tok_s)
     result |= _money(arguments, result, kv_bytes(question.model, question.typical.prompt_tokens))
+    if arguments.html is not None:
+        from ridgeline.planning.page import page
+
+        write_html(arguments, page(result))
     if arguments.json:
         print(json.dumps(result))
     else:
@@ -147,6 +153,11 @@ _MIN_REQUESTS = 40
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    check_new_files([arguments.html])
+    if arguments.html and (arguments.cheapest or arguments.disaggregate or arguments.place):
+        raise InvalidRequestError(
+            "--html is of one plan: no --cheapest, --disaggregate or --place."
+        )
     for name, (others, why) in _EXCLUDED.items():
         for other in others if _given(arguments, name) else ():
             if _given(arguments, other):

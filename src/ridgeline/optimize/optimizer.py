@@ -25,7 +25,7 @@ _SLICE, _SHORTEST_S, _LONGEST_S = 0.012, 1.2, 30.0  # of the budget, that one vi
 _FEWEST, _MOST = 16, 2000  # requests of a visit
 _PILOT = 48  # requests, at once
 _LEADERS = 24  # that may be measured
-_SPECULATED = 2  # leaders, the default among them, that are tried with speculation as well
+_SPECULATED = 5  # leaders, the default among them, that are tried with speculation as well
 _RISK = 0.05  # of a choice that misses more than 5 %, at which the race ends
 _ENOUGH_PAIRS = 2
 # What no price predicts: speculation pays where little else runs, and there is a load here.

@@ -144,7 +144,7 @@ def _add_changes(report: Page, result: Result) -> None:
             f"{step['setting']}: {_said(step['value'])}",
             f"× {step['factor']:.2f}",
             f"× {step['predicted']:.2f}",
-            f"{1 / step['predicted_alone_last'] - 1:+.0%}",
+            _without(step),
             "yes" if step["is_measured"] else "partly",
             step["effort"],
         )
@@ -152,6 +152,12 @@ def _add_changes(report: Page, result: Result) -> None:
     ]
     header = ("change", "buys", "predicted", "without it (predicted)", "measured", "takes")
     report.add_table(header, rows)
+
+
+def _without(step: Result) -> str:
+    """What taking a change back alone would cost; nothing of what is not predicted."""
+    cost = 1 / step["predicted_alone_last"] - 1
+    return f"{cost:+.0%}" if cost else ""
 
 
 def _add_choice(report: Page, result: Result) -> None:

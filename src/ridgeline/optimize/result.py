@@ -99,7 +99,7 @@ def verdict(result: Mapping[str, Any]) -> str:
     quality = winner["quality"]
     if quality is None:
         cost = "" if result["quality_limits"] != "none" else "; quality was not asked for"
-        cost = cost or "; the numbers computed with stay as they are"
+        cost = cost or "; answers stay what they were"
     else:
         cost = (
             f"; KL to the unquantized model {quality['kl']:.2g}, same top token "

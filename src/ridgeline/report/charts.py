@@ -19,7 +19,7 @@ from ridgeline.report.scales import (
 WIDTH, HEIGHT = 420, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 14, 44
 _ROW, _BAR = 46, 16
-_LABEL_CHARS = 6.3  # units that a letter takes
+_LABEL_CHARS = 6.8  # units that a letter takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,15 +200,14 @@ def _mark_labels(marks: Sequence[Mark], x: Scale, y: Scale) -> str:
     parts, taken = [], list[tuple[float, float, float]]()
     for mark in sorted((each for each in marks if each.label), key=lambda each: y.place(each.y)):
         at_x, at_y = x.place(mark.x), y.place(mark.y) + 4
-        is_left = at_x + 9 + _LABEL_CHARS * len(mark.label) > WIDTH
         wide = _LABEL_CHARS * len(mark.label)
+        is_left = at_x + 9 + wide > WIDTH
         begin = max(2.0, at_x - 9 - wide) if is_left else at_x + 9
+        place = f'x="{at_x - 9:.1f}" text-anchor="end"' if is_left else f'x="{begin:.1f}"'
         while any(begin < e and b < begin + wide and abs(at_y - t) < 13 for b, e, t in taken):
             at_y += 13
         taken.append((begin, begin + wide, at_y))
-        parts.append(
-            f'<text class="name" x="{begin:.1f}" y="{at_y:.1f}">{escape(mark.label)}</text>'
-        )
+        parts.append(f'<text class="name" {place} y="{at_y:.1f}">{escape(mark.label)}</text>')
     return "".join(parts)
 
 
