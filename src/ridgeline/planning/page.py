@@ -31,8 +31,11 @@ def page(result: Mapping[str, Any]) -> str:
     if result["fits"]:
         shown.add_heading("Predicted", "Intervals hold the measured value eight times of ten.")
         shown.add_table(("", "predicted", "80 %"), _rows(result))
+    notes = list(result["notes"])
+    if not result["measured"]:
+        notes.append("Datasheets and typical efficiencies of tuned engines, not our cuda executor.")
     shown.add_heading("What must be known")
-    shown.add_list(list(result["notes"]))
+    shown.add_list(notes)
     return shown.to_html()
 
 
