@@ -72,7 +72,10 @@ class FakeExecutor:
         block_tokens: int = 4,
         windows: Sequence[int | None] = (None,),
         max_in_flight: int = 2,
+        has_states: bool = False,
     ) -> None:
+        self.has_states = has_states
+        self._states: dict[int, tuple[int, ...]] = {}  # block -> the tokens that made the state
         self.block_tokens = block_tokens
         self.max_in_flight = max_in_flight
         self.windows = windows
@@ -119,9 +122,13 @@ class FakeExecutor:
             del self._slots[slot]
         for admission in plan.admissions:
             assert admission.slot not in self._slots, "a slot is admitted twice"
-            tables = {role: [[] for _ in self._groups] for role in ModelRole}
+            num_groups = len(self._groups) + self.has_states
+            tables = {role: [[] for _ in range(num_groups)] for role in ModelRole}
             self._slots[admission.slot] = {"admission": admission, "tables": tables}
         for copy in plan.copies:
+            if copy.group == len(self._groups):
+                self._states[copy.target] = self._states[copy.source]
+                continue
             for offset in range(self.block_tokens):
                 key = (copy.role, copy.group, copy.source, offset)
                 if key in self._kv:
@@ -164,11 +171,24 @@ class FakeExecutor:
         rows = []
         for position, token in enumerate(segment.token_ids, start=segment.start):
             rows += self._store(a_pass.role, tables, position, token)
+            self._pass_state(segment, tables, position, token)
         return rows
+
+    def _pass_state(self, segment: Segment, tables, position: int, token: int) -> None:
+        """Let the sequence's state take in a token, which has to be the one that follows."""
+        if not self.has_states:
+            return
+        ((block,),) = tables[len(self._groups) :]
+        state = self._states[block] if position else ()
+        assert len(state) == position, "a state is of other tokens"
+        for save in segment.state_saves:
+            if save.position == position:
+                self._states[save.block] = state
+        self._states[block] = (*state, token)
 
     def _store(self, role, tables, position, token) -> list[tuple[ModelRole, int, int, int]]:
         rows = []
-        for group, table in enumerate(tables):
+        for group, table in enumerate(tables[: len(self._groups)]):
             block, offset = divmod(position, self.block_tokens)
             rows.append((role, group, table[block], offset))
             self._kv[rows[-1]] = token
@@ -190,9 +210,12 @@ class FakeExecutor:
             length = known + len(tokens)
             if tokens and is_replay:
                 self._store(a_pass.role, tables, length - 1, tokens[-1])
+                self._pass_state(segment, tables, length - 1, tokens[-1])
             if accepted:  # the KV of the accepted path moves to consecutive positions
                 self._move(a_pass.role, tables, known + accepted[-1], length - 1)
             seen = self._seen(a_pass.role, tables, segment.start, length)
+            if self.has_states:
+                assert self._states[tables[-1][0]] == tuple(seen), "state and KV disagree"
             tokens.append(draw(seen, admission.seed, admission.sample_index))
             if is_replay:
                 if len(tokens) == num_steps:
@@ -215,7 +238,7 @@ class FakeExecutor:
 
     def _seen(self, role, tables, start: int, stop: int) -> list[int]:
         read = []
-        for group, table in enumerate(tables):
+        for group, table in enumerate(tables[: len(self._groups)]):
             window = self.windows[group]
             low = 0 if window is None else max(0, start - window + 1)
             places = (divmod(position, self.block_tokens) for position in range(low, stop))

@@ -111,7 +111,7 @@ def tiny_executor(
     else:
         executor = make(models, block_tokens)
     for role in models:
-        groups = executor.kv_layout(role).groups
+        groups = executor.kv_layout(role).block_bytes
         executor.allocate_kv([num_blocks] * len(groups), role)
     return executor
 
@@ -134,8 +134,13 @@ class Driver:
         if fresh:
             first = slot * self.blocks_per_slot
             blocks = tuple(range(first, first + self.blocks_per_slot))
-            groups = range(len(self.executor.kv_layout().groups))
-            updates = tuple(BlockTableUpdate(group=g, first=0, blocks=blocks) for g in groups)
+            layout = self.executor.kv_layout()
+            updates = tuple(
+                BlockTableUpdate(group=g, first=0, blocks=blocks) for g in range(len(layout.groups))
+            )
+            if layout.states is not None:
+                running = BlockTableUpdate(group=len(layout.groups), first=0, blocks=blocks[:1])
+                updates = (*updates, running)
         return Segment(
             slot=slot,
             start=start,

@@ -3,19 +3,6 @@
 namespace rl {
 namespace {
 
-// Calls body(vector, lanes valid) over [0, width); the last vector may be partial.
-template <class Body>
-inline void over(int32_t width, const Body& body) {
-  int32_t i = 0;
-  for (; i + W <= width; i += W) body(i, W);
-  if (i < width) body(i, width - i);
-}
-
-inline void store_some(float* p, vf x, int count) {
-  if (count == W) return store(p, x);
-  for (int i = 0; i < count && i < W; ++i) p[i] = x[i];
-}
-
 // The error function to about 4e-7: x P(x^2) / Q(x^2), minimax for |x| <= 3.95, beyond which it is 1
 // in single precision.
 vf erf(vf x) {

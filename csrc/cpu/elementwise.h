@@ -8,6 +8,19 @@
 
 namespace rl {
 
+// Calls body(vector, lanes valid) over [0, width); the last vector may be partial.
+template <class Body>
+inline void over(int32_t width, const Body& body) {
+  int32_t i = 0;
+  for (; i + W <= width; i += W) body(i, W);
+  if (i < width) body(i, width - i);
+}
+
+inline void store_some(float* p, vf x, int count) {
+  if (count == W) return store(p, x);
+  for (int i = 0; i < count && i < W; ++i) p[i] = x[i];
+}
+
 // out[0, width) = norm(x) * weight + bias, either of which may be null. `out` may be x.
 void normalise(const rl_norm& norm, const float* x, const float* weight, const float* bias,
                int32_t width, float* out);

@@ -54,7 +54,7 @@ void add_adapters(Context& c, const Rows& rows, const Target& target) {
 void apply(Context& c, const Rows& rows, const Target* targets, int count, bool adapted) {
   for (int first = 0, last; first < count; first = last) {
     const rl_matrix& matrix = targets[first].linear->matrix;
-    Product products[3];
+    Product products[kMaxTargets];
     for (last = first; last < count && same_panels(matrix, targets[last].linear->matrix); ++last)
       products[last - first] = {&targets[last].linear->matrix, targets[last].linear->bias,
                                 targets[last].out, targets[last].stride};

@@ -66,12 +66,14 @@ struct Project : Op {
   int source;
   std::vector<rl_linear> linears;  // to the buffers `targets`
   std::vector<int> targets;
-  float clip;  // 0: none
+  std::vector<int32_t> offsets;  // of each within its buffer's rows; empty: all 0
+  float clip;                    // 0: none
 
   void run(Context& c) const override {
     std::vector<Target> products;
     for (size_t i = 0; i < linears.size(); ++i)
-      products.push_back({&linears[i], c.buffers[targets[i]], c.widths[targets[i]]});
+      products.push_back({&linears[i], c.buffers[targets[i]] + (offsets.empty() ? 0 : offsets[i]),
+                          c.widths[targets[i]]});
     apply(c, c.rows(source, linears[0].matrix.columns), products.data(),
           static_cast<int>(products.size()), true);
     if (clip <= 0) return;
@@ -158,6 +160,26 @@ struct Attend : Op {
         rl_attend_scratch_bytes(&c.groups[group], &attention, &c.batch, c.pool.num_threads()));
     attend(c.pool, c.groups[group], group, layer, attention, c.batch, c.buffers[RL_QUERY],
            c.widths[RL_QUERY], c.buffers[RL_H], scratch);
+  }
+};
+
+// h *= sigmoid(linear . source), for the dense rows that attention leaves.
+struct GateHeads : Op {
+  int source;
+  rl_linear linear;
+
+  void run(Context& c) const override {
+    int32_t width = linear.matrix.rows;
+    float* gates = c.inner.get<float>(static_cast<int64_t>(c.num_tokens()) * width);
+    Target target{&linear, gates, width};
+    apply(c, c.rows(source, linear.matrix.columns), &target, 1, true);
+    for_tokens(c.pool, c.num_tokens(), [&](int32_t t) {
+      int64_t first = static_cast<int64_t>(t) * width;
+      float *h = c.buffers[RL_H] + first, *gate = gates + first;
+      over(width, [&](int i, int n) {
+        store_some(h + i, load_some(h + i, n) * sigmoid(load_some(gate + i, n)), n);
+      });
+    });
   }
 };
 

@@ -215,6 +215,39 @@ int32_t rl_add_bidirectional_attend(rl_program* p, int32_t num_kv_heads,
   return p->add([&] { return make_bidirectional_attend(num_kv_heads, *attention); });
 }
 
+int32_t rl_add_short_conv(rl_program* p, int64_t offset, int32_t channels, int32_t length,
+                          const float* weight, const float* bias) {
+  return p->add([&] { return make_short_conv(offset, channels, length, weight, bias); });
+}
+
+int32_t rl_add_delta_project(rl_program* p, int32_t source, const rl_linear* query,
+                             const rl_linear* key, const rl_linear* value, const rl_linear* gate,
+                             const rl_linear* beta, const rl_linear* decay) {
+  return p->add([&] {
+    Project op;
+    int32_t keys = query->matrix.rows;
+    op.source = source, op.clip = 0;
+    op.linears = {*query, *key, *value, *gate, *beta, *decay};
+    op.targets = {RL_QUERY, RL_QUERY, RL_QUERY, RL_KEY, RL_VALUE, RL_VALUE};
+    op.offsets = {0, keys, 2 * keys, 0, 0, beta->matrix.rows};
+    return boxed(std::move(op));
+  });
+}
+
+int32_t rl_add_gated_delta(rl_program* p, int64_t offset, const rl_gated_delta* shape,
+                           const float* conv, const float* decay_log, const float* decay_bias,
+                           const float* gain, const rl_norm* norm) {
+  return p->add([&] {
+    return make_gated_delta(offset, *shape, conv, decay_log, decay_bias, gain, *norm);
+  });
+}
+
+int32_t rl_add_gate_heads(rl_program* p, int32_t source, const rl_linear* linear) {
+  GateHeads op;
+  op.source = source, op.linear = *linear;
+  return p->add([&] { return boxed(op); });
+}
+
 int32_t rl_add_out_project(rl_program* p, const rl_linear* linear) {
   OutProject op;
   op.linear = *linear;

@@ -83,13 +83,14 @@ void for_tokens(Pool& pool, int32_t num_tokens, const Body& body) {
   });
 }
 
-// out = linear . rows + bias, adapters included, for several matrices and the same rows. The rows
+// out = linear . rows + bias, adapters included, for at most kMaxTargets matrices and the same rows. The rows
 // are those of the batch in order, or not the batch's at all (then `adapted` is false).
 struct Target {
   const rl_linear* linear;
   float* out;
   int64_t stride;
 };
+constexpr int kMaxTargets = 6;
 void apply(Context& context, const Rows& rows, const Target* targets, int count, bool adapted);
 
 // The same for many matrices of one shape and format, each with rows of its own, and no adapters.
@@ -110,6 +111,11 @@ std::unique_ptr<Op> make_moe(int source, const rl_routing& routing, const rl_lin
                              const float* correction, const rl_linear* gate, const rl_linear* up,
                              const rl_linear* down, const rl_activation& activation,
                              const std::vector<int32_t>& borders, int rank);
+std::unique_ptr<Op> make_gated_delta(int64_t offset, const rl_gated_delta& shape, const float* conv,
+                                     const float* decay_log, const float* decay_bias,
+                                     const float* gain, const rl_norm& norm);
+std::unique_ptr<Op> make_short_conv(int64_t offset, int32_t channels, int32_t length,
+                                    const float* weight, const float* bias);
 std::unique_ptr<Op> make_latent_project(int source, const rl_linear* query_latent,
                                         const float* query_norm, const rl_linear& query,
                                         const rl_linear& latent, const float* latent_norm,

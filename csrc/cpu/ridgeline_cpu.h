@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 10
+#define RL_ABI_VERSION 11
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -149,10 +149,18 @@ typedef struct {
 /* Fills in layer_bytes and block_bytes. */
 RL_API void rl_kv_group_sizes(rl_kv_group* group);
 
+/* A state of a sequence that is to be saved as it is before the token at `position`. */
+typedef struct {
+  int32_t position;
+  float* state;
+} rl_state_save;
+
 /* One sequence's part of the batch, of at least one token: rows [first_row, first_row + num_tokens)
  * of it are KV slots [start, start + num_tokens). With drafts in a tree, ancestors[i] has bit j if
  * row i sees draft j, which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a
- * token sees all slots up to its own. */
+ * token sees all slots up to its own. `state` has what ops on states keep of the sequence, each at its
+ * offset; a sequence that starts at 0 begins with zeros. It is read, and left as it is after the last
+ * token. */
 typedef struct {
   int32_t first_row;
   int32_t num_tokens;
@@ -160,6 +168,9 @@ typedef struct {
   int32_t num_drafts;
   const uint64_t* ancestors;
   const int32_t* const* block_tables; /* [groups] */
+  float* state;                       /* NULL if no op has states */
+  const rl_state_save* saves;
+  int32_t num_saves;
 } rl_sequence;
 
 typedef struct {
@@ -293,6 +304,35 @@ RL_API int32_t rl_add_attend(rl_program* program, int32_t group, int32_t layer,
  * cache. K and V are as wide as attention->out_width. */
 RL_API int32_t rl_add_bidirectional_attend(rl_program* program, int32_t num_kv_heads,
                                            const rl_attention* attention);
+/* h[T, D] = k * (Σ_j weight[:, j] * u[t - L + 1 + j] + bias) of u = q * v, with the last L - 1 rows
+ * of u before a token in the state, from element `offset` on. L is at most RL_MAX_CONV_LENGTH. */
+#define RL_MAX_CONV_LENGTH 16
+RL_API int32_t rl_add_short_conv(rl_program* program, int64_t offset, int32_t channels,
+                                 int32_t length, const float* weight, const float* bias);
+/* The products before a gated delta rule: query, key and value side by side to RL_QUERY, gate to
+ * RL_KEY, beta and decay side by side to RL_VALUE. */
+RL_API int32_t rl_add_delta_project(rl_program* program, int32_t source, const rl_linear* query,
+                                    const rl_linear* key, const rl_linear* value,
+                                    const rl_linear* gate, const rl_linear* beta,
+                                    const rl_linear* decay);
+/* The rule, with the convolution before it and the norm and the gate after it, from those buffers to
+ * h[T, G * value_dim] for G value heads (GatedDelta of ridgeline.core.ops has the formula). The
+ * state has the inputs of the convolution from element `offset` on, and then each head's matrix
+ * [key_dim, value_dim]. conv is [2 K key_dim + G value_dim, conv_length], decay_log and decay_bias
+ * [G], gain [value_dim]. key_dim is at most RL_MAX_KEY_DIM. */
+#define RL_MAX_KEY_DIM 256
+typedef struct {
+  int32_t num_key_heads;
+  int32_t num_value_heads; /* a multiple of num_key_heads */
+  int32_t key_dim;
+  int32_t value_dim;
+  int32_t conv_length;
+} rl_gated_delta;
+RL_API int32_t rl_add_gated_delta(rl_program* program, int64_t offset, const rl_gated_delta* shape,
+                                  const float* conv, const float* decay_log,
+                                  const float* decay_bias, const float* gain, const rl_norm* norm);
+/* h[T, rows] *= sigmoid(linear . source), after attention. */
+RL_API int32_t rl_add_gate_heads(rl_program* program, int32_t source, const rl_linear* linear);
 RL_API int32_t rl_add_out_project(rl_program* program, const rl_linear* linear);
 RL_API int32_t rl_add_mlp(rl_program* program, int32_t source, int32_t target,
                           const rl_linear* gate, const rl_linear* up, const rl_linear* down,

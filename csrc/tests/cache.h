@@ -86,7 +86,7 @@ class Batch {
       const Part& part = parts_[i];
       sequences_.push_back({num_tokens_, part.num_tokens, part.start, part.num_drafts,
                             part.ancestors.empty() ? nullptr : part.ancestors.data(),
-                            &tables_[i * caches.size()]});
+                            &tables_[i * caches.size()], nullptr, nullptr, 0});
       for (int t = 0; t < part.num_tokens; ++t) {
         token_ids_.push_back((part.start + t * 7 + part.sequence * 3) % 40);
         positions_.push_back(part.start + t);
@@ -102,6 +102,7 @@ class Batch {
 
   const rl_batch* get() const { return &batch_; }
   int num_tokens() const { return num_tokens_; }
+  const std::vector<Part>& parts() const { return parts_; }
 
  private:
   std::vector<Part> parts_;

@@ -57,6 +57,8 @@ rl_program* Model::program(const Level& level, bool lengthwise) {
   add_feed_forward(level, program);
   add_experts(level, program);
   add_latent_attention(level, program);
+  add_short_conv(level, program);
+  add_gated_delta(level, program);
   level.rl_add_norm(program, RL_X, RL_H, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
   add("final norm", 0);
   rl_linear head = linear(kVocab, kHidden, true);
@@ -173,6 +175,48 @@ void Model::add_latent_attention(const Level& level, rl_program* program) {
                              kNope, kRope);
   add("attention over latents", 2);
   rl_linear out = linear(kHidden, kHeads * kHeadDim);
+  level.rl_add_out_project(program, &out);
+  add("output projection", 1);
+  level.rl_add_residual(program, 1.0f);
+  add("residual", 0);
+}
+
+void Model::add_gated_delta(const Level& level, rl_program* program) {
+  level.rl_add_norm(program, RL_X, RL_N, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
+  add("norm", 0);
+  int keys = kDelta.num_key_heads * kDelta.key_dim;
+  int values = kDelta.num_value_heads * kDelta.value_dim;
+  rl_linear query = linear(keys, kHidden), key = linear(keys, kHidden);
+  rl_linear value = linear(values, kHidden), gate = linear(values, kHidden);
+  rl_linear beta = linear(kDelta.num_value_heads, kHidden);
+  rl_linear decay = linear(kDelta.num_value_heads, kHidden);
+  level.rl_add_delta_project(program, RL_N, &query, &key, &value, &gate, &beta, &decay);
+  add("what the delta rule reads", 1);
+  const float *conv = vector(kMixed * kDelta.conv_length), *log = vector(kDelta.num_value_heads);
+  const float *bias = vector(kDelta.num_value_heads), *gain = vector(kDelta.value_dim, 1);
+  level.rl_add_gated_delta(program, kDeltaOffset, &kDelta, conv, log, bias, gain, &kRmsNorm);
+  add("gated delta rule", 0);
+  rl_linear heads = linear(values, kHidden, true);
+  level.rl_add_gate_heads(program, RL_N, &heads);
+  add("gate of heads", 1);
+  rl_linear out = linear(kHidden, values);
+  level.rl_add_out_project(program, &out);
+  add("output projection", 1);
+  level.rl_add_residual(program, 1.0f);
+  add("residual", 0);
+}
+
+void Model::add_short_conv(const Level& level, rl_program* program) {
+  level.rl_add_norm(program, RL_X, RL_H, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
+  add("norm", 0);
+  rl_linear in_gate = linear(kChannels, kHidden), out_gate = linear(kChannels, kHidden);
+  rl_linear value = linear(kChannels, kHidden, true);
+  level.rl_add_qkv(program, RL_H, &in_gate, &out_gate, &value, 0);
+  add("gates and values", 1);
+  const float *weight = vector(kChannels * kConvLength), *bias = vector(kChannels);
+  level.rl_add_short_conv(program, kStateOffset, kChannels, kConvLength, weight, bias);
+  add("short convolution", 0);
+  rl_linear out = linear(kHidden, kChannels);
   level.rl_add_out_project(program, &out);
   add("output projection", 1);
   level.rl_add_residual(program, 1.0f);

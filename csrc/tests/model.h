@@ -16,6 +16,11 @@ class Model {
   static constexpr int kVocab = 45, kExperts = 4, kExpertWidth = 33, kRank = 5;
   static constexpr int kLatent = 24, kNope = 12, kRope = 8;
   static constexpr int kQuerySlot = 1, kDownSlot = 2;
+  static constexpr int kChannels = 40, kConvLength = 4, kStateOffset = 3;
+  static constexpr rl_gated_delta kDelta{2, 4, 6, 10, 3};
+  static constexpr int kMixed = 2 * 2 * 6 + 4 * 10;  // channels of its convolution
+  static constexpr int kDeltaOffset = kStateOffset + kChannels * (kConvLength - 1);
+  static constexpr int kState = kDeltaOffset + 2 * kMixed + 4 * 6 * 10;  // elements
 
   // Weights of one format, packed by `level`; any level reads them. Minimums has every other matrix.
   Model(const Level& level, const Format& format) : level_(level), format_(format) {}
@@ -39,6 +44,8 @@ class Model {
  private:
   void add(const std::string& name, int products) { ops_.push_back({name, products}); }
   void add_attention(const Level& level, rl_program* program);
+  void add_gated_delta(const Level& level, rl_program* program);
+  void add_short_conv(const Level& level, rl_program* program);
   void add_latent_attention(const Level& level, rl_program* program);
   void add_feed_forward(const Level& level, rl_program* program);
   void add_experts(const Level& level, rl_program* program);

@@ -33,7 +33,8 @@ class Side {
         groups_{heads_.group(), latents_.group()},
         parts_(model.adapter()),
         adapter_{static_cast<int32_t>(parts_.size()), parts_.data()},
-        adapters_{nullptr, &adapter_, nullptr} {}
+        adapters_{nullptr, &adapter_, nullptr},
+        states_(2 * kSequences * Model::kState, std::nanf("")) {}
   ~Side() { level_.rl_program_free(program_); }
   Side(const Side&) = delete;
   Side& operator=(const Side&) = delete;
@@ -41,13 +42,16 @@ class Side {
   std::vector<const Cache*> caches() const { return {&heads_, &latents_}; }
   Cache& heads() { return heads_; }
   Cache& latents() { return latents_; }
+  // Of each sequence, that which runs and one that was saved.
+  Floats& states() { return states_; }
   float* buffer(int index) const { return level_.rl_buffer(program_, index); }
   bool reserve(int tokens) { return level_.rl_reserve(program_, tokens) == 0; }
 
   // The batch's first sequence is number `first_sequence` of those that may have an adapter.
   bool run(int first, int last, const Batch& batch, const float* const* cos_sin,
            int first_sequence = 0) {
-    return level_.rl_run(program_, pool_, first, last, batch.get(), groups_, cos_sin,
+    States own(*this, batch);
+    return level_.rl_run(program_, pool_, first, last, &own.batch, groups_, cos_sin,
                          adapters_ + first_sequence) == 0;
   }
   Floats head(const std::vector<int32_t>& rows) {
@@ -58,13 +62,35 @@ class Side {
   std::vector<int32_t> decode(const Batch& batch, const rl_sampling* rows) {
     std::vector<int32_t> tokens(kSteps * kSequences, -9);
     const volatile int32_t abort = 0;
-    int32_t done = level_.rl_decode(program_, pool_, batch.get(), groups_, adapters_, rows, kSteps,
+    States own(*this, batch);
+    int32_t done = level_.rl_decode(program_, pool_, &own.batch, groups_, adapters_, rows, kSteps,
                                     &abort, tokens.data());
     tokens.push_back(done);
     return tokens;
   }
 
  private:
+  // A batch with this side's states; each is saved in the middle of the sequence's tokens, or of
+  // the steps that decode them.
+  struct States {
+    States(Side& side, const Batch& parts) : batch(*parts.get()) {
+      sequences.assign(batch.sequences, batch.sequences + batch.num_sequences);
+      saves.resize(sequences.size());
+      for (size_t i = 0; i < sequences.size(); ++i) {
+        float* state = side.states_.data() + 2 * Model::kState * parts.parts()[i].sequence;
+        int32_t steps = sequences[i].num_tokens > 1 ? sequences[i].num_tokens : kSteps;
+        saves[i] = {sequences[i].start + steps / 2, state + Model::kState};
+        sequences[i].state = state;
+        sequences[i].saves = &saves[i];
+        sequences[i].num_saves = 1;
+      }
+      batch.sequences = sequences.data();
+    }
+    rl_batch batch;
+    std::vector<rl_sequence> sequences;
+    std::vector<rl_state_save> saves;
+  };
+
   static std::vector<int> lengths() { return std::vector<int>(kSequences, kRoom); }
 
   const Level& level_;
@@ -75,6 +101,7 @@ class Side {
   std::vector<rl_adapter_part> parts_;
   rl_adapter adapter_;
   const rl_adapter* adapters_[kSequences];
+  Floats states_;
 };
 
 const std::vector<Part> kPrompts = {{0, 0, 9}, {1, 0, 13}, {2, 0, 1}};
@@ -112,6 +139,7 @@ class Comparison {
                       bound_of(pair_, format_, products), pair_.same_sums());
       same_cache(name, reference_.heads(), tested_.heads());
       same_cache(name, reference_.latents(), tested_.latents());
+      compare_states(name);
     }
     compare_heads(batch, bound_of(pair_, format_, 1));
   }
@@ -236,6 +264,18 @@ class Comparison {
   void same_cache(const std::string& name, Cache& want, Cache& got) {
     report_.same_bytes("ops, KV cache", name, got.memory().data(), want.memory().data(),
                        want.memory().size());
+  }
+
+  void compare_states(const std::string& name) {
+    std::vector<float> want, got;  // without what was not written yet
+    for (size_t i = 0; i < reference_.states().size(); ++i) {
+      float w = reference_.states()[i], g = tested_.states()[i];
+      report_.holds("ops, states", name + " writes the same elements", (w == w) == (g == g));
+      if (w == w) want.push_back(w), got.push_back(g);
+    }
+    report_.close("ops, states", name, got.data(), want.data(), want.size(), 4e-6,
+                  pair_.same_sums());
+    tested_.states() = reference_.states();
   }
 
   void compare_heads(const Batch& batch, double bound) {

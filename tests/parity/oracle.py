@@ -13,11 +13,13 @@ from tests.parity.cases import Case
 from tests.parity.routers import RouterWatch, random_sparse
 
 DECODED = 32
-_UNIT_OFFSET = ("gemma", "gemma2", "gemma3_text", "gemma3", "nemotron")
+_UNIT_OFFSET = (
+    "gemma", "gemma2", "gemma3_text", "gemma3", "nemotron", "qwen3_next", "qwen3_5_text",
+)  # fmt: skip
 _HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
 _TIED = (
     "gemma", "gemma2", "gemma3_text", "gemma3", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe",
-    "gpt2", "smollm3", "starcoder2", "youtu",
+    "gpt2", "lfm2", "smollm3", "starcoder2", "youtu",
 )  # fmt: skip
 # Types that transformers does not know by their name.
 _SAME_AS = {"kimi_k2": "deepseek_v3"}
@@ -136,9 +138,10 @@ def _random(
     if ("norm" in name or "ln_" in name) and name.endswith("weight"):
         low, high = (1.1, 2.0) if any(part in name for part in _HEAD_NORMS) else (0.6, 1.6)
         values = low + (high - low) * torch.rand(shape, generator=generator)
-        if tied and name.endswith(("model.norm.weight", "ln_f.weight")):
+        if tied and name.endswith(("model.norm.weight", "embedding_norm.weight", "ln_f.weight")):
             values *= 2.0  # makes up for the small embeddings
-        return values - 1.0 if case.family in _UNIT_OFFSET else values
+        has_offset = case.family in _UNIT_OFFSET and "linear_attn" not in name
+        return values - 1.0 if has_offset else values
     values = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return values * 0.5

@@ -29,7 +29,7 @@ def run(
         {ModelRole.TARGET: model}, EngineConfig(executor=name, block_tokens=_BLOCK_TOKENS)
     )
     try:
-        executor.allocate_kv([num_blocks] * len(executor.kv_layout().groups))
+        executor.allocate_kv([num_blocks] * len(executor.kv_layout().block_bytes))
         driver = Driver(executor, blocks_per_slot=num_blocks)
         logits = [driver.start(0, token_ids[:prompt_tokens], outputs=_LOGITS).logits]
         for position in range(prompt_tokens, len(token_ids)):

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ridgeline.core import ops
-from ridgeline.executors.reference import experts, forward, kv_cache
+from ridgeline.executors.reference import experts, forward, kv_cache, states
 
 
 @dataclass
@@ -16,6 +16,7 @@ class Counts:
     weight_bytes: int = 0
     kv_read_bytes: int = 0
     kv_write_bytes: int = 0
+    state_bytes: int = 0
     activation_bytes: int = 0
     experts_read: int = 0
     seen: set = field(default_factory=set)
@@ -49,6 +50,7 @@ def count(monkeypatch, act):
     plain_step, plain_init = forward.Forward.step, forward.Forward.__init__
     plain_logits, plain_weight = forward.Forward.logits, forward.Forward._weight
     plain_read, plain_write = kv_cache.ReferenceKVCache.read, kv_cache.ReferenceKVCache.write
+    plain_before, plain_write_state = states.StateAccess.before, states.StateAccess.write
     plain_experts, plain_run = experts.kernels.run_experts, forward.Forward.run
 
     def note_weight(self, weight):
@@ -89,6 +91,15 @@ def count(monkeypatch, act):
         counts.kv_write_bytes += k.nbytes + (0 if v is None else v.nbytes)
         plain_write(self, layer, rows, k, v)
 
+    def before(self, item):
+        state = plain_before(self, item)
+        counts.state_bytes += state.nbytes
+        return state
+
+    def write_state(self, blocks, *parts):
+        counts.state_bytes += len(blocks) * sum(part.nbytes for part in parts)
+        plain_write_state(self, blocks, *parts)
+
     def run_experts(h, experts_Tk, weights_Tk, **stacked):
         touched = torch.unique(experts_Tk)
         counts.experts_read += len(touched)
@@ -105,6 +116,8 @@ def count(monkeypatch, act):
         (forward.Forward, "logits", logits),
         (kv_cache.ReferenceKVCache, "read", read),
         (kv_cache.ReferenceKVCache, "write", write),
+        (states.StateAccess, "before", before),
+        (states.StateAccess, "write", write_state),
         (experts.kernels, "run_experts", run_experts),
     ):
         monkeypatch.setattr(target, name, replacement)

@@ -28,7 +28,7 @@ from ridgeline.roofline import (
 from ridgeline.weights import LoRAWeights, dummy_weights
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33]
-BYTES = ("weight_bytes", "kv_read_bytes", "kv_write_bytes", "activation_bytes")
+BYTES = ("weight_bytes", "kv_read_bytes", "kv_write_bytes", "state_bytes", "activation_bytes")
 
 
 def priced(model):

@@ -85,8 +85,9 @@ class StepTimer:
         ]
         columns = [-(-room // layout.block_tokens) for room in rooms]
         self._num_blocks = sum(columns)
-        executor.allocate_kv([self._num_blocks] * self._num_groups)
-        self._plans = PlanMaker(self._num_groups)
+        states = () if layout.states is None else (len(rooms),)
+        executor.allocate_kv([*[self._num_blocks] * self._num_groups, *states])
+        self._plans = PlanMaker(self._num_groups, has_states=layout.states is not None)
         self._admit(rooms, columns)
         self._fill()
 

@@ -44,7 +44,8 @@ class PlanTimer:
     def __init__(self, executor: Executor, *, chunk_tokens: int, seed: int = 0) -> None:
         self._executor = executor
         self._chunk_tokens = chunk_tokens
-        self._plans = PlanMaker(len(executor.kv_layout().groups))
+        layout = executor.kv_layout()
+        self._plans = PlanMaker(len(layout.groups), has_states=layout.states is not None)
         self._random = np.random.default_rng(seed)
         self._live: set[int] = set()
 
@@ -70,7 +71,10 @@ class PlanTimer:
             yield self._run([segment], admissions=entering, releases=self._left(entering))
 
     def fork(self, place: SlotBlocks, token_ids: Sequence[int]) -> None:
-        """Give every slot the KV of the first one's tokens, each in blocks of its own."""
+        """Give every slot the KV of the first one's tokens, each in blocks of its own.
+
+        Not their states: what these hold changes the time of no step.
+        """
         source, *others = place.slots
         if not others:
             return

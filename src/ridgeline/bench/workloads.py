@@ -107,5 +107,6 @@ def make_workloads(
             if isinstance(case, DecodeCase)
             else PrefillWorkload(runner, case, place)
         )
-    executor.allocate_kv([blocks] * len(layout.groups))
+    states = () if layout.states is None else (slots,)
+    executor.allocate_kv([*[blocks] * len(layout.groups), *states])
     return workloads

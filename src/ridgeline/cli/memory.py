@@ -87,6 +87,7 @@ def _memory(model: PricedModel, arguments: argparse.Namespace) -> dict[str, Any]
         _group(model, group, context, batch, arguments.kv_shared_by or 1) for group in model.groups
     ]
     weights, kv = weights_bytes(model), sum(group["bytes"] for group in groups)
+    states = model.state_bytes * batch
     active = activation_bytes(model, tokens=tokens, rows=batch)
     return {
         "context": context,
@@ -98,8 +99,10 @@ def _memory(model: PricedModel, arguments: argparse.Namespace) -> dict[str, Any]
         "kv_bytes_per_token": sum(group["bytes_per_token"] for group in groups),
         "kv_bytes": kv,
         "kv_groups": groups,
+        "state_bytes": states,
+        "state_layers": 0 if model.states is None else len(model.states.layers),
         "activation_bytes": active,
-        "total_bytes": weights + kv + active,
+        "total_bytes": weights + kv + states + active,
     }
 
 
@@ -149,6 +152,9 @@ def _lines(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         window = f", window {group['window']:,}" if group["window"] else ""
         text = f"{group['layers']} layers of {group['kind']}, {heads}{window}"
         yield "", _size(group["bytes"]), text
+    if result["state_bytes"]:
+        text = f"{result['state_layers']} layers, {result['batch']} × in float32"
+        yield "states", _size(result["state_bytes"]), text
     yield (
         "activations",
         _size(result["activation_bytes"]),

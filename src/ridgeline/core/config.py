@@ -5,16 +5,17 @@ from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.settings.executors import CPUSettings, CUDASettings
-from ridgeline.core.settings.kv import KVSettings
+from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS, KVSettings
 from ridgeline.core.settings.model import ModelSettings
 from ridgeline.core.settings.parallel import ParallelSettings
 from ridgeline.core.settings.reading import read_settings
 from ridgeline.core.settings.scheduling import SchedulingSettings
 from ridgeline.core.settings.speculation import SpeculationSettings
-from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.core.spec import ModelSpec, StateGroup, cache_groups
 from ridgeline.core.spelling import suggestion
 
 BLOCKS_IN_FLIGHT = 2  # at the least, for tokens whose results are still to come
+MIN_STATES = 2  # of a sequence: the one that runs, and the checkpoint that it starts from
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are loaded
 
 
@@ -50,8 +51,9 @@ class EngineConfig(
 class ResolvedConfig:
     """`EngineConfig` with every choice made.
 
-    ``num_blocks[g]`` is the size of the pool of KV group g, ``num_draft_blocks[g]`` of the draft
-    model's, which is empty without one. ``num_ranks`` processes have a part of the model each.
+    ``num_blocks[g]`` is the size of the pool of group g (`core.spec.cache_groups`),
+    ``num_draft_blocks[g]`` of the draft model's, which is empty without one. ``num_ranks``
+    processes have a part of the model each.
     """
 
     executor: str
@@ -103,14 +105,15 @@ def resolve(
     default = int(free_bytes * DEFAULT_KV_SHARE) if kv_bytes is None else kv_bytes
     budget = config.kv_cache_memory_bytes or default
     more = "kv_cache_memory_bytes" + ("" if kv_bytes is None else " or gpu_memory_utilization")
-    groups = [*kv_groups(spec), *(kv_groups(draft_spec) if draft_spec else ())]
-    windows = tuple(group.window for group in groups)
+    groups = [*cache_groups(spec), *(cache_groups(draft_spec) if draft_spec else ())]
     block_bytes += draft_block_bytes
 
     def needed(length: int) -> tuple[int, ...]:
         return tuple(
-            blocks_per_sequence(length, window, block_tokens=config.block_tokens)
-            for window in windows
+            states_per_sequence(length, every=config.state_checkpoint_tokens)
+            if isinstance(group, StateGroup)
+            else blocks_per_sequence(length, group.window, block_tokens=config.block_tokens)
+            for group in groups
         )
 
     def num_bytes(blocks: tuple[int, ...]) -> int:
@@ -137,8 +140,8 @@ def resolve(
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_tokens=config.block_tokens,
         enable_prefix_caching=bool(groups) and config.enable_prefix_caching and config.reuse_kv,
-        num_blocks=num_blocks[: len(kv_groups(spec))],
-        num_draft_blocks=num_blocks[len(kv_groups(spec)) :],
+        num_blocks=num_blocks[: len(cache_groups(spec))],
+        num_draft_blocks=num_blocks[len(cache_groups(spec)) :],
         kv_cache_bytes=sum(n * size for n, size in zip(num_blocks, block_bytes, strict=True)),
         seed=config.seed,
         verification=config.verification,
@@ -158,6 +161,15 @@ def blocks_per_sequence(length: int, window: int | None, *, block_tokens: int) -
         in_flight = max(window // 8, BLOCKS_IN_FLIGHT * block_tokens)
         length = min(length, window + in_flight + block_tokens)
     return -(-length // block_tokens)
+
+
+def states_per_sequence(length: int, *, every: int = STATE_CHECKPOINT_TOKENS) -> int:
+    """Blocks in the pool of states for a sequence of ``length`` tokens.
+
+    That in which its state runs, one for each of the prompt's end, the output's last checkpoint and
+    the next, and those ``every`` so many tokens. It runs with `MIN_STATES`, and finds less cached.
+    """
+    return 4 + length // every
 
 
 def with_overrides(config: EngineConfig, **changes: object) -> EngineConfig:

@@ -47,6 +47,8 @@ class Role(Enum):
     ROUTER = "router"  # the matrix that gives logits of experts
     EXPANSION = "expansion"  # each head's matrices from latents to K and V
     OUTPUT_GATE = "output gate"  # one row, which scales an expert's output
+    CONVOLUTION = "convolution"  # the weights of each channel's last inputs
+    DECAY = "decay"  # the logarithm of how fast each head forgets
     GAIN = "gain"  # of a norm
     BIAS = "bias"
     SINKS = "sinks"  # a logit for each head

@@ -12,6 +12,12 @@ sequence from its `Admission` to its release):
 * one block table per model role and KV group, changed only by `BlockTableUpdate`;
 * the sampling settings.
 
+A model with states (`core.spec.StateGroup`) has one more group of blocks after its KV groups; a
+block of it holds one state. The only entry of a sequence's table is the block that its state runs
+in: a segment that starts at 0 begins with zeros, another with what is there, and leaves the state
+after its last token. So a `BlockCopy` of a checkpoint over that block restores a sequence, and
+``Segment.state_saves`` make checkpoints. Such models take no drafts.
+
 Order within a step: releases, admissions, copies in order, passes in order. Blocks go to and come
 from tiers between steps (docs/decisions/0007-tiers.md).
 """
@@ -105,6 +111,14 @@ class BlockTableUpdate:
     blocks: tuple[int, ...]
 
 
+class StateSave(NamedTuple):
+    """The sequence's state before the token at ``position`` is copied into ``block`` of the states'
+    pool, once the tokens before it are computed."""
+
+    position: int
+    block: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """What is wanted of a segment beside its KV.
@@ -137,6 +151,8 @@ class Segment(NamedTuple):
     Verification leaves the KV of the accepted path at consecutive positions; what lies beyond is
     free to be written again.
 
+    ``state_saves`` are at positions that the segment computes, or the steps that repeat it.
+
     A segment is void if one of its references stands for a token that was not yielded: a draft was
     rejected, a replay was aborted, or the sequence ended. Nothing is computed for it and its result
     is empty. So a step can be submitted on the assumption that all drafts will be accepted.
@@ -152,6 +168,7 @@ class Segment(NamedTuple):
     parents: tuple[int, ...] = ()
     block_updates: tuple[BlockTableUpdate, ...] = ()
     outputs: Outputs = Outputs()
+    state_saves: tuple[StateSave, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -20,10 +20,13 @@ _SAMPLE = Outputs(sample=True)
 
 
 class PlanMaker:
-    """Numbers plans, and gives a sequence blocks of the same numbers in each of the KV groups."""
+    """Numbers plans, and gives a sequence blocks of the same numbers in each of the KV groups.
 
-    def __init__(self, num_groups: int = 1) -> None:
-        self._groups = range(num_groups)
+    If the model ``has_states``, the state of a slot is that of the slot's number.
+    """
+
+    def __init__(self, num_groups: int = 1, *, has_states: bool = False) -> None:
+        self._groups, self._has_states = range(num_groups), has_states
         self._step_ids = count(1)
 
     def admission(
@@ -56,16 +59,17 @@ class PlanMaker:
             token_ids=tuple(token_ids),
             num_drafts=num_drafts,
             outputs=outputs,
-            block_updates=()
-            if blocks is None
-            else tuple(
-                BlockTableUpdate(group=group, first=0, blocks=tuple(blocks))
-                for group in self._groups
-            ),
+            block_updates=() if blocks is None else self._tables(slot, tuple(blocks)),
         )
 
+    def _tables(self, slot: int, blocks: tuple[int, ...]) -> tuple[BlockTableUpdate, ...]:
+        tables = [BlockTableUpdate(group=group, first=0, blocks=blocks) for group in self._groups]
+        if self._has_states:
+            tables.append(BlockTableUpdate(group=len(self._groups), first=0, blocks=(slot,)))
+        return tuple(tables)
+
     def copies(self, sources: Sequence[int], targets: Sequence[int]) -> tuple[BlockCopy, ...]:
-        """Blocks copied one by one, in every group."""
+        """Blocks copied one by one, in every KV group."""
         return tuple(
             BlockCopy(group=group, source=source, target=target)
             for source, target in zip(sources, targets, strict=True)

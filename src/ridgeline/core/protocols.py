@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
-from ridgeline.core.spec import KVGroup, ModelSpec
+from ridgeline.core.spec import KVGroup, ModelSpec, StateGroup
 from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.core.structured_outputs import StructuredOutputs
 
@@ -19,7 +19,8 @@ from ridgeline.core.structured_outputs import StructuredOutputs
 class KVLayout:
     """How an executor stores KV: what a block is, and who can read its bytes.
 
-    ``block_bytes[g]`` is the size of one block of group g. ``digest`` names the layout (format,
+    ``block_bytes[g]`` is the size of one block of group g, that of a state the last, if there are
+    ``states``. ``digest`` names the layout (format,
     order, version, rank): blocks with another digest are not importable. It does not name the
     weights; whoever keeps blocks beyond the executor's life adds them.
     """
@@ -28,6 +29,7 @@ class KVLayout:
     groups: tuple[KVGroup, ...]
     block_bytes: tuple[int, ...]
     digest: str
+    states: StateGroup | None = None
 
 
 class StepHandle(Protocol):
@@ -93,7 +95,8 @@ class Executor(Protocol):
     def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout: ...
 
     def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:
-        """Create the KV pool with ``num_blocks[g]`` blocks for each group; once, before any plan.
+        """Create the pools with ``num_blocks[g]`` blocks for each group, that of states the last;
+        once, before any plan.
 
         Raises:
             OutOfMemoryError: the pool does not fit.

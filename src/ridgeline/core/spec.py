@@ -6,6 +6,7 @@ field by field.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 
 class NormKind(StrEnum):
@@ -148,6 +149,8 @@ class AttentionSpec:
     to [−qkv_clip, qkv_clip] as they are projected (OLMo 1). ``qk_norm`` comes before rotary
     positions, or if ``norm_after_rope`` behind them (Hunyuan). ``bidirectional``: a token sees
     those after it, too, as far as those before it (encoders); then nothing of it is cached.
+    ``output_gate``: each head's output is multiplied by the sigmoid of a projection of the layer's
+    input (Qwen3-Next), biased if q is.
     """
 
     num_heads: int
@@ -166,6 +169,7 @@ class AttentionSpec:
     sinks: bool = False
     bidirectional: bool = False
     query_growth: QueryGrowth | None = None
+    output_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +195,52 @@ class MLASpec:
     latent_norm: NormSpec
     latent_bias: bool = False
     out_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec:
+    """A gated causal convolution along the sequence, in attention's place (LFM2, arXiv 2511.23404).
+
+    Each channel by itself: ``length`` inputs, the token's own included, are summed by learned
+    weights. A sequence keeps the last ``length - 1`` inputs of each channel. ``bias`` is of the
+    projections and of the convolution.
+    """
+
+    rope: ClassVar[None] = None
+    length: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaSpec:
+    """Linear attention by the gated delta rule (Yang et al. 2024, arXiv 2412.06464).
+
+    q, k and v pass a causal convolution along the sequence of ``conv_length`` inputs, and SiLU; q
+    and k are scaled to length 1. Each value head keeps a matrix of ``key_dim`` by ``value_dim``,
+    whose rows keys address; consecutive value heads share a key head. Each head's output is normed,
+    and multiplied by the SiLU of a gate.
+    """
+
+    rope: ClassVar[None] = None
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_length: int
+    norm: NormSpec
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_key_heads
+
+    @property
+    def num_channels(self) -> int:
+        """Elements of q, k and v of a token, which the convolution is over."""
+        keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
+        return 2 * keys + values
+
+
+StateSpec = ShortConvSpec | GatedDeltaSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +322,8 @@ class MoESpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer: normed attention and normed feed-forward, each added to the residual.
+    """One layer: normed attention, or what stands in its place, and normed feed-forward, each added
+    to the residual.
 
     A post norm is applied to a branch's output before it is added (Gemma 2 and 3; OLMo 2, which
     has no other norms); a residual norm to the sum, which goes on normed (BERT, whose only norms
@@ -280,7 +331,7 @@ class LayerSpec:
     ``mlp_norm``. ``residual_scale`` multiplies each branch as it is added.
     """
 
-    attention: AttentionSpec | MLASpec
+    attention: AttentionSpec | MLASpec | StateSpec
     mlp: MLPSpec | MoESpec
     attention_norm: NormSpec | None
     mlp_norm: NormSpec | None
@@ -343,12 +394,64 @@ class KVGroup:
         return len(self.layers) * self.num_kv_heads * (self.k_width + self.v_width)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateGroup:
+    """Layers that keep a state of fixed size for each sequence instead of K and V of its tokens.
+
+    ``elements[i]`` are those of layer ``layers[i]``, in float32; a sequence's state has those of
+    all layers, one after the other.
+    """
+
+    layers: tuple[int, ...]
+    elements: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one sequence's state."""
+        return 4 * sum(self.elements)
+
+    def offset(self, layer: int) -> int:
+        """Elements before those of a layer."""
+        return sum(self.elements[: self.layers.index(layer)])
+
+
+CacheGroup = KVGroup | StateGroup
+
+
+def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
+    """What sequences keep of their tokens: `kv_groups`, and the states, if there are some, last."""
+    states = state_group(spec)
+    return kv_groups(spec) if states is None else (*kv_groups(spec), states)
+
+
+def state_group(spec: ModelSpec) -> StateGroup | None:
+    """The layers of a model that keep states; ``None`` if all keep K and V."""
+    sizes = {
+        index: _state_elements(layer.attention, spec.hidden_size)
+        for index, layer in enumerate(spec.layers)
+        if isinstance(layer.attention, StateSpec)
+    }
+    return StateGroup(layers=tuple(sizes), elements=tuple(sizes.values())) if sizes else None
+
+
+def _state_elements(spec: StateSpec, hidden_size: int) -> int:
+    match spec:
+        case ShortConvSpec():
+            return (spec.length - 1) * hidden_size
+        case GatedDeltaSpec():
+            matrices = spec.num_value_heads * spec.key_dim * spec.value_dim
+            return (spec.conv_length - 1) * spec.num_channels + matrices
+
+
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     """The KV groups of a model, in order of their first layer; bidirectional layers are in none."""
     members: dict[tuple[int, int, int, int | None], list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        if not (isinstance(layer.attention, AttentionSpec) and layer.attention.bidirectional):
-            members.setdefault(_kv_shape(layer.attention), []).append(index)
+        mixer = layer.attention
+        if isinstance(mixer, MLASpec) or (
+            isinstance(mixer, AttentionSpec) and not mixer.bidirectional
+        ):
+            members.setdefault(_kv_shape(mixer), []).append(index)
     return tuple(
         KVGroup(
             layers=tuple(layers),

@@ -9,6 +9,7 @@ from ridgeline.core.ops import BidirectionalAttend
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.core.settings.reading import default_of
+from ridgeline.core.spec import state_group
 from ridgeline.executors.cpu.traits import TRAITS as CPU
 from ridgeline.executors.cuda.traits import TRAITS as CUDA
 from ridgeline.executors.reference.traits import TRAITS as REFERENCE
@@ -38,7 +39,11 @@ def executor_traits(name: str) -> ExecutorTraits:
 
 
 def default_executor(
-    *, block_tokens: int = 16, dtype: str | None = None, encodes: bool = False
+    *,
+    block_tokens: int = 16,
+    dtype: str | None = None,
+    encodes: bool = False,
+    has_states: bool = False,
 ) -> str:
     """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
     return next(
@@ -47,6 +52,7 @@ def default_executor(
         if (traits.computes_float64 or dtype != "float64")
         and block_tokens % traits.block_multiple == 0
         and (traits.runs_encoders or not encodes)
+        and (traits.keeps_states or not has_states)
         and traits.is_here()
     )
 
@@ -64,7 +70,10 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
     )
     if name == "auto":
         name = default_executor(
-            block_tokens=config.block_tokens, dtype=target.dtype, encodes=encodes
+            block_tokens=config.block_tokens,
+            dtype=target.dtype,
+            encodes=encodes,
+            has_states=state_group(target.spec) is not None,
         )
     traits = executor_traits(name)
     if encodes and not traits.runs_encoders:
@@ -72,6 +81,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
             f"The {name} executor runs models that generate text, and this one of type "
             f"{target.spec.model_type} is an encoder or a classifier; use the cpu executor."
         )
+    _check_states(models, config, traits)
     for owner in _TRAITS.values():
         for field in () if owner is traits or owner.settings is None else fields(owner.settings):
             if getattr(config, field.name) not in (default_of(field), "off"):
@@ -92,3 +102,32 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
     from ridgeline.executors.distributed.executor import DistributedExecutor
 
     return DistributedExecutor(models, config, name)
+
+
+def _check_states(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:
+    """
+    Raises:
+        SettingsError: a model keeps states, which something that is set cannot deal with.
+    """
+    for role, model in models.items():
+        if state_group(model.spec) is None:
+            continue
+        family = model.spec.model_type
+        if role is ModelRole.DRAFT:
+            raise SettingsError(
+                f"A draft model of the family {family} keeps states of its sequences, which cannot "
+                "be taken back where the target rejects its tokens; name another draft_model."
+            )
+        lacking = {
+            f"the {traits.name} executor": not traits.keeps_states,
+            f"speculation {config.speculation}": config.speculation != "off",
+            "kv_ram_tier_bytes": config.kv_ram_tier_bytes > 0,
+            "tensor_parallel_size": config.tensor_parallel_size > 1,
+            "kv_disk_tier_path": config.kv_disk_tier_path is not None,
+        }
+        for name, is_set in lacking.items():
+            if is_set:
+                raise SettingsError(
+                    f"{name} does not work with models of the family {family}, which keep states "
+                    "of their sequences beside KV."
+                )

@@ -273,6 +273,7 @@ def next_segment(segment: Segment, token: int) -> Segment:
         stop=segment.stop + 1,
         token_ids=(token,),
         outputs=segment.outputs,
+        state_saves=segment.state_saves,
     )
 
 

@@ -5,6 +5,7 @@ from ridgeline.kvcache.kv_cache_manager import KVCacheManager
 from ridgeline.kvcache.prefix_cache import CacheStats, Match, Node, PrefixCache, block_key
 from ridgeline.kvcache.reports import KVUsage, MissReport
 from ridgeline.kvcache.sequence_kv import SequenceKV
+from ridgeline.kvcache.sequence_states import SequenceStates
 
 __all__ = [
     "NO_BLOCK",
@@ -17,5 +18,6 @@ __all__ = [
     "Node",
     "PrefixCache",
     "SequenceKV",
+    "SequenceStates",
     "block_key",
 ]

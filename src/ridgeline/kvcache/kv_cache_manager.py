@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ridgeline.core.config import blocks_per_sequence
+from ridgeline.core.config import MIN_STATES, blocks_per_sequence
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, OverloadedError
-from ridgeline.kvcache.block_pool import NO_BLOCK
+from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import PrefixCache
 from ridgeline.kvcache.reports import KVUsage
 from ridgeline.kvcache.sequence_kv import SequenceKV
@@ -48,8 +48,8 @@ class KVCacheManager:
         )
 
     def has_free(self, count: int) -> bool:
-        """Whether every group has so many blocks to give."""
-        return all(count <= pool.num_free for pool in self._cache.pools)
+        """Whether every KV group has so many blocks to give."""
+        return all(count <= pool.num_free for pool in self._kv_pools)
 
     def pin(self, root_key: bytes, token_ids: Sequence[int], tenant: str = "") -> tuple[int, int]:
         """Keep the whole blocks of a cached prefix until `unpin`; returns a number for that, and
@@ -62,6 +62,8 @@ class KVCacheManager:
         number, tables = self._num_pins, self._cache.pin(root_key, token_ids)
         self._pins[number], self._tenants[number] = tables, tenant
         num_whole = len(token_ids) // self.block_tokens
+        if self._cache.has_states:
+            num_whole = len(tables[0])  # as far as there is a checkpoint
         try:
             self._check_pins()
             if len(tables[0]) < num_whole:
@@ -94,13 +96,13 @@ class KVCacheManager:
         self._cache.delete_tenant(tenant)
 
     def usage(self, running: Iterable[SequenceKV]) -> tuple[KVUsage, ...]:
-        """What the blocks of each group are used for, by the sequences that run.
+        """What the blocks of each KV group are used for, by the sequences that run.
 
         Only the end of a sequence's table has room to spare: the blocks before it are full.
         """
         size, sequences = self.block_tokens, tuple(running)
         usages = []
-        for group, pool in enumerate(self._cache.pools):
+        for group, pool in enumerate(self._kv_pools):
             num_held = pool.num_blocks - pool.num_free
             usages.append(
                 KVUsage(
@@ -115,22 +117,34 @@ class KVCacheManager:
 
     def check_integrity(self, sequences: Iterable[SequenceKV]) -> None:
         """Assert that blocks of sequences, pins and transfers, and free ones, are all there is."""
-        tables = [*(kv.tables for kv in sequences), *self._pins.values()]
+        sequences = tuple(sequences)
         for group, pool in enumerate(self._cache.pools):
-            held = Counter(block for table in tables for block in table[group])
+            holders = [kv.held(group) for kv in sequences]
+            holders += [tables[group] for tables in self._pins.values()]
+            held = Counter(block for blocks in holders for block in blocks)
             del held[NO_BLOCK]
             if self._transfers is not None:
                 held += self._transfers.held(group)
             pool.check_integrity(held)
         self._cache.check_integrity()
 
+    @property
+    def _kv_pools(self) -> tuple[BlockPool, ...]:
+        return self._cache.pools[: len(self._cache.windows)]
+
+    def _blocks_needed(self, group: int) -> int:
+        """Those with which a sequence of full length runs."""
+        if group == len(self._cache.windows):
+            return MIN_STATES
+        window = self._cache.windows[group]
+        return blocks_per_sequence(self._max_length, window, block_tokens=self.block_tokens)
+
     def _check_pins(self) -> None:
         """Raise `OutOfMemoryError` unless a sequence of full length fits beside the pins."""
         for group, pool in enumerate(self._cache.pools):
             pinned = {block for tables in self._pins.values() for block in tables[group]}
             pinned.discard(NO_BLOCK)
-            window = self._cache.windows[group]
-            needed = blocks_per_sequence(self._max_length, window, block_tokens=self.block_tokens)
+            needed = self._blocks_needed(group)
             if len(pinned) + needed > pool.num_blocks:
                 raise OutOfMemoryError(
                     f"The pinned prefixes would take {len(pinned)} of the {pool.num_blocks} KV "

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.reports import MissReport
 
@@ -42,10 +43,14 @@ class Node:
 
 
 class Match(NamedTuple):
-    """The longest usable prefix: its nodes, and the block of each in every group."""
+    """The longest usable prefix: its nodes, and the block of each in every group.
+
+    ``num_nodes`` counts those that the cache has of the tokens, usable or not.
+    """
 
     nodes: list[Node]
     tables: list[list[int]]
+    num_nodes: int = 0
 
 
 @dataclass(slots=True)
@@ -58,10 +63,12 @@ class CacheStats:
 
 
 class PrefixCache:
-    """Owns the pools of all KV groups, and the tree of what they hold.
+    """Owns the pools of all groups, and the tree of what they hold.
 
-    ``windows[g]`` is the attention window of group g in tokens: a prefix is usable if its blocks
-    are there as far back as the next token can see.
+    ``windows[g]`` is the attention window of KV group g in tokens: a prefix is usable if its blocks
+    are there as far back as the next token can see. One pool more than windows is that of states:
+    then the prefix's last node has to have a checkpoint, too. Sequences save one every
+    ``state_tokens``, which are whole blocks.
     """
 
     def __init__(
@@ -71,8 +78,11 @@ class PrefixCache:
         block_tokens: int,
         *,
         ttl_s: float | None = None,
+        state_tokens: int = STATE_CHECKPOINT_TOKENS,
     ) -> None:
         self._ttl_s = ttl_s
+        self.has_states = len(num_blocks) > len(windows)
+        self.state_tokens = max(1, state_tokens // block_tokens) * block_tokens
         self.block_tokens = block_tokens
         self.windows = tuple(windows)
         self.stats = CacheStats()
@@ -102,7 +112,7 @@ class PrefixCache:
             first = self.first_visible_block(group, count * self.block_tokens)
             blocks = [node.blocks[group] for node in nodes[:count]]
             tables.append([NO_BLOCK] * min(first, count) + blocks[first:])
-        return Match(nodes[:count], tables)
+        return Match(nodes[:count], tables, len(nodes))
 
     def insert(
         self,
@@ -136,6 +146,25 @@ class PrefixCache:
                 self._holders[group][block] = node
                 self.pools[group].cache(block)
         return node
+
+    def add_state(self, node: Node, block: int) -> bool:
+        """Cache a held block as the checkpoint at the end of a node; False if it has one, or the
+        tree has lost it."""
+        group = len(self.windows)
+        if node.blocks[group] != NO_BLOCK or self._nodes.get(node.key) is not node:
+            return False
+        node.blocks[group] = block
+        self._holders[group][block] = node
+        self.pools[group].cache(block)
+        return True
+
+    def drop_state(self, node: Node) -> None:
+        """Forget the checkpoint at the end of a node, if it has one; who holds it may use it."""
+        group = len(self.windows)
+        block = node.blocks[group]
+        if block != NO_BLOCK:
+            self.pools[group].uncache(block)
+            self._forget(group, block)
 
     def pin(self, root_key: bytes, token_ids: Sequence[int]) -> list[list[int]]:
         """Hold what is cached of a prefix, its last block included, so that it is never evicted.
@@ -179,7 +208,12 @@ class PrefixCache:
                 self._forget(group, block)
 
     def first_visible_block(self, group: int, num_computed: int) -> int:
-        """The first table entry that the token at position ``num_computed`` can see."""
+        """The first table entry that the token at position ``num_computed`` can see.
+
+        Of states, that is the last of those before it.
+        """
+        if group == len(self.windows):
+            return max(0, num_computed // self.block_tokens - 1)
         window = self.windows[group]
         return 0 if window is None else max(0, num_computed - window + 1) // self.block_tokens
 

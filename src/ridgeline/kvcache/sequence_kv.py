@@ -1,19 +1,34 @@
-"""The KV blocks that one sequence holds of one model: its block tables, and what they are for."""
+"""The blocks that one sequence holds of one model: its block tables, and what they are for."""
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from ridgeline.core.config import blocks_per_sequence
-from ridgeline.core.plan import BlockCopy, BlockTableUpdate
+from ridgeline.core.plan import BlockCopy, BlockTableUpdate, StateSave
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache
+from ridgeline.kvcache.sequence_states import SequenceStates
 from ridgeline.kvcache.tiers import Load, Transfers
 
 _NEVER = sys.maxsize
 
 
+class Write(NamedTuple):
+    """What the executor must be told before it writes: table entries that it does not know yet,
+    copies, and which states to save."""
+
+    block_updates: tuple[BlockTableUpdate, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    state_saves: tuple[StateSave, ...] = ()
+
+
+_NOTHING = Write()
+
+
 class SequenceKV:
-    """A block table for each KV group of a model, with prefix reuse and copy-on-write.
+    """A block table for each KV group of a model, with prefix reuse and copy-on-write; and the
+    sequence's states (`SequenceStates`), if the model has some.
 
     Full blocks go into the prefix cache as they are computed, unless ``root_key`` is ``None``.
     Tables, prefix nodes and counts change by the methods here and by nothing else. At most
@@ -35,6 +50,7 @@ class SequenceKV:
         "_num_sent",
         "_pools",
         "_root_key",
+        "_states",
         "_tables",
         "_tenant",
         "_transfers",
@@ -53,7 +69,10 @@ class SequenceKV:
         max_length: int,
     ) -> None:
         self._cache = cache
-        self._pools = cache.pools
+        self._pools = cache.pools[: len(cache.windows)]
+        self._states = (
+            SequenceStates(cache, is_cached=root_key is not None) if cache.has_states else None
+        )
         self._transfers = transfers
         self._root_key = root_key
         self._tenant = tenant
@@ -75,17 +94,34 @@ class SequenceKV:
 
     @property
     def holds_blocks(self) -> bool:
-        return any(self._tables)
+        return any(self._tables) or (self._states is not None and bool(self._states.held))
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether what was computed for rejected tokens can be given up."""
+        return self._states is None
+
+    def held(self, group: int) -> Sequence[int]:
+        """The blocks of a group that are held, states' included; `NO_BLOCK` among them."""
+        if group < len(self._tables):
+            return self._tables[group]
+        return () if self._states is None else self._states.held
 
     def reuse_prefix(self, token_ids: Sequence[int]) -> None:
         """Start from the longest cached prefix of these tokens, if no blocks are held."""
         if self._root_key is None or self.holds_blocks:
             return
-        self._nodes, self._tables = self._cache.match(self._root_key, token_ids)
+        self._nodes, tables, num_nodes = self._cache.match(self._root_key, token_ids)
+        self._tables = tables[: len(self._pools)]
         for group, table in enumerate(self._tables):
             self._pools[group].share(table)
             self._num_given_up[group] = table.count(NO_BLOCK)
-        self.num_computed = len(self._nodes) * self._cache.block_tokens
+        size = self._cache.block_tokens
+        self.num_computed = len(self._nodes) * size
+        if self._states is not None:
+            checkpoint = tables[-1][-1] if self._nodes else None
+            marks = (num_nodes * size, (len(token_ids) - 1) // size * size)
+            self._states.start_from(checkpoint, self.num_computed, marks)
 
     def load_rest(
         self, token_ids: Sequence[int], is_worth: Callable[[int, int], bool]
@@ -127,6 +163,10 @@ class SequenceKV:
         Blocks that only sequences of ``without`` hold count as free.
         """
         others = tuple(without)
+        if self._states is not None and not self._states.can_write():
+            states = len(self._pools)
+            if not self._cache.pools[states].num_freed(each.held(states) for each in others):
+                return False
         for group, pool in enumerate(self._pools):
             table = self._tables[group]
             held = sum(entry != NO_BLOCK for entry in table)
@@ -145,10 +185,14 @@ class SequenceKV:
         if num_computed >= self._note_at:
             self._cache_full_blocks(token_ids)
             self._give_up_unseen_blocks()
+            if self._states is not None:
+                self._states.advance(num_computed, self._nodes)
             self._note_at = self._next_note()
 
     def can_write(self, start: int, stop: int) -> bool:
         """Whether every group has the blocks for KV positions ``[start, stop)``."""
+        if self._states is not None and not self._states.can_write():
+            return False
         return stop <= self.num_writable or all(
             self._num_missing(group, start, stop) <= pool.num_free
             for group, pool in enumerate(self._pools)
@@ -180,16 +224,13 @@ class SequenceKV:
                 stop = max(start, min(stop, columns * self._cache.block_tokens))
         return stop
 
-    def prepare_write(
-        self, start: int, stop: int, *, reserve: int = 0
-    ) -> tuple[tuple[BlockTableUpdate, ...], list[BlockCopy]]:
+    def prepare_write(self, start: int, stop: int, *, reserve: int = 0) -> Write:
         """Extend the tables to ``stop``; blocks to be written that others hold too are replaced.
 
-        Groups without a window are extended to ``reserve`` tokens, if blocks are free. Returns what
-        the executor must be told: table entries that it does not know yet, and copies.
+        Groups without a window are extended to ``reserve`` tokens, if blocks are free.
         """
         if stop <= self.num_writable:
-            return (), []
+            return _NOTHING
         updates: list[BlockTableUpdate] = []
         copies: list[BlockCopy] = []
         for group, pool in enumerate(self._pools):
@@ -210,12 +251,19 @@ class SequenceKV:
             self._num_sent[group] = len(table)
         columns = min(map(len, self._tables), default=_NEVER)  # encoders have no KV
         self.num_writable = columns * self._cache.block_tokens
-        return tuple(updates), copies
+        if self._states is None:
+            return Write(tuple(updates), tuple(copies))
+        state_updates, state_copies, saves = self._states.prepare_write(start, stop)
+        self.num_writable = min(self.num_writable, self._states.next_save(stop - 1))
+        self._note_at = min(self._note_at, self._states.next_note)
+        return Write((*updates, *state_updates), (*copies, *state_copies), tuple(saves))
 
     def send_again(self) -> None:
         """Let the next segment bring the whole tables: what a void one brought was not taken."""
         self._num_sent = [0] * len(self._pools)
         self.num_writable = 0
+        if self._states is not None:
+            self._states.start_again()
 
     def trim(self, num_tokens: int) -> None:
         """Give back the blocks beyond so many tokens, to which rejected drafts were written."""
@@ -230,8 +278,11 @@ class SequenceKV:
     def fork(self, parent: "SequenceKV", num_tokens: int) -> None:
         """Hold those of the parent's blocks of its first ``num_tokens`` tokens that the next sees.
 
-        They count as computed.
+        They count as computed. With states nothing is held: the parent's is further on, and the
+        prefix cache has the checkpoint.
         """
+        if self._states is not None:
+            return
         columns = self._num_columns(num_tokens)
         for group, pool in enumerate(self._pools):
             first = min(self._cache.first_visible_block(group, num_tokens), columns)
@@ -248,6 +299,8 @@ class SequenceKV:
             pool.release(self._tables[group])
             self._tables[group] = []
             self._num_sent[group] = self._num_given_up[group] = 0
+        if self._states is not None:
+            self._states.release()
         self._nodes = []
         self.num_computed = self.num_writable = self._note_at = 0
 
@@ -291,7 +344,7 @@ class SequenceKV:
         for group, window in enumerate(self._cache.windows):
             if window is not None:
                 at = min(at, (self._num_given_up[group] + 1) * size + window - 1)
-        return at
+        return at if self._states is None else min(at, self._states.next_note)
 
     def _most_blocks(self, group: int, length: int) -> int:
         """Those of a group that are counted for a sequence of ``length`` tokens."""

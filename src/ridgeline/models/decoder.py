@@ -11,6 +11,7 @@ from ridgeline.core.spec import (
     ModelSpec,
     MoESpec,
     NormSpec,
+    StateSpec,
 )
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.fields import Sizes, read_activation, read_rms_norm
@@ -22,7 +23,7 @@ def pre_norm_decoder(
     *,
     model_type: str,
     sizes: Sizes,
-    attention: Iterable[AttentionSpec | MLASpec],
+    attention: Iterable[AttentionSpec | MLASpec | StateSpec],
     mlps: Sequence[MLPSpec | MoESpec] = (),
     mlp_bias: bool = False,
     norm: NormSpec | None = None,

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.ops import op_weights
-from ridgeline.core.spec import ModelSpec
+from ridgeline.core.spec import ModelSpec, ShortConvSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.lower import lower
 
@@ -18,13 +20,15 @@ class TensorSource:
     not the weight's. ``rows`` is the half-open range of its
     outputs (rows, once it is transposed; those of each matrix of a stack) that are this weight.
     ``every_other``: of the elements of its last axis, as stored, those from 0 or from 1 on in steps
-    of two are this weight. ``row_vector``: it may be stored as a matrix of one row. ``copies`` are
-    tensors that may be there too, if they hold the same values. ``experts`` is the half-open range
-    of a stack's matrices that are wanted; families declare none.
+    of two are this weight. ``row_vector``: it may be stored as a matrix of one row. ``squeeze``: it
+    is stored with a second axis of one element. ``of_each`` is (n, start, stop): of each n rows
+    those from start to stop are this weight. ``copies`` are tensors that may be there too, if they
+    hold the same values. ``experts`` is the half-open range of a stack's matrices that are wanted;
+    families declare none.
 
-    In a family's declaration ``{i}`` stands for the layer, and ``rows`` are left out: they follow
-    from `Family.fused`. ``{e}`` stands for the expert: the weight is one tensor for each expert,
-    stacked along a new first axis.
+    In a family's declaration ``{i}`` stands for the layer, and ``rows`` and ``of_each`` are left
+    out: they follow from `Family.fused` and `Family.fused_heads`. ``{e}`` stands for the expert:
+    the weight is one tensor for each expert, stacked along a new first axis.
     """
 
     name: str
@@ -34,8 +38,25 @@ class TensorSource:
     rows: tuple[int, int] | None = None
     every_other: int | None = None
     row_vector: bool = False
+    squeeze: bool = False
+    of_each: tuple[int, int, int] | None = None
     copies: tuple[str, ...] = ()
     experts: tuple[int, int] | None = None
+
+    def stored_rows(self, num_rows: int) -> int:
+        """Rows that a tensor has at the least to hold so many of this weight."""
+        if self.of_each is not None:
+            period, start, stop = self.of_each
+            return num_rows // (stop - start) * period
+        return num_rows if self.rows is None else self.rows[1]
+
+    def select_rows(self, tensor: Array) -> Array:
+        """This weight's rows of all of a tensor's."""
+        if self.of_each is not None:
+            period, start, stop = self.of_each
+            groups = tensor.reshape(-1, period, *tensor.shape[1:])
+            return groups[:, start:stop].reshape(-1, *tensor.shape[1:])
+        return tensor if self.rows is None else tensor[slice(*self.rows)]
 
     def in_layer(self, index: int) -> "TensorSource":
         """The source with the layer filled in."""
@@ -64,6 +85,8 @@ class Family:
             templates in ``{i}``. Names that a spec does not need do no harm.
         fused: name of a tensor that holds several weights, to these weights in order, each below
             the one before; both sides are templates in ``{i}``.
+        fused_heads: the same of a tensor that holds some rows of each of these weights by turns,
+            for each head of the layer.
         ignored: regular expressions for the full names of tensors that may be left over.
         computes: config keys that change the output and that most families refuse
             (`known_keys`), but not this one.
@@ -73,6 +96,7 @@ class Family:
     build: Callable[[ConfigReader], ModelSpec]
     tensors: Mapping[str, TensorSource]
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fused_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     computes: frozenset[str] = frozenset()
 
@@ -106,7 +130,7 @@ class ModelDefinition:
 
     def _fused_sources(self, sources: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
         """The sources of weights that share a tensor, with their rows."""
-        if not self.family.fused:
+        if not (self.family.fused or self.family.fused_heads):
             return {}
         heights = {
             weight.name: weight.shape[-2:][0]
@@ -122,6 +146,16 @@ class ModelDefinition:
                         stop = start + heights[name]
                         fused[name] = replace(sources[name], rows=(start, stop))
                         start = stop
+            for templates in self.family.fused_heads.values():
+                names = [template.replace("{i}", str(index)) for template in templates]
+                if names[0] in heights:
+                    attention = self.spec.layers[index].attention
+                    assert not isinstance(attention, ShortConvSpec), "it has no heads"
+                    heads = attention.num_heads
+                    stops = list(accumulate(heights[name] // heads for name in names))
+                    for name, start, stop in zip(names, [0, *stops], stops, strict=False):
+                        place = (stops[-1], start, stop)
+                        fused[name] = replace(sources[name], of_each=place)
         return fused
 
     @property

@@ -58,12 +58,21 @@ class Heads:
         )
 
 
-def read_sizes(config: ConfigReader, *, max_position: int, vocab_size: int | None = None) -> Sizes:
-    """The sizes; the arguments are the defaults of keys that the family's configs leave out."""
+def read_sizes(
+    config: ConfigReader,
+    *,
+    max_position: int,
+    vocab_size: int | None = None,
+    mlp_width: int | None = None,
+) -> Sizes:
+    """The sizes; the arguments are the defaults of keys that the family's configs leave out, but
+    for ``mlp_width``, which stands in place of what the config says."""
+    if mlp_width is None:
+        mlp_width = config.integer("intermediate_size", maximum=_MAX_WIDTH)
     return Sizes(
         vocab_size=config.integer("vocab_size", maximum=_MAX_VOCABULARY, default=vocab_size),
         hidden_size=config.integer("hidden_size", maximum=_MAX_WIDTH),
-        mlp_width=config.integer("intermediate_size", maximum=_MAX_WIDTH),
+        mlp_width=mlp_width,
         num_layers=config.integer("num_hidden_layers", maximum=_MAX_LAYERS),
         max_position=config.integer("max_position_embeddings", default=max_position),
     )

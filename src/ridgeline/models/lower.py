@@ -5,8 +5,8 @@ Canonical weight names: ``embed``, ``positions`` (learned), ``types``, ``embeddi
 ``attention_norm``, ``q``, ``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``attention_post_norm``,
 ``attention_residual_norm``, ``mlp_norm``, ``gate``, ``up``, ``down``, ``mlp_post_norm``,
 ``mlp_residual_norm``, and ``q_bias`` and so on for biases.
-A tied head reads ``embed``. ``sinks`` are attention's; `lower_latent` and `lower_moe` name the
-weights of latent attention and of experts.
+A tied head reads ``embed``. ``sinks`` and ``gate_heads`` are attention's; `lower_latent`,
+`lower_moe` and `lower_states` name the weights of latent attention, experts, and what keeps states.
 """
 
 from dataclasses import replace
@@ -17,6 +17,7 @@ from ridgeline.core.ops import (
     Attend,
     BidirectionalAttend,
     Embed,
+    GateHeads,
     GrowQueries,
     Head,
     HeadNorm,
@@ -30,6 +31,7 @@ from ridgeline.core.ops import (
 )
 from ridgeline.core.spec import (
     AttentionSpec,
+    GatedDeltaSpec,
     LayerSpec,
     LongRopeScaling,
     MLASpec,
@@ -38,24 +40,29 @@ from ridgeline.core.spec import (
     MoESpec,
     NormScope,
     NormSpec,
-    kv_groups,
+    ShortConvSpec,
+    cache_groups,
+    state_group,
 )
 from ridgeline.models.lower_latent import latent_attention_ops
 from ridgeline.models.lower_moe import moe_ops
+from ridgeline.models.lower_states import gated_delta_ops, short_conv_ops
 
 
 def lower(spec: ModelSpec) -> tuple[Op, ...]:
-    """The ops of a model, in order; ``group`` of an op indexes ``kv_groups(spec)``."""
+    """The ops of a model, in order; ``group`` of an op indexes ``cache_groups(spec)``."""
     embed = Weight(name="embed", shape=(spec.vocab_size, spec.hidden_size))
     head = embed if spec.tie_embeddings else Weight(name="head", shape=embed.shape)
     group_of = {
-        layer: index for index, group in enumerate(kv_groups(spec)) for layer in group.layers
+        layer: index for index, group in enumerate(cache_groups(spec)) for layer in group.layers
     }
+    states = state_group(spec)
     ops: list[Op] = [_embed(spec, embed)]
     if spec.embedding_norm is not None:
         ops.append(_norm("x", "x", "embedding_norm", spec.hidden_size, spec.embedding_norm))
     for index, layer in enumerate(spec.layers):
-        ops += _Layer(index, group_of.get(index), spec.hidden_size).ops(layer)
+        offset = states.offset(index) if states and index in states.layers else 0
+        ops += _Layer(index, group_of.get(index), spec.hidden_size, offset).ops(layer)
     if spec.final_norm is not None:
         ops.append(_norm("x", "h", "final_norm", spec.hidden_size, spec.final_norm))
     else:
@@ -95,11 +102,18 @@ def _norm(src: str, dst: str, name: str, width: int, spec: NormSpec) -> Norm:
     )
 
 
-class _Layer:
-    """Lowers one layer; its methods name the layer's weights. ``group`` is that of its KV."""
+def _is_gated(layer: LayerSpec) -> bool:
+    return isinstance(layer.attention, AttentionSpec) and layer.attention.output_gate
 
-    def __init__(self, index: int, group: int | None, hidden_size: int) -> None:
-        self.index, self.group, self.hidden_size = index, group, hidden_size
+
+class _Layer:
+    """Lowers one layer; its methods name the layer's weights.
+
+    ``group`` is that of its KV, ``offset`` the layer's place in a sequence's state.
+    """
+
+    def __init__(self, index: int, group: int | None, hidden_size: int, offset: int) -> None:
+        self.index, self.group, self.hidden_size, self.offset = index, group, hidden_size, offset
 
     def ops(self, layer: LayerSpec) -> list[Op]:
         if layer.parallel:
@@ -108,20 +122,10 @@ class _Layer:
         add, ops = AddResidual(scale=layer.residual_scale), list[Op]()
         src = "x"
         if layer.attention_norm is not None:
-            src = "n" if layer.parallel else "h"  # h does not outlive the first branch
+            # h does not outlive the first branch, nor attention, after which a gate reads it again.
+            src = "n" if layer.parallel or _is_gated(layer) else "h"
             ops.append(self.norm("x", src, "attention_norm", layer.attention_norm))
-        if isinstance(layer.attention, MLASpec):
-            assert self.group is not None
-            ops += latent_attention_ops(
-                layer.attention,
-                src,
-                layer=self.index,
-                group=self.group,
-                hidden_size=self.hidden_size,
-                weight=self.weight,
-            )
-        else:
-            ops += self.attention(layer.attention, src)
+        ops += self.mixer(layer, src)
         if layer.attention_post_norm is not None:
             ops.append(self.norm("h", "h", "attention_post_norm", layer.attention_post_norm))
         ops.append(add)
@@ -142,6 +146,40 @@ class _Layer:
         if layer.mlp_residual_norm is not None:
             ops.append(self.norm("x", "x", "mlp_residual_norm", layer.mlp_residual_norm))
         return ops
+
+    def mixer(self, layer: LayerSpec, src: str) -> list[Op]:
+        """Attention, or what stands in its place."""
+        match layer.attention:
+            case AttentionSpec():
+                return self.attention(layer.attention, src)
+            case MLASpec():
+                assert self.group is not None
+                return latent_attention_ops(
+                    layer.attention,
+                    src,
+                    layer=self.index,
+                    group=self.group,
+                    hidden_size=self.hidden_size,
+                    weight=self.weight,
+                )
+            case GatedDeltaSpec():
+                return gated_delta_ops(
+                    layer.attention,
+                    src,
+                    layer=self.index,
+                    offset=self.offset,
+                    hidden_size=self.hidden_size,
+                    weight=self.weight,
+                )
+            case ShortConvSpec():
+                return short_conv_ops(
+                    layer.attention,
+                    src,
+                    layer=self.index,
+                    offset=self.offset,
+                    hidden_size=self.hidden_size,
+                    weight=self.weight,
+                )
 
     def attention(self, spec: AttentionSpec, src: str) -> list[Op]:
         q_width = spec.num_heads * spec.head_dim
@@ -203,7 +241,12 @@ class _Layer:
             if growth is None
             else (GrowQueries(growth=growth, num_heads=spec.num_heads, head_dim=spec.head_dim),)
         )
-        return [*ops, write, *grow, attend, out]
+        ops += [write, *grow, attend]
+        if spec.output_gate:
+            bias = self.weight("gate_heads_bias", q_width) if spec.qkv_bias else None
+            gate = self.weight("gate_heads", q_width, self.hidden_size)
+            ops.append(GateHeads(weight=gate, bias=bias, src=src))
+        return [*ops, out]
 
     def norm_and_rope(self, spec: AttentionSpec) -> list[Op]:
         """What is done to q and k before they are used, as far as the layer has it."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from ridgeline.models.presets_dense import DENSE_PRESETS
 from ridgeline.models.presets_moe import MOE_PRESETS
+from ridgeline.models.presets_states import STATE_PRESETS
 
 _LLAMA_2: dict[str, object] = {
     "model_type": "llama",
@@ -72,6 +73,7 @@ def _shape(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int) -> dic
 
 PRESETS: Mapping[str, Mapping[str, object]] = {
     **DENSE_PRESETS,
+    **STATE_PRESETS,
     "llama-2-7b": _LLAMA_2 | _shape(4096, 11_008, 32, 32, 32),
     "llama-2-13b": _LLAMA_2 | _shape(5120, 13_824, 40, 40, 40),
     "llama-3.2-1b": _llama_3(rope_factor=32.0, tied=True)

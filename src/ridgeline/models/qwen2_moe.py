@@ -37,9 +37,13 @@ from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS
 
 
 def read_qwen_moe(
-    config: ConfigReader, activation: Activation, *, shared: SharedExpertSpec | None
+    config: ConfigReader,
+    activation: Activation,
+    *,
+    shared: SharedExpertSpec | None,
+    normalised: bool = False,
 ) -> MoESpec:
-    """The experts of Qwen 2 and 3."""
+    """The experts of Qwen 2 and 3; ``normalised`` is the default of ``norm_topk_prob``."""
     ignore_training(config)
     num_experts = read_num_experts(config, "num_experts", "num_local_experts")
     return MoESpec(
@@ -49,7 +53,7 @@ def read_qwen_moe(
         routing=RoutingSpec(
             top_k=read_top_k(config, num_experts),
             scoring=Scoring.SOFTMAX,
-            normalised=config.boolean("norm_topk_prob", default=False),
+            normalised=config.boolean("norm_topk_prob", default=normalised),
         ),
         shared=shared,
     )

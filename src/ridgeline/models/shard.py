@@ -62,6 +62,8 @@ class _Parts:
         if isinstance(attention, MLASpec):  # whose latent all heads read
             heads = self.heads(attention.num_heads, self.num_ranks)
             return replace(spec, attention=replace(attention, num_heads=_size(heads[0])))
+        if not isinstance(attention, AttentionSpec):
+            raise self.refused("its layers that keep states are not split over ranks yet")
         heads = self.heads(attention.num_heads, attention.num_kv_heads)
         own: AttentionSpec = replace(
             attention, num_heads=_size(heads[0]), num_kv_heads=_size(heads[1])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.core.spec import AttentionSpec, ModelSpec
+from ridgeline.core.spec import AttentionSpec, GatedDeltaSpec, MLASpec, ModelSpec
 from ridgeline.models import lower
 from ridgeline.planning.machine import Machine
 from ridgeline.planning.question import Question
@@ -93,7 +93,13 @@ def splits(spec: ModelSpec, tensor: int) -> bool:
         if isinstance(attention, AttentionSpec):
             if attention.num_heads < tensor:
                 return False
-        elif attention.num_heads % tensor:  # every rank has the latents
+        elif isinstance(attention, MLASpec):
+            if attention.num_heads % tensor:  # every rank has the latents
+                return False
+        elif isinstance(attention, GatedDeltaSpec):
+            if attention.num_key_heads % tensor:
+                return False
+        elif spec.hidden_size % tensor:  # channels
             return False
     return True
 

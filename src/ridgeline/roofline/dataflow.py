@@ -8,8 +8,12 @@ from ridgeline.core.ops import (
     AddShared,
     Attend,
     BidirectionalAttend,
+    ConvProject,
+    DeltaProject,
     Down,
     Embed,
+    GatedDelta,
+    GateHeads,
     GateUp,
     Gather,
     GatherLogits,
@@ -27,13 +31,14 @@ from ridgeline.core.ops import (
     QKVProject,
     Rope,
     SharedExpert,
+    ShortConv,
 )
 
 Widths = Mapping[str, int]  # elements of a token, by buffer
 
 
 def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
-    """What an op reads, and what it writes; of KV caches nothing."""
+    """What an op reads, and what it writes; of KV caches and states nothing."""
     hidden = hidden_size
     match op:
         case Embed():
@@ -66,6 +71,21 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
         case LatentAttend():
             queries = op.num_heads * (op.nope_dim + op.rope_dim)
             return {"q": queries}, {"h": op.num_heads * op.v_dim}
+        case ConvProject():
+            return {op.src: hidden}, dict.fromkeys(("q", "k", "v"), hidden)
+        case DeltaProject():
+            heads = op.beta.shape[0]
+            mixed = op.query.shape[0] + op.key.shape[0] + op.value.shape[0]
+            return {op.src: hidden}, {"q": mixed, "k": op.gate.shape[0], "v": 2 * heads}
+        case GatedDelta():
+            values = op.num_value_heads * op.value_dim
+            read = {"q": op.conv.shape[0], "k": values, "v": 2 * op.num_value_heads}
+            return read, {"h": values}
+        case GateHeads():
+            width = op.weight.shape[0]
+            return {op.src: hidden, "h": width}, {"h": width}
+        case ShortConv():
+            return dict.fromkeys(("q", "k", "v"), hidden), {"h": hidden}
         case OutProject():
             return {"h": op.weight.shape[1]}, {"h": op.weight.shape[0]}
         case MLP() | MoE():

@@ -60,6 +60,10 @@ def pass_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> Ter
         overlaps.append(Overlap(family, {f"{reading}/{name}": num_bytes / own}, arithmetic))
     alone[SEQUENCE] = float(batch.num_segments)
     alone[SEGMENT] = float(batch.num_segments * sum(n for _, n in model.attention_ops))
+    peak = ceilings.peak_flops(model.activations)
+    for op, count in model.state_ops:
+        work = op_work(op, batch, model)
+        _add(alone, OTHER, max(work.num_bytes / rate, work.flops / peak) * count)
     for part in _attention_parts(batch):
         overlaps.append(_attention(model, part, ceilings, rate, alone))
     return Terms(alone, tuple(overlaps))
@@ -78,7 +82,7 @@ def roof_seconds(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> f
 
 @dataclass(frozen=True, slots=True)
 class _TokenTerms:
-    """Of all ops but attention: (kernel, bytes, arithmetic of the first panels) of the products."""
+    """Of ops on single tokens: (kernel, bytes, arithmetic of the first panels) of the products."""
 
     alone: Amounts
     products: tuple[tuple[str, float, Amounts], ...]

@@ -1,9 +1,9 @@
-"""Memory of weights and KV, and the largest batch and context that fit."""
+"""Memory of weights, KV and states, and the largest batch and context that fit."""
 
 from dataclasses import dataclass
 from math import prod
 
-from ridgeline.core.config import blocks_per_sequence
+from ridgeline.core.config import blocks_per_sequence, states_per_sequence
 from ridgeline.core.op_facts import Role
 from ridgeline.core.ops import Op, experts_of, weight_uses
 from ridgeline.core.sharding import num_kv_parts, num_parts
@@ -40,21 +40,24 @@ def kv_bytes_per_token(model: PricedModel) -> float:
 
 
 def kv_bytes(model: PricedModel, context: int) -> float:
-    """Bytes of K and V of one sequence of ``context`` tokens; windowed layers hold their window."""
-    return sum(
+    """Bytes of K, V and states of one sequence of ``context`` tokens; windowed layers hold their
+    window."""
+    return model.state_bytes + sum(
         len(group.layers) * model.kv_token_bytes(group) * min(context, group.window or context)
         for group in model.groups
     )
 
 
 def rank_pool_bytes(model: PricedModel, context: int, *, block_tokens: int) -> float:
-    """What one rank's KV pools need for a sequence of ``context`` tokens to run in the engine.
+    """What one rank's pools need for a sequence of ``context`` tokens to run in the engine.
 
     These are whole blocks, with windows some for tokens in flight as well
-    (`blocks_per_sequence`). A KV head is on max(1, ranks / heads) of the ranks.
+    (`blocks_per_sequence`). A KV head is on max(1, ranks / heads) of the ranks. Beside them, its
+    state and the checkpoints of it (`states_per_sequence`).
     """
     layout = model.layout
-    return sum(
+    states = model.state_bytes * states_per_sequence(context) / (layout.tensor * layout.pipeline)
+    return states + sum(
         len(group.layers)
         * model.kv_token_bytes(group)
         * block_tokens

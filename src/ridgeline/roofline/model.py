@@ -9,9 +9,16 @@ from typing import Any
 
 from ridgeline.core.formats import BFLOAT16, NumberFormat
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import AttentionOp, Op, Weight, op_weights, weight_uses
+from ridgeline.core.ops import AttentionOp, Op, StateOp, Weight, op_weights, weight_uses
 from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.core.spec import KVGroup, ModelSpec, RoutingSpec, kv_groups
+from ridgeline.core.spec import (
+    KVGroup,
+    ModelSpec,
+    RoutingSpec,
+    StateGroup,
+    kv_groups,
+    state_group,
+)
 from ridgeline.roofline.kernels import PLAIN, KernelModel
 
 # What quantizers take of the layers.
@@ -96,6 +103,16 @@ class PricedModel:
     def groups(self) -> tuple[KVGroup, ...]:
         return kv_groups(self.spec)
 
+    @cached_property
+    def states(self) -> StateGroup | None:
+        """The layers that keep states of sequences."""
+        return state_group(self.spec)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence's state."""
+        return 0 if self.states is None else self.states.num_bytes
+
     def kv_token_bytes(self, group: KVGroup) -> float:
         """Of one token in one layer of a KV group, scales included."""
         widths = (group.k_width, group.v_width)
@@ -135,9 +152,15 @@ class PricedModel:
         return tuple((op, n) for op, n in self.grouped_ops if isinstance(op, AttentionOp))
 
     @cached_property
+    def state_ops(self) -> tuple[tuple[StateOp, int], ...]:
+        """Those whose cost depends on the number of sequences."""
+        return tuple((op, n) for op, n in self.grouped_ops if isinstance(op, StateOp))
+
+    @cached_property
     def token_ops(self) -> tuple[tuple[Op, int], ...]:
         """Those whose cost depends on the numbers of tokens and of rows of logits alone."""
-        return tuple(each for each in self.grouped_ops if not isinstance(each[0], AttentionOp))
+        others = AttentionOp | StateOp
+        return tuple(each for each in self.grouped_ops if not isinstance(each[0], others))
 
     @cached_property
     def memo(self) -> dict[object, Any]:
@@ -150,7 +173,7 @@ class PricedModel:
             return value.shape, self.format_of(value)
         if isinstance(value, RoutingSpec):
             return value.top_k
-        is_count = isinstance(value, int) and name not in ("layer", "group")
+        is_count = isinstance(value, int) and name not in ("layer", "group", "offset")
         return value if is_count or isinstance(value, tuple) else None
 
 

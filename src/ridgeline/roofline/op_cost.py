@@ -1,9 +1,9 @@
 """The price of each op of `core.ops`: FLOPs and bytes for a batch, on one rank.
 
 Bytes are those that must move: weights once for each pass (of stacked experts, those that tokens
-go to), K and V of each segment's visible context once, and the named buffers that an op reads and
-writes. What a fused kernel keeps in registers or cache (scores, a feed-forward network's inner
-width) is not counted.
+go to), K and V of each segment's visible context once, the state of each segment's sequence once
+each way, and the named buffers that an op reads and writes. What a fused kernel keeps in registers
+or cache (scores, a feed-forward network's inner width) is not counted.
 
 How ranks share weights, and what they exchange, is what `core.op_facts` says of each op. A list
 that was made for one rank (`models.shard`) has that rank's shapes and its exchanges as ops: it is
@@ -24,8 +24,12 @@ from ridgeline.core.ops import (
     Attend,
     AttentionOp,
     BidirectionalAttend,
+    ConvProject,
+    DeltaProject,
     Down,
     Embed,
+    GatedDelta,
+    GateHeads,
     GateUp,
     Gather,
     GatherLogits,
@@ -44,6 +48,8 @@ from ridgeline.core.ops import (
     QKVProject,
     Rope,
     SharedExpert,
+    ShortConv,
+    StateOp,
     WeightUse,
     experts_of,
     weight_uses,
@@ -143,6 +149,19 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return _attend_both_ways(op, p)
         case LatentAttend():
             return _latent_attend(op, p)
+        case ConvProject():
+            return p.products(op) + p.moved(hidden * (1 + 3 / p.ranks))
+        case ShortConv():
+            return _state_op(op, p) + p.moved(4 * hidden / p.ranks)
+        case DeltaProject():
+            outputs = sum(use.weight.shape[0] for use in weight_uses(op))
+            return p.products(op) + p.moved(hidden + outputs / p.ranks)
+        case GatedDelta():
+            values = op.num_value_heads * op.value_dim
+            moved = op.conv.shape[0] + 2 * (values + op.num_value_heads)
+            return _state_op(op, p) + p.moved(moved / p.ranks)
+        case GateHeads():
+            return p.products(op) + p.moved(hidden + 2 * op.weight.shape[0] / p.ranks)
         case OutProject():
             return p.products(op) + p.moved(op.weight.shape[1] / p.ranks + op.weight.shape[0])
         case GateUp():
@@ -277,6 +296,15 @@ def _attend_both_ways(op: BidirectionalAttend, p: _Pricing) -> Work:
     return Work(
         flops=4.0 * count(op.window) / p.model.layout.context * width,
         activation_bytes=p.buffers(2 * width + p.kv_heads(op) * 2 * op.head_dim),
+    )
+
+
+def _state_op(op: StateOp, p: _Pricing) -> Work:
+    """The state is read and written once for each sequence, however many its tokens are."""
+    return Work(
+        flops=2.0 * p.tokens * op.product_elements / p.ranks,
+        weight_bytes=p.weight_bytes(op),
+        state_bytes=2 * 4.0 * p.batch.num_segments * op.state_elements / p.ranks,
     )
 
 

@@ -52,13 +52,13 @@ def op_costs(model: PricedModel, batch: BatchShape) -> tuple[OpCost, ...]:
 def pass_work(model: PricedModel, batch: BatchShape) -> Work:
     """The price of one forward pass."""
     work = _token_work(model, batch)
-    for op, count in model.attention_ops:
+    for op, count in (*model.attention_ops, *model.state_ops):
         work = work + op_work(op, batch, model) * count
     return work
 
 
 def _token_work(model: PricedModel, batch: BatchShape) -> Work:
-    """That of all ops but attention; computed once for each number of tokens and rows."""
+    """That of all ops on single tokens; computed once for each number of tokens and rows."""
     key = ("work", batch.num_tokens, batch.logit_rows, batch.adapters)
     found = model.memo.get(key)
     if found is None:

@@ -5,18 +5,21 @@ from dataclasses import dataclass, field
 
 from ridgeline.core.config import (
     BLOCKS_IN_FLIGHT,
+    MIN_STATES,
     EngineConfig,
     ResolvedConfig,
     blocks_per_sequence,
 )
+from ridgeline.core.settings.kv import STATE_CHECKPOINT_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits: sequences at once, tokens in a step, tokens of a sequence, blocks per KV group.
+    """Limits: sequences at once, tokens in a step, tokens of a sequence, blocks per group.
 
-    ``windows[g]`` is the attention window of group g in tokens, ``None`` without one; each pool
-    holds at least a sequence of full length. ``max_in_flight`` plans may be given out before the
+    ``windows[g]`` is the attention window of KV group g in tokens, ``None`` without one; each pool
+    holds at least a sequence of full length. One pool more than windows is that of states, which
+    are saved every ``state_tokens``. ``max_in_flight`` plans may be given out before the
     result of the first is there. The other settings are those of `EngineConfig`.
     """
 
@@ -34,15 +37,19 @@ class SchedulerConfig:
     tpot_slo_s: float | None = None
     replay_s: float = 0.0
     kv_ttl_s: float | None = None
+    state_tokens: int = STATE_CHECKPOINT_TOKENS
     verification: str = "exact"
     reuse_kv: bool = True
     max_in_flight: int = 2
 
     def __post_init__(self) -> None:
         assert 1 <= self.max_in_flight <= BLOCKS_IN_FLIGHT * self.block_tokens
-        for window, num_blocks in zip(self.windows, self.num_blocks, strict=True):
+        assert len(self.num_blocks) - len(self.windows) in (0, 1)
+        for window, num_blocks in zip(self.windows, self.num_blocks, strict=False):
             needed = blocks_per_sequence(self.max_model_len, window, block_tokens=self.block_tokens)
             assert needed <= num_blocks, "a pool does not hold one sequence of full length"
+        if len(self.num_blocks) > len(self.windows):
+            assert self.num_blocks[-1] >= MIN_STATES, "a sequence cannot start from a checkpoint"
 
     @classmethod
     def of_engine(
@@ -72,6 +79,7 @@ class SchedulerConfig:
             tpot_slo_s=config.tpot_slo_s,
             replay_s=config.decode_replay_s if config.reuse_kv else 0.0,
             kv_ttl_s=config.kv_ttl_s,
+            state_tokens=config.state_checkpoint_tokens,
             verification=config.verification,
             reuse_kv=config.reuse_kv,
             max_in_flight=max_in_flight,

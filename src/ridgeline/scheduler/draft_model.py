@@ -71,15 +71,15 @@ class DraftModel:
         last = length + num_tokens - 1 if is_ready else stop
         if stop == start or not kv.can_write(start, last):
             return 0
-        updates, copies = kv.prepare_write(start, last)
-        assert not copies, "the draft model's blocks are shared only when full"
+        write = kv.prepare_write(start, last)
+        assert not write.copies, "the draft model's blocks are shared only when full"
         assert sequence.slot is not None
         segment = Segment(
             slot=sequence.slot,
             start=start,
             stop=stop,
             token_ids=tuple(sequence.token_ids[start:stop]),
-            block_updates=updates,
+            block_updates=write.block_updates,
             outputs=Outputs(sample=is_ready),
         )
         self._budget -= stop - start

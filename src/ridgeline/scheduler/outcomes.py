@@ -73,6 +73,8 @@ class Outcomes:
             elif num_steps > 1:
                 num_computed = min(stop + max(0, len(outcome.token_ids) - 1), len(known_ids))
             sequence.kv.advance(num_computed, known_ids)
+            if outputs.sample and len(outcome.token_ids) < num_steps:
+                sequence.kv.send_again()  # what plans in flight brought is not taken
             if not sequence.num_in_flight:
                 sequence.settle()
             elif outputs.sample and len(tokens) < num_steps:

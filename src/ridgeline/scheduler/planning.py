@@ -1,6 +1,12 @@
 """What a step computes: decodes first, then prompts; drafts and replays in what is left."""
 
-from ridgeline.core.plan import BlockTableUpdate, Outputs, Segment, step_in_flight
+from ridgeline.core.plan import (
+    BlockTableUpdate,
+    Outputs,
+    Segment,
+    StateSave,
+    step_in_flight,
+)
 from ridgeline.core.protocols import Draft
 from ridgeline.kvcache import KVCacheManager
 from ridgeline.scheduler.config import SchedulerConfig
@@ -135,12 +141,13 @@ class Planner:
         if drafts:
             token_ids, end = token_ids + drafts, stop + len(drafts)
         updates: tuple[BlockTableUpdate, ...] = ()
+        saves: tuple[StateSave, ...] = ()
         if end > kv.num_writable:
-            updates, copies = kv.prepare_write(start, end, reserve=len(known))
+            updates, copies, saves = kv.prepare_write(start, end, reserve=len(known))
             step.copies += copies
         assert sequence.slot is not None
         segment = Segment(
-            sequence.slot, start, end, token_ids, len(drafts), parents, updates, outputs
+            sequence.slot, start, end, token_ids, len(drafts), parents, updates, outputs, saves
         )
         may_continue = (
             samples and not drafts and not outputs.masked and stop + 1 < sequence.max_length
@@ -186,6 +193,7 @@ class Planner:
         num_later = len(self._lifecycle.running) - len(step.busy)
         left = step.budget.tokens - (length - start) - num_later
         most = max(0, min(sequence.max_length - length - 1, left))
+        most = most if sequence.kv.takes_drafts else 0
         room = self._speculation.room(sequence, most)
         while room and not sequence.kv.can_write(start, length + room):
             room -= 1

@@ -53,7 +53,11 @@ class Scheduler:
         self.config = config
         self.speculation = speculation or Speculation()
         self.prefix_cache = PrefixCache(
-            config.num_blocks, config.windows, config.block_tokens, ttl_s=config.kv_ttl_s
+            config.num_blocks,
+            config.windows,
+            config.block_tokens,
+            ttl_s=config.kv_ttl_s,
+            state_tokens=config.state_tokens,
         )
         self.transfers = None if transfers is None else transfers(self.prefix_cache)
         self._clock = clock

@@ -61,9 +61,12 @@ class Step:
             return 1
         for number in short:
             sequence, segment = self.sequences[number], self.segments[number]
-            updates, copies = sequence.kv.prepare_write(sequence.num_planned, stops[number])
-            assert not copies, "a block that is being written is shared"
-            self.segments[number] = segment._replace(block_updates=segment.block_updates + updates)
+            write = sequence.kv.prepare_write(sequence.num_planned, stops[number])
+            assert not write.copies, "a block that is being written is shared"
+            self.segments[number] = segment._replace(
+                block_updates=segment.block_updates + write.block_updates,
+                state_saves=segment.state_saves + write.state_saves,
+            )
         for number, sequence in enumerate(self.sequences):
             num_known = sequence.num_planned + num_steps
             sequence.num_planned = num_known - 1

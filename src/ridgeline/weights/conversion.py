@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ridgeline.core.errors import InvalidRequestError, UnsupportedModelError
 from ridgeline.core.ops import Op
-from ridgeline.models import ModelDefinition, describe, lower, read_config
+from ridgeline.models import ModelDefinition, TensorSource, describe, lower, read_config
 from ridgeline.quant import Scheme, read_scheme
 from ridgeline.quant.gguf_encoders import encode
 from ridgeline.text import Tokenizer
@@ -183,7 +183,8 @@ def _places(
     places: dict[tuple[str, int | None], _Place] = {}
     for name, shape in shapes.items():
         source = definition.sources[name]
-        if source.every_other is not None or (source.rows and len(shape) == 3):
+        cuts_stack = source.rows is not None and len(shape) == 3
+        if source.every_other is not None or source.of_each is not None or cuts_stack:
             raise UnsupportedModelError(
                 f"Models of type {definition.spec.model_type} are not written as safetensors."
             )
@@ -192,11 +193,15 @@ def _places(
             place = source if index is None else source.of_expert(index)
             places[name, index] = _Place(
                 tensor=place.name,
-                shape=shape if index is None else shape[1:],
+                shape=_stored_shape(shape, place) if index is None else shape[1:],
                 first_row=0 if place.rows is None else place.rows[0],
                 transpose=place.transpose,
             )
     return places
+
+
+def _stored_shape(shape: tuple[int, ...], source: TensorSource) -> tuple[int, ...]:
+    return (shape[0], 1, *shape[1:]) if source.squeeze else shape
 
 
 def _tensors(

@@ -144,11 +144,15 @@ def read_places(
             if place.rows:
                 part = part[(*[slice(None)] * (part.ndim - 2), slice(*place.rows))]
             # Copied, since a transposed vector would otherwise be contiguous already.
+            if place.of_each is not None:
+                part = place.select_rows(part)
             weight = part.copy(order="C")
         else:
             start, stop = place.experts or place.rows or (0, shape[0] if shape else 0)
             weight = empty((stop - start, *shape[1:]) if shape else (), dtype)
             read(weight, start)
+        if place.squeeze:
+            weight = weight.squeeze(1)
         for name in names:
             yield name, weight
         del weight  # before the next one is read
@@ -158,7 +162,8 @@ def _is_cut_from_whole(place: TensorSource, axes: int) -> bool:
     """Whether a weight is not just a range of the first axis of its tensor, which has ``axes``."""
     cuts_stack = place.rows is not None and axes == 3
     is_row = place.row_vector and axes == 2
-    return place.transpose or place.every_other is not None or cuts_stack or is_row
+    takes_turns = place.every_other is not None or place.of_each is not None
+    return place.transpose or takes_turns or cuts_stack or is_row
 
 
 def match_tensors(
@@ -287,6 +292,10 @@ def _expected_shapes(
             *before, height, columns = shape if len(shape) > 1 else (*shape, 0)
             assert source.rows[1] - source.rows[0] == height, name
             shape = (*before, max(stops), columns)[: len(shape)]
+        elif source.of_each is not None:
+            shape = (source.stored_rows(shape[0]), *shape[1:])
+        if source.squeeze:
+            shape = (shape[0], 1, *shape[1:])
         if source.transpose:
             shape = (*shape[:-2], shape[-1], shape[-2])
         if source.every_other is not None:

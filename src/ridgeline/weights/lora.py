@@ -84,10 +84,8 @@ def load_lora(
             _check_shapes(module, down, up, users[module])
             scaled = _scaled(up, _scale(config, module, rank=len(down)))
             for weight, source in users[module]:
-                rows = source.rows or (0, weight.shape[0])
-                adapter[weight.name] = LoRAWeights(
-                    down=down, up=np.ascontiguousarray(scaled[slice(*rows)])
-                )
+                up = np.ascontiguousarray(source.select_rows(scaled))
+                adapter[weight.name] = LoRAWeights(down=down, up=up)
     if not adapter:
         raise WeightsMismatchError(f"The adapter in {folder} has no tensors.")
     return adapter
@@ -146,7 +144,7 @@ def _check_shapes(
     up: Array,
     users: list[tuple[Weight, TensorSource]],
 ) -> None:
-    outputs = max(source.rows[1] if source.rows else weight.shape[0] for weight, source in users)
+    outputs = max(source.stored_rows(weight.shape[0]) for weight, source in users)
     inputs = users[0][0].shape[1]
     if (
         down.ndim != 2

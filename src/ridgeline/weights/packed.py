@@ -162,7 +162,8 @@ def _of_parts(
     for place, names in places.items():
         interleaved = place.every_other is not None and not stored.transposed
         cuts_stack = place.rows is not None and entry is None and len(stored.shape) == 3
-        if stored.transposed != place.transpose or interleaved or cuts_stack:
+        is_cut = interleaved or cuts_stack or place.of_each is not None
+        if stored.transposed != place.transpose or is_cut:
             yield from read_places(checkpoint, tensor, {place: names}, dtype, advance, entry)
             continue
         weight = checkpoint.quantized(tensor, advance, entry=entry)
@@ -188,7 +189,8 @@ def _of_blocks(
     blocks = None
     for place, names in places.items():
         cuts_stack = place.rows is not None and entry is None and len(checkpoint.shape(tensor)) == 3
-        if place.transpose or place.every_other is not None or cuts_stack:
+        is_cut = place.every_other is not None or place.of_each is not None or cuts_stack
+        if place.transpose or is_cut:
             yield from read_places(checkpoint, tensor, {place: names}, dtype, advance, entry)
             continue
         if blocks is None:

@@ -8,6 +8,7 @@ from ridgeline.core.formats import full_name
 from ridgeline.core.settings.bounds import Count, Meta, NumBytes, Seconds
 from ridgeline.core.settings.reading import Needs, Reads, Tries
 
+STATE_CHECKPOINT_TOKENS = 4096
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
 
 _PREFIXES = Needs("enable_prefix_caching", lambda config: config.enable_prefix_caching)
@@ -31,6 +32,9 @@ class KVSettings:
             own.
         kv_cache_memory_bytes: size of the KV pool.
         block_tokens: tokens in one KV block.
+        state_checkpoint_tokens: of models that keep states, such as those with short convolutions,
+            one is kept for reuse every so many tokens, beside those at the ends of prompts and
+            outputs.
         enable_prefix_caching: reuse the KV of prefixes that were computed before.
         reuse_kv: off, for comparison only, each token computes K and V of its whole context again,
             and no prefix is cached.
@@ -45,6 +49,7 @@ class KVSettings:
     kv_cache_dtype: Annotated[str, Reads(_kv_format), Tries(values=("int8", "fp8"))] = "auto"
     kv_cache_memory_bytes: NumBytes | None = None
     block_tokens: Count = 16
+    state_checkpoint_tokens: Count = STATE_CHECKPOINT_TOKENS
     enable_prefix_caching: Annotated[bool, Tries(values=(False,))] = True
     reuse_kv: bool = True
     kv_ttl_s: Seconds | None = None

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from ridgeline.core.plan import ModelRole, Segment
 from ridgeline.decoding import ancestors, depths
+from ridgeline.executors.cpu.kv_cache import KVCache
 from ridgeline.executors.cpu.state import CPUSequence
 from ridgeline.executors.outputs import SegmentContext, num_sampled_rows
-from ridgeline.kernels.cpu.structs import SEQUENCE, Batch
+from ridgeline.kernels.cpu.structs import SEQUENCE, STATE_SAVE, Batch
 
 Ints = npt.NDArray[np.int32]
 
@@ -54,7 +55,10 @@ def num_kept_rows(segment: Segment) -> int:
 
 
 def build_batch(
-    segments: Sequence[Segment], states: Mapping[int, CPUSequence], role: ModelRole
+    segments: Sequence[Segment],
+    states: Mapping[int, CPUSequence],
+    role: ModelRole,
+    cache: KVCache,
 ) -> CPUBatch:
     """Arrays for one forward pass over segments whose references are resolved.
 
@@ -78,6 +82,11 @@ def build_batch(
             bits = _ancestor_bits(segment)
             kept.append(bits)
             tree = bits.ctypes.data
+        running = saves = 0
+        if cache.has_states:
+            running, saved = _states(segment, state, role, cache)
+            kept.append(saved)
+            saves = saved.ctypes.data
         rows.append(
             (
                 first_row,
@@ -86,6 +95,9 @@ def build_batch(
                 segment.num_drafts,
                 tree,
                 state.table_pointers(role),
+                running,
+                saves,
+                len(segment.state_saves),
             )
         )
         token_ids.extend(segment.token_ids)
@@ -125,6 +137,15 @@ def _positions(segment: Segment) -> Sequence[int]:
     first_draft = segment.stop - segment.num_drafts
     drafted = (first_draft + depth - 1 for depth in depths(segment.parents))
     return [*range(segment.start, first_draft), *drafted]
+
+
+def _states(
+    segment: Segment, state: CPUSequence, role: ModelRole, cache: KVCache
+) -> tuple[int, npt.NDArray[np.void]]:
+    """The address of a sequence's state, and where it is to be saved."""
+    (block,) = state.tables[role, len(cache.groups)]
+    saves = [(save.position, cache.state_address(save.block)) for save in segment.state_saves]
+    return cache.state_address(block), np.array(saves, dtype=STATE_SAVE)
 
 
 def _ancestor_bits(segment: Segment) -> npt.NDArray[np.uint64]:

@@ -75,6 +75,8 @@ def _shapes(op: ops.Op, hidden_size: int) -> dict[str, tuple[int, ...]]:
     match op:
         case ops.OutProject():
             shapes["h"] = (op.weight.shape[1],)
+        case ops.GateHeads():
+            shapes["h"] = (op.weight.shape[0],)
         case ops.HeadNorm():
             shapes["q"] = (op.num_heads, op.head_dim)
             shapes["k"] = (op.num_kv_heads, op.head_dim)

@@ -14,10 +14,14 @@ _log = logging.getLogger(__name__)
 _NATIVE = (
     ops.Embed, ops.Norm, ops.QKVProject, ops.HeadNorm, ops.Rope, ops.KVWrite,
     ops.GrowQueries, ops.Attend, ops.LatentProject, ops.LatentAttend, ops.BidirectionalAttend,
+    ops.ConvProject, ops.ShortConv, ops.DeltaProject, ops.GatedDelta, ops.GateHeads,
     ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE, ops.AddShared, ops.AddResidual, ops.Head,
     ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens, ops.GatherLogits,
 )  # fmt: skip
-_NEVER_CUT = (ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.Head)
+_NEVER_CUT = (
+    ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,
+    ops.GatedDelta, ops.Head,
+)  # fmt: skip
 
 
 def ops_without_kernel() -> tuple[str, ...]:
@@ -29,8 +33,8 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
     """Those that the reference has to run, which the log says.
 
     Raises:
-        SettingsError: one of them works on the KV cache, whose layout is the kernels' own, or
-            is the head.
+        SettingsError: one of them works on the KV cache, whose layout is the kernels' own, or on
+            states, or is the head.
         MissingDependencyError: the reference's torch is not installed.
     """
     cuts = tuple(op for op in model_ops if not _is_native(op))

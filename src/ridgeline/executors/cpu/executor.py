@@ -16,7 +16,7 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
-from ridgeline.core.spec import ModelSpec, RopeSpec
+from ridgeline.core.spec import ModelSpec, RopeSpec, cache_groups
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.cpu.adapters import NativeAdapters
 from ridgeline.executors.cpu.adjust import adjust
@@ -111,7 +111,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             )
             dtype = model.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
             self.pools[role] = KVCache(self._pool, model.spec, dtype, block_tokens)
-        self._num_groups = {role: len(cache.groups) for role, cache in self.pools.items()}
+        self._num_groups = {role: len(cache_groups(self.spec(role))) for role in self.pools}
         self._logits = np.empty(0, dtype=np.float32)
         self._spans: SpanLog | None = None  # of the pass that runs, while steps are recorded
 
@@ -146,7 +146,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         clock: Clock,
     ) -> tuple[SegmentResult, ...]:
         states = cast(Mapping[int, CPUSequence], self.states)
-        batch = build_batch(segments, states, role)
+        batch = build_batch(segments, states, role, self.pools[role])
         model = self._models[role]
         model.program.reserve(batch.num_tokens)
         clock.lap("prepare_s")
@@ -176,7 +176,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         model = self._models[role]
         if not self._can_replay(segments, states, model):
             return None
-        batch = build_batch(segments, states, role)
+        batch = build_batch(segments, states, role, self.pools[role])
         model.program.reserve(batch.num_tokens)
         draws = np.concatenate([state.sampling for state in batch.states])
         draws["position"] = batch.positions + 1

@@ -1,4 +1,4 @@
-"""The paged KV cache in the layout of csrc/cpu/kv_cache.h."""
+"""The paged KV cache in the layout of csrc/cpu/kv_cache.h, and the states of sequences."""
 
 import ctypes
 import hashlib
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.protocols import KVLayout
-from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.core.spec import ModelSpec, kv_groups, state_group
 from ridgeline.executors.cpu.traits import KV_SUB_BLOCK
 from ridgeline.kernels.cpu.memory import aligned_bytes
 from ridgeline.kernels.cpu.pool import Pool
@@ -37,6 +37,7 @@ def check_block_tokens(block_tokens: int) -> None:
 
 class KVCache:
     """KV pool of one model. A block holds all layers of its group, so that it moves in one piece.
+    So does a state, which is a block of the group after those of KV.
 
     `check_block_tokens` says which sizes of blocks there are.
     """
@@ -45,7 +46,7 @@ class KVCache:
         self._library = pool.library
         self._dtype = dtype
         self._memory: list[npt.NDArray[np.uint8]] = []
-        self.groups = kv_groups(spec)
+        self.groups, self._states = kv_groups(spec), state_group(spec)
         self.structs = (KVGroup * len(self.groups))(
             *(
                 KVGroup(
@@ -65,13 +66,31 @@ class KVCache:
 
     @property
     def layout(self) -> KVLayout:
+        states = self._states
         identity = f"cpu/{LAYOUT_VERSION}/{self._dtype}/{self.block_tokens}/{self.groups}"
+        if states is not None:
+            identity += f"/{states}"
         return KVLayout(
             block_tokens=self.block_tokens,
             groups=self.groups,
-            block_bytes=tuple(struct.block_bytes for struct in self.structs),
+            block_bytes=self._block_bytes,
             digest=hashlib.sha256(identity.encode()).hexdigest(),
+            states=states,
         )
+
+    @property
+    def _block_bytes(self) -> tuple[int, ...]:
+        of_states = () if self._states is None else (self._states.num_bytes,)
+        return (*(struct.block_bytes for struct in self.structs), *of_states)
+
+    @property
+    def has_states(self) -> bool:
+        return self._states is not None
+
+    def state_address(self, block: int) -> int:
+        """Where a state lies."""
+        states = self._memory[-1]
+        return int(states.ctypes.data + block * states.shape[1])
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
         """Create the pools, whose memory is taken as blocks are written.
@@ -80,9 +99,9 @@ class KVCache:
             OutOfMemoryError: they do not fit.
         """
         try:
-            for struct, count in zip(self.structs, num_blocks, strict=True):
-                memory = aligned_bytes(struct.block_bytes * count)
-                self._memory.append(memory.reshape(count, struct.block_bytes))
+            for num_bytes, count in zip(self._block_bytes, num_blocks, strict=True):
+                self._memory.append(aligned_bytes(num_bytes * count).reshape(count, num_bytes))
+            for struct, memory in zip(self.structs, self._memory, strict=False):
                 struct.data = memory.ctypes.data
         except MemoryError as error:
             raise OutOfMemoryError("The KV pool does not fit into memory.") from error
@@ -105,7 +124,7 @@ class KVCache:
         return self._memory[group][list(blocks)].tobytes()
 
     def import_blocks(self, group: int, blocks: Sequence[int], data: bytes) -> None:
-        block_bytes = self.structs[group].block_bytes
+        block_bytes = self._block_bytes[group]
         if len(data) != block_bytes * len(blocks):
             raise ValueError(f"{len(data)} bytes are not {len(blocks)} blocks of group {group}")
         values = np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), block_bytes)

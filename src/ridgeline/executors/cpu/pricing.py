@@ -68,5 +68,5 @@ def _format(
             return layers
         case Role.ROUTER | Role.EXPANSION:
             return own
-        case Role.GAIN | Role.BIAS | Role.SINKS | Role.POSITIONS:
+        case Role.GAIN | Role.BIAS | Role.SINKS | Role.POSITIONS | Role.CONVOLUTION | Role.DECAY:
             return FLOAT32

@@ -32,6 +32,7 @@ from ridgeline.kernels.cpu.structs import (
     Attention,
     Batch,
     Buffer,
+    GatedDelta,
     Linear,
     Norm,
     Routing,
@@ -233,6 +234,36 @@ class Program:
                 )  # fmt: skip
             case ops.LatentAttend():
                 self._add_latent_attend(op)
+            case ops.ConvProject():
+                library.rl_add_qkv(
+                    handle, _BUFFERS[op.src], self._linear(op.in_gate, op.in_gate_bias),
+                    self._linear(op.out_gate, op.out_gate_bias),
+                    self._linear(op.value, op.value_bias), 0.0,
+                )  # fmt: skip
+            case ops.DeltaProject():
+                parts = (op.query, op.key, op.value, op.gate, op.beta, op.decay)
+                linears = (self._linear(part, None) for part in parts)
+                library.rl_add_delta_project(handle, _BUFFERS[op.src], *linears)
+            case ops.GatedDelta():
+                shape = GatedDelta(
+                    num_key_heads=op.num_key_heads, num_value_heads=op.num_value_heads,
+                    key_dim=op.key_dim, value_dim=op.value_dim, conv_length=op.conv.shape[1],
+                )  # fmt: skip
+                library.rl_add_gated_delta(
+                    handle, op.offset, self._keep(shape), self._vector(op.conv),
+                    self._vector(op.decay_log), self._vector(op.decay_bias),
+                    self._vector(op.gain), self._keep(_norm_struct(op.norm)),
+                )  # fmt: skip
+            case ops.GateHeads():
+                library.rl_add_gate_heads(
+                    handle, _BUFFERS[op.src], self._linear(op.weight, op.bias)
+                )
+            case ops.ShortConv():
+                channels, length = op.weight.shape
+                library.rl_add_short_conv(
+                    handle, op.offset, channels, length, self._vector(op.weight),
+                    self._vector(op.bias),
+                )  # fmt: skip
             case ops.OutProject():
                 library.rl_add_out_project(handle, self._linear(op.weight, op.bias))
             case ops.MLP():
@@ -419,6 +450,14 @@ def _widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
             case ops.LatentProject():
                 at_least(Buffer.QUERY, op.query.shape[0])
                 at_least(Buffer.KEY, op.latent.shape[0])
+            case ops.ConvProject():
+                for buffer in (Buffer.QUERY, Buffer.KEY, Buffer.VALUE):
+                    at_least(buffer, op.value.shape[0])
+            case ops.DeltaProject():
+                mixed = sum(part.shape[0] for part in (op.query, op.key, op.value))
+                at_least(Buffer.QUERY, mixed)
+                at_least(Buffer.KEY, op.gate.shape[0])
+                at_least(Buffer.VALUE, 2 * op.beta.shape[0])
             case ops.OutProject():
                 at_least(Buffer.H, op.weight.shape[1])
             case ops.Down():

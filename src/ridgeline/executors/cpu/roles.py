@@ -32,7 +32,9 @@ def packed_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role | ops.LatentA
                 case Role.EXPANSION:
                     assert isinstance(op, ops.LatentAttend)
                     roles[use.weight.name] = op
-                case Role.GAIN | Role.BIAS | Role.SINKS | Role.POSITIONS | Role.OUTPUT_GATE:
+                case Role.GAIN | Role.BIAS | Role.SINKS | Role.POSITIONS:
+                    pass
+                case Role.OUTPUT_GATE | Role.CONVOLUTION | Role.DECAY:
                     pass
     return roles
 

@@ -77,6 +77,7 @@ def _device_bytes() -> float:
 
 TRAITS = ExecutorTraits(
     name="cuda",
+    keeps_states=False,
     create=_create,
     is_here=lambda: missing_for_gpu() is None,
     missing=missing_for_gpu,

@@ -1,4 +1,4 @@
-"""Paged K and V of one model: a tensor per layer and block tables per sequence.
+"""Paged K and V of one model, a tensor per layer; and the states of its sequences.
 
 Shapes: N blocks, B tokens a block, K KV heads, d and v the widths of a head of K and of V, C
 positions read.
@@ -11,19 +11,26 @@ import torch
 
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.protocols import KVLayout
-from ridgeline.core.spec import KVGroup, ModelSpec, kv_groups
+from ridgeline.core.spec import KVGroup, ModelSpec, kv_groups, state_group
 
 LAYOUT_VERSION = 3
 
 
 class ReferenceKVCache:
-    """KV pool of one model. Blocks are written by `write` and copies, owned by the scheduler."""
+    """KV pool of one model. Blocks are written by `write` and copies, owned by the scheduler.
+
+    ``states`` is the pool of states, one in each row, if the model has some; it is the group after
+    those of KV.
+    """
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, block_tokens: int) -> None:
         self.groups = kv_groups(spec)
         self.block_tokens = block_tokens
         self._dtype = dtype
         self._pools: dict[int, torch.Tensor] = {}  # layer -> [N, B, K, d + v]
+        self._state_group = state_group(spec)
+        self._state_dtype = torch.promote_types(dtype, torch.float32)
+        self.states = torch.empty(0)
 
     @property
     def layout(self) -> KVLayout:
@@ -31,11 +38,17 @@ class ReferenceKVCache:
             group.elements_per_token * self.block_tokens * self._dtype.itemsize
             for group in self.groups
         )
+        states = self._state_group
+        if states is not None:
+            sizes += (sum(states.elements) * self._state_dtype.itemsize,)
         identity = f"reference/{LAYOUT_VERSION}/{self._dtype}/{self.block_tokens}/{self.groups}"
+        if states is not None:
+            identity += f"/{states}"
         return KVLayout(
             block_tokens=self.block_tokens,
             groups=self.groups,
             block_bytes=sizes,
+            states=states,
             digest=hashlib.sha256(identity.encode()).hexdigest(),
         )
 
@@ -46,10 +59,13 @@ class ReferenceKVCache:
             OutOfMemoryError: they do not fit.
         """
         try:
-            for group, count in zip(self.groups, num_blocks, strict=True):
+            for group, count in zip(self.groups, num_blocks, strict=False):
                 for layer in group.layers:
                     shape = (count, *self._block_shape(group))
                     self._pools[layer] = torch.empty(shape, dtype=self._dtype)
+            if self._state_group is not None:
+                width = sum(self._state_group.elements)
+                self.states = torch.empty(num_blocks[-1], width, dtype=self._state_dtype)
         except RuntimeError as error:
             raise OutOfMemoryError("The KV pool does not fit into memory.") from error
 
@@ -65,6 +81,9 @@ class ReferenceKVCache:
         return values[..., :k_width], values[..., k_width:]
 
     def copy_block(self, group: int, source: int, target: int) -> None:
+        if group == len(self.groups):
+            self.states[target] = self.states[source]
+            return
         for layer in self.groups[group].layers:
             self._pools[layer][target] = self._pools[layer][source]
 

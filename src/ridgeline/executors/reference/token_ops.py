@@ -1,4 +1,4 @@
-"""The ops that look at each token alone: all but those on the KV cache, and the head."""
+"""The ops that look at each token alone: all but those on KV cache and states, and the head."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -71,6 +71,21 @@ class TokenOps:
                 buffers[op.dst] = kernels.normalise(buffers[op.src], weight, op.spec, bias=bias)
             case ops.QKVProject():
                 self._project_qkv(op)
+            case ops.ConvProject():
+                source = buffers[op.src]
+                buffers["q"] = self._linear(source, op.in_gate, op.in_gate_bias)
+                buffers["k"] = self._linear(source, op.out_gate, op.out_gate_bias)
+                buffers["v"] = self._linear(source, op.value, op.value_bias)
+            case ops.DeltaProject():
+                source = buffers[op.src]
+                mixed = [self._linear(source, part, None) for part in (op.query, op.key, op.value)]
+                buffers["q"] = torch.cat(mixed, dim=-1)
+                buffers["k"] = self._linear(source, op.gate, None)
+                factors = [self._linear(source, part, None) for part in (op.beta, op.decay)]
+                buffers["v"] = torch.cat(factors, dim=-1)
+            case ops.GateHeads():
+                gate = self._linear(buffers[op.src], op.weight, op.bias)
+                buffers["h"] = buffers["h"] * torch.sigmoid(gate)
             case ops.HeadNorm():
                 for name, ref, add in (("q", op.query, op.query_bias), ("k", op.key, op.key_bias)):
                     buffers[name] = kernels.normalise_heads(

@@ -97,11 +97,14 @@ class SimulatedExecutor(Executor):
             int(len(group.layers) * model.kv_token_bytes(group) * self._block_tokens)
             for group in model.groups
         )
+        if model.states is not None:
+            sizes += (model.state_bytes,)
         return KVLayout(
             block_tokens=self._block_tokens,
             groups=model.groups,
             block_bytes=sizes,
             digest=f"simulated/{self._block_tokens}",
+            states=model.states,
         )
 
     def allocate_kv(self, num_blocks: Sequence[int], role: ModelRole = ModelRole.TARGET) -> None:

@@ -122,6 +122,16 @@ class Attention(ctypes.Structure):
     )
 
 
+class GatedDelta(ctypes.Structure):
+    _fields_ = (
+        ("num_key_heads", c_int32),
+        ("num_value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("conv_length", c_int32),
+    )
+
+
 class Norm(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("unit_offset", c_int32), ("eps", c_float))
 
@@ -152,9 +162,13 @@ SEQUENCE = np.dtype(
         ("num_drafts", np.int32),
         ("ancestors", np.uint64),
         ("block_tables", np.uint64),
+        ("state", np.uint64),
+        ("saves", np.uint64),
+        ("num_saves", np.int32),
     ],
     align=True,
 )
+STATE_SAVE = np.dtype([("position", np.int32), ("state", np.uint64)], align=True)
 SAMPLING = np.dtype(
     [
         ("logits", np.uint64),
@@ -228,6 +242,10 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_add_grow_queries": (I32, (P, F32, I32, I32)),
     "rl_add_attend": (I32, (P, I32, I32, P)),
     "rl_add_bidirectional_attend": (I32, (P, I32, P)),
+    "rl_add_short_conv": (I32, (P, I64, I32, I32, P, P)),
+    "rl_add_delta_project": (I32, (P, I32, *[P] * 6)),
+    "rl_add_gated_delta": (I32, (P, I64, *[P] * 6)),
+    "rl_add_gate_heads": (I32, (P, I32, P)),
     "rl_add_out_project": (I32, (P, P)),
     "rl_add_mlp": (I32, (P, I32, I32, P, P, P, P, P)),
     "rl_add_gate_up": (I32, (P, I32, P, P, P)),

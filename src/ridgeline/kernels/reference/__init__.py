@@ -12,6 +12,7 @@ from ridgeline.kernels.reference.elementwise import (
     softcap,
     wide,
 )
+from ridgeline.kernels.reference.gated_delta import DeltaInputs, decay_factors, gated_delta
 from ridgeline.kernels.reference.latent_attention import (
     absorbing_is_cheaper,
     attend_absorbed,
@@ -20,14 +21,18 @@ from ridgeline.kernels.reference.latent_attention import (
 from ridgeline.kernels.reference.moe import route, run_experts
 from ridgeline.kernels.reference.norm import normalise, normalise_heads
 from ridgeline.kernels.reference.rope import rope_tables, rotate
+from ridgeline.kernels.reference.short_conv import short_conv
 
 __all__ = [
+    "DeltaInputs",
     "absorbing_is_cheaper",
     "activate",
     "attend",
     "attend_absorbed",
     "attend_plain",
+    "decay_factors",
     "gated",
+    "gated_delta",
     "grow_queries",
     "normalise",
     "normalise_heads",
@@ -35,6 +40,7 @@ __all__ = [
     "rotate",
     "route",
     "run_experts",
+    "short_conv",
     "softcap",
     "visible",
     "wide",

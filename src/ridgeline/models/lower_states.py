@@ -1,0 +1,100 @@
+"""Lowering of layers that keep a state of each sequence instead of K and V.
+
+Canonical names below ``layers.{i}.``. Of short convolutions: ``conv_in_gate``, ``conv_out_gate``,
+``conv_value``, ``conv``, ``conv_out``, and the same with ``_bias``. Of the gated delta rule:
+``delta_query``, ``delta_key``, ``delta_value``, ``delta_gate``, ``delta_beta``, ``delta_decay``,
+``delta_conv``, ``delta_decay_log``, ``delta_decay_bias``, ``delta_norm`` and ``delta_out``.
+"""
+
+from collections.abc import Callable
+
+from ridgeline.core.ops import (
+    ConvProject,
+    DeltaProject,
+    GatedDelta,
+    Op,
+    OutProject,
+    ShortConv,
+    Weight,
+)
+from ridgeline.core.spec import GatedDeltaSpec, ShortConvSpec
+
+
+def short_conv_ops(
+    spec: ShortConvSpec,
+    src: str,
+    *,
+    layer: int,
+    offset: int,
+    hidden_size: int,
+    weight: Callable[..., Weight],
+) -> list[Op]:
+    """Projections, the convolution between its gates, and the projection of its output.
+
+    ``offset`` is the layer's place in a sequence's state, and ``weight`` names a weight of the
+    layer, of some shape.
+    """
+
+    def bias(name: str) -> Weight | None:
+        return weight(f"{name}_bias", hidden_size) if spec.bias else None
+
+    square = (hidden_size, hidden_size)
+    return [
+        ConvProject(
+            in_gate=weight("conv_in_gate", *square),
+            out_gate=weight("conv_out_gate", *square),
+            value=weight("conv_value", *square),
+            in_gate_bias=bias("conv_in_gate"),
+            out_gate_bias=bias("conv_out_gate"),
+            value_bias=bias("conv_value"),
+            src=src,
+        ),
+        ShortConv(
+            layer=layer,
+            offset=offset,
+            weight=weight("conv", hidden_size, spec.length),
+            bias=bias("conv"),
+        ),
+        OutProject(weight=weight("conv_out", *square), bias=bias("conv_out")),
+    ]
+
+
+def gated_delta_ops(
+    spec: GatedDeltaSpec,
+    src: str,
+    *,
+    layer: int,
+    offset: int,
+    hidden_size: int,
+    weight: Callable[..., Weight],
+) -> list[Op]:
+    """Projections, the rule with all that is around it, and the projection of its output."""
+    assert spec.norm.gain
+    assert not spec.norm.bias
+    heads = spec.num_value_heads
+    keys, values = spec.num_key_heads * spec.key_dim, heads * spec.value_dim
+    return [
+        DeltaProject(
+            query=weight("delta_query", keys, hidden_size),
+            key=weight("delta_key", keys, hidden_size),
+            value=weight("delta_value", values, hidden_size),
+            gate=weight("delta_gate", values, hidden_size),
+            beta=weight("delta_beta", heads, hidden_size),
+            decay=weight("delta_decay", heads, hidden_size),
+            src=src,
+        ),
+        GatedDelta(
+            layer=layer,
+            offset=offset,
+            conv=weight("delta_conv", spec.num_channels, spec.conv_length),
+            decay_log=weight("delta_decay_log", heads),
+            decay_bias=weight("delta_decay_bias", heads),
+            gain=weight("delta_norm", spec.value_dim),
+            norm=spec.norm,
+            num_key_heads=spec.num_key_heads,
+            num_value_heads=heads,
+            key_dim=spec.key_dim,
+            value_dim=spec.value_dim,
+        ),
+        OutProject(weight=weight("delta_out", hidden_size, values), bias=None),
+    ]

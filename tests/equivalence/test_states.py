@@ -1,0 +1,95 @@
+"""Models with states of sequences on the cpu executor: whatever is combined, bit for bit what each
+prompt gives alone and whole."""
+
+import json
+
+import pytest
+from tests.equivalence.test_combinations import SETTINGS, check_outputs, params, prompts
+from tests.parity.state_cases import STATE_CASES
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.errors import SettingsError
+from ridgeline.kernels.cpu.library import native_kernels_run
+
+pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
+CASES = {case.id: case for case in STATE_CASES}
+TELLING = ("lfm2-biases", "qwen3_next-biases")  # of each kind of state
+
+
+def open_llm(folder, **settings):
+    return LLM(folder, load_format="dummy", **(SETTINGS | settings))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for name in CASES:
+        folder = tmp_path_factory.mktemp(name)
+        config = CASES[name].config | {"model_type": CASES[name].family, "vocab_size": 290}
+        (folder / "config.json").write_text(json.dumps(config))
+        made[name] = str(folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def baselines(folders):
+    """Outputs of every prompt and sample, each alone, and the least bytes that a sequence takes."""
+    made = {}
+    for name in TELLING:
+        with open_llm(folders[name]) as llm:
+            outputs = [
+                [o.token_ids for o in llm.generate([each], params(n, samples=3))[0].outputs]
+                for n, each in enumerate(prompts())
+            ]
+            made[name] = outputs, llm.config.kv_cache_bytes // SETTINGS["max_num_seqs"]
+    return made
+
+
+@pytest.mark.parametrize("name", TELLING)
+@pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
+@pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
+@pytest.mark.parametrize("preempted", [False, True], ids=["roomy", "preempted"])
+def test_every_way_is_bit_for_bit(name, folders, baselines, chunked, cached, preempted):
+    """Batched, and with samples or aborts, in turn."""
+    expected, sequence_bytes = baselines[name]
+    settings = {"enable_prefix_caching": cached}
+    if chunked:
+        settings["max_num_batched_tokens"] = 24
+    if preempted:
+        settings["kv_cache_memory_bytes"] = int(1.5 * sequence_bytes)
+    with open_llm(folders[name], **settings) as llm:
+        for samples in (3, 1):
+            check_outputs(llm, expected, samples=samples, aborts=samples == 1)
+        llm._loop.check_integrity()
+        scheduler = llm._engine.scheduler
+        assert not preempted or scheduler.num_preemptions > 0
+        assert not cached or scheduler.prefix_cache.stats.hit_tokens > 0
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_the_second_turn_computes_one_turn_and_less_than_a_block(name, folders):
+    """A conversation of whole turns: of the turns before, nothing but a part of a block is computed
+    again, and the answer is that of a run without a cache."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=20)
+    prompt = [token % 290 for token in range(0, 280, 7)]
+    with open_llm(folders[name], enable_prefix_caching=True) as llm:
+        first = llm.generate([prompt], greedy)[0].outputs[0].token_ids
+        turn = [*prompt, *first, *range(30, 45)]
+        second = llm.generate([turn], greedy)[0]
+        computed = len(turn) - second.num_cached_tokens
+    assert computed <= 1 + 15 + SETTINGS["block_tokens"] - 1
+    with open_llm(folders[name]) as llm:
+        assert llm.generate([turn], greedy)[0].outputs[0].token_ids == second.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"speculation": "ngram"}, "speculation ngram"),
+        ({"kv_ram_tier_bytes": 2**20, "enable_prefix_caching": True}, "kv_ram_tier_bytes"),
+        ({"executor": "cuda"}, "the cuda executor"),
+    ],
+)
+def test_what_does_not_work_is_refused_by_name(folders, settings, named):
+    with pytest.raises(SettingsError, match=f"{named} does not work .* lfm2"):
+        open_llm(folders["lfm2-plain"], **settings)
