@@ -152,11 +152,13 @@ def _make_room(db: sqlite3.Connection, tenant: str) -> int:
     """Delete the oldest that are too many, now that a tenant has one more; how many."""
     num_deleted = 0
     while (whose := _over_limit(db, tenant)) is not None:
-        num_deleted += db.execute(
+        deleted = db.execute(
             "DELETE FROM responses WHERE rowid = (SELECT rowid FROM responses WHERE tenant = ? "
             "ORDER BY created, rowid LIMIT 1)",
             (whose,),
         ).rowcount
+        assert deleted, "the totals are those of the rows"
+        num_deleted += deleted
     return num_deleted
 
 
