@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +13,26 @@ from ridgeline.core.errors import DiskError
 from ridgeline.quant.gguf_formats import GGUF_FORMATS
 from ridgeline.weights.gguf.writer import GGUFTensor, GGUFWriter
 from ridgeline.weights.safetensors_writer import SafetensorsTensor, SafetensorsWriter
-from ridgeline.weights.temporary import NewFile, copy_durably, write_durably
+from ridgeline.weights.temporary import NewFile, copy_durably, temporary_name, write_durably
 
 
 def test_a_file_without_room_is_removed(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="new"):
         NewFile(tmp_path / "new", 1 << 62)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    """Once a conversion that was killed left its gigabytes under a hidden name for good."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / f".x.gguf.{gone.pid}").write_text("left")
+    (tmp_path / f".x.gguf.{10**12}").mkdir()
+    kept = [f".x.gguf.{os.getppid()}", ".x.gguf.1a", f".y.gguf.{gone.pid}", f"x.gguf.{gone.pid}"]
+    for name in kept:
+        (tmp_path / name).write_text("not ours")
+    assert temporary_name(tmp_path / "x.gguf").name == f".x.gguf.{os.getpid()}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +26,32 @@ def refuse_existing(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside ``path``, of this process."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    """A hidden name beside ``path``, of this process; what killed ones have left there goes."""
+    prefix = f".{path.name}."
+    with suppress(OSError):
+        for each in path.absolute().parent.iterdir():
+            number = each.name.removeprefix(prefix)
+            if each.name.startswith(prefix) and number.isdecimal() and not _runs(int(number)):
+                _remove(each)
+    return path.with_name(f"{prefix}{os.getpid()}")
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 class NewFile:
