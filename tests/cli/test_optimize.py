@@ -89,6 +89,8 @@ def _check_page(text, result):
         (("--trace", "a", "--rate", "2"), "a trace has its own times"),
         (("--load-format", "dummy"), "--quality none"),
         (("-o", "no/such/folder/a.yaml"), "no such folder"),
+        (("--html", ".", "--force"), "cannot be written"),
+        (("--html", "-"), "are files"),
     ],
 )
 def test_what_cannot_be_is_one_error_before_anything_is_measured(
@@ -101,6 +103,19 @@ def test_what_cannot_be_is_one_error_before_anything_is_measured(
         assert end.code == 2
     assert says in capsys.readouterr().err
     assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_where_nothing_may_win_a_report_is_written(calibrated, tmp_path):
+    out, page = tmp_path / "best.yaml", tmp_path / "best.html"
+    given = ("--no-enable-prefix-caching", "--kv-cache-dtype", "auto", "--speculation", "off")
+    sizes = ("--max-num-seqs", "8", "--quantization", "none", "--text", str(tmp_path / "text"))
+    (tmp_path / "text").write_text("the cat sat on the mat. " * 200)
+    options = ["optimize", "--workload", "batch", "--budget", "10s", "--quality", "none"]
+    assert main([*options, *given, *sizes, "-o", str(out), "--html", str(page)]) == 0
+    again = out.read_text().splitlines()[1]
+    assert "--no-enable-prefix-caching" in again
+    assert f"--text {tmp_path / 'text'}" in again
+    assert "</html>" in page.read_text()
 
 
 def test_limits_of_quality_are_read_as_they_are_written():

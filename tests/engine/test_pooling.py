@@ -124,9 +124,59 @@ def test_what_is_not_computed_is_refused_by_name(folder, name, values, message):
         llm.embed("ab")
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("Transformer", "Pooling", "Normalize", "Dense"),
+        ("Transformer", "Dense", "Pooling"),
+        ("Transformer", "Pooling", "Pooling"),
+        ("Transformer", "Normalize"),
+        ("Transformer",),
+        (),
+    ],
+)
+def test_modules_in_an_order_of_another_vector_are_refused(folder, kinds):
+    paths = {"Pooling": "1_Pooling", "Dense": "2_Dense"}
+    modules = [{"path": paths.get(kind, ""), "type": f"{PREFIX}.{kind}"} for kind in kinds]
+    write(folder, "modules.json", modules)
+    assert "order" in pooling_of(folder).refusal
+
+
+def test_prompts_and_limits_count_without_a_list_of_modules(folder):
+    (folder / "modules.json").unlink()
+    found = pooling_of(folder)
+    assert found.prompts == {"query": "ab: ", "document": "cd "}
+    assert found.max_tokens == 40
+    write(folder, "config_sentence_transformers.json", {"prompts": {"query": 5}})
+    with pytest.raises(CorruptFileError, match="no text"):
+        pooling_of(folder)
+    write(folder, "config_sentence_transformers.json", {"default_prompt_name": "other"})
+    with pytest.raises(CorruptFileError, match="no prompt 'other', its default"):
+        pooling_of(folder)
+
+
+def test_arguments_of_another_kind_are_one_error_each(folder):
+    with LLM(str(folder)) as llm:
+        assert llm.embed([]).shape == (0, 20)
+        assert llm.embed([], dimensions=3).shape == (0, 3)
+        for options in ({"truncate": "5"}, {"truncate": 3.5}, {"dimensions": 2.5}):
+            with pytest.raises(InvalidRequestError):
+                llm.embed(["ab"], **options)
+        with pytest.raises(InvalidRequestError, match="string or a list of token ids"):
+            llm.embed([b"a"], truncate=4)
+        for top_n in (0, -1, True):
+            with pytest.raises(InvalidRequestError, match="top_n"):
+                llm.rerank("ab", ["cd", "ef"], top_n=top_n)
+
+
 def test_files_that_contradict_themselves(folder):
     write(folder, "2_Dense/config.json", {"out_features": 21, "bias": True})
-    with pytest.raises(WeightsMismatchError, match="does not fit 21 outputs"):
+    with pytest.raises(WeightsMismatchError, match="does not fit 64 inputs and 21 outputs"):
+        LLM(str(folder))
+    weights = {"linear.weight": torch.ones(20, 32), "linear.bias": torch.ones(20)}
+    save_file(weights, folder / "2_Dense" / "model.safetensors")
+    write(folder, "2_Dense/config.json", {"out_features": 20, "bias": True})
+    with pytest.raises(WeightsMismatchError, match="does not fit 64 inputs"):
         LLM(str(folder))
     outside = {"path": "../2_Dense", "type": f"{PREFIX}.Dense"}
     write(folder, "modules.json", [{"path": "", "type": f"{PREFIX}.Transformer"}, outside])
@@ -143,6 +193,8 @@ def test_how_scores_are_squashed(tmp_path):
     write(tmp_path, "config_sentence_transformers.json", {"activation_fn": "torch.nn.Identity"})
     assert pooling_of(tmp_path).score is Squash.IDENTITY
     assert pooling_of(tmp_path).pooling is Pooling.CLS
+    write(tmp_path, "config_sentence_transformers.json", {"activation_fn": "torch.nn.Mish"})
+    assert "Mish" in pooling_of(tmp_path).refusal
 
 
 def test_each_is_asked_for_what_it_does(folder, model_folder, tmp_path_factory):

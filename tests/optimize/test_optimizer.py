@@ -23,7 +23,9 @@ def quantized(name):
 def find(folder, machine, *, asked=None, **wanted):
     wanted = {"given": FORMATS_ALONE, "budget_s": 120.0} | wanted
     journal = Journal({"asked": asked}, folder)
-    return Optimizer(task(**wanted), pricer(), machine, journal, clock=machine.clock).find()
+    found = Optimizer(task(**wanted), pricer(), machine, journal, clock=machine.clock).find()
+    journal.forget()
+    return found
 
 
 def test_the_best_by_prediction_is_proven_where_the_machine_is_as_predicted(tmp_path):
@@ -50,6 +52,19 @@ def test_the_default_is_never_replaced_by_something_worse(tmp_path, seed):
     machine = SimulatedMachine(pricer(), planted=planted, noise=0.15, seed=seed)
     found = find(tmp_path, machine)
     assert found.winner == DEFAULT or machine.true_ratio(found.winner, found) >= 0.99
+
+
+def test_no_visit_has_the_texts_of_another(tmp_path):
+    machine = SimulatedMachine(pricer(), noise=0.02)
+    seeds, visit = [], machine.visit
+
+    def noting(candidate, arrivals, *, seed):
+        seeds.append(seed)
+        return visit(candidate, arrivals, seed=seed)
+
+    machine.visit = noting
+    find(tmp_path, machine)
+    assert len(seeds) == len({*seeds}) > 10
 
 
 def test_equal_settings_leave_the_default(tmp_path):

@@ -1,27 +1,29 @@
 """``ridgeline optimize``: the settings that serve a load best on this machine, proven."""
 
 import argparse
+import hashlib
 import json
 import logging
 import random
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ridgeline
 from ridgeline.cli.display import error_console, loading_bar, output_console, print_paragraph
 from ridgeline.cli.hardware import calibration_of, this_engine_memory
 from ridgeline.cli.options import Parser, add_model_options, engine_settings, positive
 from ridgeline.cli.report_file import check_new_files
 from ridgeline.core.config import EngineConfig, with_overrides
-from ridgeline.core.errors import DiskError, InvalidRequestError
+from ridgeline.core.errors import DiskError, InvalidRequestError, UnsupportedModelError
 from ridgeline.executors import default_executor, executor_traits
 from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
     from ridgeline.engine.loading import LoadedModel
-    from ridgeline.optimize import Found, Task
+    from ridgeline.optimize import Found, Journal, Task
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SHORTEST_S = 10.0
@@ -86,14 +88,17 @@ def run(arguments: argparse.Namespace) -> int:
     slo = None if arguments.slo is None else parse_slo(arguments.slo)
     base = with_overrides(EngineConfig(model=arguments.model), **engine_settings(arguments))
     name = default_executor() if base.executor == "auto" else base.executor
-    result = _optimize(arguments, base, name, slo)
+    result, journal = _optimize(arguments, base, name, slo)
     _write(arguments, result)
+    journal.forget()
     return 0
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
     """Nothing is written over, and that is known before anything is measured."""
     files = [path for path in (arguments.out, arguments.html, arguments.json) if path is not None]
+    if _STDOUT in (arguments.out, arguments.html):
+        raise InvalidRequestError("Only --json is printed by -; --out and --html are files.")
     check_new_files((path for path in files if path != _STDOUT), force=arguments.force)
     if len(set(files)) < len(files):
         raise InvalidRequestError("--out, --html and --json are different files.")
@@ -103,7 +108,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 def _optimize(
     arguments: argparse.Namespace, base: EngineConfig, executor: str, slo: Slo | None
-) -> dict[str, Any]:
+) -> "tuple[dict[str, Any], Journal]":
     from ridgeline.bench.conditions import Watch
     from ridgeline.core.host import usable_cores
     from ridgeline.engine.loading import load_model
@@ -111,6 +116,8 @@ def _optimize(
 
     with loading_bar() as progress:
         loaded = load_model(base, progress=progress)
+    if not loaded.model.spec.has_head:
+        raise UnsupportedModelError("Only models that generate text have settings to choose here.")
     calibration = calibration_of(executor, anew=False)
     logging.getLogger("ridgeline").setLevel(logging.ERROR)  # each engine says the same of it
     task = _task(arguments, base, executor, loaded, slo)
@@ -123,8 +130,14 @@ def _optimize(
         memory_bytes=memory_bytes,
         kv_share=kv_share,
     )
+    longest = max((each.num_tokens for each in task.trace), default=0)
+    if longest > pricer.context:
+        raise InvalidRequestError(
+            f"The trace has a request of {longest:,} tokens, more than the context of "
+            f"{pricer.context:,}."
+        )
     texts = _texts(arguments)
-    journal = Journal(_asked(arguments, base, task))
+    journal = Journal(_asked(arguments, base, task, texts))
     if journal.kept.visits:
         error_console.print("Going on with what an interrupted run has measured.")
     corpus, judge = _corpus(loaded, texts), _judge(task, base, loaded, texts, pricer.context)
@@ -142,7 +155,7 @@ def _optimize(
             ).find()
     finally:
         measurer.close()
-    return to_json(
+    result = to_json(
         found,
         pricer,
         model=base.model or "embedded",
@@ -151,6 +164,7 @@ def _optimize(
         conditions=watch.conditions(threads=usable_cores()),
         usd_per_hour=arguments.usd_per_hour,
     )
+    return result, journal
 
 
 def _default() -> Any:
@@ -230,7 +244,9 @@ def _judge(
     return Judge(base, loaded.tokenizer, texts, context=context)
 
 
-def _asked(arguments: argparse.Namespace, base: EngineConfig, task: "Task") -> dict[str, Any]:
+def _asked(
+    arguments: argparse.Namespace, base: EngineConfig, task: "Task", texts: Sequence[str]
+) -> dict[str, Any]:
     """What two runs must have in common for the one to go on with what the other measured."""
     return {
         "settings": repr(base),
@@ -241,7 +257,8 @@ def _asked(arguments: argparse.Namespace, base: EngineConfig, task: "Task") -> d
         "objective": task.objective.value,
         "quality": str(task.quality),
         "budget": arguments.budget,
-        "text": None if arguments.text is None else str(arguments.text),
+        "texts": hashlib.sha256("\0".join(texts).encode(errors="replace")).hexdigest(),
+        "version": ridgeline.__version__,
     }
 
 
@@ -251,8 +268,7 @@ def _commands(arguments: argparse.Namespace, found: "Found") -> dict[str, str]:
     given = [
         word
         for name, value in engine_settings(arguments).items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-        if not isinstance(value, bool)
+        for word in _words(name.replace("_", "-"), value)
     ]
     task = found.task
     load = ["--trace", str(arguments.trace)] if task.trace else ["--workload", task.workload]
@@ -261,6 +277,7 @@ def _commands(arguments: argparse.Namespace, found: "Found") -> dict[str, str]:
     slo = ["--slo", limits] if limits else []
     again = [*load, *rate, *slo, "--objective", task.objective.value]
     again += ["--quality", str(task.quality), "--budget", f"{task.budget_s:g}s"]
+    again += _words("text", arguments.text) + _words("usd-per-hour", arguments.usd_per_hour)
     return {
         "serve": shlex.join(["ridgeline", "serve", *model, *given, *found.winner.options]),
         "serve_file": shlex.join(["ridgeline", "serve", "--config", str(arguments.out)]),
@@ -268,20 +285,29 @@ def _commands(arguments: argparse.Namespace, found: "Found") -> dict[str, str]:
     }
 
 
+def _words(name: str, value: object) -> list[str]:
+    """An option as it is written; none for a value that was not given."""
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
 def _write(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     from ridgeline.optimize import settings_yaml
 
-    texts = {arguments.out: settings_yaml(result)}
+    texts: dict[Path, Callable[[], str]] = {arguments.out: lambda: settings_yaml(result)}
     if arguments.json is not None and arguments.json != _STDOUT:
-        texts[arguments.json] = json.dumps(result, indent=1) + "\n"
+        texts[arguments.json] = lambda: json.dumps(result, indent=1) + "\n"
     if arguments.html is not None:
         from ridgeline.optimize.page import page
 
-        texts[arguments.html] = page(result)
+        texts[arguments.html] = lambda: page(result)
     try:
         for path, text in texts.items():
             with path.open("w" if arguments.force else "x", encoding="utf-8") as file:
-                file.write(text)
+                file.write(text())
     except OSError as error:
         raise DiskError(f"A file cannot be written: {error.filename}: {error.strerror}.") from error
     if arguments.json == _STDOUT:

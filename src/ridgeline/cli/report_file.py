@@ -1,6 +1,7 @@
 """``--html FILE`` of commands, which writes over nothing."""
 
 import argparse
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def check_new_files(paths: Iterable[Path | None], *, force: bool | None = None) 
 
     Raises:
         InvalidRequestError: one is there already.
-        DiskError: its folder is not.
+        DiskError: its folder is not there, or takes none.
     """
     for path in paths:
         if path is None:
@@ -29,8 +30,11 @@ def check_new_files(paths: Iterable[Path | None], *, force: bool | None = None) 
         if path.exists() and not force:
             hint = "it is not written over" if force is None else "--force writes over it"
             raise InvalidRequestError(f"{path} is there already: {hint}.")
-        if not path.absolute().parent.is_dir():
+        folder = path.absolute().parent
+        if not folder.is_dir():
             raise DiskError(f"{path} cannot be written: there is no such folder.")
+        if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise DiskError(f"{path} cannot be written: it is a folder, or in one of others.")
 
 
 def write_html(arguments: argparse.Namespace, text: str) -> None:

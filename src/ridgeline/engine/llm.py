@@ -30,6 +30,7 @@ from ridgeline.engine.pooled_inputs import (
     Ranked,
     as_pairs,
     embedding_inputs,
+    embedding_width,
     ranked,
     scoring_inputs,
     shortened,
@@ -261,6 +262,8 @@ class LLM:
             truncate=truncate,
             dimensions=dimensions,
         )
+        if not inputs:
+            return np.empty((0, dimensions or embedding_width(self._engine.info)), np.float32)
         found = self._pool(batch, inputs, adapter=adapter, cache_salt=cache_salt)
         return shortened(found, dimensions)
 

@@ -162,7 +162,7 @@ def load_model(config: EngineConfig, *, progress: Progress | None = None) -> Loa
             quantization=on_load_format(config.quantization),
             adapters=adapters,
         ),
-        head=PoolingHead.load(folder, description.pooling),
+        head=PoolingHead.load(folder, description.pooling, description.definition.spec.hidden_size),
     )
 
 

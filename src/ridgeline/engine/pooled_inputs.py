@@ -48,7 +48,13 @@ class Ranked:
 
 
 def ranked(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
-    """The most relevant first, equal ones in their own order; the best ``top_n``."""
+    """The most relevant first, equal ones in their own order; the best ``top_n``.
+
+    Raises:
+        InvalidRequestError: ``top_n`` is less than one.
+    """
+    if top_n is not None and (not _is_whole(top_n) or top_n < 1):
+        raise InvalidRequestError("top_n is the number of documents that are wanted: 1 or more.")
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return [Ranked(index=index, score=scores[index]) for index in order[:top_n]]
 
@@ -71,6 +77,12 @@ def as_pairs(queries: str | Sequence[str], documents: str | Sequence[str]) -> li
             "for each document."
         )
     return list(zip(firsts, seconds, strict=True))
+
+
+def embedding_width(info: EngineInfo) -> int:
+    """How many numbers an embedding has, where ``dimensions`` does not shorten it."""
+    layers = info.pooling.layers
+    return layers[-1].width if layers else info.spec.hidden_size
 
 
 def embedding_inputs(
@@ -97,8 +109,8 @@ def embedding_inputs(
         raise UnsupportedModelError(
             f"{info.name} scores pairs of texts (rerank, score); it makes no embeddings."
         )
-    width = spec.layers[-1].width if spec.layers else info.spec.hidden_size
-    if dimensions is not None and not 1 <= dimensions <= width:
+    width = embedding_width(info)
+    if dimensions is not None and not (_is_whole(dimensions) and 1 <= dimensions <= width):
         raise InvalidRequestError(f"dimensions may be {width} at the most, and at the least 1.")
     name = spec.default_prompt if prompt_name is None else prompt_name
     if name and name not in spec.prompts:
@@ -173,7 +185,8 @@ def _encoded(info: EngineInfo, prompt: Prompt, before: str, truncate: int | None
     if isinstance(prompt, str):
         token_ids = _tokenizer(info).encode_cut(before + prompt, limit)
         return PooledInput(text=prompt, token_ids=token_ids)
-    return PooledInput(text=prompt, token_ids=prompt[:limit])
+    whole = encode_prompt(prompt, info.tokenizer, max(context, len(prompt)))
+    return PooledInput(text=prompt, token_ids=whole[:limit])
 
 
 def _encoded_pair(info: EngineInfo, first: str, second: str, limit: int | None) -> PooledInput:
@@ -202,10 +215,14 @@ def _limit(info: EngineInfo, truncate: int | None) -> int | None:
     """How many tokens to keep; ``None``: all."""
     if truncate is None:
         return None
-    if truncate == 0 or truncate < -1:
+    if not _is_whole(truncate) or truncate == 0 or truncate < -1:
         raise InvalidRequestError("A text is cut to 1 token or more, or by −1 to the context.")
     context = info.config.max_model_len
     return context if truncate == -1 else min(truncate, context)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _tokenizer(info: EngineInfo) -> Tokenizer:

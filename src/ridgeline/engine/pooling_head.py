@@ -51,8 +51,8 @@ class PoolingHead:
         self._spec, self._layers = spec, tuple(layers)
 
     @classmethod
-    def load(cls, folder: Path | None, spec: PoolingSpec) -> "PoolingHead":
-        """Read its matrices from a model's folder.
+    def load(cls, folder: Path | None, spec: PoolingSpec, hidden_size: int) -> "PoolingHead":
+        """Read its matrices from a model's folder; the first takes ``hidden_size`` numbers.
 
         Raises:
             ModelFileError: they are missing, damaged, or of another shape.
@@ -60,7 +60,9 @@ class PoolingHead:
         if spec.refusal is not None or not spec.layers:
             return cls(spec)
         assert folder is not None
-        return cls(spec, [_read(folder, layer) for layer in spec.layers])
+        widths = [hidden_size, *(layer.width for layer in spec.layers)]
+        layers = zip(spec.layers, widths, strict=False)
+        return cls(spec, [_read(folder, layer, width) for layer, width in layers])
 
     def __call__(self, pooled: Vector) -> Vector:
         """The embedding, float32 ``[width]``, or the scores ``[labels]``, which are relevances."""
@@ -85,7 +87,7 @@ def _normed(x: Vector, layer: _Layer) -> Vector:
     return np.array(out + layer.norm[1] if len(layer.norm) > 1 else out, dtype=np.float32)
 
 
-def _read(folder: Path, spec: DenseSpec) -> _Layer:
+def _read(folder: Path, spec: DenseSpec, num_inputs: int) -> _Layer:
     with Checkpoint(folder / spec.path) as checkpoint:
         names = set(checkpoint.names())
 
@@ -99,7 +101,7 @@ def _read(folder: Path, spec: DenseSpec) -> _Layer:
             if not check(checkpoint.shape(name)):
                 raise WeightsMismatchError(
                     f"{short_name(name)} is {list(checkpoint.shape(name))}, which does not fit "
-                    f"{spec.width} outputs."
+                    f"{num_inputs} inputs and {spec.width} outputs."
                 )
             if not spec.rows:
                 out = np.empty(checkpoint.shape(name), dtype=np.float32)
@@ -112,7 +114,9 @@ def _read(folder: Path, spec: DenseSpec) -> _Layer:
 
         is_vector = lambda shape: shape == (spec.width,)  # noqa: E731
         is_matrix = lambda shape: (  # noqa: E731
-            len(shape) == 2 and (shape[0] > max(spec.rows) if spec.rows else shape[0] == spec.width)
+            len(shape) == 2
+            and shape[1] == num_inputs
+            and (shape[0] > max(spec.rows) if spec.rows else shape[0] == spec.width)
         )
         return _Layer(
             spec,

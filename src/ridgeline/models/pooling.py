@@ -5,6 +5,7 @@ its class in ``config.json`` (transformers' ``…ForSequenceClassification``).
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ _SQUASHES = {
     "ReLU": Squash.RELU,
     "Sigmoid": Squash.SIGMOID,
 }
+# What `PoolingHead` computes: modules in another order would be another vector.
+_ORDER = re.compile(r"Transformer (Pooling (Dense )*(Normalize )?|LogitScore )")
 _OLD_MODES = {
     "pooling_mode_cls_token": Pooling.CLS,
     "pooling_mode_max_tokens": Pooling.MAX,
@@ -57,13 +60,15 @@ def read_pooling(folder: Path | None, spec: ModelSpec) -> PoolingSpec:
     config = read_config(folder)
     found = classifier_of(ConfigReader(config), spec)
     if found is not None:
-        return replace(found, score=_score(folder, config, found), **_prompts(folder))
+        return replace(_scored(folder, config, found), **_prompts(folder))
     if (folder / "modules.json").is_file():
-        found = replace(_of_modules(folder, spec), is_declared=True, **_prompts(folder))
+        found = replace(_of_modules(folder, spec), is_declared=True)
     elif (folder / "1_Pooling" / "config.json").is_file():
         found = replace(_pooled(PoolingSpec(), folder / "1_Pooling"), is_declared=True)
     else:
         found = plain
+    if found.is_declared:
+        found = replace(found, **_prompts(folder))
     if found.refusal is None and found.pooling.needs_all and not encodes:
         return replace(
             found,
@@ -74,16 +79,16 @@ def read_pooling(folder: Path | None, spec: ModelSpec) -> PoolingSpec:
 
 def _of_modules(folder: Path, spec: ModelSpec) -> PoolingSpec:
     """What the modules after the transformer do."""
-    found, is_first = PoolingSpec(normalize=False), True
+    found, kinds = PoolingSpec(normalize=False), []
     for module in _read_list(folder / "modules.json"):
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         path = str(module.get("path", ""))
         if not _is_inside(path):
             raise CorruptFileError(f"modules.json names {show(path)}, which is not below it.")
-        if is_first:
+        kinds.append(kind)
+        if len(kinds) == 1:
             if kind != "Transformer" or path not in ("", "0_Transformer"):
                 return replace(found, refusal=f"a model that begins with {show(kind)}")
-            is_first = False
             continue
         match kind:
             case "Pooling":
@@ -98,6 +103,8 @@ def _of_modules(folder: Path, spec: ModelSpec) -> PoolingSpec:
                 found = replace(found, refusal=f"modules.json asks for {show(kind)}")
         if found.refusal is not None:
             return found
+    if not _ORDER.fullmatch("".join(f"{kind} " for kind in kinds)):
+        return replace(found, refusal=f"modules in the order {', '.join(kinds) or 'of none'}")
     return found
 
 
@@ -166,8 +173,9 @@ def _logit_score(found: PoolingSpec, folder: Path, spec: ModelSpec) -> PoolingSp
     return replace(found, pooling=Pooling.LAST, layers=(layer,), num_labels=1)
 
 
-def _score(folder: Path, config: Mapping[str, object], found: PoolingSpec) -> Squash:
-    """What makes a relevance of the score: of one label the sigmoid, unless a file names another.
+def _scored(folder: Path, config: Mapping[str, object], found: PoolingSpec) -> PoolingSpec:
+    """With what makes a relevance of the score: of one label the sigmoid, unless a file names
+    another.
 
     sentence-transformers has kept it in three places.
     """
@@ -176,9 +184,12 @@ def _score(folder: Path, config: Mapping[str, object], found: PoolingSpec) -> Sq
     if isinstance(section, Mapping):
         named = section.get("activation_fn", named)
     named = _sentence_transformers(folder).get("activation_fn", named)
-    if isinstance(named, str):
-        return _SQUASHES.get(named.rsplit(".", 1)[-1], Squash.SIGMOID)
-    return Squash.SIGMOID if found.num_labels == 1 else Squash.IDENTITY
+    if not isinstance(named, str):
+        return replace(found, score=Squash.SIGMOID if found.num_labels == 1 else Squash.IDENTITY)
+    score = _SQUASHES.get(named.rsplit(".", 1)[-1])
+    if score is None:
+        return replace(found, refusal=f"scores that go through {show(named)}")
+    return replace(found, score=score)
 
 
 def _prompts(folder: Path) -> dict[str, Any]:
@@ -186,6 +197,12 @@ def _prompts(folder: Path) -> dict[str, Any]:
     config = _sentence_transformers(folder)
     prompts, default = config.get("prompts"), config.get("default_prompt_name")
     texts = prompts if isinstance(prompts, Mapping) else {}
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise CorruptFileError("config_sentence_transformers.json has a prompt that is no text.")
+    if default is not None and default not in texts:
+        raise CorruptFileError(
+            f"config_sentence_transformers.json has no prompt {show(default)}, its default."
+        )
     limits = []
     for file, key in _LIMITS:
         if (folder / file).is_file():
@@ -193,8 +210,8 @@ def _prompts(folder: Path) -> dict[str, Any]:
             if isinstance(limit, int) and 0 < limit < _MAX_TOKENS:
                 limits.append(limit)
     return {
-        "prompts": {str(name): text for name, text in texts.items() if isinstance(text, str)},
-        "default_prompt": default if isinstance(default, str) and default in texts else None,
+        "prompts": dict(texts),
+        "default_prompt": default,
         "max_tokens": min(limits, default=None),
         "pairs_by_template": "message" in _modalities(folder),
     }

@@ -70,9 +70,11 @@ class Optimizer:
         self._rejected: dict[Candidate, str] = {}
         self._arrivals: tuple[Arrival, ...] = ()
         self._predicted: dict[Candidate, float] = {}
+        self._seeds = count()  # no visit has texts of another: its engine would have their prefixes
 
     def find(self) -> Found:
-        """Predict, measure, prove and explain.
+        """Predict, measure, prove and explain. The journal is the caller's to forget, once what was
+        found is safe.
 
         Raises:
             RidgelineError: the default does not run under this load.
@@ -84,7 +86,7 @@ class Optimizer:
         ratios, same = self._prove(belief, screened)
         winner = self._winner(ratios, same)
         belief, steps = self._explain(belief, winner)
-        found = Found(
+        return Found(
             task=self._task,
             arrivals=self._arrivals,
             rate_rps=self._task.rate_rps or self._kept.rate_rps,
@@ -101,8 +103,6 @@ class Optimizer:
             risk=risk,
             spent_s=self._spent_s,
         )
-        self._journal.forget()
-        return found
 
     @property
     def _spent_s(self) -> float:
@@ -118,7 +118,7 @@ class Optimizer:
         self, stage: str, turn: int, candidate: Candidate, arrivals: Sequence[Arrival]
     ) -> None:
         self._tell(f"{stage} {turn + 1}: {candidate.label}")
-        visit = self._measurer.visit(candidate, arrivals, seed=len(self._kept.visits_of(stage)))
+        visit = self._measurer.visit(candidate, arrivals, seed=next(self._seeds))
         self._kept.visits.append(
             KeptVisit(stage=stage, turn=turn, candidate=candidate, visit=visit)
         )

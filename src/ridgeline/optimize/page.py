@@ -300,6 +300,8 @@ def _add_honesty(report: Page, result: Result) -> None:
         for each in result["points"]
         if each["predicted_value"] is not None and each["measured_value"] is not None
     ]
+    if not known:
+        return
     report.add_heading(
         "Predicted and measured",
         "On the line both agree. Predictions were made before these measurements, with the speed "

@@ -123,7 +123,8 @@ def settings_yaml(result: Mapping[str, Any]) -> str:
     """For ``ridgeline serve --config``: the model, what was given, and what is changed."""
     settings = {} if result["model"] == "embedded" else {"model": result["model"]}
     settings |= result["model_settings"] | result["winner"]
-    lines = [f"# {line}" for line in (result["verdict"], f"made by {result['commands']['again']}")]
+    told = (result["verdict"], f"made by {result['commands']['again']}")
+    lines = [f"# {' '.join(line.splitlines())}" for line in told]
     lines += [f"{name}: {json.dumps(value)}" for name, value in settings.items()]
     return "\n".join(lines) + "\n"
 

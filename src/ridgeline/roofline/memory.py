@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ridgeline.core.config import blocks_per_sequence, states_per_sequence
+from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.op_facts import Role
 from ridgeline.core.ops import Op, experts_of, weight_uses
 from ridgeline.core.sharding import num_kv_parts, num_parts
@@ -120,11 +121,18 @@ def fit(
     ``block_tokens`` are in a KV block, and ``step_tokens`` are computed in one step at the most.
     ``kv_share`` is the part of the memory beside the weights that is KV's; without it KV has what
     `USABLE_SHARE` of the memory leaves, or less where a step's activations take more than the rest.
+
+    Raises:
+        UnsupportedModelError: the model has no KV cache, as encoders have none.
     """
 
     def pool_bytes(context: int) -> float:
         return rank_pool_bytes(model, context, block_tokens=block_tokens)
 
+    if not pool_bytes(context):
+        raise UnsupportedModelError(
+            "This model has no KV cache: how many sequences have room is not a matter of memory."
+        )
     held = rank_weights_bytes(model)
     active = activation_bytes(model, tokens=step_tokens, rows=1)
     if kv_share is None:
