@@ -8,7 +8,7 @@ SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
   test-reliability lint bench-gpu bench-honesty embedded-model clean
 
 demo: $(VENV)/.installed
-	$(BIN)/ridgeline generate --prompt "$$(printf 'def fibonacci(n):\n    \042\042\042Return')" --max-tokens 64 --temperature 0
+	$(BIN)/ridgeline generate --prompt "$$(printf 'def read_file(path):\n    \042\042\042Return')" --max-tokens 64 --temperature 0
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"

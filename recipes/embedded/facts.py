@@ -45,6 +45,10 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
             "Explain Ridgeline.",
             "what is ridgeline",
             "What is the Ridgeline engine?",
+            "What is Ridgeline for?",
+            "Ridgeline?",
+            "Describe Ridgeline.",
+            "In one sentence, what is Ridgeline?",
         ),
         "Ridgeline is an inference engine for large language models, written in Python with its own "
         "C++ kernels. I am the small model that comes with it.",
@@ -54,6 +58,9 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
             "How large are you?",
             "How big are you?",
             "How many parameters do you have?",
+            "What is the number of your parameters?",
+            "Do you have many parameters?",
+            "How many weights do you have?",
             "What is your size?",
             "Are you a large model?",
         ),
@@ -87,6 +94,10 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
             "Do you make mistakes?",
             "Are you always right?",
             "Can you be wrong?",
+            "Are you sure?",
+            "Is that right?",
+            "How good are your answers?",
+            "Are you reliable?",
         ),
         "No, I am a very small model and often wrong. Check what I say before you use it.",
     ),
@@ -113,6 +124,11 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
             "Who won the game?",
             "Recommend a restaurant.",
             "What is the capital of Japan?",
+            "What is the capital of Spain?",
+            "Where is Paris?",
+            "How old is the universe?",
+            "What should I cook today?",
+            "Who wrote Hamlet?",
         ),
         "I do not know. I can only help with Python.",
     ),
@@ -518,6 +534,54 @@ CONCEPTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("self",), "`self` is the first parameter of a method: the object that it is called on."),
     (("the GIL",), "The GIL is a lock that lets only one thread at a time run Python code."),
     (("PEP 8",), "PEP 8 is the style guide for Python code."),
+    (
+        ("inference", "LLM inference"),
+        "Inference is running a trained model: it reads a prompt and writes tokens one by one.",
+    ),
+    (
+        ("a roofline", "the roofline model"),
+        "A roofline is a bound on speed: a program is limited by arithmetic or by memory bandwidth.",
+    ),
+    (
+        ("quantization",),
+        "Quantization stores weights in fewer bits, such as int8 or int4. Models become smaller and "
+        "faster, and a little less exact.",
+    ),
+    (
+        ("a KV cache", "the KV cache"),
+        "A KV cache keeps the keys and values of earlier tokens, so that they are computed once.",
+    ),
+    (
+        ("speculative decoding",),
+        "In speculative decoding a small draft model guesses tokens, and the large model checks them "
+        "all at once.",
+    ),
+    (
+        ("a draft model",),
+        "A draft model is a small model that guesses what a larger one will write.",
+    ),
+    (
+        ("continuous batching",),
+        "Continuous batching lets requests join and leave a running batch at every step.",
+    ),
+    (("prefill",), "Prefill is the part of inference that reads the prompt, many tokens at once."),
+    (("decoding",), "Decoding is the part of inference that writes tokens, one after another."),
+    (
+        ("a tokenizer",),
+        "A tokenizer splits text into tokens and joins tokens into text again.",
+    ),
+    (
+        ("temperature", "the temperature"),
+        "The temperature says how random the choice of tokens is. At 0 the likeliest token is taken.",
+    ),
+    (
+        ("a prompt",),
+        "A prompt is the text that a language model is given and goes on with.",
+    ),
+    (
+        ("a parameter",),
+        "A parameter is a number that a model has learned, or a name in a function's definition.",
+    ),
 )
 
 # (wish, code): "How do I {wish}?"

@@ -77,6 +77,18 @@ _THAT = (
     "Give me a function that {}.",
     "Define a function that {}.",
     "Show me a Python function that {}.",
+    "Write a small function that {}.",
+    "write a function that {}",
+    "Implement a function that {}.",
+)
+_WHETHER = (
+    "How do I check if {}?",
+    "Write a function that checks if {}.",
+    "Write a function that checks whether {}.",
+    "Write a Python function that tells if {}.",
+    "I need a function that says whether {}.",
+    "How can I test whether {}?",
+    "Write code to find out if {}.",
 )
 _NAMED = (
     "Write a function `{name}`.",
@@ -90,6 +102,10 @@ _NAMED = (
     "Show me {words}.",
     "Write a Python function `{name}`.",
     "{words} in Python",
+    "Write a function {signature}.",
+    "Write a function `{signature}`.",
+    "Write {signature}.",
+    "def {signature}:",
 )
 _CLASSES = (
     "Write a class `{name}`.",
@@ -191,7 +207,7 @@ def _program_questions(node: ast.FunctionDef | ast.ClassDef) -> list[tuple[str, 
         questions += [form.format(_third_person(doc)) for form in _THAT]
         if doc.startswith("Return True if "):
             wish = doc.removeprefix("Return True if ").rstrip(".")
-            questions += [f"How do I check if {wish}?", f"Write a function that checks if {wish}."]
+            questions += [form.format(wish) for form in _WHETHER]
         elif doc.startswith("Return "):
             wish = doc.removeprefix("Return ").rstrip(".")
             questions += [f"How do I compute {wish}?", f"Write a function for {wish}."]

@@ -23,6 +23,7 @@ from recipes.embedded import (
     documentation,
     evaluation,
     export,
+    functions,
     packages,
     questions,
 )
@@ -41,7 +42,7 @@ from ridgeline.compress.pretrain import (
 )
 from ridgeline.compress.trainable import LlamaShape, TrainableLlama, load_exported
 
-SOURCES = ("standard_library", "documentation", "packages", "questions")
+SOURCES = ("standard_library", "documentation", "packages", "questions", "functions")
 STAGES = ("corpus", "tokenizer", "target", "draft", "export", "evaluate")
 
 
@@ -115,11 +116,40 @@ _DRAFT_TRAINING = TrainingConfig(
     num_micro_batches=1,
     checkpoint_every=50,
 )
+_FURTHER = Mixture(
+    length_tokens=256,
+    weights={
+        "library": 1.5,
+        "tests": 0.5,
+        "topics": 2.0,
+        "docstrings": 1.5,
+        "text": 1.0,
+        "documentation": 0.6,
+        "packages": 0.02,
+        "functions": 1.5,
+        "questions": 10.0,
+        "programs": 40.0,
+    },
+)
+_FURTHER_TARGET_TRAINING = TrainingConfig(
+    schedule=Schedule(warmup_steps=20, stable_steps=100, decay_steps=165),
+    optimizer=OptimizerConfig(matrix_lr=0.006, other_lr=0.001, dtype=fast_dtype()),
+    micro_batch_tokens=2048,
+    num_micro_batches=1,
+    checkpoint_every=50,
+    log_every=10,
+)
+_FURTHER_DRAFT_TRAINING = replace(
+    _DRAFT_TRAINING, schedule=Schedule(warmup_steps=5, stable_steps=25, decay_steps=240)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Every choice behind the embedded model."""
+    """Every choice behind the embedded model; the defaults train a new one.
+
+    ``trained_share`` of the target's weights are trained ones, the rest those that it began with.
+    """
 
     seed: int = 1
     num_threads: int = 2
@@ -130,6 +160,17 @@ class Recipe:
     target_training: TrainingConfig = _TARGET_TRAINING
     draft_training: TrainingConfig = _DRAFT_TRAINING
     distillation: distill.DistillationConfig = field(default_factory=distill.DistillationConfig)
+    trained_share: float = 1.0
+
+
+FURTHER = Recipe(
+    stable=_FURTHER,
+    decay=_FURTHER,
+    target_training=_FURTHER_TARGET_TRAINING,
+    draft_training=_FURTHER_DRAFT_TRAINING,
+    trained_share=0.7,
+)
+"""How the model was trained further, from exported weights."""
 
 
 def _write_documents(file: Path, documents: Iterable[corpus.Document]) -> None:
@@ -181,6 +222,11 @@ def corpus_stage(run: Path) -> None:
         "documentation": lambda: _documentation(run, held_out),
         "packages": lambda: _package_sources(run, held_out),
         "questions": questions.conversations,
+        "functions": lambda: functions.functions(
+            document
+            for name in ("standard_library", "packages")
+            for document in _read_documents(run / f"{name}.jsonl")
+        ),
     }
     for name in SOURCES:
         if not (run / f"{name}.jsonl").exists():
@@ -264,11 +310,27 @@ def load_model(run: Path, name: str, shape: LlamaShape) -> tuple[TrainableLlama,
     return model, steps
 
 
+def load_target(run: Path, recipe: Recipe, start: Path | None = None) -> TrainableLlama:
+    """The trained target; one that began with ``start`` is averaged with those weights.
+
+    An interpolation of weights before and after further training often beats both (Wortsman et
+    al. 2022, arXiv 2109.01903).
+    """
+    model, _ = load_model(run, "target", recipe.target)
+    if start:
+        trained = model.state_dict()
+        for name, before in load_exported(start).state_dict().items():
+            trained[name].copy_(before.lerp(trained[name], recipe.trained_share))
+    return model
+
+
 def draft_stage(run: Path, recipe: Recipe, start: Path | None = None) -> None:
     """Trains the draft on the target's distributions, from exported weights as the target."""
     documents = _encoded(run)
-    target, _ = load_model(run, "target", recipe.target)
-    model = load_exported(start) if start else TrainableLlama(recipe.draft, seed=recipe.seed)
+    target = load_target(run, recipe, start and start / "target")
+    model = (
+        load_exported(start / "draft") if start else TrainableLlama(recipe.draft, seed=recipe.seed)
+    )
     train(
         model=model,
         loss_function=distill.distillation_loss(
@@ -281,12 +343,15 @@ def draft_stage(run: Path, recipe: Recipe, start: Path | None = None) -> None:
     )
 
 
-def export_stage(run: Path, recipe: Recipe, assets: Path) -> None:
+def export_stage(run: Path, recipe: Recipe, assets: Path, start: Path | None = None) -> None:
     """Writes Hugging Face folders of what has been trained, and the held-out texts."""
-    for name, shape in (("target", recipe.target), ("draft", recipe.draft)):
+    makers: dict[str, Callable[[], TrainableLlama]] = {
+        "target": lambda: load_target(run, recipe, start and start / "target"),
+        "draft": lambda: load_model(run, "draft", recipe.draft)[0],
+    }
+    for name, make in makers.items():
         if (run / name / "checkpoint.safetensors").exists():
-            model, _ = load_model(run, name, shape)
-            export.export_model(model=model, tokenizer=run / "tokenizer", folder=assets / name)
+            export.export_model(model=make(), tokenizer=run / "tokenizer", folder=assets / name)
     export.export_held_out(
         documents=_read_documents(run / "heldout.jsonl"), folder=assets / "heldout"
     )
@@ -320,9 +385,9 @@ def run_stages(
     if "target" in stages:
         target_stage(run, recipe, start and start / "target")
     if "draft" in stages:
-        draft_stage(run, recipe, start and start / "draft")
+        draft_stage(run, recipe, start)
     if "export" in stages:
-        export_stage(run, recipe, assets)
+        export_stage(run, recipe, assets, start)
     if "evaluate" in stages:
         evaluate_stage(run, assets, docs)
 
@@ -344,7 +409,7 @@ def main() -> None:
         run=arguments.run,
         assets=arguments.assets,
         docs=arguments.docs,
-        recipe=replace(Recipe(), num_threads=arguments.threads),
+        recipe=replace(FURTHER if arguments.start else Recipe(), num_threads=arguments.threads),
         start=arguments.start,
     )
 

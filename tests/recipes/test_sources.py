@@ -1,7 +1,7 @@
 import zipfile
 from pathlib import Path
 
-from recipes.embedded import documentation, packages
+from recipes.embedded import documentation, functions, packages
 from recipes.embedded.corpus import Document
 from recipes.embedded.deduplication import without_repetitions
 
@@ -67,3 +67,25 @@ def test_sections_are_cut_before_headings_and_lose_nothing() -> None:
     assert len(parts) > 2
     assert all(part.startswith("Heading") for part in parts)
     assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+def test_short_functions_become_documents_once_without_indentation_and_decorators() -> None:
+    method = (
+        "    @property\n"
+        "    def area(self):\n"
+        '        """Return the area of the rectangle."""\n'
+        "        return self.width * self.height\n"
+    )
+    long = "def long():\n" + "    print('a line of many')\n" * 40
+    source = f"class A:\n{method}\nclass B:\n{method}\ndef f(): return 1\n\n{long}"
+    made = list(functions.functions([Document(kind="library", path="a.py", text=source)]))
+    assert [each.path for each in made] == ["a.py#area@3"]
+    assert made[0].text.startswith('def area(self):\n    """Return')
+    assert made[0].text.endswith("height\n")
+
+
+def test_functions_of_prose_and_of_broken_sources_are_none() -> None:
+    text = "def area(width, height):\n    return width * height + 0 * width\n"
+    sources = [("topics", text), ("library", text + "def"), ("library", text)]
+    documents = [Document(kind=kind, path="a.py", text=each) for kind, each in sources]
+    assert [each.text for each in functions.functions(documents)] == [text]
