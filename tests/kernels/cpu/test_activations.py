@@ -10,7 +10,14 @@ from ridgeline.kernels.cpu.matrix import pack
 from ridgeline.kernels.cpu.structs import ActivationFunction, Batch, Buffer, Linear
 
 WIDTH = 21
-KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
+KINDS = {
+    "silu": 0,
+    "gelu": 1,
+    "gelu_tanh": 2,
+    "relu": 3,
+    "clamped_swiglu": 4,
+    "relu_squared": 5,
+}
 
 
 def feed_forward(level, kind, gate_bias, up_bias, *, fused=True):
