@@ -291,6 +291,8 @@ def _words(name: str, value: object) -> list[str]:
         return []
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, dict):
+        return [word for key, each in value.items() for word in (f"--{name}", f"{key}={each}")]
     return [f"--{name}", str(value)]
 
 

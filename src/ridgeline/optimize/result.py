@@ -11,7 +11,7 @@ from ridgeline.optimize.objective import Objective
 from ridgeline.optimize.proof import Ratio
 from ridgeline.optimize.screening import Pricer
 from ridgeline.optimize.space import DEFAULT, Candidate
-from ridgeline.optimize.task import Found
+from ridgeline.optimize.task import Change, Found
 from ridgeline.planning.cost import usd_per_million_tokens
 from ridgeline.roofline.calibration import describe
 from ridgeline.roofline.history import past_errors
@@ -65,20 +65,7 @@ def to_json(
             name: _side(found, pricer, each, usd_per_hour)
             for name, each in (("default", DEFAULT), ("winner", winner))
         },
-        "waterfall": [
-            {
-                "setting": step.name,
-                "value": step.value,
-                "predicted": exp(step.predicted),
-                "factor": exp(step.believed),
-                "low": exp(step.believed - _80 * step.deviation),
-                "high": exp(step.believed + _80 * step.deviation),
-                "is_measured": step.is_measured,
-                "predicted_alone_last": exp(step.predicted_alone_last),
-                "effort": _EFFORT[task.space.effort(step.name)],
-            }
-            for step in found.steps
-        ],
+        "waterfall": [_step(found, step) for step in found.steps],
         "points": [_point(found, pricer, each) for each in found.estimates],
         "roof": _roof(pricer),
         "calibration": describe(pricer.calibration),
@@ -210,6 +197,27 @@ def _shown(objective: Objective, measured: float | None) -> str:
     if objective is Objective.LATENCY:
         return f"{1e3 / measured:,.0f} ms from arrival to end"
     return f"{measured:,.3g} {objective.unit}"
+
+
+def _step(found: Found, step: Change) -> dict[str, Any]:
+    """What a change adds: of the only one what was proven, with its 95 % interval, else what is
+    believed after all pairs, with 80 %."""
+    factor = exp(step.believed)
+    low, high = (exp(step.believed + sign * _80 * step.deviation) for sign in (-1, 1))
+    if len(found.steps) == 1:
+        ratio = found.ratios[found.winner]
+        factor, low, high = ratio.value, ratio.low, ratio.high
+    return {
+        "setting": step.name,
+        "value": step.value,
+        "predicted": exp(step.predicted),
+        "factor": factor,
+        "low": low,
+        "high": high,
+        "is_measured": step.is_measured,
+        "predicted_alone_last": exp(step.predicted_alone_last),
+        "effort": _EFFORT[found.task.space.effort(step.name)],
+    }
 
 
 def _rate(visits: Sequence[Visit], count: Any) -> float:

@@ -104,12 +104,14 @@ def waterfall(bars: Sequence[Bar], *, unit: str, title: str) -> str:
         top = _ROW * number + 22
         left, right = sorted((x.place(bar.begin), x.place(bar.end)))
         parts.append(f'<text class="name" x="8" y="{top - 6}">{escape(bar.label)}</text>')
+        width = max(1.0, right - left)
         parts.append(
             f'<rect class="fill {bar.tone}" x="{left:.1f}" y="{top}" rx="2" '
-            f'width="{max(1.0, right - left):.1f}" height="{_BAR}"/>'
+            f'width="{width:.1f}" height="{_BAR}"/>'
         )
         if bar.beside is not None:
             at = x.place(bar.beside)
+            right = max(right, at)
             parts.append(f'<path class="line quiet" d="M{at:.1f} {top - 3}v{_BAR + 6}"/>')
         if bar.interval is not None:
             one, other = (x.place(each) for each in bar.interval)
