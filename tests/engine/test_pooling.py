@@ -1,5 +1,6 @@
 """What a checkpoint's files make of hidden states, and who is asked for what it does not do."""
 
+import asyncio
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from tests.parity.encoder_cases import ENCODER_CASES, make_model, random_texts
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import (
     ContextLengthError,
     CorruptFileError,
@@ -16,6 +18,7 @@ from ridgeline.core.errors import (
     WeightsMismatchError,
 )
 from ridgeline.core.pooling import Pooling, Squash
+from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.llm import LLM
 from ridgeline.models import describe, read_config
 from ridgeline.models.pooling import read_pooling
@@ -211,6 +214,15 @@ def test_each_is_asked_for_what_it_does(folder, model_folder, tmp_path_factory):
             llm.embed("ab")
         with pytest.raises(UnsupportedModelError, match="3 classes"):
             llm.score("ab", "cd")
+
+
+def test_an_encoder_serves_from_a_process_of_its_own(folder):
+    async def main():
+        async with AsyncEngine(EngineConfig(model=str(folder))) as engine:
+            return await engine.embed("ab cd", request_id="one")
+
+    with LLM(str(folder)) as llm:
+        np.testing.assert_array_equal(asyncio.run(main()).vector, llm.embed("ab cd")[0])
 
 
 def test_long_texts_are_cut_when_that_is_asked_for(tmp_path):

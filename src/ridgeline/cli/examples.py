@@ -24,7 +24,7 @@ EXAMPLES = {
     "rm": ("ridgeline rm unsloth/Qwen3-0.6B-GGUF:Q4_K_M",),
     "embed": (
         "ridgeline embed BAAI/bge-small-en-v1.5 -p 'What is a roofline?'",
-        "ridgeline embed BAAI/bge-small-en-v1.5 -i texts.jsonl --truncate -1 > vectors.jsonl",
+        "ridgeline embed BAAI/bge-small-en-v1.5 -i texts.jsonl --truncate -1",
     ),
     "rerank": ("ridgeline rerank BAAI/bge-reranker-base -q 'What is a roofline?' -i texts.txt",),
     "batch": ("ridgeline batch requests.jsonl Qwen/Qwen3-0.6B -o answers.jsonl",),

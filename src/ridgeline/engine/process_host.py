@@ -173,7 +173,8 @@ class ProcessHost:
             sources=self._config.sources,
             summary=summary,
         )
-        self._config = replace(self._config, kv_cache_memory_bytes=config.kv_cache_bytes)
+        if config.kv_cache_bytes:  # an encoder has none
+            self._config = replace(self._config, kv_cache_memory_bytes=config.kv_cache_bytes)
 
     async def _watch(self, process: EngineProcess) -> None:
         """Tell a process that is stopped or hangs from one that is busy; end it in the long run."""
