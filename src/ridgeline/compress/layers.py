@@ -9,6 +9,7 @@ import torch
 from ridgeline.compress.block_forward import BlockForward, Key, layer_ops, seeing_inputs
 from ridgeline.core import ops
 from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.engine.loading import LoadedModel, load_model
 from ridgeline.evaluation import Document, LogProbabilities, log_softmax
 from ridgeline.kernels.tensors import as_tensor
@@ -29,9 +30,14 @@ class LayeredModel:
         """Find a model and read all but its weights.
 
         Raises:
-            ModelFileError, MachineError: as `load_model`.
+            ModelFileError, MachineError: as `load_model`; it is an encoder or a classifier.
         """
         loaded = load_model(EngineConfig(model=name, dtype="float32", offline=offline))
+        if not loaded.model.spec.has_head:
+            raise UnsupportedModelError(
+                "Models that generate no text are not calibrated; --quantization int8 quantizes "
+                "them as they are loaded."
+            )
         return cls(loaded=loaded, runs=tuple(layer_ops(loaded.model.ops)))
 
     @property

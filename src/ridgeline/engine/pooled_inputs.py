@@ -107,7 +107,7 @@ def embedding_inputs(
     spec = info.pooling
     if spec.num_labels is not None:
         raise UnsupportedModelError(
-            f"{info.name} scores pairs of texts (rerank, score); it makes no embeddings."
+            "This model scores pairs of texts (rerank, score); it makes no embeddings."
         )
     width = embedding_width(info)
     if dimensions is not None and not (_is_whole(dimensions) and 1 <= dimensions <= width):
@@ -132,13 +132,13 @@ def scoring_inputs(
     spec = info.pooling
     if spec.num_labels is None and not spec.is_declared:
         raise UnsupportedModelError(
-            f"{info.name} generates text; it is neither a reranker nor made for embeddings."
+            "This model generates text; it is neither a reranker nor made for embeddings."
         )
     if spec.num_labels is None:
         return _cosines(info, pairs, truncate)
     if spec.num_labels != 1:
         raise UnsupportedModelError(
-            f"{info.name} tells {spec.num_labels} classes apart; relevance is a single score."
+            f"This model tells {spec.num_labels} classes apart; relevance is a single score."
         )
     limit = _limit(info, truncate)
     texts = [_encoded_pair(info, first, second, limit) for first, second in pairs]
@@ -202,7 +202,7 @@ def _encoded_pair(info: EngineInfo, first: str, second: str, limit: int | None) 
 def _rendered_pair(info: EngineInfo, first: str, second: str, limit: int | None) -> PooledInput:
     """A pair as the messages of a reranker that is a language model."""
     if info.chat_template is None:
-        raise UnsupportedModelError(f"{info.name} scores by a chat template, and has none.")
+        raise UnsupportedModelError("This model scores by a chat template, and has none.")
     if limit is not None:
         raise InvalidRequestError("Pairs that a chat template renders are not truncated.")
     messages = [{"role": "query", "content": first}, {"role": "document", "content": second}]

@@ -124,8 +124,8 @@ def check_task(info: EngineInfo, *, wants_pooled: bool) -> None:
     """Raise `UnsupportedModelError` if the model does not do what is asked of it."""
     if wants_pooled and info.pooling.refusal is not None:
         raise UnsupportedModelError(
-            f"{info.name} makes embeddings by {info.pooling.refusal}, which is not supported."
+            f"This model makes embeddings by {info.pooling.refusal}, which is not supported."
         )
     if not wants_pooled and not info.spec.has_head:
         what = "embeddings" if info.pooling.num_labels is None else "scores"
-        raise UnsupportedModelError(f"{info.name} makes {what}; it does not generate text.")
+        raise UnsupportedModelError(f"This model makes {what}; it does not generate text.")

@@ -47,8 +47,11 @@ def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Obs
     parts = [
         f"{Path(name).name if Path(name).exists() else name} on {config.executor}{ranks}",
         f"{form.name} weights, {bits:.3g} bits, {_size(weights_bytes(priced))}",
-        f"context {config.max_model_len:,}, KV cache for {kv_tokens:,} tokens",
+        f"context {config.max_model_len:,}"
+        + (f", KV cache for {kv_tokens:,} tokens" if config.num_blocks else ""),
     ]
+    if not model.spec.has_head:  # rates of decode are not its own
+        return " · ".join(parts)
     if observer.predictor is None:
         parts.append("speed not predicted (`ridgeline roofline` measures this machine once)")
         return " · ".join(parts)
