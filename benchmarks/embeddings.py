@@ -1,10 +1,11 @@
 """Documents a second of a core, beside sentence-transformers: the same folder, in turns.
 
 ``python -m benchmarks.embeddings FOLDER --peer PYTHON`` from the root of the repository. FOLDER is
-a model that sentence-transformers saved, PYTHON an interpreter that has it. Each side is a process of
-one thread on the same core; what is compared are documents by seconds of that process' processor
-time, which others on the machine disturb least. Both embed the same texts of mixed lengths, cut to
-the context, in batches of their own choice (the peer's: sorted by length, 32 at a time).
+a model that sentence-transformers saved, PYTHON an interpreter that has it. Each side is a process
+of one thread on the same core; what is compared are documents by seconds of that process'
+processor time, which others on the machine disturb least. Both embed the same texts of mixed
+lengths, cut to the context, in batches of their own choice (the peer's: sorted by length, 32 at a
+time).
 """
 
 import argparse
