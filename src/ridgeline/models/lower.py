@@ -206,6 +206,7 @@ class _Layer:
         )
         if spec.bidirectional:
             assert not spec.sinks
+            assert not spec.output_gate
             assert spec.query_growth is None
             both_ways = BidirectionalAttend(
                 num_heads=spec.num_heads,
