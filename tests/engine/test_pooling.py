@@ -158,6 +158,18 @@ def test_prompts_and_limits_count_without_a_list_of_modules(folder):
         pooling_of(folder)
 
 
+def test_texts_are_lower_case_where_the_checkpoint_says_so(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    write(folder, "tokenizer.json", tokenizer)
+    with LLM(str(folder)) as llm:
+        lower, upper = llm.embed(["ab cd", "AB cd"], truncate=-1)
+    assert np.abs(lower - upper).max() > 1e-3
+    write(folder, "sentence_bert_config.json", {"max_seq_length": 40, "do_lower_case": True})
+    with LLM(str(folder)) as llm:
+        np.testing.assert_array_equal(llm.embed("AB cd", truncate=-1)[0], lower)
+
+
 def test_arguments_of_another_kind_are_one_error_each(folder):
     with LLM(str(folder)) as llm:
         assert llm.embed([]).shape == (0, 20)

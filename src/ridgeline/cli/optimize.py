@@ -119,7 +119,6 @@ def _optimize(
     if not loaded.model.spec.has_head:
         raise UnsupportedModelError("Only models that generate text have settings to choose here.")
     calibration = calibration_of(executor, anew=False)
-    logging.getLogger("ridgeline").setLevel(logging.ERROR)  # each engine says the same of it
     task = _task(arguments, base, executor, loaded, slo)
     memory_bytes, kv_share = this_engine_memory(executor)
     pricer = Pricer(
@@ -143,6 +142,9 @@ def _optimize(
     corpus, judge = _corpus(loaded, texts), _judge(task, base, loaded, texts, pricer.context)
     roomy = 8 * pricer.memory_bytes(_default()) < memory_bytes
     measurer, watch = EngineMeasurer(base, corpus, most_open=3 if roomy else 1), Watch()
+    logger = logging.getLogger("ridgeline")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # each engine says the same of the model
     try:
         with loading_bar(of_bytes=False) as show:
             found = Optimizer(
@@ -154,6 +156,7 @@ def _optimize(
                 progress=lambda spent, budget, label: show(round(spent), round(budget), label),
             ).find()
     finally:
+        logger.setLevel(level)
         measurer.close()
     result = to_json(
         found,

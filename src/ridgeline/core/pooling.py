@@ -68,6 +68,7 @@ class PoolingSpec:
         max_tokens: the longest text that it is used for, special tokens included.
         prompts: texts that go before an input, by what for.
         default_prompt: the name of the one that is used where none is named.
+        lower_case: whether texts that are embedded are written in lower case first.
         pairs_by_template: whether pairs are rendered by the chat template, as messages of the roles
             query and document.
         refusal: what of the checkpoint's pooling is not supported, if anything.
@@ -82,5 +83,6 @@ class PoolingSpec:
     max_tokens: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    lower_case: bool = False
     pairs_by_template: bool = False
     refusal: str | None = None

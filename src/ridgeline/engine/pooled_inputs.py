@@ -179,12 +179,13 @@ def _cosines(
 
 def _encoded(info: EngineInfo, prompt: Prompt, before: str, truncate: int | None) -> PooledInput:
     limit, context = _limit(info, truncate), info.config.max_model_len
+    text = before + prompt if isinstance(prompt, str) else prompt
+    if isinstance(text, str) and info.pooling.lower_case:
+        text = text.lower()
     if limit is None:
-        text = before + prompt if isinstance(prompt, str) else prompt
         return PooledInput(text=prompt, token_ids=encode_prompt(text, info.tokenizer, context))
-    if isinstance(prompt, str):
-        token_ids = _tokenizer(info).encode_cut(before + prompt, limit)
-        return PooledInput(text=prompt, token_ids=token_ids)
+    if isinstance(text, str):
+        return PooledInput(text=prompt, token_ids=_tokenizer(info).encode_cut(text, limit))
     whole = encode_prompt(prompt, info.tokenizer, max(context, len(prompt)))
     return PooledInput(text=prompt, token_ids=whole[:limit])
 

@@ -213,19 +213,22 @@ def _prompts(folder: Path) -> dict[str, Any]:
         "prompts": dict(texts),
         "default_prompt": default,
         "max_tokens": min(limits, default=None),
+        "lower_case": _optional(folder / "sentence_bert_config.json").get("do_lower_case") is True,
         "pairs_by_template": "message" in _modalities(folder),
     }
 
 
 def _modalities(folder: Path) -> Mapping[str, object]:
     """What inputs may be: text, or messages for a chat template."""
-    path = folder / "sentence_bert_config.json"
-    found = read_config(path).get("modality_config") if path.is_file() else None
+    found = _optional(folder / "sentence_bert_config.json").get("modality_config")
     return found if isinstance(found, Mapping) else {}
 
 
 def _sentence_transformers(folder: Path) -> dict[str, object]:
-    path = folder / "config_sentence_transformers.json"
+    return _optional(folder / "config_sentence_transformers.json")
+
+
+def _optional(path: Path) -> dict[str, object]:
     return read_config(path) if path.is_file() else {}
 
 
