@@ -311,7 +311,7 @@ def test_the_table_of_many_loads_is_no_wider_than_100_columns(model_folder, caps
     lines = capsys.readouterr().out.splitlines()
     figures = lines[1 : lines.index(next(line for line in lines if line.startswith("p99")))]
     assert max(map(len, figures)) <= 100
-    assert sum(line.count("at once") for line in figures) == 8
+    assert sum(line.count("at once") for line in figures if line[0] == " ") == 8
     assert sum(line.startswith("TTFT p50") for line in figures) >= 2
 
 

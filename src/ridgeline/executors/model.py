@@ -1,16 +1,19 @@
 """A model as an executor takes it: spec, ops and weights."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import ModelSpec
-from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.models import shard
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
 from ridgeline.weights import Adapter, Weight, WeightSource, rows_of
+
+if TYPE_CHECKING:
+    from ridgeline.kernels.cpu.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +32,9 @@ class ExecutorModel:
     dtype: str
     quantization: NumberFormat | None = None
     adapters: tuple[Adapter, ...] = ()
-    group: RankGroup | None = None
+    group: "RankGroup | None" = None
 
-    def part(self, layout: ParallelLayout, rank: int, group: RankGroup) -> "ExecutorModel":
+    def part(self, layout: ParallelLayout, rank: int, group: "RankGroup") -> "ExecutorModel":
         """One rank's part, of whose weights no other rows are read.
 
         Raises:

@@ -2,22 +2,24 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.kernels import reference as kernels
-from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.tensors import as_array, as_tensor
+
+if TYPE_CHECKING:
+    from ridgeline.kernels.cpu.group import RankGroup
 
 
 def run_moe(
     op: ops.MoE,
     x_TD: torch.Tensor,
     weight: Callable[[ops.Weight], torch.Tensor],
-    group: RankGroup | None,
+    group: "RankGroup | None",
 ) -> tuple[torch.Tensor, int]:
     """``[T, D]``: each token through its experts; and how many experts were read, by all ranks."""
 
@@ -57,7 +59,7 @@ def run_moe(
 
 
 def _exchanged(
-    op: ops.MoE, experts_Tk: torch.Tensor, group: RankGroup, outputs_TkD: torch.Tensor
+    op: ops.MoE, experts_Tk: torch.Tensor, group: "RankGroup", outputs_TkD: torch.Tensor
 ) -> torch.Tensor:
     """What each expert made of each token, from the ranks that have them."""
     owners = torch.bucketize(experts_Tk.flatten(), torch.tensor(op.borders[1:-1]), right=True)

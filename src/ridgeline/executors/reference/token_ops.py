@@ -1,7 +1,7 @@
 """The ops that look at each token alone: all but those on KV cache and states, and the head."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -11,9 +11,11 @@ from ridgeline.core.spec import ClampedSwiGLU, RopeSpec
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.experts import run_moe, run_shared
 from ridgeline.kernels import reference as kernels
-from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.tensors import as_array, as_tensor
 from ridgeline.weights import Adapter
+
+if TYPE_CHECKING:
+    from ridgeline.kernels.cpu.group import RankGroup
 
 
 class Tokens(NamedTuple):
@@ -38,7 +40,7 @@ class TokenOps:
         weights: Mapping[str, torch.Tensor],
         adapters: Sequence[Adapter],
         tokens: Tokens,
-        group: RankGroup | None = None,
+        group: "RankGroup | None" = None,
     ) -> None:
         self._group = group
         self._weights = weights
