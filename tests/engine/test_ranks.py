@@ -126,8 +126,9 @@ def test_an_engine_is_restarted_when_a_rank_is_killed(tmp_path):
             before = await _text(engine)
             children = psutil.Process(engine.worker_pid).children(recursive=True)
             assert len(children) == 2
-            long = asyncio.create_task(_text(engine, LONG))
-            await asyncio.sleep(0.1)
+            seen = asyncio.Event()  # what nobody has seen any text of is sent again
+            long = asyncio.create_task(_text(engine, LONG, seen))
+            await seen.wait()
             children[1].kill()
             with pytest.raises(EngineError):
                 await long
@@ -143,9 +144,15 @@ def test_an_engine_is_restarted_when_a_rank_is_killed(tmp_path):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-async def _text(engine, params=SAMPLED):
+async def _text(engine, params=SAMPLED, seen=None):
     request = GenerateRequest(request_id="a", prompt="the cat sat", params=params)
-    return "".join([c.text async for c in engine.generate(request) if c.index == 0])
+    parts = []
+    async for chunk in engine.generate(request):
+        if chunk.index == 0:
+            parts.append(chunk.text)
+        if seen is not None:
+            seen.set()
+    return "".join(parts)
 
 
 def test_ranks_end_with_a_driver_that_is_killed(open_llm, tmp_path):

@@ -72,8 +72,9 @@ def test_who_is_over_a_limit_costs_no_work(http, served, monkeypatch, path):
     monkeypatch.setattr(served.server, "limits", limits)
     assert http.post(path, json=WORK[path]).status_code == 200
     with limits.admitted(Caller(tenant="other")):
-        for module in ("answers", "routes.completions", "routes.plain"):
+        for module in ("answers", "routes.completions"):
             monkeypatch.setattr(f"ridgeline.server.{module}.tokenize", None)
+        monkeypatch.setattr("ridgeline.server.routes.pooling.embedding_inputs", None)
         monkeypatch.setattr("ridgeline.server.answers.render", None)
         refused = http.post(path, json=WORK[path])
         assert refused.status_code == 429

@@ -5,8 +5,10 @@ calibrated, trained and distilled without code of its own. There is no KV cache:
 of the sequences at hand.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ridgeline.core import ops
 from ridgeline.executors.reference import latent
+from ridgeline.executors.reference.states import run_gated_delta, run_short_conv
 from ridgeline.executors.reference.token_ops import TokenOps, Tokens
 from ridgeline.kernels import reference as kernels
 
@@ -71,6 +74,14 @@ class BlockForward(TokenOps):
                 pass
             case ops.Attend() | ops.LatentAttend():
                 self.buffers["h"] = torch.cat(list(self._attended(op))).flatten(1)
+            case ops.ShortConv():
+                self.buffers["h"] = run_short_conv(
+                    op, self.buffers, self._ranges(), self._states(op), self._weight
+                )
+            case ops.GatedDelta():
+                self.buffers["h"] = run_gated_delta(
+                    op, self.buffers, self._ranges(), self._states(op), self._weight
+                )
             case ops.Head():
                 rows = functional.linear(
                     self.buffers["h"], self._weight(op.weight), self._optional(op.bias)
@@ -78,6 +89,13 @@ class BlockForward(TokenOps):
                 self.buffers["logits"] = kernels.softcap(kernels.wide(rows) * op.scale, op.softcap)
             case _:
                 super().step(op)
+
+    def _ranges(self) -> Iterator[tuple[None, int, int]]:
+        for first, last in pairwise(accumulate(self._lengths, initial=0)):
+            yield None, first, last
+
+    def _states(self, op: ops.StateOp) -> "_FreshStates":
+        return _FreshStates(op.state_elements, kernels.wide(self.buffers["q"]).dtype)
 
     def _attended(self, op: ops.Attend | ops.LatentAttend) -> Iterator[torch.Tensor]:
         """Attention output ``[S, H, v]`` of some rows of each sequence after the other."""
@@ -108,6 +126,22 @@ class BlockForward(TokenOps):
                         sinks_H=self._optional(op.sinks),
                     )
             first += length
+
+
+class _FreshStates:
+    """Those of sequences that begin here, and of which nothing is kept."""
+
+    def __init__(self, num_elements: int, dtype: torch.dtype) -> None:
+        self._zeros_E = torch.zeros(num_elements, dtype=dtype)
+
+    def before(self, item: None) -> torch.Tensor:
+        return self._zeros_E
+
+    def wanted(self, item: None) -> Mapping[int, Sequence[int]]:
+        return defaultdict(tuple)
+
+    def write(self, blocks: Sequence[int], *parts: torch.Tensor) -> None:
+        pass
 
 
 def layer_ops(model_ops: Sequence[ops.Op]) -> list[tuple[ops.Op, ...]]:

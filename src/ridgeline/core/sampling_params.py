@@ -23,7 +23,7 @@ class SamplingParams:
     """Sampling settings of one request; every bound is checked at construction.
 
     Attributes:
-        n: how many independent completions of the prompt are made.
+        n: how many independent completions of the prompt.
         temperature: 0 is greedy; logits are divided by it otherwise.
         top_k: keep the k most likely tokens; 0 or −1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches this.

@@ -12,7 +12,7 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.batch import Batch, SegmentInput
 from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
-from ridgeline.executors.reference.states import run_gated_delta, run_short_conv
+from ridgeline.executors.reference.states import StateAccess, run_gated_delta, run_short_conv
 from ridgeline.executors.reference.token_ops import TokenOps
 from ridgeline.kernels import reference as kernels
 
@@ -70,14 +70,17 @@ class Forward(TokenOps):
                 self._attend_latent(op)
             case ops.ShortConv():
                 self.buffers["h"] = run_short_conv(
-                    op, self.buffers, self._batch, self._cache, self._weight
+                    op, self.buffers, self._batch.ranges(), self._states(op), self._weight
                 )
             case ops.GatedDelta():
                 self.buffers["h"] = run_gated_delta(
-                    op, self.buffers, self._batch, self._cache, self._weight
+                    op, self.buffers, self._batch.ranges(), self._states(op), self._weight
                 )
             case _:
                 super().step(op)
+
+    def _states(self, op: ops.StateOp) -> StateAccess:
+        return StateAccess(self._cache, self._batch, op)
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Logits ``[N, V]`` of some rows of what `run` returned."""

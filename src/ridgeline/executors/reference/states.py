@@ -1,6 +1,7 @@
 """The ops on states of sequences: what they read before a segment, and leave in it and after it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -11,6 +12,22 @@ from ridgeline.executors.reference.kv_cache import ReferenceKVCache
 from ridgeline.kernels import reference as kernels
 
 Buffers = dict[str, torch.Tensor]
+Ranges = Iterable[tuple[Any, int, int]]
+"""Segments, each with the first of its rows and the one behind its last."""
+
+
+class States(Protocol):
+    """Where the states of some segments come from and go to: `StateAccess`, or nowhere."""
+
+    def before(self, item: Any) -> torch.Tensor:
+        """The state ``[E]`` before a segment's first token."""
+
+    def wanted(self, item: Any) -> Mapping[int, Sequence[int]]:
+        """Before which of a segment's tokens the state is to be stored, and in which blocks; with
+        an entry for its number of tokens."""
+
+    def write(self, blocks: Sequence[int], *parts: torch.Tensor) -> None:
+        """Store a state, which is these parts one after the other."""
 
 
 class StateAccess:
@@ -21,13 +38,11 @@ class StateAccess:
         self._group, self._role = len(cache.groups), batch.role
 
     def before(self, item: SegmentInput) -> torch.Tensor:
-        """The state ``[E]`` before a segment's first token."""
         running = self._pool_NE[self._running(item)]
         return torch.zeros_like(running) if item.segment.start == 0 else running
 
     def wanted(self, item: SegmentInput) -> dict[int, list[int]]:
-        """Before which of a segment's tokens the state is to be stored, and in which blocks: where
-        it is to be saved, and after the last one where it runs."""
+        """Where it is to be saved, and after the last token where it runs."""
         segment = item.segment
         found = {segment.num_tokens: [self._running(item)]}
         for position, block in segment.state_saves:
@@ -36,7 +51,6 @@ class StateAccess:
         return found
 
     def write(self, blocks: Sequence[int], *parts: torch.Tensor) -> None:
-        """Store a state, which is these parts one after the other."""
         self._pool_NE[list(blocks)] = torch.cat([part.flatten() for part in parts])
 
     def _running(self, item: SegmentInput) -> int:
@@ -47,16 +61,16 @@ class StateAccess:
 def run_short_conv(
     op: ops.ShortConv,
     buffers: Buffers,
-    batch: Batch,
-    cache: ReferenceKVCache,
+    ranges: Ranges,
+    states: States,
     weight: Callable[[ops.Weight], torch.Tensor],
 ) -> torch.Tensor:
     """``[T, D]``: the gated convolution of each segment."""
-    states, outputs = StateAccess(cache, batch, op), []
+    outputs = []
     bias_D = None if op.bias is None else weight(op.bias)
     weight_DL = weight(op.weight)
     past = weight_DL.shape[1] - 1
-    for item, first, last in batch.ranges():
+    for item, first, last in ranges:
         inputs_SD = buffers["q"][first:last] * buffers["v"][first:last]
         before_MD = states.before(item).view(past, -1)
         out_SD, rows = kernels.short_conv(inputs_SD, before_MD, weight_DL, bias_D)
@@ -69,16 +83,16 @@ def run_short_conv(
 def run_gated_delta(
     op: ops.GatedDelta,
     buffers: Buffers,
-    batch: Batch,
-    cache: ReferenceKVCache,
+    ranges: Ranges,
+    states: States,
     weight: Callable[[ops.Weight], torch.Tensor],
 ) -> torch.Tensor:
     """``[T, G·v]``: convolution, rule, norm and gate of each segment."""
-    states, outputs = StateAccess(cache, batch, op), []
+    outputs = []
     wide = kernels.wide
     past, channels = op.conv.shape[1] - 1, op.conv.shape[0]
     matrix_shape = (op.num_value_heads, op.key_dim, op.value_dim)
-    for item, first, last in batch.ranges():
+    for item, first, last in ranges:
         before = states.before(item)
         mixed, rows = kernels.short_conv(
             buffers["q"][first:last],
