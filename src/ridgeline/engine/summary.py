@@ -93,10 +93,15 @@ def _quantized(model: ExecutorModel, config: ResolvedConfig, quantization: str) 
 
 
 def _rate(decode: Prediction) -> str:
-    text = f"{1 / decode.seconds:,.3g} tok/s"
+    text = f"{_per_second(decode.seconds)} tok/s"
     if not is_known(decode.low_s, decode.high_s):
         return f"{text} (error unknown)"
-    return f"{text} ({1 / decode.high_s:,.3g}–{1 / decode.low_s:,.3g})"
+    return f"{text} ({_per_second(decode.high_s)}–{_per_second(decode.low_s)})"
+
+
+def _per_second(seconds: float) -> str:
+    rate = 1 / seconds
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _size(num_bytes: float) -> str:
