@@ -258,7 +258,7 @@ class Comparison {
 
   void copy_buffers(const Batch& batch) {
     for (int b = 0; b < RL_NUM_BUFFERS; ++b)
-      std::memcpy(tested_.buffer(b), reference_.buffer(b), buffer_size(batch, b) * sizeof(float));
+      std::copy_n(reference_.buffer(b), buffer_size(batch, b), tested_.buffer(b));  // of none, too
   }
 
   void same_cache(const std::string& name, Cache& want, Cache& got) {
