@@ -16,7 +16,7 @@ from benchmarks.gpu.progress import Bench
 from ridgeline.core.arrays import Array
 from ridgeline.core.formats import number_format
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import Op, weight_roles
+from ridgeline.core.ops import Op
 from ridgeline.core.plan import (
     Admission,
     BlockTableUpdate,
@@ -29,6 +29,7 @@ from ridgeline.core.plan import (
 from ridgeline.core.protocols import Executor
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.weight_uses import weight_roles
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.executor import CUDAExecutor
 from ridgeline.executors.cuda.formats import PACKED, device_head_format

@@ -10,8 +10,8 @@ from tests.parity.ours import run
 from tests.tiny import EXPERTS, LATENT, SINKS, SOFTCAPPED, WINDOWED, tiny_model
 
 from ridgeline.compress.block_forward import BlockForward, layer_ops, seeing_inputs
-from ridgeline.core import ops
 from ridgeline.core.op_facts import Role
+from ridgeline.core.weight_uses import weight_uses
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import describe, lower
@@ -95,7 +95,7 @@ def test_inputs_of_every_matrix_are_seen(name):
     products = {
         use.weight.name: use.is_stacked
         for op in model.ops
-        for use in ops.weight_uses(op)
+        for use in weight_uses(op)
         if use.role is Role.PRODUCT
     }
     for key, is_stacked in products.items():

@@ -22,7 +22,6 @@ from ridgeline.compress.memory import memory_need
 from ridgeline.compress.quantize import quantize
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.tensors import StoredTensor, TensorPlan
-from ridgeline.core import ops
 from ridgeline.core.errors import (
     CorruptFileError,
     InvalidRequestError,
@@ -31,6 +30,7 @@ from ridgeline.core.errors import (
     UnsupportedModelError,
 )
 from ridgeline.core.op_facts import Role
+from ridgeline.core.weight_uses import weight_uses
 from ridgeline.executors.cpu.codes import matrix_codes
 from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.kernels.tensors import as_array, as_tensor
@@ -390,7 +390,7 @@ def test_seventy_billion_parameters_take_less_than_16_gb():
             StoredTensor(name=use.weight.name, run=run, matrices=((use.weight.name, None),))
             for run, some in enumerate(model.runs)
             for op in some
-            for use in ops.weight_uses(op)
+            for use in weight_uses(op)
             if use.role is Role.PRODUCT
         ]
         plan = TensorPlan(tensors=tuple(matrices), ignored_modules=())

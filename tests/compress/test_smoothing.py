@@ -18,9 +18,9 @@ from ridgeline.compress.layers import LayeredModel
 from ridgeline.compress.quantize import quantize
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.smoothing import foldable_norms, smooth
-from ridgeline.core import ops
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.op_facts import Role
+from ridgeline.core.weight_uses import weight_roles
 from ridgeline.evaluation import QualitySum, log_softmax
 
 WINDOW = list(range(3, 60))
@@ -38,7 +38,7 @@ def logits(model, weights):
 
 
 def products(model):
-    return frozenset(n for n, roles in ops.weight_roles(model.ops).items() if Role.PRODUCT in roles)
+    return frozenset(n for n, roles in weight_roles(model.ops).items() if Role.PRODUCT in roles)
 
 
 def smoothed(model, weights, *, rounds_activations, dtype=torch.float32):

@@ -9,9 +9,17 @@ from tests.parity.every_case import CASES
 
 from ridgeline.core import ops
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Role, Rows, Split, WeightFacts
-from ridgeline.core.ops import Weight, WeightUse, experts_of, op_weights, weight_roles, weight_uses
+from ridgeline.core.ops import Weight
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.sharding import num_parts
+from ridgeline.core.weight_uses import (
+    WeightUse,
+    experts_of,
+    op_weights,
+    weight_fields,
+    weight_roles,
+    weight_uses,
+)
 from ridgeline.models import PRESETS, describe, lower, shard
 
 OPS = get_args(ops.Op)
@@ -43,7 +51,7 @@ def test_no_op_has_a_weight_of_which_nothing_is_known(kind):
     of_weights = {
         f.name for f in fields(kind) if Weight in (plain[f.name], *get_args(plain[f.name]))
     }
-    assert {name for name, _ in ops._weight_fields(kind)} == of_weights
+    assert {name for name, _ in weight_fields(kind)} == of_weights
 
 
 def test_a_weight_without_facts_is_refused():
@@ -52,12 +60,12 @@ def test_a_weight_without_facts_is_refused():
         weight: Weight | None
 
     with pytest.raises(TypeError, match=r"Forgotten\.weight does not say"):
-        ops._weight_fields(Forgotten)
+        weight_fields(Forgotten)
 
 
 def test_partial_sums_are_added_up():
     for kind in OPS:
-        splits = {facts.split for _, facts in ops._weight_fields(kind)}
+        splits = {facts.split for _, facts in weight_fields(kind)}
         if splits & {Split.COLUMNS, Split.EXPERT_COLUMNS}:
             joined = {Collective.ALL_REDUCE, Collective.EXPERTS, Collective.LATER}
             assert kind.facts.collective in joined, kind
@@ -106,4 +114,4 @@ def test_facts_are_read_through_optional_fields():
     class Some:
         weight: Annotated[Weight, WeightFacts(Role.GAIN, Split.WHOLE)] | None
 
-    assert ops._weight_fields(Some) == (("weight", WeightFacts(Role.GAIN, Split.WHOLE)),)
+    assert weight_fields(Some) == (("weight", WeightFacts(Role.GAIN, Split.WHOLE)),)

@@ -10,8 +10,8 @@ from tests.tiny import CONFIG, EXPERTS, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat, number_format, on_load_format
-from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole, Outputs
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.executors.cuda.formats import weights_bytes
 from ridgeline.executors.cuda.host_device import HostDevice
 from ridgeline.executors.cuda.weights import load_weights

@@ -7,8 +7,8 @@ from tests.tiny import CONFIG, EXPERTS, tiny_model
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import BFLOAT16, on_load_format
-from ridgeline.core.ops import op_weights
 from ridgeline.core.plan import ModelRole
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.executors import create_executor
 from ridgeline.executors.cpu.pricing import priced as priced_as_cpu
 from ridgeline.executors.cpu.roles import packed_bytes

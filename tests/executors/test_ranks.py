@@ -12,11 +12,11 @@ from ridgeline.core.arrays import cast
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import on_load_format
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import op_weights, weight_uses
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.sharding import num_parts
+from ridgeline.core.weight_uses import op_weights, weight_uses
 from ridgeline.executors.cpu.executor import CPUExecutor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model

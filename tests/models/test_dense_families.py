@@ -5,6 +5,7 @@ import pytest
 from ridgeline.core import ops
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.spec import Activation, NormKind, NormScope
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import PRESETS, describe, lower
 
 SMALL = {
@@ -42,7 +43,7 @@ def test_olmo2_has_no_norm_before_a_branch():
     ]  # fmt: skip
     attention = spec.layers[0].attention
     assert attention.qk_norm_scope is NormScope.PROJECTION
-    weights = {weight.name: weight.shape for op in lower(spec) for weight in ops.op_weights(op)}
+    weights = {weight.name: weight.shape for op in lower(spec) for weight in op_weights(op)}
     assert (weights["layers.0.q_norm"], weights["layers.0.k_norm"]) == ((64,), (32,))
 
 

@@ -10,8 +10,8 @@ from tests.parity.new_dense_cases import NEW_DENSE_CASES
 from tests.parity.new_moe_cases import NEW_MOE_CASES
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.ops import op_weights
 from ridgeline.core.spec import ModelSpec
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import PRESETS, describe, inverse_frequencies, lower, parse_config
 
 SEEDS = range(300)

@@ -2,6 +2,7 @@
 
 from ridgeline.core import ops
 from ridgeline.core.spec import kv_groups
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import PRESETS, describe, lower
 
 
@@ -60,7 +61,7 @@ def test_gemma_3_layer():
 
 def test_weight_names_and_shapes():
     _, all_ops = lowered("llama-3.2-1b", attention_bias=True, mlp_bias=True)
-    weights = {weight.name: weight.shape for op in all_ops for weight in ops.op_weights(op)}
+    weights = {weight.name: weight.shape for op in all_ops for weight in op_weights(op)}
     assert {name: shape for name, shape in weights.items() if name.startswith("layers.1.")} == {
         "layers.1.attention_norm": (2048,),
         "layers.1.q": (2048, 2048),

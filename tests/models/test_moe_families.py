@@ -6,8 +6,8 @@ import re
 import pytest
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
-from ridgeline.core.ops import op_weights
 from ridgeline.core.spec import MLASpec, MoESpec, kv_groups
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import PRESETS, describe, lower
 
 # Total parameters: the sums over the published checkpoints' tensors (their safetensors indices),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ridgeline.core.ops import op_weights
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import PRESETS, describe, lower
 
 PUBLISHED = {

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ridgeline.core.errors import UnsupportedModelError
-from ridgeline.core.ops import op_weights
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import describe, lower
 
 GLM_4_5_AIR = {

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, get_args
 
-from ridgeline.core.ops import op_weights
 from ridgeline.core.spec import LinearScaling, ModelSpec
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import lower
 
 # These are not numbers that the forward pass uses.

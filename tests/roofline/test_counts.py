@@ -10,9 +10,9 @@ from tests.roofline.counting import count
 from tests.tiny import CONFIG, EXPERTS, LATENT, SINKS, WINDOWED, Driver, tiny_executor, tiny_model
 
 from ridgeline.core.formats import float_format
-from ridgeline.core.ops import op_weights
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, Outputs, Pass
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.priced import priced_model

@@ -6,8 +6,8 @@ import pytest
 from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_executor, tiny_model
 
 from ridgeline.core.formats import BFLOAT16, FLOAT64, number_format
-from ridgeline.core.ops import op_weights
 from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.memory import (

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.core.ops import op_weights
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import describe, lower
 from ridgeline.models.family import TensorSource
 

@@ -12,8 +12,9 @@ from ridgeline.bench.native_loops import load_native_loops
 from ridgeline.bench.workloads import make_workloads
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.ops import Embed, op_weights
+from ridgeline.core.ops import Embed
 from ridgeline.core.plan import ModelRole, StepPlan
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.engine.loading import load_model
 from ridgeline.executors import create_executor, executor_traits
 from ridgeline.executors.priced import priced_model

@@ -18,6 +18,7 @@ from ridgeline.compress.tensors import TensorPlan, matrices_by_weight
 from ridgeline.core import ops
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.host import available_memory_bytes
+from ridgeline.core.weight_uses import weight_uses
 from ridgeline.evaluation import Document
 from ridgeline.weights import weight_shapes
 
@@ -88,7 +89,7 @@ def _pass_bytes(model: LayeredModel, length: int) -> int:
     widest = 0
     for some_ops in model.runs[1:2]:
         for op in some_ops:
-            rows = sum(use.weight.shape[-2] for use in ops.weight_uses(op) if use.role.is_matrix)
+            rows = sum(use.weight.shape[-2] for use in weight_uses(op) if use.role.is_matrix)
             heads = getattr(op, "num_heads", 0) if isinstance(op, ops.AttentionOp) else 0
             widest = max(widest, 4 * length * rows, 8 * heads * min(length, _QUERY_ROWS) * length)
     return widest + 6 * 4 * length * model.loaded.definition.spec.hidden_size

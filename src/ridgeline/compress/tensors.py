@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from ridgeline.compress.block_forward import Key
 from ridgeline.compress.grids import Grid
 from ridgeline.compress.layers import LayeredModel
-from ridgeline.core import ops
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.op_facts import Role
+from ridgeline.core.weight_uses import weight_roles
 from ridgeline.models import TensorSource
 from ridgeline.weights import Checkpoint, weight_shapes
 from ridgeline.weights.loading import match_tensors
@@ -69,7 +69,7 @@ def plan_tensors(model: LayeredModel, checkpoint: Checkpoint, grid_of: GridOf) -
         UnsupportedModelError: no matrix of a layer can be quantized, or experts lie in one tensor.
     """
     stored = model.stored
-    roles = ops.weight_roles(stored.ops)
+    roles = weight_roles(stored.ops)
     run_of = {
         name: run
         for run, some_ops in enumerate(model.runs[1:-1], start=1)

@@ -9,13 +9,38 @@ and the names of its weights. Linear weights are stored ``[out, in]``.
 Shapes: T tokens of the pass, D hidden size, H heads, K KV heads, d head width, F feed-forward
 width, V vocabulary, E experts; in latent attention, R latent elements, n and r the widths of a
 head's parts without and with rotary positions, v the width of a head of V.
+
+Weights are in `core.op_weights`, ops on states in `core.state_ops`, those between ranks in
+`core.rank_ops`; all of them are found here as well.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple, get_args, get_type_hints
+from typing import ClassVar
 
-from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Role, Rows, Split, WeightFacts
+from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
+from ridgeline.core.op_weights import (
+    Bias,
+    Expansion,
+    Experts,
+    ExpertsBias,
+    ExpertsByColumns,
+    Gain,
+    HeadMatrix,
+    KVBias,
+    KVProduct,
+    OutputGate,
+    Positions,
+    Product,
+    ProductByColumns,
+    Router,
+    Sinks,
+    Table,
+    Weight,
+    WholeBias,
+    WholeOutputGate,
+    WholeProduct,
+)
+from ridgeline.core.rank_ops import Gather, GatherLogits, GatherTokens
 from ridgeline.core.spec import (
     Activation,
     ClampedSwiGLU,
@@ -25,38 +50,43 @@ from ridgeline.core.spec import (
     RopeSpec,
     RoutingSpec,
 )
+from ridgeline.core.state_ops import ConvProject, DeltaProject, GatedDelta, GateHeads, ShortConv
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """A parameter by its canonical name, e.g. ``layers.3.q``, and its shape."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-# Weights by what is done with them, and by how ranks share them.
-Product = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.ROWS)]
-ProductByColumns = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.COLUMNS)]
-WholeProduct = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.WHOLE)]
-KVProduct = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.KV_HEADS)]
-Experts = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.EXPERT_ROWS)]
-ExpertsByColumns = Annotated[Weight, WeightFacts(Role.PRODUCT, Split.EXPERT_COLUMNS)]
-Bias = Annotated[Weight, WeightFacts(Role.BIAS, Split.ROWS)]
-WholeBias = Annotated[Weight, WeightFacts(Role.BIAS, Split.WHOLE)]
-KVBias = Annotated[Weight, WeightFacts(Role.BIAS, Split.KV_HEADS)]
-ExpertsBias = Annotated[Weight, WeightFacts(Role.BIAS, Split.EXPERT_ROWS)]
-Gain = Annotated[Weight, WeightFacts(Role.GAIN, Split.WHOLE)]
-Router = Annotated[Weight, WeightFacts(Role.ROUTER, Split.WHOLE)]
-OutputGate = Annotated[Weight, WeightFacts(Role.OUTPUT_GATE, Split.COLUMNS)]
-WholeOutputGate = Annotated[Weight, WeightFacts(Role.OUTPUT_GATE, Split.WHOLE)]
-Expansion = Annotated[Weight, WeightFacts(Role.EXPANSION, Split.ROWS)]
-Sinks = Annotated[Weight, WeightFacts(Role.SINKS, Split.ROWS)]
-Decay = Annotated[Weight, WeightFacts(Role.DECAY, Split.ROWS)]
-Convolution = Annotated[Weight, WeightFacts(Role.CONVOLUTION, Split.ROWS)]
-Table = Annotated[Weight, WeightFacts(Role.TABLE, Split.ROWS)]
-Positions = Annotated[Weight, WeightFacts(Role.POSITIONS, Split.WHOLE)]
-HeadMatrix = Annotated[Weight, WeightFacts(Role.HEAD, Split.ROWS)]
+__all__ = [
+    "MLP",
+    "AddResidual",
+    "AddShared",
+    "Attend",
+    "AttentionOp",
+    "BidirectionalAttend",
+    "ConvProject",
+    "DeltaProject",
+    "Down",
+    "Embed",
+    "GateHeads",
+    "GateUp",
+    "GatedDelta",
+    "Gather",
+    "GatherLogits",
+    "GatherOp",
+    "GatherTokens",
+    "GrowQueries",
+    "Head",
+    "HeadNorm",
+    "KVWrite",
+    "LatentAttend",
+    "LatentProject",
+    "MoE",
+    "Norm",
+    "Op",
+    "OutProject",
+    "QKVProject",
+    "Rope",
+    "SharedExpert",
+    "ShortConv",
+    "StateOp",
+    "Weight",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,108 +318,6 @@ class LatentAttend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvProject:
-    """q[T, D], k[T, D], v[T, D] = src[T, D] times three matrices, plus biases if any: the gates of
-    a short convolution's input and of its output, and what is convolved."""
-
-    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
-    in_gate: Product
-    out_gate: Product
-    value: Product
-    in_gate_bias: Bias | None
-    out_gate_bias: Bias | None
-    value_bias: Bias | None
-    src: str = "h"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConv:
-    """h[T, D] = k · (Σ_j weight[:, j] · u[t − L + 1 + j] + bias) of u = q · v; weight is [D, L].
-
-    The sequence's state has the last L − 1 rows of u, oldest first, from element ``offset`` on;
-    before its first token these are 0.
-    """
-
-    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
-    layer: int
-    offset: int
-    weight: Convolution
-    bias: Bias | None
-
-    @property
-    def state_elements(self) -> int:
-        """Of a sequence's state."""
-        channels, length = self.weight.shape
-        return (length - 1) * channels
-
-    product_elements: ClassVar = 0  # a sum of a few inputs is no product of matrices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaProject:
-    """From src[T, D]: q[T, 2·K·d + G·v], which is query, key and value side by side, k[T, G·v], the
-    gate of the output, and v[T, 2·G], beta and decay, for G value heads and K key heads."""
-
-    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
-    query: Product
-    key: Product
-    value: Product
-    gate: Product
-    beta: Product
-    decay: Product
-    src: str = "h"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDelta:
-    """h[T, G·v] of what `DeltaProject` gives, token by token (arXiv 2412.06464, equation 10).
-
-    q passes a causal convolution and SiLU: q = silu(Σ_j conv[:, j] · q[t − L + 1 + j]). Of the
-    result each head of query and key is divided by its length (‖x‖² + 1e-6)^½, the query by d^½ as
-    well. With a = exp(−exp(decay_log) · softplus(decay + decay_bias)) and b = σ(beta), the head's
-    matrix S[d, v] becomes a·S + key ⊗ b·(value − (a·S)ᵀ key), and its output is Sᵀ query, normed
-    and multiplied by silu(gate).
-
-    The sequence's state has the last L − 1 rows of q before the convolution, oldest first, from
-    element ``offset`` on, and then S of each value head; before its first token these are 0.
-    """
-
-    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
-    layer: int
-    offset: int
-    conv: Convolution
-    decay_log: Decay
-    decay_bias: Bias
-    gain: Gain
-    norm: NormSpec
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def state_elements(self) -> int:
-        """Of a sequence's state."""
-        channels, length = self.conv.shape
-        return (length - 1) * channels + self.num_value_heads * self.key_dim * self.value_dim
-
-    @property
-    def product_elements(self) -> int:
-        """That a token is multiplied with: S is read by the key, changed, and read by the query."""
-        return 3 * self.num_value_heads * self.key_dim * self.value_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateHeads:
-    """h[T, H·d] *= σ(src[T, D] times a matrix, plus a bias if any)."""
-
-    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
-    weight: Product
-    bias: Bias | None
-    src: str = "n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OutProject:
     """h[T, D] = h[T, H·d] (or [T, H·v]) times a matrix, plus a bias if any."""
 
@@ -508,52 +436,6 @@ class Head:
     scale: float = 1.0
 
 
-class _Parts:
-    """Of an op that joins what the ranks have: rank r has ``[borders[r], borders[r + 1])``."""
-
-    __slots__ = ()
-    borders: tuple[int, ...]
-    rank: int
-
-    @property
-    def num_ranks(self) -> int:
-        return len(self.borders) - 1
-
-    @property
-    def own(self) -> int:
-        """What this rank has."""
-        return self.borders[self.rank + 1] - self.borders[self.rank]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gather(_Parts):
-    """buffer[T, W] from all ranks' buffer[T, own]: parts of columns, side by side."""
-
-    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
-    buffer: str
-    borders: tuple[int, ...]
-    rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatherTokens(_Parts):
-    """x[T, D]: each row from the rank whose part of the vocabulary, ``borders``, has its token."""
-
-    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
-    borders: tuple[int, ...]
-    rank: int
-    hidden_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatherLogits(_Parts):
-    """logits[N, V] from all ranks' logits[N, own], after the `Head`."""
-
-    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.LOGITS, Collective.ITSELF)
-    borders: tuple[int, ...]
-    rank: int
-
-
 Op = (
     Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | GrowQueries | Attend
     | LatentAttend | BidirectionalAttend | ConvProject | ShortConv | DeltaProject | GatedDelta
@@ -565,71 +447,3 @@ Op = (
 AttentionOp = Attend | LatentAttend | BidirectionalAttend
 GatherOp = Gather | GatherTokens | GatherLogits
 StateOp = ShortConv | GatedDelta  # those that read and write the sequences' states
-
-
-class WeightUse(NamedTuple):
-    """A weight as an op uses it. ``num_kv_heads`` are there if it is split by them."""
-
-    weight: Weight
-    role: Role
-    split: Split
-    num_kv_heads: int | None = None
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether it has a part for each expert, of which only some are read."""
-        return self.split in (Split.EXPERT_ROWS, Split.EXPERT_COLUMNS)
-
-
-def weight_uses(op: Op) -> tuple[WeightUse, ...]:
-    """The weights that an op reads, in field order, and what it does with each."""
-    heads = getattr(op, "num_kv_heads", None)
-    fields = ((getattr(op, name), facts) for name, facts in _weight_fields(type(op)))
-    return tuple(
-        WeightUse(weight, facts.role, facts.split, heads)
-        for weight, facts in fields
-        if weight is not None
-    )
-
-
-def op_weights(op: Op) -> tuple[Weight, ...]:
-    """The weights that an op reads, in field order."""
-    return tuple(use.weight for use in weight_uses(op))
-
-
-def weight_roles(ops: Iterable[Op]) -> dict[str, frozenset[Role]]:
-    """What each weight is used for, by name; a tied head is a table as well."""
-    found: dict[str, frozenset[Role]] = {}
-    for op in ops:
-        for use in weight_uses(op):
-            found[use.weight.name] = found.get(use.weight.name, frozenset()) | {use.role}
-    return found
-
-
-def experts_of(op: Op) -> tuple[int, int]:
-    """How many experts an op routes to, and how many of those a token meets; else (1, 1)."""
-    if op.facts.rows is not Rows.ROUTED:
-        return 1, 1
-    assert isinstance(op, MoE)
-    return op.router.shape[0], op.routing.top_k
-
-
-def _weight_fields(kind: type) -> tuple[tuple[str, WeightFacts], ...]:
-    """The fields of a class of ops that hold weights.
-
-    Raises:
-        TypeError: one of them is a plain `Weight`, of which nothing is known.
-    """
-    if kind not in _FIELDS:
-        found: list[tuple[str, WeightFacts]] = []
-        for name, hint in get_type_hints(kind, include_extras=True).items():
-            parts = [hint, *get_args(hint)]  # ``X | None`` is a union
-            notes = [note for part in parts for note in getattr(part, "__metadata__", ())]
-            found += [(name, note) for note in notes if isinstance(note, WeightFacts)]
-            if Weight in parts and not notes:
-                raise TypeError(f"{kind.__name__}.{name} does not say what is done with it.")
-        _FIELDS[kind] = tuple(found)
-    return _FIELDS[kind]
-
-
-_FIELDS: dict[type, tuple[tuple[str, WeightFacts], ...]] = {}

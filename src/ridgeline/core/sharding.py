@@ -1,8 +1,8 @@
 """How a weight is spread over ranks: prices, memory and ranks read the same table."""
 
 from ridgeline.core.op_facts import Split
-from ridgeline.core.ops import WeightUse
 from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.core.weight_uses import WeightUse
 
 
 def num_parts(use: WeightUse, layout: ParallelLayout) -> int:

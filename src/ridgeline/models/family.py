@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from ridgeline.core.arrays import Array
-from ridgeline.core.ops import op_weights
 from ridgeline.core.spec import ModelSpec, ShortConvSpec
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.lower import lower
 

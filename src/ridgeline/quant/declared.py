@@ -5,6 +5,7 @@ from dataclasses import replace
 from ridgeline.core import ops
 from ridgeline.core.formats import NumberFormat, float_format, number_format
 from ridgeline.core.op_facts import OpKind, Role, Rows
+from ridgeline.core.weight_uses import weight_uses
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import ModelDefinition
 from ridgeline.models.lower import lower
@@ -35,7 +36,7 @@ def declared_formats(definition: ModelDefinition) -> dict[str, NumberFormat]:
     sources, found = definition.sources, dict[str, NumberFormat]()
     own, is_tied = float_format(definition.dtype), definition.spec.tie_embeddings
     for op in lower(definition.spec):
-        for weight, role, *_ in ops.weight_uses(op):
+        for weight, role, *_ in weight_uses(op):
             if role is not Role.PRODUCT and (role is not Role.HEAD or is_tied):
                 continue  # routers are left alone, and the expansion of latents is expanded
             source = sources[weight.name].of_expert(0).name

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.core.op_facts import OpKind
-from ridgeline.core.ops import experts_of
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_reference
 from ridgeline.core.result import SegmentResult, StepResult
+from ridgeline.core.weight_uses import experts_of
 from ridgeline.roofline.batch import NO_ADAPTERS, batch_of, batches_of
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.op_cost import expert_bytes, experts_touched

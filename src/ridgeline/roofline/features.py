@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.op_facts import OpKind, Rows
-from ridgeline.core.ops import AttentionOp, Op, Weight, experts_of, weight_uses
+from ridgeline.core.ops import AttentionOp, Op, Weight
+from ridgeline.core.weight_uses import experts_of, weight_uses
 from ridgeline.roofline.batch import BatchShape
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.model import PricedModel

@@ -6,8 +6,9 @@ from math import prod
 from ridgeline.core.config import blocks_per_sequence, states_per_sequence
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import Op, experts_of, weight_uses
+from ridgeline.core.ops import Op
 from ridgeline.core.sharding import num_kv_parts, num_parts
+from ridgeline.core.weight_uses import experts_of, weight_uses
 from ridgeline.roofline.model import PricedModel, weights_of
 
 # Left to the runtime, activations and fragmentation, as vLLM's gpu_memory_utilization does.

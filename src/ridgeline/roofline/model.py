@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.core.formats import BFLOAT16, NumberFormat
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import AttentionOp, Op, StateOp, Weight, op_weights, weight_uses
+from ridgeline.core.ops import AttentionOp, Op, StateOp, Weight
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import (
     KVGroup,
@@ -19,6 +19,7 @@ from ridgeline.core.spec import (
     kv_groups,
     state_group,
 )
+from ridgeline.core.weight_uses import op_weights, weight_uses
 from ridgeline.roofline.kernels import PLAIN, KernelModel
 
 # What quantizers take of the layers.

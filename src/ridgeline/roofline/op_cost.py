@@ -50,11 +50,9 @@ from ridgeline.core.ops import (
     SharedExpert,
     ShortConv,
     StateOp,
-    WeightUse,
-    experts_of,
-    weight_uses,
 )
 from ridgeline.core.sharding import num_kv_parts, num_parts
+from ridgeline.core.weight_uses import WeightUse, experts_of, weight_uses
 from ridgeline.roofline.batch import BatchShape
 from ridgeline.roofline.model import PricedModel
 from ridgeline.roofline.work import Work

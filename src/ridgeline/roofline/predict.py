@@ -8,8 +8,8 @@ from functools import cached_property
 from math import ceil, exp, log
 
 from ridgeline.core.op_facts import OpKind
-from ridgeline.core.ops import experts_of
 from ridgeline.core.plan import ModelRole, StepPlan
+from ridgeline.core.weight_uses import experts_of
 from ridgeline.roofline.batch import NO_ADAPTERS, BatchShape, batches_of, make_batch
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.features import (

@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.ops import Op, op_weights
+from ridgeline.core.ops import Op
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.recorded_step import OpSpan, RecordedPass, RecordedStep
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.roofline.batch import BatchShape, batches_of
 from ridgeline.roofline.ceilings import Ceilings
 from ridgeline.roofline.dataflow import passed_on

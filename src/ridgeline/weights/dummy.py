@@ -8,8 +8,9 @@ import numpy as np
 
 from ridgeline.core.arrays import Array, cast, empty, numpy_dtype
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import Op, weight_roles, weight_uses
+from ridgeline.core.ops import Op
 from ridgeline.core.spec import NormSpec
+from ridgeline.core.weight_uses import weight_roles, weight_uses
 from ridgeline.weights.loading import weight_shapes
 from ridgeline.weights.stacking import RowRanges
 

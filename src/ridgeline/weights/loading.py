@@ -9,7 +9,8 @@ import numpy as np
 
 from ridgeline.core.arrays import Array, empty
 from ridgeline.core.errors import UnsupportedModelError, WeightsMismatchError
-from ridgeline.core.ops import Op, op_weights
+from ridgeline.core.ops import Op
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import TensorSource
 from ridgeline.quant import Scheme
 from ridgeline.weights.checkpoint import Checkpoint

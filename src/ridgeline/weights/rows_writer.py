@@ -1,5 +1,6 @@
 """What writers of model files share: headers first, then the rows of any tensor in any order."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
@@ -26,7 +27,7 @@ class WrittenTensor(Protocol):
 T = TypeVar("T", bound=WrittenTensor)
 
 
-class RowsWriter(Generic[T]):
+class RowsWriter(ABC, Generic[T]):
     """Files of tensors that are created at their full size, and get their names when all is there.
 
     Use it in a ``with`` block: at its end the files get their names, if all tensors are whole; an
@@ -70,9 +71,9 @@ class RowsWriter(Generic[T]):
         for name, offset in offsets.items():
             self._place[name] = file, len(header) + offset
 
+    @abstractmethod
     def _publish(self) -> None:
         """Give the finished files their names."""
-        raise NotImplementedError
 
     def _discard(self) -> None:
         """Remove what has a temporary name still."""

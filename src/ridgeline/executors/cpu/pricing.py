@@ -10,7 +10,7 @@ from ridgeline.core.formats import (
     with_scales,
 )
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import weight_uses
+from ridgeline.core.weight_uses import weight_uses
 from ridgeline.executors.cpu.roles import held_format, padded
 from ridgeline.kernels.cpu.library import chosen_level, native_kernels_run
 from ridgeline.roofline import PricedModel

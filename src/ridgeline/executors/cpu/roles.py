@@ -7,6 +7,7 @@ from math import prod
 from ridgeline.core import ops
 from ridgeline.core.formats import NumberFormat, head_format, number_format, table_format
 from ridgeline.core.op_facts import Role
+from ridgeline.core.weight_uses import weight_uses
 from ridgeline.kernels.cpu.matrix import MatrixFormat, matrix_bytes, matrix_struct, plain_format
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format
@@ -25,7 +26,7 @@ def packed_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role | ops.LatentA
     """What is done with each matrix; what is missing is a vector."""
     roles: dict[str, Role | ops.LatentAttend] = {}
     for op in model_ops:
-        for use in ops.weight_uses(op):
+        for use in weight_uses(op):
             match use.role:
                 case Role.PRODUCT | Role.HEAD | Role.TABLE | Role.ROUTER:
                     roles[use.weight.name] = use.role  # an embedding that is tied is the head

@@ -15,6 +15,7 @@ from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.host import available_memory_bytes
 from ridgeline.core.op_facts import Role
+from ridgeline.core.weight_uses import op_weights, weight_roles
 from ridgeline.executors.cpu.codes import (
     MatrixCodes,
     matrix_codes,
@@ -75,7 +76,7 @@ class PackedWeights:
         """Of all matrices that multiply something: layers and head, scales and padding included."""
         names = {
             name
-            for name, roles in ops.weight_roles(model_ops).items()
+            for name, roles in weight_roles(model_ops).items()
             if any(not role.is_table for role in roles)
         }
         used = [
@@ -147,7 +148,7 @@ class _Packing:
 
     def __init__(self, pool: Pool, model: ExecutorModel, cuts: Collection[ops.Op]) -> None:
         self.packed = PackedWeights()
-        self._kept = {weight.name for op in cuts for weight in ops.op_weights(op)}
+        self._kept = {weight.name for op in cuts for weight in op_weights(op)}
         self._pool, self._model, self._roles = pool, model, packed_roles(model.ops)
         self._shapes = weight_shapes(model.ops)
         self._allocate = Slabs().allocate

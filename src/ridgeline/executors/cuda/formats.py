@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from ridgeline.core import ops
 from ridgeline.core.formats import NumberFormat, float_format, number_format
 from ridgeline.core.op_facts import Role
+from ridgeline.core.weight_uses import op_weights, weight_roles
 
 # What products pack; the rest is in the model's type.
 PACKED = frozenset({Role.PRODUCT, Role.HEAD})
@@ -44,7 +45,7 @@ def device_formats(
     """
     own = float_format(dtype)
     formats: dict[str, NumberFormat] = {}
-    for name, roles in ops.weight_roles(model_ops).items():
+    for name, roles in weight_roles(model_ops).items():
         if quantization is None or not roles & PACKED:
             formats[name] = own
         elif Role.HEAD in roles:
@@ -64,8 +65,8 @@ def weights_bytes(
 ) -> int:
     """What all weights take on the device, scales included."""
     model_ops = tuple(model_ops)
-    formats, roles = device_formats(model_ops, dtype, quantization), ops.weight_roles(model_ops)
-    shapes = {weight.name: weight.shape for op in model_ops for weight in ops.op_weights(op)}
+    formats, roles = device_formats(model_ops, dtype, quantization), weight_roles(model_ops)
+    shapes = {weight.name: weight.shape for op in model_ops for weight in op_weights(op)}
     total = sum(formats[name].num_bytes(shape) for name, shape in shapes.items())
     for name, of_weight in roles.items():
         if of_weight >= {Role.HEAD, Role.TABLE} and formats[name].is_quantized:

@@ -15,7 +15,7 @@ from ridgeline.core.arrays import Array
 from ridgeline.core.errors import OutOfMemoryError, SettingsError
 from ridgeline.core.formats import NumberFormat, number_format
 from ridgeline.core.op_facts import Role
-from ridgeline.core.ops import weight_roles
+from ridgeline.core.weight_uses import weight_roles
 from ridgeline.executors.cuda.device import Device
 from ridgeline.executors.cuda.formats import (
     PACKED,

@@ -1,0 +1,52 @@
+"""The ops that join what ranks have computed apart; `models.shard` puts them into a rank's list."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
+
+
+class _Parts:
+    """Of an op that joins what the ranks have: rank r has ``[borders[r], borders[r + 1])``."""
+
+    __slots__ = ()
+    borders: tuple[int, ...]
+    rank: int
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.borders) - 1
+
+    @property
+    def own(self) -> int:
+        """What this rank has."""
+        return self.borders[self.rank + 1] - self.borders[self.rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather(_Parts):
+    """buffer[T, W] from all ranks' buffer[T, own]: parts of columns, side by side."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    buffer: str
+    borders: tuple[int, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherTokens(_Parts):
+    """x[T, D]: each row from the rank whose part of the vocabulary, ``borders``, has its token."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    borders: tuple[int, ...]
+    rank: int
+    hidden_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherLogits(_Parts):
+    """logits[N, V] from all ranks' logits[N, own], after the `Head`."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.LOGITS, Collective.ITSELF)
+    borders: tuple[int, ...]
+    rank: int
