@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import get_args
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.conditions import Watch
@@ -38,9 +37,9 @@ from ridgeline.bench.ladder.texts import (
 from ridgeline.cli.hardware import calibration_of
 from ridgeline.core.host import usable_cores
 from ridgeline.core.request import RequestOutput
-from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION, Speculation
+from ridgeline.core.settings.speculation import DRAFT_MODEL_SPECULATION, drafter_names
 
-DRAFTERS = tuple(name for name in get_args(Speculation) if name != "off")
+DRAFTERS = drafter_names()
 _T95 = {
     5: 2.57,
     6: 2.45,

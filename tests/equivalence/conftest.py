@@ -6,7 +6,6 @@ something is wrong; the others promise equality in the type that they run in.
 
 import json
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from tests.executors.host_cuda import host_factory
 from tests.tiny import CONFIG, WINDOWED, tiny_model
 
 from ridgeline import LLM
-from ridgeline.core.settings.speculation import Speculation
+from ridgeline.core.settings.speculation import drafter_names
 from ridgeline.decoding.drafters.budget import Budget
 from ridgeline.decoding.drafters.control import StepCosts
 from ridgeline.executors import registry
@@ -24,7 +23,7 @@ from ridgeline.executors.cuda.traits import TRAITS
 from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import describe
 
-DRAFTERS = tuple(name for name in get_args(Speculation) if name != "off")
+DRAFTERS = drafter_names()  # those of installed packages, too
 # The CUDA executor runs on the CPU here, op by op as on a GPU.
 EXECUTORS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow)]
 _DISAGREEMENT = 0.05  # noise on the draft's weights, relative to their own spread

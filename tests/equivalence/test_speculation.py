@@ -10,6 +10,7 @@ from tests.equivalence.conftest import DRAFTERS
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import SettingsError
+from ridgeline.core.parts import part_names
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Draft
 from ridgeline.decoding.drafters import registry
@@ -127,7 +128,8 @@ def test_outputs_are_those_without(open_llm, expected, drafter, engine):
             num_accepted += accepted(outputs)
         scheduler = llm._engine.loop._scheduler
         assert (scheduler.num_preemptions > 0) == (engine == "tight")
-    assert num_accepted > (0 if drafter == "adaptive" else 50)
+    promises_none = drafter == "adaptive" or drafter in part_names("drafters")
+    assert num_accepted > (0 if promises_none else 50)
 
 
 class TwoContinuations(NgramDrafter):

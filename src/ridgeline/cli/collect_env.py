@@ -17,6 +17,7 @@ from ridgeline.cli.display import output_console
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.host import available_memory_bytes, cpu_name, usable_cores
+from ridgeline.core.parts import list_parts
 
 PACKAGES = (
     "ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub",
@@ -82,6 +83,7 @@ def collect() -> dict[str, Any]:
         "flash_attention": flash_attention_versions,
         "step_price": _step_price,
         "model_types": lambda: list(model_types()),
+        "parts": list_parts,
     }
     return {name: _answer(fact) for name, fact in facts.items()}
 

@@ -1,11 +1,13 @@
 """Executors by name. What one of them needs is imported when it is made."""
 
 from dataclasses import fields
+from typing import cast
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import number_format
 from ridgeline.core.ops import BidirectionalAttend
+from ridgeline.core.parts import load_part, part_names
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.core.settings.reading import default_of
@@ -23,19 +25,21 @@ TUNED = CUDA.name  # what a machine of the catalogue is taken to run has its for
 
 def executor_names() -> tuple[str, ...]:
     """The names that `create_executor` takes beside ``auto``."""
-    return tuple(_TRAITS)
+    return (*_TRAITS, *part_names("executors"))
 
 
 def executor_traits(name: str) -> ExecutorTraits:
-    """What the executor of that name is.
+    """What the executor of that name is: ours, or an `ExecutorTraits` of the group
+    ``ridgeline.executors``.
 
     Raises:
         SettingsError: there is none.
     """
-    if name not in _TRAITS:
-        known = ", ".join(_TRAITS)
+    traits = _TRAITS.get(name) or load_part("executors", name)
+    if traits is None:
+        known = ", ".join(executor_names())
         raise SettingsError(f"Unknown executor {name!r}; choose auto or one of {known}.")
-    return _TRAITS[name]
+    return cast(ExecutorTraits, traits)
 
 
 def default_executor(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ridgeline.core.errors import SettingsError, UnsupportedModelError
 from ridgeline.core.formats import FLOAT32, float_format
+from ridgeline.core.parts import load_part, part_names
 from ridgeline.core.spec import ModelSpec
 from ridgeline.models import (
     arcee,
@@ -83,8 +84,11 @@ def register(family: Family) -> None:
 
 
 def model_types() -> tuple[str, ...]:
-    """Every ``model_type`` that is supported, in alphabetical order."""
-    return tuple(sorted(_FAMILIES))
+    """Every ``model_type`` that is supported, in alphabetical order.
+
+    Those of other packages are `Family` values of the group ``ridgeline.model_families``.
+    """
+    return tuple(sorted({*_FAMILIES, *part_names("model_families")}))
 
 
 def describe(
@@ -101,7 +105,7 @@ def describe(
     """
     reader = ConfigReader(config, context=context)
     model_type = reader.text("model_type")
-    family = _FAMILIES.get(model_type)
+    family: Family | None = _FAMILIES.get(model_type) or load_part("model_families", model_type)
     if family is None:
         lacking = lacking_for(model_type, reader)
         why = "" if lacking is None else f": it needs {lacking}, which Ridgeline lacks"

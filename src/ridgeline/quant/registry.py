@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.core.parts import load_part, part_names
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.quant.awq import AWQ
 from ridgeline.quant.bitsandbytes import BitsAndBytes
@@ -15,7 +16,8 @@ from ridgeline.quant.scheme import Scheme
 
 _MAX_LISTED = 12
 _log = logging.getLogger(__name__)
-_SCHEMES: dict[str, Callable[[ConfigReader], Scheme]] = {
+Read = Callable[[ConfigReader], Scheme]
+_SCHEMES: dict[str, Read] = {
     "awq": AWQ.read,
     "bitsandbytes": BitsAndBytes.read,
     "compressed-tensors": CompressedTensors.read,
@@ -26,8 +28,12 @@ _SCHEMES: dict[str, Callable[[ConfigReader], Scheme]] = {
 
 
 def quant_methods() -> tuple[str, ...]:
-    """Every ``quant_method`` that is supported, in alphabetical order."""
-    return tuple(sorted(_SCHEMES))
+    """Every ``quant_method`` that is supported, in alphabetical order.
+
+    Those of other packages are functions as `GPTQ.read`, of the group
+    ``ridgeline.quantization_schemes``.
+    """
+    return tuple(sorted({*_SCHEMES, *part_names("quantization_schemes")}))
 
 
 def read_scheme(quantization_config: Mapping[str, object], *, strict: bool = False) -> Scheme:
@@ -42,7 +48,7 @@ def read_scheme(quantization_config: Mapping[str, object], *, strict: bool = Fal
     """
     config = ConfigReader(quantization_config, prefix="quantization_config.")
     method = config.text("quant_method", default=_guess(config))
-    read = _SCHEMES.get(method)
+    read: Read | None = _SCHEMES.get(method) or load_part("quantization_schemes", method)
     if read is None:
         raise UnsupportedModelError(
             f"The checkpoint is quantized by {show(method)}, which is not supported; supported are "

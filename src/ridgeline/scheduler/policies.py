@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
+from ridgeline.core.parts import load_part
 from ridgeline.core.request import Request
 from ridgeline.scheduler.growing_ranks import GrowingRanks
 from ridgeline.scheduler.sequence import Lane, Sequence
@@ -233,7 +234,11 @@ class Priority(FairShare):
 
 
 def create_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePolicy:
-    """The policy called ``name``, one of `ridgeline.core.config.SCHEDULING_POLICIES`."""
+    """The policy called ``name``.
+
+    One of `ridgeline.core.settings.scheduling.SCHEDULING_POLICIES`, or an installed one: what makes
+    a policy of the tenants' weights, of the group ``ridgeline.queue_policies``.
+    """
     match name:
         case "fcfs":
             return FirstComeFirstServed()
@@ -243,4 +248,7 @@ def create_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePolicy
             return EarliestDeadlineFirst()
         case "fair":
             return FairShare(tenant_weights)
-    raise ValueError(f"there is no scheduling policy {name!r}")
+    make = load_part("queue_policies", name)
+    if make is None:
+        raise ValueError(f"there is no scheduling policy {name!r}")
+    return cast(QueuePolicy, make(tenant_weights))

@@ -9,7 +9,6 @@ from ridgeline.bench.ladder.subjects import Subject
 from ridgeline.bench.ladder.texts import RecordedText
 from ridgeline.core.formats import NumberFormat, on_load_format
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.settings.speculation import Speculation
 from ridgeline.executors.priced import priced_model
 from ridgeline.executors.simulated import VirtualClock
 from ridgeline.roofline import PricedModel
@@ -110,7 +109,7 @@ def best_forecast(
     calibration: Calibration,
     texts: Sequence[RecordedText],
     num_tokens: int,
-    speculation: Speculation,
+    speculation: str,
 ) -> Forecast:
     """The forecast of the draft length that is the fastest by prediction."""
     forecasts = (

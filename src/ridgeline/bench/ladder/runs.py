@@ -10,7 +10,6 @@ from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.core.settings.speculation import Speculation
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.speculation import make_speculation
 from ridgeline.executors.simulated import VirtualClock
@@ -24,7 +23,7 @@ MAX_DRAFTS = 16
 class Drafting:
     """A drafter, and the length of its drafts."""
 
-    speculation: Speculation = "off"
+    speculation: str = "off"
     length: int = 4
 
     @property

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
+from ridgeline.core.parts import one_of_or_part
 from ridgeline.core.settings.bounds import Count, Meta, Positive, Seconds
-from ridgeline.core.settings.reading import Needs, Tries
+from ridgeline.core.settings.reading import Needs, Reads, Tries
 
-SchedulingPolicy = Literal["fcfs", "priority", "edf", "fair"]
 Batching = Literal["continuous", "dynamic", "static"]
-SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
+SCHEDULING_POLICIES = ("fcfs", "priority", "edf", "fair")
 
 _SHARES = Needs(
     "scheduling_policy fair or priority",
@@ -30,7 +30,7 @@ class SchedulingSettings:
         max_num_waiting: samples that may wait (a request has n); more are refused, with the seconds
             to stay away.
         scheduling_policy: who runs first: fcfs, priority, edf (earliest deadline), or fair (share
-            of service between tenants, as among equal priorities).
+            of service between tenants, as among equal priorities), or an installed policy.
         tenant_weights: a tenant's share under fair or priority, relative to others'; default 1.
         batching: continuous; static (nobody joins a batch that runs); or dynamic (the same, and a
             batch starts when it is full or batch_window_s after its first request).
@@ -45,7 +45,9 @@ class SchedulingSettings:
     max_num_seqs: Annotated[Count, Tries(values=(8, 16, 32, 128, 256))] = 64
     max_num_batched_tokens: Annotated[Count, Tries(values=(256, 512, 1024, 4096))] = 2048
     max_num_waiting: Count | None = None
-    scheduling_policy: SchedulingPolicy = "fcfs"
+    scheduling_policy: Annotated[
+        str, Reads(one_of_or_part(SCHEDULING_POLICIES, "queue_policies"))
+    ] = "fcfs"
     tenant_weights: Annotated[Mapping[str, Positive], _SHARES] = field(default_factory=dict)
     batching: Annotated[Batching, _REUSE] = "continuous"
     batch_window_s: Annotated[Seconds, _DYNAMIC] = 0.05

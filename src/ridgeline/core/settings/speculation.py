@@ -1,8 +1,9 @@
 """Settings of speculative decoding: who guesses tokens, how many, and how they are verified."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
+from ridgeline.core.parts import one_of_or_part, part_names
 from ridgeline.core.settings.bounds import Meta
 from ridgeline.core.settings.model import on_load
 from ridgeline.core.settings.reading import Needs, Reads, Tries
@@ -19,6 +20,12 @@ _DRAFTING = Needs(
 )
 
 
+def drafter_names() -> tuple[str, ...]:
+    """What ``speculation`` may be beside off: drafters of Ridgeline's own and installed ones."""
+    own = tuple(name for name in get_args(Speculation) if name != "off")
+    return (*own, *part_names("drafters"))
+
+
 def _draft_format(name: str, value: str) -> str:
     if value not in ("auto", "none"):
         on_load(name, value)
@@ -32,7 +39,7 @@ class SpeculationSettings:
     Attributes:
         speculation: how next tokens are guessed and verified together: off, ngram (looks in the
             prompt and output), suffix (and in earlier outputs), draft (a draft model), combined
-            (ngram, else draft) or adaptive (what pays). It changes no output.
+            (ngram, else draft), adaptive (what pays), or an installed drafter. No output changes.
         verification: how guesses are verified: exact, or rejection (Leviathan, Chen), which accepts
             more of a draft model's. Outputs are then distributed as without speculation, but they
             are not the same ones, and a request's own seed is refused.
@@ -43,7 +50,8 @@ class SpeculationSettings:
     """
 
     speculation: Annotated[
-        Speculation,
+        str,
+        Reads(one_of_or_part(get_args(Speculation), "drafters")),
         _REUSE,
         Tries(values=("ngram", "suffix", "draft", "adaptive"), predicted=False),
     ] = "off"
