@@ -15,6 +15,7 @@ from ridgeline.cli.display import output_console, status_line, with_interval
 from ridgeline.cli.load_report import add_report_options, prices_of, print_points, slo_of
 from ridgeline.cli.options import Parser, numbers
 from ridgeline.cli.priced_model import NamedModel, check_model, read_model
+from ridgeline.cli.probe_drift import add_drift_options, model_name, run_drift
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
@@ -63,12 +64,15 @@ def add_options(parser: Parser) -> None:
     guess.add_argument("--hardware", metavar="NAME", help="a device of the catalogue")
     guess.add_argument("--catalogue", type=Path, metavar="FILE", help="devices of your own")
     guess.add_argument("-tp", "--tensor-parallel", type=int, default=1, metavar="N", help="devices")
+    add_drift_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run, model=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print. Exit code 1 if no request was answered."""
+    if arguments.reference is not None:
+        return run_drift(arguments)
     for name, low in _LEAST.items():
         if getattr(arguments, name) < low:
             raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least {low}.")
@@ -114,7 +118,7 @@ async def _measure(
     from ridgeline.bench.serve.prompts import Prompts
 
     target = HttpTarget(arguments.url, model=arguments.model_name or "", api_key=arguments.api_key)
-    name = await _model_name(arguments, target)
+    name = await model_name(arguments, target)
     target = target.with_model(name)
     with status_line("probing") as show:
         if arguments.prompts == "auto":
@@ -122,15 +126,6 @@ async def _measure(
         else:
             target.prompts = Prompts(arguments.prompts)
         return target, name, await probe(target, plan, progress=show)
-
-
-async def _model_name(arguments: argparse.Namespace, target: "HttpTarget") -> str:
-    if arguments.model_name is not None:
-        return str(arguments.model_name)
-    names = await target.models()
-    if not names:
-        raise InvalidRequestError("The endpoint lists no models; name one with --model-name.")
-    return names[0]
 
 
 class _StandIn:

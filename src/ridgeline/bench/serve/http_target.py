@@ -6,7 +6,7 @@ measures, and general clients spend more on a chunk than a small model does on a
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from urllib.parse import urlsplit
 
@@ -84,14 +84,15 @@ class HttpTarget:
 
     async def models(self) -> list[str]:
         """Names of the models that are served there."""
-        reader, writer = await self._request("GET", "/v1/models", b"")
         try:
-            body = b"".join([part async for part in _body(reader, await _head(reader))])
-            return [str(entry["id"]) for entry in msgspec.json.decode(body)["data"]]
+            body = msgspec.json.decode(await self._whole("GET", "/v1/models", b""))
+            return [str(entry["id"]) for entry in body["data"]]
         except (KeyError, TypeError, msgspec.DecodeError) as error:
             raise NetworkError(f"{self._authority} does not list its models.") from error
-        finally:
-            writer.close()
+
+    async def ask(self, path: str, body: Mapping[str, object]) -> bytes:
+        """The whole answer to a request of this model."""
+        return await self._whole("POST", path, msgspec.json.encode({"model": self._model, **body}))
 
     def with_model(self, model: str) -> "HttpTarget":
         """The same server, for another model."""
@@ -145,6 +146,13 @@ class HttpTarget:
                     num_prompt_tokens=usage.prompt_tokens if usage else None,
                     num_cached_tokens=cached,
                 )
+        finally:
+            writer.close()
+
+    async def _whole(self, method: str, path: str, body: bytes) -> bytes:
+        reader, writer = await self._request(method, path, body)
+        try:
+            return b"".join([part async for part in _body(reader, await _head(reader))])
         finally:
             writer.close()
 
