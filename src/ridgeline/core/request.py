@@ -35,12 +35,18 @@ class Request:
     states, instead of output; ``second_start`` see `Admission`. Queue policies go by ``tenant``,
     ``priority`` (lower runs first) and ``deadline_s``, by when the last token is due.
     ``deadline_s`` and ``arrival_s`` are on the ``time.monotonic`` clock.
+
+    ``output_token_ids`` are the first tokens of its output, made by an engine before this one: the
+    request has one sample, number ``first_sample`` of what was asked, and goes on as if it had made
+    them itself. ``params`` count them (``max_tokens``, penalties, the grammar).
     """
 
     request_id: int
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
+    output_token_ids: tuple[int, ...] = ()
+    first_sample: int = 0
     eos_token_ids: tuple[int, ...] = ()
     adapter: int = 0
     wants_logits: bool = False
@@ -66,12 +72,16 @@ class GenerateRequest:
     ``request_id`` is the caller's own, unique among the requests in progress. ``prompt`` is text or
     token ids; ``adapter`` the name of a LoRA adapter. Only requests of one ``cache_salt`` reuse
     each other's prefixes. A lower ``priority`` runs first. ``deadline_s`` and ``arrival_s`` are on
-    the ``time.monotonic`` clock.
+    the ``time.monotonic`` clock. ``seed`` is that of ``params`` without one. ``output_token_ids``
+    and ``first_sample`` are as in `Request`; chunks have what comes after those tokens.
     """
 
     request_id: str
     prompt: str | tuple[int, ...]
     params: SamplingParams
+    seed: int | None = None
+    output_token_ids: tuple[int, ...] = ()
+    first_sample: int = 0
     adapter: str | None = None
     cache_salt: str = ""
     tenant: str = ""
@@ -98,6 +108,8 @@ class RequestTimings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
     """One of the n samples of a request.
+
+    Of tokens that another engine made (`Request`) there is no log-probability.
 
     ``num_drafted[i]`` tokens were drafted at position i of a draft, ``num_accepted[i]`` of them
     accepted.

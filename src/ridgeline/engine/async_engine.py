@@ -115,6 +115,9 @@ class AsyncEngine(EngineClient):
             priority=wanted.priority,
             deadline_s=wanted.deadline_s,
             arrival_s=wanted.arrival_s,
+            seed=wanted.seed,
+            output_token_ids=wanted.output_token_ids,
+            first_sample=wanted.first_sample,
         )
         stream = self._open(wanted.request_id, request, wanted.cache_salt)
         try:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from ridgeline.core.errors import EngineError
+from ridgeline.core.errors import EngineError, InvalidRequestError
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.protocols import Executor, Grammar, StepHandle
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
@@ -91,13 +91,19 @@ class EngineLoop:
 
         Raises:
             ContextLengthError: it can never fit.
+            InvalidRequestError: its output ended before this engine.
             EngineError: the engine failed before.
         """
         self._check_alive()
         self._abort_dropped()
         grammar = grammar or self._scheduler.speculation.prepare(request)
         sequences = self._scheduler.add(request, grammar)
-        state = RequestState(request, sequences, self._tokenizer, prompt, self._clock)
+        try:
+            state = RequestState(request, sequences, self._tokenizer, prompt, self._clock)
+        except InvalidRequestError:
+            for sequence in sequences:
+                self._scheduler.finish(sequence, FinishReason.ABORT)
+            raise
         self._states[request.request_id] = state
         self._prompt_tokens += len(request.prompt_token_ids)
         return state

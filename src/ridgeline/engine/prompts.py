@@ -71,7 +71,13 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, max_model_len: in
     return token_ids
 
 
-def check_token_ids(token_ids: Sequence[int], params: SamplingParams, *, vocab_size: int) -> None:
+def check_token_ids(
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    output_token_ids: Sequence[int] = (),
+    *,
+    vocab_size: int,
+) -> None:
     """Every token id that reaches the model or its logits lies within the vocabulary.
 
     Raises:
@@ -81,6 +87,7 @@ def check_token_ids(token_ids: Sequence[int], params: SamplingParams, *, vocab_s
         raise InvalidRequestError("The prompt has no tokens.")
     for what, ids in (
         ("prompt", token_ids),
+        ("output", output_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", params.logit_bias),
     ):

@@ -50,18 +50,24 @@ class RequestFactory:
         wants_logits: bool = False,
         wants_pooled: bool = False,
         second_start: int | None = None,
+        seed: int | None = None,
+        output_token_ids: Sequence[int] = (),
+        first_sample: int = 0,
     ) -> Request:
         """A request with the next number.
 
-        ``wants_pooled``: instead of text, what the model makes of hidden states.
+        ``wants_pooled``: instead of text, what the model makes of hidden states. ``seed``,
+        ``output_token_ids`` and ``first_sample``: see `GenerateRequest`.
 
         Raises:
-            InvalidRequestError: a token id or the adapter does not exist, or seed cannot hold.
+            InvalidRequestError: a token id or the adapter does not exist, seed cannot hold, or the
+                output that is to go on has ended.
             ContextLengthError: the prompt leaves no room in the context.
             UnsupportedModelError: the model generates no text, or pools in another way.
         """
         info = self._info
-        check_token_ids(token_ids, params, vocab_size=info.spec.vocab_size)
+        vocab_size = info.spec.vocab_size
+        check_token_ids(token_ids, params, output_token_ids, vocab_size=vocab_size)
         if params.stop and info.tokenizer is None:
             raise InvalidRequestError("This model has no tokenizer, so it has no stop strings.")
         is_drawn = params.seed is not None and not params.is_greedy
@@ -72,24 +78,33 @@ class RequestFactory:
             )
         check_task(info, wants_pooled=wants_pooled)
         room = 0 if wants_logits or wants_pooled else 1
-        if len(token_ids) + room > info.config.max_model_len:
+        length = len(token_ids) + len(output_token_ids)
+        if length + room > info.config.max_model_len:
             raise ContextLengthError(
-                f"The prompt has {len(token_ids)} tokens and the context holds "
+                f"The prompt has {length} tokens and the context holds "
                 f"{info.config.max_model_len}, output included."
             )
+        eos = () if params.ignore_eos else self._eos
+        if output_token_ids or first_sample:
+            _check_continued(params, output_token_ids, (*eos, *params.stop_token_ids))
         slot = self._adapter_slot(adapter)
         number = next(self._numbers)
         # What reports on every position of the prompt has to compute every position.
         reports_prompt = wants_logits or params.prompt_logprobs is not None
         uses_cache = info.config.enable_prefix_caching and not reports_prompt
         key = self._cache_key(len(token_ids), slot, cache_salt) if uses_cache else None
-        seed = derive_seed(info.config.seed, number) if params.seed is None else params.seed
+        if params.seed is not None:
+            seed = params.seed
+        elif seed is None:
+            seed = derive_seed(info.config.seed, number)
         return Request(
             request_id=number,
             prompt_token_ids=tuple(token_ids),
             params=params,
             seed=seed,
-            eos_token_ids=() if params.ignore_eos else self._eos,
+            output_token_ids=tuple(output_token_ids),
+            first_sample=first_sample,
+            eos_token_ids=eos,
             adapter=slot,
             wants_logits=wants_logits,
             pooling=info.pooling.pooling if wants_pooled else None,
@@ -118,6 +133,14 @@ class RequestFactory:
             adapter=adapter,
             salt=salt,
         )
+
+
+def _check_continued(params: SamplingParams, output: Sequence[int], ends: Sequence[int]) -> None:
+    if params.n != 1:
+        raise InvalidRequestError("Outputs go on one by one: n must be 1.")
+    is_full = params.max_tokens is not None and len(output) >= params.max_tokens
+    if is_full or not set(ends).isdisjoint(output):
+        raise InvalidRequestError("The output that is to go on has ended.")
 
 
 def check_task(info: EngineInfo, *, wants_pooled: bool) -> None:

@@ -149,7 +149,7 @@ class RequestState:
             logprobs = tuple(self._prompt_logprobs.get(position) for position in range(num_tokens))
         return PromptReport(
             num_tokens=num_tokens,
-            num_cached_tokens=self.sequences[0].num_cached_tokens or 0,
+            num_cached_tokens=min(num_tokens, self.sequences[0].num_cached_tokens or 0),
             logprobs=logprobs,
         )
 

@@ -1,7 +1,11 @@
 """One sample's way from tokens to text."""
 
+from collections.abc import Sequence as Seq
+
+from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionChunk, CompletionOutput, FinishReason
 from ridgeline.core.result import TokenLogprobs
+from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.scheduler import Sequence, SequenceUpdate
 from ridgeline.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
 
@@ -10,35 +14,28 @@ class SampleOutput:
     """Collects the tokens, text and log-probabilities of one sequence.
 
     A token that ends the output is in ``token_ids``, but in the text only if stops are included.
+    What another engine made of it is there from the start.
+
+    Raises:
+        InvalidRequestError: in that there is a stop string.
     """
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None) -> None:
-        params = sequence.request.params
+        request = sequence.request
         self.sequence = sequence
-        self._detokenizer = (
-            None
-            if tokenizer is None
-            else IncrementalDetokenizer(
-                tokenizer,
-                skip_special_tokens=params.skip_special_tokens,
-                context_ids=sequence.request.prompt_token_ids,
-            )
+        self._detokenizer, self._stops = _readers(
+            request.params, tokenizer, request.prompt_token_ids
         )
-        self._stops = (
-            StopStringMatcher(params.stop, include_stop=params.include_stop_str_in_output)
-            if params.stop
-            else None
-        )
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
+        self._token_ids = list(request.output_token_ids)
+        self._text = _read(self._token_ids, self._detokenizer, self._stops, request.params)
         self._logprobs: list[TokenLogprobs] = []
         self._stop_reason: str | int | None = None
         self.failed = False  # its output could not be made
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the output: none that a step gave after a stop string."""
-        return len(self._token_ids)
+        """Tokens that were made here: none that a step gave after a stop string."""
+        return len(self._token_ids) - len(self.sequence.request.output_token_ids)
 
     def push(self, update: SequenceUpdate) -> tuple[CompletionChunk, bool]:
         """Take a step's tokens. Returns the chunk, and whether it completed a stop string."""
@@ -134,3 +131,45 @@ class SampleOutput:
     def _flush(self, num_tokens: int) -> str:
         text = self._until_stop(self._detokenizer.finish(), num_tokens) if self._detokenizer else ""
         return text + self._stops.flush() if self._stops else text
+
+
+def text_pieces(
+    token_ids: Seq[int], params: SamplingParams, tokenizer: Tokenizer | None, prompt: Seq[int]
+) -> list[str]:
+    """What a `SampleOutput` gives out as text for each of the first tokens of an output.
+
+    Raises:
+        InvalidRequestError: there is a stop string in it.
+    """
+    return _read(token_ids, *_readers(params, tokenizer, prompt), params)
+
+
+_Readers = tuple[IncrementalDetokenizer | None, StopStringMatcher | None]
+
+
+def _readers(params: SamplingParams, tokenizer: Tokenizer | None, prompt: Seq[int]) -> _Readers:
+    """What makes tokens into text, and what finds the stop strings in it."""
+    detokenizer = stops = None
+    if tokenizer is not None:
+        detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=params.skip_special_tokens, context_ids=prompt
+        )
+    if params.stop:
+        include_stop = params.include_stop_str_in_output
+        stops = StopStringMatcher(params.stop, include_stop=include_stop)
+    return detokenizer, stops
+
+
+def _read(
+    token_ids: Seq[int],
+    detokenizer: IncrementalDetokenizer | None,
+    stops: StopStringMatcher | None,
+    params: SamplingParams,
+) -> list[str]:
+    pieces = []
+    for count, token in enumerate(token_ids, start=1):
+        text = detokenizer.push([token]) if detokenizer else ""
+        pieces.append(stops.push(text, may_stop=count > params.min_tokens) if stops else text)
+    if stops is not None and stops.match is not None:
+        raise InvalidRequestError("The output that is to go on has ended.")
+    return pieces

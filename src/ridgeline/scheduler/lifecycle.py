@@ -80,7 +80,7 @@ class Lifecycle:
         self.waiting.admitted(sequence, now_s)
         if not sequence.was_admitted:
             sequence.kv.count_hit(len(sequence.token_ids))
-            num_missing = sequence.num_prompt_tokens - sequence.kv.num_computed
+            num_missing = len(sequence.token_ids) - sequence.kv.num_computed
             self._policy.charge(sequence, num_missing, 0)
             if request.params.n > 1:
                 sequence.token_ids = list(sequence.token_ids)  # until now shared by the samples
@@ -95,7 +95,7 @@ class Lifecycle:
             num_prompt_tokens=sequence.num_prompt_tokens,
             params=request.params,
             seed=request.seed,
-            sample_index=sequence.sample_index,
+            sample_index=request.first_sample + sequence.sample_index,
             eos_token_ids=request.eos_token_ids,
             adapter=request.adapter,
             rejection=self._config.verification == "rejection",

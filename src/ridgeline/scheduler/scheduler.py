@@ -134,21 +134,21 @@ class Scheduler:
             OverloadedError: the queue is full.
         """
         num_prompt, limit = len(request.prompt_token_ids), self.config.max_model_len
-        if num_prompt + (1 if request.generates else 0) > limit:
+        known = [*request.prompt_token_ids, *request.output_token_ids]
+        if len(known) + (1 if request.generates else 0) > limit:
             raise ContextLengthError(
-                f"The prompt has {num_prompt} tokens and the context holds {limit}, "
+                f"The prompt has {len(known)} tokens and the context holds {limit}, "
                 "output included."
             )
         self._shed_for(request)
         if request.params.max_tokens is not None:
             limit = min(limit, num_prompt + request.params.max_tokens)
         lane = self._policy.lane(request)
-        prompt = list(request.prompt_token_ids)
         sequences = [
             Sequence(
                 request=request,
                 sample_index=index,
-                token_ids=prompt,
+                token_ids=known,
                 kv=self._kv.new_sequence(
                     request.cache_key, tenant=request.tenant, max_length=limit
                 ),
