@@ -56,7 +56,7 @@ class Encryption:
             SettingsError: it cannot be read, is open to others than its owner, or holds no key.
             MissingDependencyError: the package cryptography is not installed.
         """
-        return cls() if path is None else cls(_read_key(Path(path)))
+        return cls() if path is None else cls(read_key(Path(path)))
 
     @property
     def is_on(self) -> bool:
@@ -232,19 +232,21 @@ def _nonce(number: int, *, is_last: bool) -> bytes:
     return number.to_bytes(11, "big") + bytes([is_last])
 
 
-def _read_key(path: Path) -> bytes:
+def read_key(path: Path) -> bytes:
+    """The 32 bytes of a key file, which must be its owner's alone.
+
+    Raises:
+        SettingsError: it cannot be read, is open to others, or is not a key.
+    """
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(1024) if stat.S_ISREG(mode) else b""
     except OSError as error:
-        raise SettingsError(
-            f"The encryption key {path} cannot be read: {error.strerror}."
-        ) from error
+        raise SettingsError(f"The key {path} cannot be read: {error.strerror}.") from error
     if mode & 0o077:
         raise SettingsError(
-            f"The encryption key {path} is open to other users (mode {stat.S_IMODE(mode):04o}); "
-            "make it 0600."
+            f"The key {path} is open to other users (mode {stat.S_IMODE(mode):04o}); make it 0600."
         )
     if len(content) == KEY_BYTES:
         return content
@@ -254,7 +256,6 @@ def _read_key(path: Path) -> bytes:
         key = b""
     if len(key) != KEY_BYTES:
         raise SettingsError(
-            f"The encryption key {path} must hold 32 bytes, or 64 hexadecimal digits "
-            "(openssl rand -hex 32)."
+            f"The key {path} must hold 32 bytes, or 64 hexadecimal digits (openssl rand -hex 32)."
         )
     return key

@@ -28,6 +28,8 @@ class SampleOutput:
         )
         self._token_ids = list(request.output_token_ids)
         self._text = _read(self._token_ids, self._detokenizer, self._stops, request.params)
+        if self._matched is not None:
+            raise InvalidRequestError("The output that is to go on has ended.")
         self._logprobs: list[TokenLogprobs] = []
         self._stop_reason: str | int | None = None
         self.failed = False  # its output could not be made
@@ -136,11 +138,7 @@ class SampleOutput:
 def text_pieces(
     token_ids: Seq[int], params: SamplingParams, tokenizer: Tokenizer | None, prompt: Seq[int]
 ) -> list[str]:
-    """What a `SampleOutput` gives out as text for each of the first tokens of an output.
-
-    Raises:
-        InvalidRequestError: there is a stop string in it.
-    """
+    """What a `SampleOutput` gives out as text for each of the first tokens of an output."""
     return _read(token_ids, *_readers(params, tokenizer, prompt), params)
 
 
@@ -170,6 +168,4 @@ def _read(
     for count, token in enumerate(token_ids, start=1):
         text = detokenizer.push([token]) if detokenizer else ""
         pieces.append(stops.push(text, may_stop=count > params.min_tokens) if stops else text)
-    if stops is not None and stops.match is not None:
-        raise InvalidRequestError("The output that is to go on has ended.")
     return pieces

@@ -12,6 +12,7 @@ from ridgeline.engine.beam_search import BeamParams
 from ridgeline.server.beams import refused_in_beams
 from ridgeline.server.call_ids import new_call_id, with_template_ids
 from ridgeline.server.context import Call
+from ridgeline.server.continuation import PriorChunk
 from ridgeline.server.conversation import ChatInput, explain_tools
 from ridgeline.server.forced_calls import forced_call
 from ridgeline.server.generation import Job, generate, priority_of
@@ -153,7 +154,7 @@ async def answer_pieces(job: AnswerJob, answers: Sequence[Answer]) -> AsyncGener
             if answer.is_cut:
                 continue
             delta = answer.take(chunk)
-            if delta.content:
+            if delta.content and not isinstance(chunk, PriorChunk):
                 job.job.call.publish()
             yield index, chunk, delta
             if answer.is_cut and all(each.finish_reason is not None for each in answers):

@@ -72,6 +72,8 @@ class ServerConfig:
         data_dir: folder of files and batch jobs; default: ridgeline-PORT in the user's data folder.
         encryption_key_file: file of a key (32 bytes, or 64 hexadecimal digits, its owner's alone)
             with which files, batches and the KV tier on disk are encrypted.
+        router_key_file: file of a key, as that of encryption, that the routers in front of this
+            server have too (ridgeline route): their streams go on elsewhere when it is lost.
         keep_responses_s: seconds for which responses are kept, so that previous_response_id finds
             them; without it none is.
         batch_concurrency: batch lines that run at once, at the lowest priority.
@@ -109,6 +111,7 @@ class ServerConfig:
     log_requests: bool = True
     data_dir: str | None = None
     encryption_key_file: str | None = None
+    router_key_file: str | None = None
     keep_responses_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     batch_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 8
     batch_price_factor: Annotated[float, Meta(ge=0, le=1e6)] = 0.5

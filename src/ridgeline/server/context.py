@@ -6,11 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
+from ridgeline.core.encryption import read_key
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.engine.client import EngineClient
 from ridgeline.server.config import ServerConfig
+from ridgeline.server.continuation import Routed
 from ridgeline.server.conversation import TOLD_PARSER
 from ridgeline.server.downloads import Downloads
 from ridgeline.server.errors import ApiError, ApiFamily
@@ -39,6 +42,9 @@ class Server:
         self.keys = KeyRing(config)
         self.limits = Limits(config.max_queue)
         self.metrics = Metrics(engine, config, self.model_name)
+        self.router_key = (
+            None if config.router_key_file is None else read_key(Path(config.router_key_file))
+        )
         self.tracing = Tracing(config.otlp_endpoint)
         self.created = int(time.time())
         self.is_warm = False
@@ -173,7 +179,7 @@ class Call:
     """One request to a route: who asks, and what is known of it so far for metrics and logs.
 
     ``path`` is the route's pattern, ``prompt_field`` its field for what the model reads;
-    ``is_probe``: it only asks how the server is.
+    ``is_probe``: it only asks how the server is. ``routed``: what a router said of it.
     ``arrival_s`` is on the ``time.monotonic`` clock. ``published_s``: when there was the first text
     that a user sees; ``is_complete``: no output is missing. Closing
     ``admission`` gives back the place that `admit` took.
@@ -202,6 +208,7 @@ class Call:
     output_tokens: int = 0
     admission: ExitStack = field(default_factory=ExitStack)
     reservation: Reservation | None = None
+    routed: Routed | None = None
 
     def admit(self, *, num_outputs: int = 1, max_tokens: int | None = 0) -> ExitStack:
         """Take a place among the requests in progress, before anything costly is done for it.

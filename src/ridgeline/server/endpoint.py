@@ -22,6 +22,7 @@ from ridgeline.server.body import (
     read_body,
 )
 from ridgeline.server.context import SHUTTING_DOWN, Call, Server
+from ridgeline.server.continuation import routed
 from ridgeline.server.errors import ApiError, ApiFamily, to_api_error
 from ridgeline.server.replies import EventStream, FileReply, Reply, encode
 
@@ -49,6 +50,7 @@ class Operation:
     ``in_batches``: lines of a batch may ask for it. ``is_probe``: monitors ask
     it all the time, so that only what goes wrong with it is logged. ``is_counted``: it counts as
     one of the key's requests a minute, as what takes a place among those in progress does.
+    ``is_continued``: its streams can go on in another server.
     """
 
     method: str
@@ -65,6 +67,7 @@ class Operation:
     in_batches: bool = False
     is_probe: bool = False
     is_counted: bool = False
+    is_continued: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     form: Mapping[str, Any] | None = None
 
@@ -91,6 +94,7 @@ class Endpoint:
             with call.admission:
                 if self._operation.is_counted:
                     self._server.limits.count_request(call.caller)
+                call.routed = routed(call.headers, self._server.router_key)
                 arguments = await self._arguments(call, scope, receive)
                 answering = self._answer(call, arguments, sender)
                 # Who reads the body itself sees the disconnect, too.
@@ -113,6 +117,10 @@ class Endpoint:
         check_encoding(headers)
         declared_length(headers, limit)
         body = await read_body(receive, limit=limit)
+        if call.routed is not None:
+            body = call.routed.take_state(body)
+            if call.routed.state is not None and not self._operation.is_continued:
+                raise ApiError(400, "Streams of this route do not go on elsewhere.")
         unknown_fields = self._server.config.unknown_fields
         value, call.ignored_fields = decode_request(self._decoder, body, unknown_fields)
         return [value]

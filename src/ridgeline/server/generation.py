@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import (
     EngineUnavailableError,
@@ -15,7 +16,9 @@ from ridgeline.core.request import CompletionChunk, FinishReason, GenerateReques
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.beam_search import BeamParams, BeamSearch, finish_reason
+from ridgeline.engine.sample_output import text_pieces
 from ridgeline.server.context import Call
+from ridgeline.server.continuation import PriorChunk, StreamState
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
 from ridgeline.server.ids import new_id
@@ -46,6 +49,15 @@ class Job:
     format_fields: tuple[str, ...] = ()
     beams: BeamParams | None = None
 
+    @property
+    def state(self) -> StreamState | None:
+        """How far another server has come with it."""
+        return None if self.call.routed is None else self.call.routed.state
+
+    def seed_of(self, prompt: int) -> int | None:
+        """The seed of a prompt where the request has none, if a router gave one."""
+        return None if self.call.routed is None else self.call.routed.seed_of(prompt)
+
     def __post_init__(self) -> None:
         if len(self.prompts) * self.params.n > MAX_SEQUENCES:
             raise bad_request(
@@ -55,6 +67,10 @@ class Job:
             raise bad_request(
                 f"A beam search may have {MAX_BEAM_TOKENS} tokens of prompts, times n.", "n"
             )
+        if self.state is not None:
+            count = len(self.prompts) * self.params.n
+            if self.beams or any(not 0 <= choice < count for choice in self.state.choices):
+                raise bad_request("This stream cannot go on: it has not such choices.")
 
 
 Piece = tuple[int, CompletionChunk]
@@ -73,11 +89,15 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
     with call.admission:
         call.charge_input(sum(map(len, job.prompts)))
         meter = server.metrics.meter(call)
-        sources = [_pieces(job, prompt) for prompt in range(len(job.prompts))]
+        sources = _sources(job)
         source = sources[0] if len(sources) == 1 else _merged(sources)
         try:
             async for choice, chunk in source:
-                if chunk.prompt is not None:
+                if isinstance(chunk, PriorChunk):
+                    call.output_tokens += len(chunk.token_ids)
+                    yield choice, chunk
+                    continue
+                if chunk.prompt is not None and job.state is None:
                     call.prompt_tokens += chunk.prompt.num_tokens
                     call.cached_tokens += chunk.prompt.num_cached_tokens
                 call.output_tokens += len(chunk.token_ids)
@@ -101,21 +121,65 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
             await source.aclose()
 
 
+def _sources(job: Job) -> list[AsyncGenerator[Piece, None]]:
+    if job.state is None:
+        return [_pieces(job, prompt) for prompt in range(len(job.prompts))]
+    job.call.prompt_tokens = sum(map(len, job.prompts))
+    return [_rest(job, choice, job.state) for choice in range(len(job.prompts) * job.params.n)]
+
+
 def _pieces(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
     ids, first = job.prompts[prompt], prompt * job.params.n
     if job.beams is not None:
         return _beams(job, ids, job.beams, first)
-    return _one(job, ids, job.params, first)
+    return _one(job, ids, job.params, first, seed=job.seed_of(prompt))
+
+
+async def _rest(job: Job, choice: int, state: StreamState) -> AsyncGenerator[Piece, None]:
+    """What the client has of a choice, token by token, and what comes after it."""
+    (prompt, sample), prior = divmod(choice, job.params.n), state.choice(choice)
+    ids, tokens = job.prompts[prompt], tuple(prior.token_ids)
+    params = replace(job.params, n=1)
+    if tokens:  # with the first of them came what there is to know of the prompt
+        params = replace(params, prompt_logprobs=None)
+    pieces = text_pieces(tokens, params, job.call.server.engine.tokenizer, ids)
+    for count, (token, text) in enumerate(zip(tokens, pieces, strict=True), start=1):
+        ends = prior.is_finished and count == len(tokens)
+        end = FinishReason.STOP if ends else None
+        yield (
+            choice,
+            PriorChunk(
+                request_id=0, index=sample, text=text, token_ids=(token,), finish_reason=end
+            ),
+        )
+    if prior.is_finished:
+        return
+    source = _one(
+        job, ids, params, choice, seed=job.seed_of(prompt), output=tokens, first_sample=sample
+    )
+    async with contextlib.aclosing(source):
+        async for piece in source:
+            yield piece
 
 
 async def _one(
-    job: Job, prompt: tuple[int, ...], params: SamplingParams, first: int
+    job: Job,
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    first: int,
+    *,
+    seed: int | None = None,
+    output: tuple[int, ...] = (),
+    first_sample: int = 0,
 ) -> AsyncGenerator[Piece, None]:
     call = job.call
     request = GenerateRequest(
         request_id=new_id("gen-"),  # clients may use one x-request-id twice at a time
         prompt=prompt,
         params=params,
+        seed=seed,
+        output_token_ids=output,
+        first_sample=first_sample,
         adapter=job.adapter,
         cache_salt=salt_of(call.caller.tenant, job.cache_salt),
         tenant=call.caller.tenant,
@@ -241,6 +305,13 @@ def priority_of(call: Call, wanted: int | None = None) -> int:
     if not call.server.keys.is_open:
         wanted = max(wanted, 0)
     return call.caller.limits.priority + wanted
+
+
+def stream_identity(job: Job, prefix: str) -> tuple[str, int]:
+    """The id of an answer, and when it was created; of a stream that goes on they stay."""
+    if job.state is not None:
+        return job.state.id, job.state.created
+    return new_id(prefix), int(time.time())
 
 
 def usage_of(call: Call) -> Usage:

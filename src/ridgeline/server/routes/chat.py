@@ -1,6 +1,5 @@
 """``/v1/chat/completions``."""
 
-import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -14,10 +13,10 @@ from ridgeline.server.answers import (
 )
 from ridgeline.server.beams import beam_params
 from ridgeline.server.context import Call
+from ridgeline.server.continuation import PriorChunk
 from ridgeline.server.conversation import ChatInput, ToolSpec, call_input
 from ridgeline.server.errors import bad_request
-from ridgeline.server.generation import usage_of
-from ridgeline.server.ids import new_id
+from ridgeline.server.generation import stream_identity, usage_of
 from ridgeline.server.logprobs import chat_logprobs, prompt_logprobs
 from ridgeline.server.replies import DONE, EventStream, Reply, event
 from ridgeline.server.sampling import check_stream_options, limit_name, max_tokens_of
@@ -142,7 +141,7 @@ class _Run:
 
     def __init__(self, call: Call, request: ChatRequest, answer: AnswerJob) -> None:
         self._call, self._request, self._answer = call, request, answer
-        self._id, self._created = new_id("chatcmpl-"), int(time.time())
+        self._id, self._created = stream_identity(answer.job, "chatcmpl-")
         self._answers = [answer.new_answer() for _ in range(answer.job.params.n)]
         self._logprobs: list[list[ChosenLogprob]] = [[] for _ in self._answers]
         self._token_ids: list[list[int]] = [[] for _ in self._answers]
@@ -154,12 +153,19 @@ class _Run:
         continuous = wants_usage and options is not None and bool(options.continuous_usage_stats)
         begun = [False] * len(self._answers)
         prompt = self._shown_prompt()
+        routed = None if self._answer.job.beams else self._call.routed
         async for index, chunk, delta in answer_pieces(self._answer, self._answers):
+            if isinstance(chunk, PriorChunk):
+                begun[index], prompt = True, None
+                continue
+            if routed is not None:
+                routed.note(index, chunk.token_ids)
             if begun[index] and not delta.parts and not self._is_shown(index, chunk):
                 continue
             choice = self._chunk_choice(index, chunk, delta, is_first=not begun[index])
             begun[index] = True
-            yield event(self._chunk([choice], self._usage() if continuous else None, prompt))
+            data = event(self._chunk([choice], self._usage() if continuous else None, prompt))
+            yield data if routed is None else routed.marked(data)
             prompt = None
         usage = event(self._chunk([], self._usage())) if wants_usage else b""
         yield usage + DONE

@@ -1,6 +1,5 @@
 """``/v1/completions``."""
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +9,10 @@ from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.beams import beam_params, refused_in_beams
 from ridgeline.server.context import Call
+from ridgeline.server.continuation import PriorChunk
 from ridgeline.server.errors import bad_request
 from ridgeline.server.fim import fim_prompt
-from ridgeline.server.generation import Job, generate, priority_of, usage_of
-from ridgeline.server.ids import new_id
+from ridgeline.server.generation import Job, generate, priority_of, stream_identity, usage_of
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from ridgeline.server.output_formats import wanted_format
 from ridgeline.server.prompts import check_room, count_prompts, split_prompts, tokenize, truncate
@@ -123,7 +122,7 @@ class _Run:
     def __init__(self, call: Call, request: CompletionRequest, model: str, job: Job) -> None:
         self._call, self._request, self._model, self._job = call, request, model, job
         self._echoes = _echoes(call, request, job)
-        self._id, self._created = new_id("cmpl-"), int(time.time())
+        self._id, self._created = stream_identity(job, "cmpl-")
         self._hides_output = request.max_tokens == 0 or request.max_completion_tokens == 0
         tokenizer = call.server.engine.tokenizer
         count = len(job.prompts) * job.params.n
@@ -136,10 +135,16 @@ class _Run:
         options = self._request.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         continuous = wants_usage and options is not None and bool(options.continuous_usage_stats)
+        routed = None if self._job.beams else self._call.routed
         async for choice, chunk in generate(self._job):
             part = self._choice(choice, chunk)
+            if isinstance(chunk, PriorChunk):
+                continue
+            if routed is not None:
+                routed.note(choice, chunk.token_ids)
             if part.text or part.finish_reason or chunk.token_ids:
-                yield event(self._chunk([part], usage_of(self._call) if continuous else None))
+                data = event(self._chunk([part], usage_of(self._call) if continuous else None))
+                yield data if routed is None else routed.marked(data)
         usage = event(self._chunk([], self._usage())) if wants_usage else b""
         yield usage + DONE
 
@@ -192,7 +197,7 @@ class _Run:
             self._prompt_logprobs[prompt] = chunk.prompt.logprobs
         is_first, self._begun[choice] = not self._begun[choice], True
         text = "" if self._hides_output else chunk.text
-        if text:
+        if text and not isinstance(chunk, PriorChunk):
             self._call.publish()
         token_ids = () if self._hides_output else chunk.token_ids
         entries: Sequence[TokenLogprobs | None] = () if self._hides_output else chunk.logprobs

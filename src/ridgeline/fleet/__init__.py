@@ -1,0 +1,1 @@
+"""Many engines behind one address: a router, and replicas on this machine."""

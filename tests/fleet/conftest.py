@@ -1,0 +1,3 @@
+from tests.server.conftest import roomy_folder
+
+__all__ = ["roomy_folder"]

@@ -1,0 +1,132 @@
+"""A stream that is cut after any event goes on in another server with the events that were missing.
+
+The servers are one here: that nothing else of it is used is what `test_router` shows.
+"""
+
+import json
+import re
+
+import pytest
+from tests.fleet.reading import read
+from tests.server.running import running
+
+from ridgeline.fleet.stream_log import StreamLog
+from ridgeline.server.continuation import MARK, ROUTER_KEY, STATE_BYTES, STREAM_SEED, router_token
+from ridgeline.server.replies import encode
+
+KEY = bytes(range(32))
+HEADERS = {ROUTER_KEY: router_token(KEY), STREAM_SEED: b"7", b"content-type": b"application/json"}
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+USAGE = {"stream_options": {"include_usage": True}}
+ASKED = {
+    "sampled, several, logprobs": (
+        "/v1/completions",
+        {"prompt": ["the cat", "a mat"], "n": 2, "logprobs": 1, "echo": True, "max_tokens": 6},
+    ),
+    "penalties": (
+        "/v1/completions",
+        {"prompt": "the mat", "frequency_penalty": 1.0, "repetition_penalty": 1.2, "seed": 4}
+        | {"max_tokens": 12}
+        | USAGE,
+    ),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "the cat"}], "n": 2, "max_tokens": 8}
+        | {"logprobs": True, "return_token_ids": True}
+        | USAGE,
+    ),
+    "tool": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "max_tokens": 60}
+        | {"tool_choice": "required", "temperature": 0},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def served(roomy_folder, tmp_path_factory):
+    key_file = tmp_path_factory.mktemp("key") / "key"
+    key_file.write_bytes(KEY)
+    key_file.chmod(0o600)
+    data_dir = tmp_path_factory.mktemp("data")
+    engine = {"executor": "cpu", "block_tokens": 16}
+    with running(
+        roomy_folder, data_dir=data_dir, router_key_file=str(key_file), engine=engine
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(served):
+    with served.client() as client:
+        yield client
+
+
+def events(http, path, body, headers=HEADERS):
+    response = http.post(path, content=body, headers=headers)
+    assert response.status_code == 200, response.text
+    return [each + b"\n\n" for each in response.content.split(b"\n\n")[:-1]]
+
+
+def shown(parts):
+    """What a client gets."""
+    return re.sub(rb"^%b.*\n" % MARK, b"", b"".join(parts), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_after_any_event(http, name):
+    path, fields = ASKED[name]
+    body = json.dumps(fields | {"stream": True}).encode()
+    whole = events(http, path, body)
+    expected = read(shown(whole))
+    assert ("call 0" in str(expected)) == (name == "tool")
+    assert len(whole) > 3
+    for cut in range(1, len(whole)):
+        log = StreamLog()
+        given = b"".join(log.take(each) for each in whole[:cut])
+        assert given == shown(whole[:cut])
+        if log.lacks_only_the_end:
+            assert whole[cut:] == [b"data: [DONE]\n\n"]
+            continue
+        state = encode(log.state())
+        rest = events(http, path, state + body, HEADERS | {STATE_BYTES: str(len(state)).encode()})
+        assert read(given + shown(rest)) == expected
+
+
+def test_half_events_are_held_back_and_errors_taken_out():
+    log = StreamLog()
+    first = MARK + b'0 5\ndata: {"id":"a","created":3,"choices":[{"index":0}]}\n\n'
+    second = MARK + b'0 6,7\ndata: {"id":"a","created":3,"choices":[{"index":0}]}\n\n'
+    assert log.take(first + second[:30]) == first.split(b"\n", 1)[1]
+    assert log.take(second[30:] + b'data: {"error":{}}\n\n') == second.split(b"\n", 1)[1]
+    assert log.error == b'data: {"error":{}}\n\n'
+    state = log.state()
+    assert (state.id, state.created, state.choices[0].token_ids) == ("a", 3, [5, 6, 7])
+    log.drop_half()
+    with pytest.raises(ValueError, match="no end"):
+        log.take(b"x" * (5 << 20))
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({STREAM_SEED: b"7"}, 403),
+        ({ROUTER_KEY: b"guessed"}, 403),
+        (HEADERS | {STATE_BYTES: b"5"}, 400),
+        (HEADERS | {STREAM_SEED: b"-1"}, 400),
+    ],
+)
+def test_nobody_else_may(http, headers, status):
+    body = b'{"prompt":"a","max_tokens":1}'
+    assert http.post("/v1/completions", content=body, headers=headers).status_code == status
+
+
+def test_only_what_fits_goes_on(http):
+    state = encode({"id": "x", "created": 1, "choices": {"3": {"token_ids": [5]}}})
+    headers = HEADERS | {STATE_BYTES: str(len(state)).encode()}
+    body = state + b'{"prompt":"a","max_tokens":4,"stream":true}'
+    answer = http.post("/v1/completions", content=body, headers=headers)
+    assert (answer.status_code, "not such choices" in answer.text) == (400, True)
+    answer = http.post("/v1/embeddings", content=state + b'{"input":"a"}', headers=headers)
+    assert (answer.status_code, "go on elsewhere" in answer.text) == (400, True)
