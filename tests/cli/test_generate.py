@@ -293,8 +293,8 @@ def test_the_set_of_commands_is_what_the_docs_say():
         "batch", "bench", "bench-ladder", "bench-links", "bench-serve", "ceilings", "chat",
         "collect-env",
         "completion", "convert", "cost", "embed", "eval", "generate", "hardware", "imatrix", "list",
-        "memory", "optimize", "plan", "probe", "profile", "pull", "quantize", "rank", "rerank",
-        "rm", "roofline", "run", "serve", "show",
+        "memory", "optimize", "plan", "probe", "profile", "prune", "pull", "quantize",
+        "rank", "rerank", "rm", "roofline", "run", "serve", "show",
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from ridgeline.compress.layers import LayeredModel
 from ridgeline.compress.memory import memory_need
 from ridgeline.compress.quantize import quantize
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.tensors import StoredTensor, TensorPlan
+from ridgeline.compress.tensors import products
 from ridgeline.core.errors import (
     CorruptFileError,
     InvalidRequestError,
@@ -29,8 +29,6 @@ from ridgeline.core.errors import (
     SettingsError,
     UnsupportedModelError,
 )
-from ridgeline.core.op_facts import Role
-from ridgeline.core.weight_uses import weight_uses
 from ridgeline.executors.cpu.codes import matrix_codes
 from ridgeline.kernels.cpu.library import native_kernels_run
 from ridgeline.kernels.tensors import as_array, as_tensor
@@ -386,14 +384,8 @@ def test_seventy_billion_parameters_take_less_than_16_gb():
             loaded=SimpleNamespace(definition=SimpleNamespace(spec=spec)),
             runs=tuple(layer_ops(lower(spec))),
         )
-        matrices = [
-            StoredTensor(name=use.weight.name, run=run, matrices=((use.weight.name, None),))
-            for run, some in enumerate(model.runs)
-            for op in some
-            for use in weight_uses(op)
-            if use.role is Role.PRODUCT
-        ]
-        plan = TensorPlan(tensors=tuple(matrices), ignored_modules=())
-        needs.append(memory_need(model, plan, Recipe(), [range(2048)] * 128).peak_bytes)
+        matrices = [products(run) for run in model.runs]
+        windows = [range(2048)] * 128
+        needs.append(memory_need(model, matrices, windows, is_calibrated=True).peak_bytes)
     assert needs[0] == needs[1]
     assert 12e9 < needs[0] < 16e9

@@ -36,6 +36,10 @@ EXAMPLES = {
     ),
     "bench-links": ("ridgeline bench links --ranks 4",),
     "quantize": ("ridgeline quantize Qwen/Qwen3-0.6B -o qwen-int4",),
+    "prune": (
+        "ridgeline prune Qwen/Qwen3-0.6B -o qwen-sparse --pattern 2:4",
+        "ridgeline prune Qwen/Qwen3-0.6B -o qwen-small --remove-ffn 0.25",
+    ),
     "eval": ("ridgeline eval qwen-int4 --against Qwen/Qwen3-0.6B",),
     "convert": ("ridgeline convert Qwen/Qwen3-0.6B qwen.gguf --format gguf --type q4_k_m",),
     "imatrix": ("ridgeline imatrix Qwen/Qwen3-0.6B -o qwen.imatrix.gguf",),

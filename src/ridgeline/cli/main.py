@@ -31,6 +31,7 @@ COMMANDS = {
     "probe": ("probe", "measure an OpenAI-compatible endpoint"),
     "bench": ("bench", "measure prefill and decode; also `bench serve`, `ladder` and `links`"),
     "quantize": ("quantize", "make a smaller model that answers almost the same"),
+    "prune": ("prune", "make zeros, or take away layers, heads and channels"),
     "eval": ("eval", "perplexity of a model, and how far it is from another"),
     "profile": ("profile", "where the seconds of a step go, op by op"),
     "bench-serve": ("bench_serve", "measure an engine or a URL under load"),

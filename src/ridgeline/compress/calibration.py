@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.compress.recipe import EMBEDDED, Recipe
+from ridgeline.compress.recipe import EMBEDDED, WindowChoice
 from ridgeline.core.errors import ChatTemplateError, InvalidRequestError, TokenizerError
 from ridgeline.engine.loading import ModelDescription
 from ridgeline.evaluation import Document
@@ -41,16 +41,37 @@ class CalibrationText:
         Raises:
             InvalidRequestError: 50 tokens in a row of what quality is measured on are here too.
         """
-        seen = {part for document in documents for part in _parts(document)}
-        if any(part in seen for window in self.windows for part in _parts(window)):
-            raise InvalidRequestError(
-                f"The calibration text ({self.source}) has {_OVERLAP_TOKENS} tokens in a row of "
-                "the text that quality is measured on: its figures would mean nothing. Give "
-                "another text for one of them."
-            )
+        _check_apart(f"calibration text ({self.source})", self.windows, documents)
 
 
-def calibration_text(source: str, model: ModelDescription, recipe: Recipe) -> CalibrationText:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingText:
+    """Token ids in a row, and where they are from."""
+
+    source: str
+    tokens: Document
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the tokens."""
+        return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
+
+    def check_apart(self, documents: Sequence[Document]) -> None:
+        """As of `CalibrationText`."""
+        _check_apart(f"training text ({self.source})", [self.tokens], documents)
+
+
+def _check_apart(name: str, texts: Sequence[Document], documents: Sequence[Document]) -> None:
+    seen = {part for document in documents for part in _parts(document)}
+    firsts = {part[0] for part in seen}
+    if any(part in seen for text in texts for part in _parts(text, firsts)):
+        raise InvalidRequestError(
+            f"The {name} has {_OVERLAP_TOKENS} tokens in a row of the text that quality is "
+            "measured on: its figures would mean nothing. Give another text for one of them."
+        )
+
+
+def calibration_text(source: str, model: ModelDescription, recipe: WindowChoice) -> CalibrationText:
     """Windows of a file's or a folder's texts: all of them, or a choice by the recipe's seed.
 
     ``source`` is ``embedded``, a text file, a JSONL of ``{"text": …}`` or of ``{"messages": […]}``
@@ -63,14 +84,8 @@ def calibration_text(source: str, model: ModelDescription, recipe: Recipe) -> Ca
         TokenizerError: the model has none.
         ChatTemplateError: there are conversations, and the model has no usable template.
     """
-    if model.tokenizer is None:
-        raise TokenizerError(
-            "The model has no tokenizer to calibrate with; --method rtn needs none."
-        )
     length = min(recipe.window_tokens, model.definition.spec.max_position)
-    tokens: list[int] = []
-    for text in _texts(source, model.chat_template):
-        tokens += model.tokenizer.encode(text)
+    tokens = training_text(source, model).tokens
     windows = [tuple(tokens[first : first + length]) for first in range(0, len(tokens), length)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
@@ -81,9 +96,21 @@ def calibration_text(source: str, model: ModelDescription, recipe: Recipe) -> Ca
     return CalibrationText(source=source, windows=tuple(windows))
 
 
-def _parts(tokens: Document) -> Iterator[Document]:
+def training_text(source: str, model: ModelDescription) -> TrainingText:
+    """All of a file's or a folder's texts, one behind the other; see `calibration_text`."""
+    if model.tokenizer is None:
+        raise TokenizerError("The model has no tokenizer: no text can be read for it.")
+    tokens: list[int] = []
+    for text in _texts(source, model.chat_template):
+        tokens += model.tokenizer.encode(text)
+    return TrainingText(source=source, tokens=tuple(tokens))
+
+
+def _parts(tokens: Document, firsts: Collection[int] | None = None) -> Iterator[Document]:
+    """Runs of tokens; of those that begin with one of ``firsts``."""
     for first in range(len(tokens) - _OVERLAP_TOKENS + 1):
-        yield tokens[first : first + _OVERLAP_TOKENS]
+        if firsts is None or tokens[first] in firsts:
+            yield tokens[first : first + _OVERLAP_TOKENS]
 
 
 def _texts(source: str, template: ChatTemplate | None) -> Iterator[str]:

@@ -50,13 +50,19 @@ def round_nearest(
 
 
 def round_gptq(
-    w_OI: torch.Tensor, grid: Grid, curvature: Curvature, *, out_OI: torch.Tensor | None = None
+    w_OI: torch.Tensor,
+    grid: Grid,
+    curvature: Curvature,
+    *,
+    out_OI: torch.Tensor | None = None,
+    keep_zeros: bool = False,
 ) -> RoundedMatrix:
     """By GPTQ; rows for which that is no better than the nearest points get those.
 
-    Without a factor of the curvature all rows do. For ``out_OI`` see `round_nearest`.
+    Without a factor of the curvature all rows do. For ``out_OI`` see `round_nearest`. With
+    ``keep_zeros`` weights that are zero stay so, on a grid that has a zero.
     """
-    return _by_rows(w_OI, out_OI, lambda w_RI: _gptq(w_RI, grid, curvature))
+    return _by_rows(w_OI, out_OI, lambda w_RI: _gptq(w_RI, grid, curvature, keep_zeros))
 
 
 def rows_at_once(columns: int) -> int:
@@ -103,18 +109,26 @@ def _nearest(w_RI: torch.Tensor, grid: Grid, curvature: Curvature | None) -> Rou
     )
 
 
-def _gptq(w_RI: torch.Tensor, grid: Grid, curvature: Curvature) -> RoundedMatrix:
+def _gptq(w_RI: torch.Tensor, grid: Grid, curvature: Curvature, keep_zeros: bool) -> RoundedMatrix:
     nearest = _nearest(w_RI, grid, curvature)
     if curvature.factor_II is None:
         return nearest
     order = curvature.order_I
+    kept_RI = w_RI != 0 if keep_zeros else None
     steps = grid.fit(w_RI, curvature.hessian_II.diagonal())
     scales, offsets = steps.spread(order, grid.group_size)
     codes = torch.empty(w_RI.shape, dtype=torch.int16)
-    codes[:, order] = _compensated(w_RI[:, order], grid, scales, offsets, curvature.factor_II)
+    codes[:, order] = _compensated(
+        w_RI[:, order],
+        grid,
+        scales,
+        offsets,
+        curvature.factor_II,
+        None if kept_RI is None else kept_RI[:, order],
+    )
     columns = torch.arange(w_RI.shape[1])
     spread = steps.spread(columns, grid.group_size)
-    values = _swept(w_RI, codes, grid, *spread, curvature.hessian_II)
+    values = _swept(w_RI, codes, grid, *spread, curvature.hessian_II, kept_RI)
     return _better_rows(w_RI, nearest, codes, steps, values, curvature)
 
 
@@ -124,6 +138,7 @@ def _compensated(
     scales_RI: torch.Tensor,
     offsets_RI: torch.Tensor | None,
     factor_II: torch.Tensor,
+    kept_RI: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Codes, each column's error made good by those behind it; ``w_RI`` is used up."""
     codes = torch.empty(w_RI.shape, dtype=torch.int16)
@@ -135,7 +150,10 @@ def _compensated(
         for place in range(stop - first):
             column = first + place
             offset = None if offsets_RI is None else offsets_RI[:, column]
-            code = grid.codes(block_RC[:, place], scales_RI[:, column], offset)
+            wanted = (
+                block_RC[:, place] if kept_RI is None else block_RC[:, place] * kept_RI[:, column]
+            )
+            code = grid.codes(wanted, scales_RI[:, column], offset)
             value = grid.values(code, scales_RI[:, column], offset)
             error = (block_RC[:, place] - value) / factor_CC[place, place]
             block_RC[:, place:] -= error[:, None] * factor_CC[place, place:]
@@ -151,6 +169,7 @@ def _swept(
     scales_RI: torch.Tensor,
     offsets_RI: torch.Tensor | None,
     hessian_II: torch.Tensor,
+    kept_RI: torch.Tensor | None,
 ) -> torch.Tensor:
     """Each code in turn to the best one given the others; changes codes, and gives the values."""
     values_RI = grid.values(codes_RI, scales_RI, offsets_RI)
@@ -165,6 +184,7 @@ def _swept(
                 column = first + place
                 offset = None if offsets_RI is None else offsets_RI[:, column]
                 wanted = values_RI[:, column] + slope_RC[:, place] / hessian_CC[place, place]
+                wanted = wanted if kept_RI is None else wanted * kept_RI[:, column]
                 code = grid.codes(wanted, scales_RI[:, column], offset)
                 value = grid.values(code, scales_RI[:, column], offset)
                 change = value - values_RI[:, column]

@@ -47,7 +47,7 @@ class Curvature:
 
     Attributes:
         hessian_II: mean of xᵀx, with its diagonal damped.
-        order_I: columns by falling diagonal, which is the order in which they are rounded.
+        order_I: the order in which columns are rounded: by falling diagonal, or as they are.
         factor_II: upper triangular U with H⁻¹ = UᵀU, in that order; ``None`` where H has no
             inverse in float32, however damped.
         num_dead: inputs that were always zero.
@@ -59,11 +59,13 @@ class Curvature:
     num_dead: int
 
     @classmethod
-    def of(cls, hessian_II: torch.Tensor) -> "Curvature":
+    def of(cls, hessian_II: torch.Tensor, *, by_diagonal: bool = True) -> "Curvature":
         """Takes ``hessian_II`` over, and damps it in place."""
         diagonal = hessian_II.diagonal()
         mean, num_dead = float(diagonal.mean()) or 1.0, int((diagonal == 0).sum())
-        order = diagonal.argsort(descending=True, stable=True)
+        order = torch.arange(len(diagonal))
+        if by_diagonal:
+            order = diagonal.argsort(descending=True, stable=True)
         factor, before = None, 0.0
         for more in _MORE_DAMPING:
             damping = DAMPING * more * mean
@@ -72,6 +74,12 @@ class Curvature:
             if (factor := _inverse_factor(hessian_II, order)) is not None:
                 break
         return cls(hessian_II=hessian_II, order_I=order, factor_II=factor, num_dead=num_dead)
+
+    @classmethod
+    def plain(cls, hessian_II: torch.Tensor) -> "Curvature":
+        """As it is, without a factor."""
+        order, num_dead = torch.arange(len(hessian_II)), int((hessian_II.diagonal() == 0).sum())
+        return cls(hessian_II=hessian_II, order_I=order, factor_II=None, num_dead=num_dead)
 
     def error(self, difference_RI: torch.Tensor) -> torch.Tensor:
         """What a change of the weights does to the outputs ``[R]``: dᵀHd of each row."""

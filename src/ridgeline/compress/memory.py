@@ -1,4 +1,4 @@
-"""The memory that quantizing takes, by a formula that is told before the start.
+"""The memory that quantizing and pruning take, by a formula that is told before the start.
 
 The largest of what is there at one time: a layer in float32, the sums of its largest matrix's
 inputs with what is made of them (12 bytes for each pair of columns), the codes of the layer, rows
@@ -6,15 +6,13 @@ that are being rounded, and what one window's forward pass takes; or the embeddi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
 
 from ridgeline.compress.gptq import rows_at_once
 from ridgeline.compress.layers import LayeredModel
-from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.tensors import TensorPlan, matrices_by_weight
 from ridgeline.core import ops
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.host import available_memory_bytes
@@ -49,7 +47,7 @@ class MemoryNeed:
         free = available_memory_bytes()
         if self.peak_bytes > free:
             raise OutOfMemoryError(
-                f"Quantizing takes a {self}, and {_gb(free)} are free. Shorter windows take less, "
+                f"This takes a {self}, and {_gb(free)} are free. Shorter windows take less, "
                 "and method rtn takes least."
             )
 
@@ -61,23 +59,27 @@ class MemoryNeed:
 
 
 def memory_need(
-    model: LayeredModel, plan: TensorPlan, recipe: Recipe, windows: Sequence[Document]
+    model: LayeredModel,
+    matrices: Sequence[Mapping[str, Sequence[int | None]]],
+    windows: Sequence[Document],
+    *,
+    is_calibrated: bool,
 ) -> MemoryNeed:
-    """The formula."""
+    """The formula; ``matrices`` are those of each run that change, by weight."""
     pass_bytes = _pass_bytes(model, max(map(len, windows), default=0))
     layers = [0]
     for run in range(1, len(model.runs) - 1):
         shapes = weight_shapes(model.runs[run])
         sums, rounding = 0, 0
-        for name, places in matrices_by_weight(plan, run).items():
+        for name, places in matrices[run].items():
             rows, columns = shapes[name][-2:]
-            if recipe.is_calibrated:
+            if is_calibrated:
                 at_once = min(len(places), max(1, EXPERT_SUMS_BYTES // (_SUM_BYTES * columns**2)))
                 several = _SUM_BYTES * (at_once + (len(places) > 1)) + 4
                 sums = max(sums, max(_SUMS_BYTES, several) * columns**2)
             at_work = min(rows, rows_at_once(columns))
             rounding = max(rounding, (_CODE_BYTES * rows + _ROUNDING_BYTES * at_work) * columns)
-        weights = sum(math.prod(shapes[name]) for name in matrices_by_weight(plan, run))
+        weights = sum(math.prod(shapes[name]) for name in matrices[run])
         codes = int(_PACKED_BYTES * weights)
         layers.append(model.num_bytes(run) + codes + max(sums + rounding, pass_bytes + sums))
     ends = [model.num_bytes(0) + pass_bytes] if windows else [0]

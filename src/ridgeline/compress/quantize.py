@@ -1,43 +1,46 @@
 """Quantizing a model folder, layer by layer, into a new one.
 
 Each layer is rounded on what the layers before it, rounded already, give it; and within a layer
-each matrix on what those before it do. At most one layer is in memory, with what is known of the
-inputs of its matrices; the residual streams between layers are in a file.
+each matrix on what those before it do (`layerwise`).
 """
 
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import ridgeline
-from ridgeline.compress.block_forward import BlockForward, Key, seeing_inputs
+from ridgeline.compress.block_forward import Key
 from ridgeline.compress.calibration import CalibrationText
 from ridgeline.compress.gguf_file import GGUFTarget, block_name
 from ridgeline.compress.gptq import RoundedMatrix, round_gptq, round_nearest
 from ridgeline.compress.grids import Blocks
-from ridgeline.compress.hessian import Curvature, InputSum
-from ridgeline.compress.layers import InputGroup, LayeredModel, input_groups
-from ridgeline.compress.memory import EXPERT_SUMS_BYTES, MemoryNeed, memory_need
-from ridgeline.compress.output import OutputFolder, Streams
+from ridgeline.compress.hessian import Curvature
+from ridgeline.compress.layers import LayeredModel, input_groups
+from ridgeline.compress.layerwise import LayerInputs, Progress, check_finite, write_layers
+from ridgeline.compress.memory import MemoryNeed, memory_need
+from ridgeline.compress.output import OutputFolder
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.smoothing import changed_weights, smooth
-from ridgeline.compress.tensors import OUTSIDE, GridOf, StoredTensor, TensorPlan, plan_tensors
+from ridgeline.compress.tensors import (
+    OUTSIDE,
+    GridOf,
+    StoredTensor,
+    TensorPlan,
+    matrices_by_weight,
+    plan_tensors,
+)
 from ridgeline.compress.writing import quantized_config, quantized_parts
-from ridgeline.core.arrays import Array, cast, is_float
-from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
+from ridgeline.core.arrays import Array, cast
+from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.kernels.tensors import as_array, torch_dtype
 from ridgeline.models import read_config
 from ridgeline.weights import Checkpoint
 from ridgeline.weights.digest import content_digest
 
-_BLOCK = 1 << 22  # values that are checked at a time
-Progress = Callable[[int, int, str], None]
 Notes = dict[str, dict[str, Any]]
 """Of each quantized matrix: the errors of its outputs, and what was seen of its inputs."""
 
@@ -114,7 +117,12 @@ def quantize(
     with Checkpoint(model.stored.path) as checkpoint:
         plan = plan_tensors(model, checkpoint, grid_of)
         windows = text.windows if text is not None and recipe.is_calibrated else ()
-        need = memory_need(model, plan, recipe, windows)
+        need = memory_need(
+            model,
+            [matrices_by_weight(plan, run) for run in range(len(model.runs))],
+            windows,
+            is_calibrated=recipe.is_calibrated,
+        )
         if announce is not None:
             announce(need)
         need.check()
@@ -175,63 +183,43 @@ class _Quantization:
         progress: Progress | None,
     ) -> None:
         self._model, self._checkpoint, self._plan = model, checkpoint, plan
-        self._recipe, self._windows, self._folder = recipe, windows, folder
+        self._recipe, self._folder, self._progress = recipe, folder, progress
         self._grid_of, self._is_gguf = grid_of, recipe.format == "gguf"
-        self._num_layers = len(model.runs) - 2
-        self._progress = _TimeLeft(progress, self._num_layers)
+        self._inputs = LayerInputs(model, windows, folder)
 
     @torch.no_grad()
     def run(self) -> None:
-        for tensor in self._outside():
-            _check_finite(tensor.name, self._checkpoint.tensor(tensor.name))
-        if self._windows and not self._folder.num_done and not self._streams(0).exists:
-            weights = self._model.weights(0)
-            self._streams(0).write(
-                BlockForward(weights, [window]).run(self._model.runs[0]) for window in self._windows
-            )
-            del weights
-        for layer in range(1, self._num_layers + 1):
-            if self._folder.num_done < layer:
-                self._layer(layer)
-            self._folder.drop_state(layer - 1)
-            self._progress.done(layer)
-        if self._folder.num_done == self._num_layers and not self._is_gguf:
-            outside = {each.name: self._checkpoint.tensor(each.name) for each in self._outside()}
-            self._folder.add_shard(self._shard_name(self._num_layers + 1), outside, {})
+        outside = [each.name for each in self._plan.of_run(OUTSIDE)]
+        for name in outside:
+            check_finite(name, self._checkpoint.tensor(name))
+        write_layers(
+            self._inputs,
+            self._folder,
+            self._layer,
+            None if self._is_gguf else {name: self._checkpoint.tensor(name) for name in outside},
+            self._progress,
+        )
 
-    def _outside(self) -> list[StoredTensor]:
-        return self._plan.of_run(OUTSIDE)
-
-    def _shard_name(self, number: int) -> str:
-        return f"model-{number:05}-of-{self._num_layers + 1:05}.safetensors"
-
-    def _streams(self, run: int) -> Streams:
-        lengths = [len(window) for window in self._windows]
-        width = self._model.loaded.definition.spec.hidden_size
-        return Streams(self._folder.state_path(run), lengths, width)
-
-    def _layer(self, layer: int) -> None:
-        """Quantize a layer, write the streams behind it, and then its shard."""
+    def _layer(self, layer: int) -> tuple[dict[str, Array], Notes]:
+        """Quantize a layer, and write the streams behind it; the tensors of its shard."""
         run, weights = self._model.runs[layer], self._model.weights(layer)
         for tensor in self._plan.of_run(layer):
-            _check_finite(tensor.name, self._checkpoint.tensor(tensor.name))
+            check_finite(tensor.name, self._checkpoint.tensor(tensor.name))
         rounding = _Layer(self._plan.of_run(layer), self._recipe, self._grid_of, weights)
         changed = self._smooth(layer, weights) if self._recipe.is_smoothed else frozenset()
-        if self._windows and not self._recipe.is_smoothed:
-            streams = self._streams(layer - 1)
-            for group in input_groups(run, weights, streams.read(0), self._windows[0]):
+        if self._inputs.windows and not self._recipe.is_smoothed:
+            for group in input_groups(run, weights, *self._inputs.first(layer)):
                 wanted = [name for name in group.names if name in self._plan.quantized]
                 if wanted:
-                    for index, curvature, seen in self._curvatures(
-                        layer, group, weights, wanted[0]
+                    for index, curvature, seen in self._inputs.curvatures(
+                        layer, group.ops, weights, wanted[0]
                     ):
                         for name in wanted:
                             rounding.round((name, index), curvature, seen)
         else:
             for key in rounding.missing():
                 rounding.round(key, None, 0)
-        if self._windows:
-            self._streams(layer).write(self._behind(layer, weights, run))
+        self._inputs.write_behind(layer, weights, run)
         assert not rounding.missing(), "something was multiplied with every matrix"
         tensors: dict[str, Array] = {}
         for tensor in self._plan.of_run(layer):
@@ -243,7 +231,7 @@ class _Quantization:
             if tensor.weight in changed:
                 values = cast(as_array(weights[tensor.weight]), values.dtype.name)
             tensors |= parts or {tensor.name: values}
-        self._folder.add_shard(self._shard_name(layer), tensors, rounding.notes)
+        return tensors, rounding.notes
 
     def _smooth(self, layer: int, weights: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Fold scales into the norms of a layer; the weights that are other ones now."""
@@ -252,77 +240,13 @@ class _Quantization:
         smooth(
             run,
             weights,
-            lambda: self._inputs(layer),
+            lambda: self._inputs.of_layer(layer),
             grid_of=self._grid_of,
             rounds_activations=self._recipe.rounds_activations,
             quantized=self._plan.quantized,
             gain_dtype=lambda name: torch_dtype(self._checkpoint.dtype(norms[name])),
         )
         return changed_weights(run)
-
-    def _behind(
-        self, layer: int, weights: Mapping[str, torch.Tensor], run: Sequence[Any]
-    ) -> Iterator[torch.Tensor]:
-        for x_TD, window in self._inputs(layer):
-            yield BlockForward(weights, [window], x_TD=x_TD).run(run)
-
-    def _inputs(self, layer: int) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-        streams = self._streams(layer - 1)
-        for number, window in enumerate(self._windows):
-            yield streams.read(number), window
-
-    def _curvatures(
-        self,
-        layer: int,
-        group: InputGroup,
-        weights: Mapping[str, torch.Tensor],
-        name: str,
-    ) -> Iterator[tuple[int | None, Curvature, int]]:
-        """That of each matrix of a weight, with the tokens that were seen.
-
-        Experts come some at a time, as their sums fit; those that no token reached come last, with
-        what all experts together saw.
-        """
-        columns, is_stack = weights[name].shape[-1], weights[name].ndim == 3
-        indices: list[int | None] = list(range(len(weights[name]))) if is_stack else [None]
-        at_once = max(1, EXPERT_SUMS_BYTES // (8 * columns**2))
-        together, unseen = InputSum(columns), list[int | None]()
-        for first in range(0, len(indices), at_once):
-            sums = {index: InputSum(columns) for index in indices[first : first + at_once]}
-
-            def see(
-                key: Key, x_TI: torch.Tensor, sums: Mapping[int | None, InputSum] = sums
-            ) -> None:
-                if key[0] == name and key[1] in sums:
-                    sums[key[1]].add(x_TI)
-
-            for x_TD, window in self._inputs(layer):
-                with seeing_inputs({name: weights[name]}, see):
-                    BlockForward(weights, [window], x_TD=x_TD).run(group.ops)
-            for index in list(sums):
-                total = sums.pop(index)
-                if is_stack:
-                    together.add_sum(total)
-                if not total.num_tokens:
-                    unseen.append(index)
-                    continue
-                tokens = total.num_tokens
-                yield index, Curvature.of(total.take()), tokens
-        if unseen:
-            curvature = Curvature.of(together.take())
-            for index in unseen:
-                yield index, curvature, 0
-
-
-def _check_finite(name: str, values: Array) -> None:
-    """Of norms and embeddings as well: a calibration would spread what is wrong with them."""
-    flat = values.reshape(-1)
-    if is_float(values) and not all(
-        np.isfinite(flat[first : first + _BLOCK]).all() for first in range(0, len(flat), _BLOCK)
-    ):
-        raise CorruptFileError(
-            f"Tensor {name} has values that are infinite or not a number: it cannot be quantized."
-        )
 
 
 class _Layer:
@@ -356,7 +280,8 @@ class _Layer:
         if curvature is None:
             found = round_nearest(weight, grid, None, out_OI=weight)
         else:
-            found = round_gptq(weight, grid, curvature, out_OI=weight)
+            zeros = self._recipe.keep_zeros
+            found = round_gptq(weight, grid, curvature, out_OI=weight, keep_zeros=zeros)
         self._done.add(key)
         label = tensor.module if len(tensor.matrices) == 1 else f"{tensor.module}[{key[0]}]"
         self.notes[label] = {
@@ -378,18 +303,3 @@ class _Layer:
             matrices = [self._rounded.pop(each) for each in tensor.matrices]
             parts = quantized_parts(self._recipe, matrices)
             self.parts[tensor.name] = {tensor.module + name: p for name, p in parts.items()}
-
-
-class _TimeLeft:
-    """Tells of layers that are done, and of the minutes that the others will take."""
-
-    def __init__(self, progress: Progress | None, num_layers: int) -> None:
-        self._progress, self._num_layers = progress, num_layers
-        self._begin_s, self._num_done = time.monotonic(), 0
-
-    def done(self, layer: int) -> None:
-        self._num_done += 1
-        left = (self._num_layers - layer) * (time.monotonic() - self._begin_s) / self._num_done
-        if self._progress is not None:
-            label = f"layer {layer} of {self._num_layers}, {left / 60:.0f} min left"
-            self._progress(layer, self._num_layers, label)

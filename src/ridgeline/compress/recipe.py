@@ -1,7 +1,7 @@
 """What is to be made of a model: the settings of `quantize`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.gguf_file_types import FILE_TYPES
@@ -15,6 +15,25 @@ FORMATS = ("compressed-tensors", "gptq", "gguf")
 _GPTQ_BITS = (2, 3, 4, 8)
 _FACTORED_GROUP = 32
 _LEAST_KERNEL_BITS = 4
+
+
+class WindowChoice(Protocol):
+    """Which windows of a calibration text are used."""
+
+    @property
+    def window_tokens(self) -> int:
+        """Length of a window."""
+        ...
+
+    @property
+    def num_windows(self) -> int:
+        """How many there are at most."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of the choice of windows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +54,7 @@ class Recipe:
         window_tokens: length of a calibration sequence.
         num_windows: how many of them there are at most.
         seed: of the choice of windows.
+        keep_zeros: leave weights that are zero so, as after `ridgeline prune`.
         export_only: write formats that no kernel here computes with.
 
     Raises:
@@ -50,6 +70,7 @@ class Recipe:
     window_tokens: int = 512
     num_windows: int = 128
     seed: int = 0
+    keep_zeros: bool = False
     export_only: bool = False
 
     def __post_init__(self) -> None:
@@ -58,6 +79,8 @@ class Recipe:
         _check_choice("gguf_type", self.gguf_type, tuple(FILE_TYPES))
         if self.format == "gguf" and (self.bits, self.group_size, self.symmetric) != (4, 32, True):
             raise SettingsError("bits and groups of a GGUF file are those of gguf_type.")
+        if self.format == "gguf" and self.keep_zeros:
+            raise SettingsError("Blocks of GGUF files may have no zero: keep_zeros is for others.")
         if self.format == "gguf" and self.method not in ("gptq", "rtn"):
             raise SettingsError(f"GGUF files are made by gptq or rtn, and not by {self.method}.")
         for name, value, least, most in (

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from ridgeline.compress.block_forward import Key
 from ridgeline.compress.grids import Grid
-from ridgeline.compress.layers import LayeredModel
+from ridgeline.compress.layers import LayeredModel, Run
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.core.op_facts import Role
-from ridgeline.core.weight_uses import weight_roles
+from ridgeline.core.weight_uses import weight_roles, weight_uses
 from ridgeline.models import TensorSource
 from ridgeline.weights import Checkpoint, weight_shapes
 from ridgeline.weights.loading import match_tensors
@@ -116,6 +116,15 @@ def plan_tensors(model: LayeredModel, checkpoint: Checkpoint, grid_of: GridOf) -
 def _with_head(modules: Sequence[str]) -> tuple[str, ...]:
     """A tied head has no tensor, and is a linear layer all the same."""
     return (*modules,) if "lm_head" in modules else (*modules, "lm_head")
+
+
+def products(run: Run) -> dict[str, list[int | None]]:
+    """The weights of a run that tokens are multiplied with, and the places in each stack."""
+    uses = (use for op in run for use in weight_uses(op) if use.role is Role.PRODUCT)
+    return {
+        use.weight.name: list(range(use.weight.shape[0])) if use.is_stacked else [None]
+        for use in uses
+    }
 
 
 def matrices_by_weight(plan: TensorPlan, run: int) -> Mapping[str, list[int | None]]:

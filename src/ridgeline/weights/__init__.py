@@ -16,6 +16,7 @@ from ridgeline.weights.source import (
     rows_of,
     weight_parts,
 )
+from ridgeline.weights.storing import stored_tensors
 
 __all__ = [
     "Adapter",
@@ -36,6 +37,7 @@ __all__ = [
     "load_weights",
     "locate_model",
     "rows_of",
+    "stored_tensors",
     "stream_packed_weights",
     "stream_weights",
     "weight_parts",

@@ -184,7 +184,7 @@ def match_tensors(
     for name in shapes:
         # A weight that the family does not know is missing under its own name.
         source = sources.get(name) or TensorSource(name=name)
-        tensor = _name_in(available, source)
+        tensor = name_in(available, source)
         if source.either_way and tensor in available:
             turned = checkpoint.shape(tensor)[-1:] != shapes[name][-1:]
             sources[name] = replace(source, transpose=turned)
@@ -210,7 +210,7 @@ def match_tensors(
     mis_shaped = [
         f"{short_name(tensor)} is {list(checkpoint.shape(tensor))}, not {list(shape)}"
         for tensor, names in present.items()
-        for shape in _expected_shapes(names, shapes, sources)
+        for shape in stored_shapes(names, shapes, sources)
         if _as_vector(checkpoint.shape(tensor), names, sources) != shape
     ]
     if missing or left_over or mis_shaped:
@@ -267,7 +267,7 @@ def _same_values(
     return True
 
 
-def _name_in(available: frozenset[str], source: TensorSource) -> str:
+def name_in(available: frozenset[str], source: TensorSource) -> str:
     """What a checkpoint calls a tensor; its first name if it has none of them."""
     names = (source.name, *source.other_names)
     return next((name for name in names if name in available), source.name)
@@ -281,7 +281,7 @@ def _as_vector(
     return shape[1:] if is_row and all(sources[name].row_vector for name in names) else shape
 
 
-def _expected_shapes(
+def stored_shapes(
     names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], sources: Mapping[str, TensorSource]
 ) -> list[tuple[int, ...]]:
     """The shapes that a tensor must have to hold some weights: one, if they agree."""

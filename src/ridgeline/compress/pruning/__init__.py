@@ -1,0 +1,1 @@
+"""Zeros in matrices, and whole channels, heads and layers taken away."""
