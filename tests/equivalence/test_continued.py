@@ -11,7 +11,7 @@ from ridgeline.core.errors import ContextLengthError, InvalidRequestError
 from ridgeline.engine.sample_output import text_pieces
 
 PROMPT = "the cat sat on the mat the cat"
-NUM_TOKENS = 14
+NUM_TOKENS = 11
 SAMPLED = {"temperature": 1.2, "top_p": 0.95, "seed": 11}
 PENALTIES = {"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.3}
 CASES = {
@@ -94,7 +94,7 @@ def test_from_every_token_on(pairs, speculation, settings):
             assert found.prompt_logprobs == output.prompt_logprobs
             if sample.logprobs is not None:
                 assert continued.logprobs == sample.logprobs[k:]
-        assert len(wanted) > 120
+        assert len(wanted) > 100
 
 
 def test_what_has_ended_does_not_go_on(llm):

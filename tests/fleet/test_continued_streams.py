@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from tests.fleet.conftest import KEY
 from tests.fleet.reading import read
 from tests.server.running import running
 
@@ -14,7 +15,6 @@ from ridgeline.fleet.stream_log import StreamLog
 from ridgeline.server.continuation import MARK, ROUTER_KEY, STATE_BYTES, STREAM_SEED, router_token
 from ridgeline.server.replies import encode
 
-KEY = bytes(range(32))
 HEADERS = {ROUTER_KEY: router_token(KEY), STREAM_SEED: b"7", b"content-type": b"application/json"}
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
@@ -45,10 +45,7 @@ ASKED = {
 
 
 @pytest.fixture(scope="module")
-def served(roomy_folder, tmp_path_factory):
-    key_file = tmp_path_factory.mktemp("key") / "key"
-    key_file.write_bytes(KEY)
-    key_file.chmod(0o600)
+def served(roomy_folder, tmp_path_factory, key_file):
     data_dir = tmp_path_factory.mktemp("data")
     engine = {"executor": "cpu", "block_tokens": 16, "decode_replay_s": 0.0}
     with running(

@@ -7,6 +7,9 @@ EXAMPLES = {
         "ridgeline serve model.gguf --host 0.0.0.0 --api-key secret",
         "ridgeline serve Qwen/Qwen3-0.6B -tp 2",
     ),
+    "route": (
+        "ridgeline route --engine http://a:8000 --engine http://b:8000 --router-key-file key",
+    ),
     "generate": (
         "ridgeline generate -p 'def fibonacci(n):' -n 64 --temperature 0",
         "ridgeline generate Qwen/Qwen3-0.6B --prompt-file notes.txt --json",

@@ -18,6 +18,7 @@ from ridgeline.core.errors import MissingDependencyError, RidgelineError
 # adds them), and a line of --help.
 COMMANDS = {
     "serve": ("serve", "serve a model over HTTP"),
+    "route": ("route", "one address in front of several engines"),
     "generate": ("generate", "complete a prompt"),
     "chat": ("chat", "talk to a model"),
     "run": ("chat", "the same as chat"),

@@ -15,8 +15,10 @@ from ridgeline.roofline.batch import make_batch
 from ridgeline.roofline.live import Observer
 from ridgeline.roofline.memory import num_parameters, weights_bytes
 from ridgeline.roofline.predict import Prediction, StepPredictor, is_known
+from ridgeline.scheduler.pricing import DEFAULT_PRICE, LinearPrice
 
 _CONTEXT = 512  # tokens before the one whose seconds are predicted
+_PROMPT, _FAR = 256, 2048
 _WORTH_SAYING = 1.3  # times as fast
 
 
@@ -35,7 +37,23 @@ def load_summary(
         weights_format=priced.main_format.name,
         weights_bytes=int(weights_bytes(priced)),
         num_parameters=num_parameters(priced),
+        price=_linear(observer.predictor, priced),
     )
+
+
+def _linear(predictor: StepPredictor | None, model: PricedModel) -> LinearPrice:
+    """The price through three of its points: a token alone, and a prompt of `_PROMPT` tokens at the
+    beginning and after as many as the context allows."""
+    if predictor is None:
+        return DEFAULT_PRICE
+    context = max(1, min(_FAR, model.spec.max_position - _PROMPT))
+    near = predictor.segment_seconds(_PROMPT, 0)
+    far = predictor.segment_seconds(_PROMPT, context)
+    pair_s = max(0.0, (far - near) / (_PROMPT * context))
+    token_s = max(0.0, near / _PROMPT - pair_s * (_PROMPT + 1) / 2)
+    of_model = StepPredictor({ModelRole.TARGET: model}, predictor.calibration)
+    one_s = of_model.batch_seconds(make_batch([(0, 1)]))
+    return LinearPrice(pass_s=max(0.0, one_s - token_s), token_s=token_s, pair_s=pair_s)
 
 
 def _line(name: str, config: ResolvedConfig, model: ExecutorModel, observer: Observer) -> str:

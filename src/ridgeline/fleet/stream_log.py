@@ -75,16 +75,22 @@ class StreamLog:
         self._kept_bytes += len(events)
         if self._kept_bytes > _FOLD_BYTES:
             self._fold()
-        if MARK in events:
-            self.is_marked = True
-            return _MARKS.sub(b"", events)
         if events.endswith(DONE):
             self.is_done = True
-        return events
+        if MARK not in events:
+            return events
+        self.is_marked = True
+        return _MARKS.sub(b"", events)
 
     def drop_half(self) -> None:
         """The stream has broken off: what it sent of an event is worth nothing."""
         self._half, self.error = b"", None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the client has no event yet, so that the stream may as well begin anew."""
+        self._fold()
+        return not self._id
 
     @property
     def lacks_only_the_end(self) -> bool:

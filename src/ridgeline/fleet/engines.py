@@ -1,0 +1,182 @@
+"""The engines behind a router: how each is, and what it has to do."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import msgspec
+
+from ridgeline.fleet.breaker import CircuitBreaker
+from ridgeline.fleet.policies import EngineChoice, EngineLoad
+from ridgeline.fleet.prefixes import PrefixView
+from ridgeline.fleet.requests import RoutedRequest
+from ridgeline.fleet.upstream import Attempt, UpstreamError, UpstreamPool
+from ridgeline.scheduler.pricing import DEFAULT_PRICE
+from ridgeline.server.continuation import ROUTER_KEY
+from ridgeline.server.schemas.operations import EngineState
+
+_log = logging.getLogger(__name__)
+_PROBE_TIMEOUT_S = 2.0
+_MOST_STATE_BYTES = 64 << 10
+_DECODER = msgspec.json.Decoder(EngineState)
+_UNKNOWN = EngineState(
+    ready=True,
+    reason="",
+    is_open=False,
+    epoch="",
+    max_seqs=256,
+    kv_tokens=1 << 17,
+    pass_s=DEFAULT_PRICE.pass_s,
+    token_s=DEFAULT_PRICE.token_s,
+    pair_s=DEFAULT_PRICE.pair_s,
+)
+
+
+class Tracked:
+    """A request at an engine, counted in the engine's load while it lasts."""
+
+    def __init__(self, engine: "RoutedEngine", request: RoutedRequest) -> None:
+        self._engine = engine
+        wanted = request.wanted
+        self._tokens = wanted.prompt_tokens + wanted.output_tokens // 2
+        cached = engine.prefixes.cached_tokens(request.blocks)
+        self._pending = max(1, wanted.prompt_tokens - cached)
+        self._runs = False
+        engine.num_pending += 1
+        engine.pending_tokens += self._pending
+        engine.prefixes.add(request.blocks)
+
+    def start(self) -> None:
+        """Its first token is here."""
+        if not self._runs:
+            self._runs = True
+            self._leave_pending()
+            self._engine.num_running += 1
+            self._engine.context_tokens += self._tokens
+
+    def end(self) -> None:
+        """It is over."""
+        if self._runs:
+            self._engine.num_running -= 1
+            self._engine.context_tokens -= self._tokens
+        else:
+            self._leave_pending()
+
+    def _leave_pending(self) -> None:
+        self._engine.num_pending -= 1
+        self._engine.pending_tokens -= self._pending
+
+
+class RoutedEngine:
+    """One engine: its connections, its breaker, its load as this router knows it.
+
+    ``is_up``: its last probe said that it takes requests. ``not_before_s``: until when it wants to
+    be left alone (Retry-After).
+    """
+
+    def __init__(self, name: str, pool: UpstreamPool, token: bytes | None) -> None:
+        self.name, self.pool, self._token = name, pool, token
+        self.breaker = CircuitBreaker()
+        self.prefixes = PrefixView()
+        self.state = _UNKNOWN
+        self.is_up = False
+        self.reason = "It has not answered yet."
+        self.not_before_s = 0.0
+        self.attempts: set[Attempt] = set()
+        self._doubted = asyncio.Event()
+        self.num_pending = self.pending_tokens = self.num_running = self.context_tokens = 0
+
+    def takes_requests(self, now_s: float) -> bool:
+        return self.is_up and self.breaker.allows and now_s >= self.not_before_s
+
+    def candidate(self, request: RoutedRequest) -> EngineChoice:
+        """Itself, as policies see it."""
+        state = self.state
+        load = EngineLoad(
+            price=state.price,
+            pass_s=state.pass_s,
+            max_seqs=state.max_seqs,
+            pending_tokens=self.pending_tokens,
+            num_pending=self.num_pending,
+            num_running=self.num_running,
+            context_tokens=self.context_tokens,
+        )
+        cached = self.prefixes.cached_tokens(request.blocks)
+        return EngineChoice(name=self.name, load=load, cached_tokens=cached)
+
+    def lost(self, reason: str) -> None:
+        """A request failed by the engine's fault: no other is sent before it answers a probe."""
+        self.breaker.fail()
+        self._note(False, reason)
+        self._doubted.set()
+
+    async def wait_for_doubts(self, most_s: float) -> None:
+        """Until a request fails, or for so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._doubted.wait(), most_s)
+        self._doubted.clear()
+
+    @contextlib.contextmanager
+    def tracked(self, request: RoutedRequest) -> Iterator[Tracked]:
+        """Count a request in the load until the block ends."""
+        tracked = Tracked(self, request)
+        self.breaker.begin()
+        try:
+            yield tracked
+        finally:
+            tracked.end()
+            self.breaker.release()
+
+    async def probe(self, *, refuses_open: bool) -> None:
+        """Ask how the engine is; a failure counts for the breaker, and opens it in the end.
+
+        ``refuses_open``: an engine that anyone may call is not used.
+        """
+        if not self.breaker.wants_probe:
+            return
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                state = await self._ask()
+        except (UpstreamError, TimeoutError, msgspec.DecodeError) as error:
+            self.breaker.fail()
+            self._note(False, str(error) or "It does not answer.")
+            if not self.breaker.allows:
+                for attempt in tuple(self.attempts):
+                    attempt.fail("The engine does not answer.")
+            return
+        self.breaker.probed()
+        self.state = state
+        self.prefixes.renew(state.epoch, state.kv_tokens)
+        if state.is_open and refuses_open:
+            self._note(False, "It asks for no keys, and this router can be reached from outside.")
+        else:
+            self._note(state.ready, state.reason or "")
+
+    async def _ask(self) -> EngineState:
+        path, shown = b"/health", b""
+        if self._token is not None:
+            path, shown = b"/fleet/state", b"%b: %b\r\n" % (ROUTER_KEY, self._token)
+        host = f"{self.pool.host}:{self.pool.port}".encode()
+        attempt = await self.pool.send(
+            b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path, host, shown)
+        )
+        body: list[bytes] = []
+        try:
+            head = await attempt.head
+            attempt.attach(body.append)
+            await attempt.ended
+        except BaseException:
+            attempt.close()
+            raise
+        if self._token is None:
+            return msgspec.structs.replace(_UNKNOWN, ready=head.status == 200)
+        if head.status != 200:
+            raise UpstreamError(f"It answers {head.status}: is its router_key_file this router's?")
+        return _DECODER.decode(b"".join(body)[:_MOST_STATE_BYTES])
+
+    def _note(self, is_up: bool, reason: str) -> None:
+        if is_up != self.is_up:
+            level = logging.INFO if is_up else logging.WARNING
+            _log.log(level, "%s is %s. %s", self.pool.url, "up" if is_up else "not used", reason)
+        self.is_up, self.reason = is_up, reason

@@ -1,0 +1,302 @@
+"""One request on its way through the router: sent, sent again, gone on with elsewhere."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ridgeline.fleet.engines import RoutedEngine, Tracked
+from ridgeline.fleet.requests import RoutedRequest, end_to_end
+from ridgeline.fleet.router import Router
+from ridgeline.fleet.stream_log import StreamLog
+from ridgeline.fleet.upstream import AnswerHead, Attempt, UpstreamError
+from ridgeline.server.errors import ApiError, family_of
+from ridgeline.server.replies import DONE, encode
+
+Send = Callable[[Any], Awaitable[None]]
+_EVENTS = b"text/event-stream"
+_MOST_WHOLE_BYTES = 4 << 20  # of an answer that is kept until it is whole
+_MOST_CONTINUATIONS = 16
+_PASSING_ERRORS = ("api_error", "overloaded_error", "rate_limit_error")  # elsewhere they may not be
+_NONE_UP = "No engine takes requests now."
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """A whole answer of an engine."""
+
+    head: AnswerHead
+    body: bytes
+
+
+class Client:
+    """Whoever asked: `send` is ASGI's; the pieces of a stream go past it, to the transport."""
+
+    def __init__(self, scope: Any, send: Send) -> None:
+        self._send = send
+        self._transport, self._flow = scope["extensions"]["ridgeline.connection"]
+        self._is_chunked = scope["http_version"] == "1.1"
+        self.has_begun = False
+
+    async def begin(self, head: AnswerHead, engine: RoutedEngine) -> None:
+        """Send the head of an answer whose length is not known."""
+        await self._send({"type": "http.response.start", "status": head.status,
+                          "headers": _headers(head, engine)})  # fmt: skip
+        self.has_begun = True
+
+    def write(self, data: bytes) -> bool:
+        """Send a piece of the body; returns whether more is wanted now."""
+        if data:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        return not self._flow.write_paused
+
+    async def drain(self) -> None:
+        """Wait until more is wanted."""
+        await self._flow.drain()
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send an answer in one piece."""
+        length = (b"content-length", b"%d" % len(body))
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, length]}
+        )
+        self.has_begun = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class Forwarding:
+    """Sends a request to one engine after another, until there is a whole answer.
+
+    Before the first byte of an answer it is sent anew; a stream of events goes on from what the
+    client has. What cannot go on ends with an error.
+    """
+
+    def __init__(self, router: Router, request: RoutedRequest, client: Client) -> None:
+        self._router, self._request, self._client = router, request, client
+        self._log = StreamLog()
+        self._tried: list[RoutedEngine] = []
+        self._refusal: WholeAnswer | None = None  # the last answer that another engine may not give
+        self._num_continuations = 0
+        self._broken_s: float | None = None  # since when the stream waits for an engine
+        self.outcome = "completed"
+
+    async def run(self) -> None:
+        """WholeAnswer the client, whatever becomes of engines."""
+        self._router.budget.request()
+        while (engine := await self._next_engine()) is not None:
+            try:
+                if await self._try(engine):
+                    return
+            except UpstreamError as error:
+                if not await self._is_worth_more(str(error)):
+                    return
+            self._tried.append(engine)
+        await self._give_up(_NONE_UP)
+
+    async def _next_engine(self) -> RoutedEngine | None:
+        router, request = self._router, self._request
+        if self._broken_s is None:
+            return router.choose(request, self._tried)
+        engine = router.choose(request, self._tried[-1:])
+        deadline_s = self._broken_s + router.config.recover_s
+        return engine or await router.wait_for(request, deadline_s)
+
+    async def _try(self, engine: RoutedEngine) -> bool:
+        """Whether the client has its answer.
+
+        Raises:
+            UpstreamError: the engine is lost.
+        """
+        request = self._request
+        state = None if self._log.is_empty else encode(self._log.state())
+        with engine.tracked(request) as tracked:
+            try:
+                attempt = await engine.pool.send(
+                    request.encoded(self._router.token, state), is_head=request.method == "HEAD"
+                )
+            except UpstreamError as error:
+                engine.lost(str(error))
+                raise
+            engine.attempts.add(attempt)
+            try:
+                return await self._answer(engine, attempt, tracked)
+            except UpstreamError as error:
+                engine.lost(str(error))
+                raise
+            finally:
+                engine.attempts.discard(attempt)
+                attempt.close()
+
+    async def _answer(self, engine: RoutedEngine, attempt: Attempt, tracked: Tracked) -> bool:
+        try:
+            async with asyncio.timeout(self._router.config.answer_timeout_s):
+                head = await attempt.head
+        except TimeoutError:
+            raise UpstreamError("The engine has not answered in time.") from None
+        tracked.start()
+        fields = head.fields
+        is_events = fields.get(b"content-type", b"").startswith(_EVENTS)
+        if head.status == 200 and is_events:
+            return await self._stream(engine, attempt, head)
+        length = fields.get(b"content-length", b"0" if self._request.method == "HEAD" else b"")
+        if head.status == 200 and not (length.isdigit() and int(length) <= _MOST_WHOLE_BYTES):
+            return await self._pass_on(engine, attempt, head)
+        body: list[bytes] = []
+        attempt.attach(body.append)
+        await attempt.ended
+        return await self._judge(engine, WholeAnswer(head, b"".join(body)))
+
+    async def _judge(self, engine: RoutedEngine, answer: WholeAnswer) -> bool:
+        """Whether a whole answer is the client's; else another engine is asked."""
+        status = answer.head.status
+        if status in (500, 502, 504):
+            engine.breaker.fail()
+        else:
+            engine.breaker.succeed()
+        if status == 503:
+            wait = answer.head.fields.get(b"retry-after", b"")
+            wait_s = min(float(wait), 60.0) if wait.isdigit() else _RETRY_AFTER_S
+            engine.not_before_s = asyncio.get_running_loop().time() + wait_s
+        if status == 429 or status >= 500:
+            self._refusal = answer
+            if self._client.has_begun or self._may_send_again(engine):
+                return False
+        if self._client.has_begun:
+            await self._give_up("The stream could not go on.")
+            return True
+        if status >= 400:
+            self.outcome = "refused"
+        await self._client.whole(status, _headers(answer.head, engine), answer.body)
+        return True
+
+    def _may_send_again(self, refusing: RoutedEngine) -> bool:
+        """After an answer that another engine may not give; there is a budget for that."""
+        has_other = self._router.choose(self._request, [*self._tried, refusing]) is not None
+        if not (has_other and self._request.may_repeat and self._router.budget.take()):
+            return False
+        self._router.retries.inc()
+        return True
+
+    async def _stream(self, engine: RoutedEngine, attempt: Attempt, head: AnswerHead) -> bool:
+        """Pass events on, and remember what the client has."""
+        client, log = self._client, self._log
+        if self._broken_s is not None:
+            self._broken_s = None
+            self._router.continuations.inc()
+        attempt.is_stream = True
+        await attempt.begun
+        if not client.has_begun:
+            await client.begin(head, engine)
+        resuming: list[asyncio.Task[None]] = []
+
+        def take(data: bytes) -> None:
+            if not client.write(log.take(data)) and not resuming:
+                resuming.append(asyncio.create_task(self._resume(attempt, resuming)))
+
+        try:
+            attempt.attach(take)
+        except ValueError as error:
+            raise UpstreamError(str(error)) from None
+        await attempt.ended
+        if log.error is not None:
+            if _may_pass(log.error):
+                raise UpstreamError("The engine failed.")
+            client.write(log.error)
+            self.outcome = "failed"
+        engine.breaker.succeed()
+        await client.end()
+        return True
+
+    async def _resume(self, attempt: Attempt, resuming: list[asyncio.Task[None]]) -> None:
+        """Read no more from the engine until the client has read."""
+        if attempt.connection is not None:
+            attempt.connection.pause()
+        await self._client.drain()
+        resuming.clear()
+        attempt.last_s = asyncio.get_running_loop().time()
+        if attempt.connection is not None:
+            attempt.connection.resume()
+
+    async def _pass_on(self, engine: RoutedEngine, attempt: Attempt, head: AnswerHead) -> bool:
+        """Pass on an answer that is too long to keep, or whose length is not known."""
+        await self._client.begin(head, engine)
+        resuming: list[asyncio.Task[None]] = []
+
+        def take(data: bytes) -> None:
+            if not self._client.write(data) and not resuming:
+                resuming.append(asyncio.create_task(self._resume(attempt, resuming)))
+
+        attempt.attach(take)
+        await attempt.ended
+        engine.breaker.succeed()
+        await self._client.end()
+        return True
+
+    async def _is_worth_more(self, reason: str) -> bool:
+        """After an engine was lost: whether to ask another one. If not, the client is told."""
+        if not self._client.has_begun:
+            if self._request.may_repeat:  # a lost connection is no sign of overload: no budget
+                self._router.retries.inc()
+                return True
+            await self._give_up(f"{reason} It is not known whether the request was carried out.")
+            return False
+        log = self._log
+        if log.is_done or log.lacks_only_the_end:
+            self._client.write(b"" if log.is_done else DONE)
+            await self._client.end()
+            return False
+        if not (log.is_empty or (log.is_marked and self._request.is_continued)):
+            await self._give_up(reason)
+            return False
+        if self._num_continuations == _MOST_CONTINUATIONS:
+            await self._give_up("The stream was broken off too often.")
+            return False
+        self._num_continuations += 1
+        log.drop_half()
+        if self._broken_s is None:
+            self._broken_s = asyncio.get_running_loop().time()
+        return True
+
+    async def _give_up(self, reason: str) -> None:
+        """Tell the client, in the stream if it has begun."""
+        self.outcome = "failed"
+        if self._refusal is not None and not self._client.has_begun:
+            answer = self._refusal
+            headers = end_to_end(answer.head.headers)
+            await self._client.whole(answer.head.status, headers, answer.body)
+            return
+        error = ApiError(503, reason, code="unavailable", retry_after_s=_RETRY_AFTER_S)
+        body = encode(error.body(family_of(self._request.path), ""))
+        if self._client.has_begun:
+            self._client.write(b"data: " + body + b"\n\n")
+            await self._client.end()
+        else:
+            content_type = (b"content-type", b"application/json")
+            await self._client.whole(503, [content_type, *error.headers], body)
+
+
+def _headers(head: AnswerHead, engine: RoutedEngine) -> list[tuple[bytes, bytes]]:
+    return [*end_to_end(head.headers), (b"x-ridgeline-engine", engine.name.encode())]
+
+
+class _Error(msgspec.Struct):
+    type: str = ""
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Error
+
+
+def _may_pass(event: bytes) -> bool:
+    """Whether an error in a stream need not be one at another engine."""
+    line = event.split(b"\n", 1)[0].removeprefix(b"data: ")
+    try:
+        return msgspec.json.decode(line, type=_ErrorEvent).error.type in _PASSING_ERRORS
+    except msgspec.DecodeError:
+        return False

@@ -1,0 +1,172 @@
+"""Which engine a request goes to: policies, of which one goes by predicted seconds."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ridgeline.core.protocols import StepPrice
+
+PolicyName = Literal["price", "least-loaded", "prefix", "session", "round-robin"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine has to do, as its router knows it, and what that costs.
+
+    ``pending_tokens``: of the prompts of ``num_pending`` requests without a first token, those that
+    are not cached. ``num_running`` requests decode, over ``context_tokens`` together.
+    ``pass_s``: of a step, before anything is in it. ``max_seqs`` run at once.
+    """
+
+    price: StepPrice
+    pass_s: float
+    max_seqs: int
+    pending_tokens: int = 0
+    num_pending: int = 0
+    num_running: int = 0
+    context_tokens: int = 0
+
+    @property
+    def num_requests(self) -> int:
+        return self.num_pending + self.num_running
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of a decode step of those that run."""
+        if not self.num_running:
+            return self.pass_s
+        context = self.context_tokens // self.num_running
+        return self.pass_s + self.num_running * self.price.segment_seconds(1, context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """An engine that may take the request, and how many tokens of its prompt it has cached."""
+
+    name: str
+    load: EngineLoad
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A request, as far as the choice goes: its expected tokens, and whose session it is."""
+
+    prompt_tokens: int
+    output_tokens: int
+    session: bytes = b""
+
+
+class Policy(Protocol):
+    """Orders engines for a request."""
+
+    def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
+        """All of them, the best first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementPrice:
+    """Predicted seconds: to the request's first token, and those that it adds to all others."""
+
+    ttft_s: float
+    added_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.ttft_s + self.added_s
+
+
+def placement_price(wanted: Wanted, candidate: EngineChoice) -> PlacementPrice:
+    """What it costs to place a request on an engine.
+
+    The prompts before it are computed first, then its own, whose cached part is free. Those who
+    decode wait while its prompt is computed, and then half of its tokens long (they end at any time
+    meanwhile) for its part of each step. Where all places are taken, a place is free when one
+    output in ``max_seqs`` ends: it waits for that, and whoever comes later does.
+    """
+    load, price = candidate.load, candidate.load.price
+    cached = min(candidate.cached_tokens, max(0, wanted.prompt_tokens - 1))
+    own_s = price.segment_seconds(wanted.prompt_tokens - cached, cached)
+    pending_s = price.segment_seconds(load.pending_tokens, 0) if load.pending_tokens else 0.0
+    middle = wanted.prompt_tokens + wanted.output_tokens // 2
+    part_s = price.segment_seconds(1, middle)
+    ahead = max(0, load.num_requests + 1 - load.max_seqs)
+    queue_s = ahead * wanted.output_tokens * load.step_s / load.max_seqs
+    together = min(load.num_requests, load.max_seqs)
+    return PlacementPrice(
+        ttft_s=queue_s + pending_s + own_s + load.step_s,
+        added_s=load.num_running * own_s + together * part_s * wanted.output_tokens / 2,
+    )
+
+
+class ByPrice:
+    """The least predicted seconds for all, those who are there and the one who comes."""
+
+    def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
+        def key(each: EngineChoice) -> tuple[float, int]:
+            return placement_price(wanted, each).total_s, _weight(wanted.session, each.name)
+
+        return sorted(candidates, key=key)
+
+
+class LeastLoaded:
+    """The fewest requests in progress; no prompt is looked at."""
+
+    def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
+        return sorted(candidates, key=lambda c: (c.load.num_requests, _weight(b"", c.name)))
+
+
+class ByPrefix:
+    """The longest cached prefix, where it is half of the prompt or more; else the least loaded.
+
+    Also the least loaded where one engine has ``MOST_AHEAD`` requests more than another, or what is
+    cached would draw everything to one engine (as SGLang's router does it).
+    """
+
+    MIN_SHARE = 0.5
+    MOST_AHEAD = 8
+
+    def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
+        counts = [each.load.num_requests for each in candidates]
+        by_load = LeastLoaded().ranked(wanted, candidates)
+        if max(counts) - min(counts) > self.MOST_AHEAD:
+            return by_load
+        share = self.MIN_SHARE * wanted.prompt_tokens
+        by_prefix = sorted(by_load, key=lambda each: -each.cached_tokens)
+        return by_prefix if by_prefix[0].cached_tokens >= max(1, share) else by_load
+
+
+class BySession:
+    """A session stays with its engine while that is there (rendezvous hashing, Thaler 1996)."""
+
+    def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
+        return sorted(candidates, key=lambda each: _weight(wanted.session, each.name))
+
+
+class RoundRobin:
+    """Each in its turn."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
+        ordered = sorted(candidates, key=lambda each: (each.name <= self._last, each.name))
+        self._last = ordered[0].name
+        return ordered
+
+
+POLICIES: dict[PolicyName, Callable[[], Policy]] = {
+    "price": ByPrice,
+    "least-loaded": LeastLoaded,
+    "prefix": ByPrefix,
+    "session": BySession,
+    "round-robin": RoundRobin,
+}
+
+
+def _weight(session: bytes, name: str) -> int:
+    """Of an engine for a session: the same in every router."""
+    digest = hashlib.blake2b(name.encode(), key=session[:64], digest_size=8)
+    return int.from_bytes(digest.digest(), "big")

@@ -1,0 +1,199 @@
+"""``serve --replicas N``: engines of one machine as servers of their own, behind one port."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.core import wire
+from ridgeline.core.config import DEFAULT_KV_SHARE, EngineConfig
+from ridgeline.core.errors import EngineError, SettingsError
+from ridgeline.core.host import available_memory_bytes
+from ridgeline.fleet.config import RouterConfig
+from ridgeline.fleet.policies import PolicyName
+from ridgeline.fleet.serving import run
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.jobs.folder import default_folder
+from ridgeline.server.keys import KeyRing
+from ridgeline.server.serving import Announce, check_certificate, open_listener
+
+_log = logging.getLogger(__name__)
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 30.0
+_END_S = 5.0  # more than they take to drain
+
+
+class ReplicaStart(msgspec.Struct):
+    """What a replica's process is told: settings, and the processors that it may use."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    processors: tuple[int, ...]
+
+
+def serve_replicas(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    count: int,
+    *,
+    policy: PolicyName = "price",
+    announce: Announce = print,
+    on_listening: Callable[[str], object] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let what is in progress end.
+
+    Each replica has its part of the processors and of the memory for KV; the first has the data
+    folder.
+
+    Raises:
+        EngineError: a replica cannot be started.
+        RidgelineError: a setting is wrong, or the port is taken.
+    """
+    import uvloop
+
+    if engine_config.executor == "cuda":
+        raise SettingsError("Replicas share a machine's processors; executor cuda has one engine.")
+    KeyRing(config).check_policy(engine_config.scheduling_policy)
+    check_certificate(config)
+    with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:  # mode 0700
+        key_file = Path(folder) / "router-key"
+        key_file.touch(mode=0o600)
+        key_file.write_bytes(secrets.token_bytes(32))
+        config = replace(config, router_key_file=str(key_file))
+        uvloop.run(_serve(engine_config, config, count, policy, announce, on_listening))
+
+
+async def _serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    count: int,
+    policy: PolicyName,
+    announce: Announce,
+    on_listening: Callable[[str], object] | None,
+) -> None:
+    with closing(open_listener(config)) as listener:
+        port = listener.getsockname()[1]
+        starts = replica_starts(engine_config, config, count, port=port)
+        replicas = [_Replica(start) for start in starts]
+        try:
+            urls = await asyncio.gather(*(each.start() for each in replicas))
+            keeping = [asyncio.create_task(each.keep()) for each in replicas]
+            router = RouterConfig(
+                engine=tuple(urls),
+                policy=policy,
+                router_key_file=config.router_key_file,
+                host=config.host,
+                port=port,
+                max_body_mib=config.max_body_mib,
+                body_timeout_s=config.body_timeout_s,
+                stall_timeout_s=config.stall_timeout_s,
+                silence_s=3 * config.ping_s,
+                drain_s=config.drain_s,
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+            )
+            await run(router, listener, announce, on_listening)
+            for task in keeping:
+                task.cancel()
+        finally:
+            await asyncio.gather(*(each.end() for each in replicas))
+
+
+def replica_starts(
+    engine_config: EngineConfig, config: ServerConfig, count: int, *, port: int
+) -> list[ReplicaStart]:
+    """What each replica is started with, behind a router on ``port``.
+
+    Processors are dealt out in runs; where there are fewer than replicas, some share one.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    folder = Path(config.data_dir or default_folder(port))
+    if engine_config.kv_cache_memory_bytes is None:
+        share = int(available_memory_bytes() * DEFAULT_KV_SHARE) // count
+        engine_config = replace(engine_config, kv_cache_memory_bytes=share)
+    starts = []
+    for number in range(count):
+        first, last = number * len(usable) // count, (number + 1) * len(usable) // count
+        server = replace(
+            config,
+            host="127.0.0.1",
+            port=0,
+            ssl_keyfile=None,
+            ssl_certfile=None,
+            data_dir=str(folder if number == 0 else folder / f"replica-{number}"),
+        )
+        processors = tuple(usable[first : max(last, first + 1)])
+        starts.append(ReplicaStart(engine=engine_config, server=server, processors=processors))
+    return starts
+
+
+class _Replica:
+    """A server process, which is started again on its port when it ends."""
+
+    def __init__(self, start: ReplicaStart) -> None:
+        self._start = start
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_ending = False
+
+    async def start(self) -> str:
+        """Start it; returns its URL once it listens.
+
+        Raises:
+            EngineError: it ended before.
+        """
+        command = [sys.executable, "-P", *["-O"] * sys.flags.optimize]
+        command += ["-m", "ridgeline.fleet.replica_main", str(os.getpid())]
+        pipe = asyncio.subprocess.PIPE
+        # In a session of its own: Ctrl-C at a terminal does not reach it.
+        self._process = process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, start_new_session=True
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        data = wire.encode(self._start)
+        process.stdin.write(struct.pack("<I", len(data)) + data)
+        line = (await process.stdout.readline()).decode().strip()
+        if not line.startswith("http"):
+            raise EngineError(line or "A replica's process ended as it started.")
+        server = replace(self._start.server, port=int(line.rpartition(":")[2]))
+        self._start.server = server  # from now on the same port
+        return line
+
+    async def keep(self) -> None:
+        """Start it again whenever it ends."""
+        wait_s = _FIRST_WAIT_S
+        while not self._is_ending:
+            assert self._process is not None
+            code = await self._process.wait()
+            _log.error("A replica has ended with code %d; it is started again.", code)
+            await asyncio.sleep(wait_s)
+            try:
+                await self.start()
+                wait_s = _FIRST_WAIT_S
+            except EngineError as error:
+                _log.error("A replica cannot be started: %s", error)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def end(self) -> None:
+        """Let it drain, and end it if it does not."""
+        self._is_ending = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), self._start.server.drain_s + _END_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,141 @@
+"""`Router`: which engine a request goes to, and how the engines are."""
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ridgeline.core.encryption import read_key
+from ridgeline.fleet.breaker import RetryBudget
+from ridgeline.fleet.config import RouterConfig
+from ridgeline.fleet.engines import RoutedEngine
+from ridgeline.fleet.policies import POLICIES
+from ridgeline.fleet.requests import RoutedRequest
+from ridgeline.fleet.upstream import UpstreamPool
+from ridgeline.server.config import is_loopback
+from ridgeline.server.continuation import router_token
+
+_POLL_S = 0.05
+_PREFIX = "ridgeline_router_"
+
+
+class Router(Collector):
+    """Owns the engines and the policy; used in one event loop.
+
+    Raises:
+        SettingsError: an address is none, or the key file cannot be used.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        key = None if config.router_key_file is None else read_key(Path(config.router_key_file))
+        self.token = None if key is None else router_token(key)
+        self.engines = [
+            RoutedEngine(
+                str(number),
+                UpstreamPool(url, connect_timeout_s=config.connect_timeout_s),
+                self.token,
+            )
+            for number, url in enumerate(config.engine)
+        ]
+        self.policy = POLICIES[config.policy]()
+        self.budget = RetryBudget()
+        self.is_draining = False
+        self.num_open = 0
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.requests = self._counter("requests", "Requests by how they ended.", "outcome")
+        self.retries = self._counter("retries", "Requests sent again before their first byte.")
+        self.continuations = self._counter("continuations", "Streams that went on elsewhere.")
+        self.registry.register(self)
+        self._probing: list[asyncio.Task[None]] = []
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, labels, registry=self.registry)
+
+    async def start(self) -> None:
+        """Ask every engine how it is, and go on asking."""
+        refuses_open = not is_loopback(self.config.host)
+        await asyncio.gather(*(each.probe(refuses_open=refuses_open) for each in self.engines))
+        self._probing = [
+            asyncio.create_task(self._keep_probing(each, refuses_open)) for each in self.engines
+        ]
+        self._probing.append(asyncio.create_task(self._end_silent()))
+
+    async def close(self) -> None:
+        """End the probes and the connections."""
+        for task in self._probing:
+            task.cancel()
+        await asyncio.gather(*self._probing, return_exceptions=True)
+        for engine in self.engines:
+            engine.pool.close()
+
+    def choose(
+        self, request: RoutedRequest, tried: Collection[RoutedEngine]
+    ) -> RoutedEngine | None:
+        """The best engine of those that take requests and were not ``tried``; ``None`` if there is
+        none. What one engine keeps is asked of the first."""
+        now_s = asyncio.get_running_loop().time()
+        engines = self.engines[:1] if request.is_kept else self.engines
+        able = {
+            each.name: each for each in engines if each not in tried and each.takes_requests(now_s)
+        }
+        if not able:
+            return None
+        if len(able) == 1:
+            return next(iter(able.values()))
+        candidates = [each.candidate(request) for each in able.values()]
+        return able[self.policy.ranked(request.wanted, candidates)[0].name]
+
+    async def wait_for(self, request: RoutedRequest, deadline_s: float) -> RoutedEngine | None:
+        """The best engine as soon as there is one; ``None`` if there is none in time."""
+        loop = asyncio.get_running_loop()
+        while (engine := self.choose(request, ())) is None and loop.time() < deadline_s:
+            await asyncio.sleep(_POLL_S)
+        return engine
+
+    @property
+    def num_up(self) -> int:
+        """Engines that take requests."""
+        now_s = asyncio.get_running_loop().time()
+        return sum(each.takes_requests(now_s) for each in self.engines)
+
+    def exposition(self) -> bytes:
+        """What Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> list[Metric]:
+        """How each engine is now."""
+        now_s = asyncio.get_running_loop().time()
+        families: list[Metric] = []
+        for name, text, values in (
+            ("engine_up", "Whether it takes requests.", lambda e: e.takes_requests(now_s)),
+            ("engine_breaker_open", "Whether it is left alone.", lambda e: not e.breaker.allows),
+            ("engine_requests_pending", "Sent, without a byte.", lambda e: e.num_pending),
+            ("engine_requests_running", "Being answered.", lambda e: e.num_running),
+            ("engine_prompt_tokens_pending", "Of those pending.", lambda e: e.pending_tokens),
+        ):
+            family = GaugeMetricFamily(_PREFIX + name, text, labels=["engine"])
+            for engine in self.engines:
+                family.add_metric([engine.pool.url], float(values(engine)))
+            families.append(family)
+        return families
+
+    async def _keep_probing(self, engine: RoutedEngine, refuses_open: bool) -> None:
+        while True:
+            await engine.wait_for_doubts(self.config.probe_s)
+            await engine.probe(refuses_open=refuses_open)
+
+    async def _end_silent(self) -> None:
+        """Give up streams whose engine has said nothing for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self.config.silence_s))
+            before_s = loop.time() - self.config.silence_s
+            for engine in self.engines:
+                for attempt in tuple(engine.attempts):
+                    if attempt.is_stream and attempt.last_s < before_s:
+                        attempt.fail("The engine has fallen silent.")

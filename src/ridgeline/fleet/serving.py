@@ -1,0 +1,106 @@
+"""`route`: a router and its socket, from start to a clean end."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import closing
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ridgeline.fleet.app import RouterApp
+from ridgeline.fleet.config import RouterConfig
+from ridgeline.fleet.router import Router
+from ridgeline.server.http import http_protocol
+from ridgeline.server.serving import (
+    Announce,
+    check_certificate,
+    http_side,
+    open_listener,
+    url_of,
+)
+
+_POLL_S = 0.02
+
+
+def route(
+    config: RouterConfig,
+    *,
+    announce: Announce = print,
+    on_listening: Callable[[str], object] | None = None,
+) -> None:
+    """Route until SIGTERM or SIGINT, then let what is in progress end.
+
+    Raises:
+        RidgelineError: a setting is wrong, or the port is taken.
+    """
+    import uvloop
+
+    check_certificate(config)
+
+    async def main() -> None:
+        with closing(open_listener(config)) as listener:
+            await run(config, listener, announce, on_listening)
+
+    uvloop.run(main())
+
+
+async def run(
+    config: RouterConfig,
+    listener: socket.socket,
+    announce: Announce = print,
+    on_listening: Callable[[str], object] | None = None,
+    stopping: asyncio.Event | None = None,
+) -> None:
+    """Route on an open socket until ``stopping`` is set, or a signal comes if there is none."""
+    router = Router(config)
+    loop = asyncio.get_running_loop()
+    if stopping is None:
+        stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+    await router.start()
+    http = http_side(RouterApp(router), config, _protocol(config))
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    url = url_of(listener, config)
+    announce(f"Ridgeline routes to {len(router.engines)} engines on {url}")
+    for note in _notes(router):
+        announce(note)
+    if on_listening is not None:
+        on_listening(url)
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    router.is_draining = True
+    deadline_s = loop.time() + config.drain_s
+    while router.num_open and loop.time() < deadline_s:
+        await asyncio.sleep(_POLL_S)
+    http.should_exit = True
+    await serving
+    stopped.cancel()
+    await router.close()
+
+
+def _notes(router: Router) -> list[str]:
+    notes = [f"{each.pool.url}: {each.reason}" for each in router.engines if not each.is_up]
+    if router.token is None:
+        notes.append(
+            "No key is shared with the engines: streams end with theirs (see --router-key-file)."
+        )
+    return notes
+
+
+def _protocol(config: RouterConfig) -> type[HttpToolsProtocol]:
+    """The server's protocol, whose connections the application may write to."""
+    bounded = http_protocol(
+        part_timeout_s=config.body_timeout_s,
+        stall_timeout_s=config.stall_timeout_s,
+        max_body_bytes=(config.max_body_mib << 20) + (1 << 20),
+        refused=lambda *_: None,
+    )
+
+    class RouterProtocol(bounded):  # type: ignore[misc, valid-type]
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.scope["extensions"] = {"ridgeline.connection": (self.transport, self.flow)}
+
+    return RouterProtocol

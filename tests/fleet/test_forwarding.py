@@ -1,0 +1,212 @@
+"""What the router makes of engines that answer wrongly, late, or not at all.
+
+The engines here are scripts, so that each does wrong what the test says; those of `test_router`
+are real.
+"""
+
+import asyncio
+import threading
+from contextlib import closing, contextmanager
+
+import httpx
+import pytest
+from tests.fleet.conftest import KEY
+
+from ridgeline.core.errors import SettingsError
+from ridgeline.fleet import serving
+from ridgeline.fleet.config import RouterConfig
+from ridgeline.server.continuation import MARK
+from ridgeline.server.serving import open_listener
+
+STATE = (
+    b'{"ready":true,"reason":"","is_open":true,"epoch":"e","max_seqs":8,"kv_tokens":1000,'
+    b'"pass_s":0.01,"token_s":0.0001,"pair_s":0}'
+)
+BODY = {"prompt": "a", "max_tokens": 4}
+
+
+def answer(status, body=b"{}", *headers):
+    lines = [b"HTTP/1.1 %d X" % status, b"content-length: %d" % len(body), *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def events(*parts):
+    fields = b"content-type: text/event-stream\r\ntransfer-encoding: chunked"
+    head = b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % fields
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+class Script(asyncio.Protocol):
+    """An engine: what it answers, one after another, to requests that are no probes."""
+
+    def __init__(self, answers, seen):
+        self._answers, self._seen, self._data = answers, seen, b""
+
+    def connection_made(self, transport):
+        self._transport = transport
+
+    def data_received(self, data):
+        if data.startswith(b"GET /fleet/state"):
+            self._transport.write(answer(200, STATE))
+            return
+        self._data += data
+        head, end, body = self._data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
+        if not end or len(body) < length:
+            return
+        self._seen.append(self._data)
+        self._data = b""
+        found = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if found is not None:
+            self._transport.write(found)
+            if b"chunked" in found and not found.endswith(b"0\r\n\r\n"):
+                self._transport.close()
+
+
+@contextmanager
+def routed(tmp_path, *scripts, **settings):
+    """A client of a router before scripted engines, and what each engine was sent."""
+    key_file = tmp_path / "key"
+    key_file.write_bytes(KEY)
+    key_file.chmod(0o600)
+    ready, holder = threading.Event(), {}
+    seen = [[] for _ in scripts]
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        holder["loop"], holder["stop"] = loop, asyncio.Event()
+        servers = [
+            await loop.create_server(lambda a=a, s=s: Script(a, s), "127.0.0.1", 0)
+            for a, s in zip(scripts, seen, strict=True)
+        ]
+        urls = [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers]
+        config = RouterConfig(
+            engine=tuple(urls),
+            policy="round-robin",
+            port=0,
+            **{"router_key_file": str(key_file), "recover_s": 0.3, "drain_s": 0.1} | settings,
+        )
+        with closing(open_listener(config)) as listener:
+            await serving.run(
+                config,
+                listener,
+                announce=lambda _: None,
+                on_listening=lambda url: (holder.update(url=url), ready.set()),
+                stopping=holder["stop"],
+            )
+        for each in servers:
+            each.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        with httpx.Client(base_url=holder["url"], timeout=10) as client:
+            yield client, seen
+    finally:
+        holder["loop"].call_soon_threadsafe(holder["stop"].set)
+        thread.join(10)
+
+
+@pytest.mark.parametrize("bad", [500, 502, 503, 429])
+def test_what_another_engine_may_answer_is_asked_of_another(tmp_path, bad):
+    with routed(tmp_path, [answer(bad, b"bad")], [answer(200, b"good")]) as (client, seen):
+        found = client.post("/v1/completions", json=BODY)
+    assert (found.status_code, found.content) == (200, b"good")
+    assert found.headers["x-ridgeline-engine"] == "1"
+    assert [len(each) for each in seen] == [1, 1]
+
+
+def test_a_refusal_of_all_is_the_callers(tmp_path):
+    refusal = answer(503, b"full", b"retry-after: 7")
+    with routed(tmp_path, [refusal], [refusal]) as (client, seen):
+        found = client.post("/v1/completions", json=BODY)
+        assert (found.status_code, found.headers["retry-after"]) == (503, "7")
+        again = client.post("/v1/completions", json=BODY)  # nobody is asked before that
+    assert (again.status_code, again.headers["retry-after"]) == (503, "1")
+    assert [len(each) for each in seen] == [1, 1]
+
+
+def test_the_callers_mistake_is_told_at_once_and_opens_nothing(tmp_path):
+    with routed(tmp_path, [answer(400, b"wrong")]) as (client, seen):
+        for _ in range(5):
+            assert client.post("/v1/completions", json=BODY).status_code == 400
+    assert len(seen[0]) == 5
+
+
+@pytest.mark.parametrize("broken", [b"HTTP/1.1 200", b"nonsense\r\n\r\n", events(), None])
+def test_what_breaks_off_before_a_byte_is_sent_again(tmp_path, broken):
+    with routed(tmp_path, [broken], [answer(200, b"good")], answer_timeout_s=0.3) as (client, seen):
+        found = client.post("/v1/completions", json=BODY | {"stream": True})
+    assert (found.status_code, found.content) == (200, b"good")
+    assert [len(each) for each in seen] == [1, 1]
+
+
+def test_a_stream_goes_on_after_its_last_whole_event(tmp_path):
+    def event(token, text):
+        mark = MARK + b"0 %d\n" % token
+        data = b'data: {"id":"x","created":5,"choices":[{"index":0,"text":"%b"}]}\n\n' % text
+        return mark + data
+
+    first = events(event(3, b"a"), event(4, b"b"), event(5, b"c")[:40])
+    done = event(5, b"c"), b"data: [DONE]\n\n"
+    with routed(tmp_path, [first], [events(*done) + b"0\r\n\r\n"]) as (client, seen):
+        found = client.post("/v1/completions", json=BODY | {"stream": True}).content
+    assert found == b"".join(part.split(b"\n", 1)[1] if MARK in part else part
+                             for part in (event(3, b"a"), event(4, b"b"), *done))  # fmt: skip
+    head, _, body = seen[1][0].partition(b"\r\n\r\n")
+    state = b'{"id":"x","created":5,"choices":{"0":{"token_ids":[3,4],"is_finished":false}}}'
+    assert body.startswith(state + b'{"prompt"')
+    assert b"x-ridgeline-state-bytes: %d" % len(state) in head
+
+
+def test_a_stream_that_cannot_go_on_says_so(tmp_path):
+    unmarked = events(b'data: {"id":"x","choices":[{"index":0,"text":"a"}]}\n\n', b"data: {")
+    with routed(tmp_path, [unmarked], [unmarked]) as (client, _):
+        found = client.post("/v1/completions", json=BODY | {"stream": True}).content
+        marked = events(MARK + b'0 3\ndata: {"id":"x","created":5,"choices":[]}\n\n'
+                        b'data: {"error":{"type":"invalid_request_error"}}\n\n')  # fmt: skip
+    assert found.count(b"data: ") == 2
+    assert b'"code":"unavailable"' in found
+    with routed(tmp_path, [marked + b"0\r\n\r\n"], [answer(200)]) as (client, seen):
+        found = client.post("/v1/completions", json=BODY | {"stream": True}).content
+    assert found.endswith(b'data: {"error":{"type":"invalid_request_error"}}\n\n')
+    assert not seen[1]
+
+
+def test_what_changes_something_is_not_sent_twice(tmp_path):
+    with routed(tmp_path, [None], [answer(200)], answer_timeout_s=0.3) as (client, seen):
+        found = client.post("/v1/batches", json={})
+        assert (found.status_code, "not known" in found.text) == (503, True)
+        assert client.delete("/admin/tenants/a").status_code == 503
+    assert not seen[1]
+
+
+def test_the_routers_own_headers_are_its_own(tmp_path):
+    with routed(tmp_path, [answer(200)]) as (client, seen):
+        spoofed = {"x-ridgeline-state-bytes": "3", "x-ridgeline-router-key": "guess"}
+        client.post("/v1/completions", json=BODY, headers=spoofed)
+        assert client.get("/admin/usage").status_code == 501
+        assert client.get("/fleet/state").status_code == 404
+        assert client.post("/v1/completions", content=b"x" * (2 << 20)).status_code in (200, 413)
+    assert b"state-bytes" not in seen[0][0]
+    assert b"guess" not in seen[0][0]
+
+
+def test_a_public_router_uses_no_engine_without_keys(tmp_path):
+    with routed(tmp_path, [answer(200)], host="0.0.0.0") as (client, seen):
+        port = client.base_url.port
+        found = httpx.get(f"http://127.0.0.1:{port}/ready")
+        assert (found.status_code, "asks for no keys" in found.text) == (503, True)
+        answered = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY)
+    assert (answered.status_code, answered.headers["retry-after"]) == (503, "1")
+    assert not seen[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"engine": ("http://a:1", "http://a:1")}, {"engine": ("http://a:1/v1",), "port": 0}],
+)
+def test_wrong_settings_are_named(settings):
+    with pytest.raises(SettingsError, match=r"engine"):
+        serving.Router(RouterConfig(**settings))
