@@ -8,6 +8,8 @@ from tests.server.running import running
 
 from ridgeline.core.request import CompletionChunk, FinishReason, PromptReport
 from ridgeline.core.result import TokenLogprobs
+from ridgeline.engine.guard.config import GuardConfig
+from ridgeline.engine.guard.guard import Guard
 
 
 @pytest.fixture(scope="session")
@@ -89,3 +91,18 @@ def says(served, monkeypatch):
         return read
 
     return script
+
+
+@pytest.fixture
+def guards(served, monkeypatch):
+    """Puts a guard before the server's routes."""
+    made = []
+
+    def put(**settings):
+        server = served.server
+        made.append(Guard(GuardConfig(**settings), server.metrics.guard_decided))
+        monkeypatch.setattr(server, "guard", made[-1])
+
+    yield put
+    for guard in made:
+        guard.close()

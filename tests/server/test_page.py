@@ -122,6 +122,13 @@ def test_reasoning_is_shown_once(says, page):
     assert len(page.query_selector_all(".token")) == 2
 
 
+def test_what_a_guard_takes_back_is_gone(says, guards, page):
+    guards(scorer="tests.engine.guard.scorers:Late")
+    says("<think>hm</think>", "so ", "bad", " it", " is", " over")
+    ask(page, "the cat")
+    assert page.text_content(".turn.assistant .markdown").split() == ["so", "it"]
+
+
 def ask(page, text):
     page.fill("#prompt", text)
     page.click("#send")

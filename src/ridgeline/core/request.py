@@ -15,6 +15,7 @@ class FinishReason(StrEnum):
     """Why an output ended: by itself, at a limit, unwanted, or because no token was possible.
 
     ``SHED``: a full queue gave its place to another, before anything was computed of it.
+    ``CONTENT_FILTER``: a guard (`ridgeline.engine.guard`) let no more of it out.
     """
 
     STOP = "stop"
@@ -22,6 +23,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     ERROR = "error"
     SHED = "shed"
+    CONTENT_FILTER = "content_filter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +145,8 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
     ``text`` may be empty while a character or a possible stop string is held back, and may belong
     to earlier tokens than ``token_ids``. The last chunk of a sample has a ``finish_reason``. The
-    first chunk of a request has its ``prompt`` report, the last one its ``timings``.
+    first chunk of a request has its ``prompt`` report, the last one its ``timings``. A guard takes
+    back the characters ``retracted`` (half-open) of a sample's text that went out before.
     """
 
     request_id: int
@@ -155,6 +158,7 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     stop_reason: str | int | None = None
     prompt: PromptReport | None = None
     timings: RequestTimings | None = None
+    retracted: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequestError
@@ -19,7 +20,7 @@ from ridgeline.server.generation import Job, generate, priority_of
 from ridgeline.server.output_formats import FormatSchema, refused_format, wanted_format
 from ridgeline.server.prompts import check_room, render, tokenize, truncate
 from ridgeline.server.sampling import deadline_s, sampling_params
-from ridgeline.server.schemas.generation import Generation
+from ridgeline.server.schemas.generation import Generation, Retraction
 from ridgeline.text.output import (
     Content,
     Event,
@@ -81,13 +82,16 @@ class Answer:
     """One answer in the making: collects it whole, and says what each piece adds.
 
     With ``one_call`` it ends where a second call begins, whatever the model writes then; ``is_cut``
-    says that it did.
+    says that it did. What a guard takes back (``retraction``) is not in the ``whole`` any more.
     """
 
-    def __init__(self, parser: OutputParser, *, one_call: bool = False) -> None:
-        self._parser = parser
+    def __init__(self, new_parser: Callable[[], OutputParser], *, one_call: bool = False) -> None:
+        self._new_parser = new_parser
+        self._parser = new_parser()
         self._one_call = one_call
+        self._texts: list[str] = []
         self.is_cut = False
+        self.retraction: Retraction | None = None
         self.whole = AnswerDelta()
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
@@ -96,6 +100,7 @@ class Answer:
 
     def take(self, chunk: CompletionChunk) -> AnswerDelta:
         """Read a chunk of the output."""
+        self._texts.append(chunk.text)
         events = self._parser.push(chunk.text) if chunk.text else []
         self.num_tokens += len(chunk.token_ids)
         if any(isinstance(event, Reasoning) for event in events):
@@ -109,7 +114,20 @@ class Answer:
             is_call = bool(self.whole.calls) and chunk.finish_reason is FinishReason.STOP
             self.finish_reason = "tool_calls" if is_call else str(chunk.finish_reason)
             self.stop_reason = chunk.stop_reason
+        if chunk.retracted is not None:
+            delta = AnswerDelta()
+            self._retract(*chunk.retracted)
         return delta
+
+    def _retract(self, start: int, stop: int) -> None:
+        """Read the text once more, without these characters of it."""
+        text = "".join(self._texts)
+        parser, ids = self._new_parser(), [call.id for call in self.whole.calls if call.id]
+        self.whole = AnswerDelta()
+        self._delta([*parser.push(text[:start] + text[stop:]), *parser.finish()])
+        for call, known in zip(self.whole.calls, ids, strict=False):
+            call.id = known
+        self.retraction = Retraction(start=start, stop=stop, content=self.whole.content)
 
     def _delta(self, events: list[Event]) -> AnswerDelta:
         delta = AnswerDelta()
@@ -238,16 +256,15 @@ async def prepare_answer(
     schemas = {tool.name: tool.parameters or {} for tool in tools}
 
     def new_answer() -> Answer:
-        return Answer(
-            output_parser(
-                tool_parser=tool_parser,
-                reasoning_parser=reasoning_parser,
-                tools=schemas,
-                prompt=prompt,
-                continued=conversation.continued_text,
-            ),
-            one_call=not conversation.parallel_calls,
+        parser = partial(
+            output_parser,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            tools=schemas,
+            prompt=prompt,
+            continued=conversation.continued_text,
         )
+        return Answer(parser, one_call=not conversation.parallel_calls)
 
     return AnswerJob(job=job, model=model, new_answer=new_answer)
 

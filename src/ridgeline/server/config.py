@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from ridgeline.core.errors import InvalidRequestError, SettingsError
 from ridgeline.core.settings.reading import Needs, Reads, read_settings
+from ridgeline.engine.guard.config import GuardConfig
 from ridgeline.roofline.slo import parse_slo
 from ridgeline.server.origins import Origins
 from ridgeline.text.output import REASONING_PARSERS, TOOL_PARSERS
@@ -35,6 +36,9 @@ def _one_of(parsers: Iterable[str]) -> Reads:
         return value
 
     return Reads(read)
+
+
+_GUARDED = Needs("guard or guard_list", lambda config: config.guard_config is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,14 @@ class ServerConfig:
         price_cached: price of 1M prompt tokens found in the cache; default: a tenth of price_input.
         price_output: price of 1M output tokens.
         otlp_endpoint: OpenTelemetry collector that gets a span for each request.
+        guard: scorer that sees outputs before they go out, module:factory or the name of an entry
+            point (see docs/guard.md).
+        guard_list: file of texts and patterns that no output may have; instead of guard.
+        guard_on_failure: what becomes of an output over which the scorer fails: end, or release.
+        guard_timeout_s: seconds that the scorer has for an answer.
+        guard_window_chars: last characters of an output that are held back whatever the scorer
+            says; default: 64 for a list with patterns, else 0.
+        guard_window_tokens: last tokens that are held back likewise.
     """
 
     host: str = "127.0.0.1"
@@ -119,6 +131,12 @@ class ServerConfig:
     price_cached: Price | None = None
     price_output: Price | None = None
     otlp_endpoint: str | None = None
+    guard: str | None = None
+    guard_list: str | None = None
+    guard_on_failure: Annotated[Literal["end", "release"], _GUARDED] = "end"
+    guard_timeout_s: Annotated[Timeout, _GUARDED] = 1.0
+    guard_window_chars: Annotated[int, Meta(ge=0, le=1 << 20), _GUARDED] | None = None
+    guard_window_tokens: Annotated[int, Meta(ge=0, le=1 << 20), _GUARDED] = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.served_model_name, str):
@@ -126,6 +144,8 @@ class ServerConfig:
         read_settings(self)
         if (self.price_input is None) != (self.price_output is None):
             raise SettingsError("price_input and price_output go together.")
+        if self.guard is not None and self.guard_list is not None:
+            raise SettingsError("guard and guard_list exclude each other.")
         Origins(self.allow_origin)
         if any(not key for key in self.api_key) or self.admin_api_key == "":
             raise SettingsError("A key must not be empty.")
@@ -134,6 +154,20 @@ class ServerConfig:
                 f"Without keys the server listens on this machine only, and {self.host} is open to "
                 "others; set --api-key or --api-key-file."
             )
+
+    @property
+    def guard_config(self) -> GuardConfig | None:
+        """What judges outputs, if anything does."""
+        if self.guard is None and self.guard_list is None:
+            return None
+        return GuardConfig(
+            scorer=self.guard,
+            word_list=self.guard_list,
+            on_failure=self.guard_on_failure,
+            timeout_s=self.guard_timeout_s,
+            window_chars=self.guard_window_chars,
+            window_tokens=self.guard_window_tokens,
+        )
 
     @property
     def has_keys(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ridgeline.core.encryption import read_key
 from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.engine.client import EngineClient
+from ridgeline.engine.guard.guard import Guard
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.continuation import Routed
 from ridgeline.server.conversation import TOLD_PARSER
@@ -46,6 +47,8 @@ class Server:
         self.router_key = (
             None if config.router_key_file is None else read_key(Path(config.router_key_file))
         )
+        guarded = config.guard_config
+        self.guard = None if guarded is None else Guard(guarded, self.metrics.guard_decided)
         self.tracing = Tracing(config.otlp_endpoint)
         self.created = int(time.time())
         self.epoch = new_id("")  # of this process
@@ -161,9 +164,11 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
 
     def close(self) -> None:
-        """End the threads, send the last spans and release the data folder."""
+        """End threads and the guard, send the last spans and release the data folder."""
         self.tracing.close()
         self.downloads.close()
+        if self.guard is not None:
+            self.guard.close()
         if self._jobs is not None:
             self._jobs.close()
         for threads in (self._threads, self._long_texts):

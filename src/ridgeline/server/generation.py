@@ -16,14 +16,16 @@ from ridgeline.core.request import CompletionChunk, FinishReason, GenerateReques
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.beam_search import BeamParams, BeamSearch, finish_reason
+from ridgeline.engine.guard.stream import guarded
 from ridgeline.engine.sample_output import text_pieces
 from ridgeline.server.context import Call
 from ridgeline.server.continuation import PriorChunk, StreamState
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
 from ridgeline.server.ids import new_id
+from ridgeline.server.metrics import Meter
 from ridgeline.server.output_formats import refused_format
-from ridgeline.server.schemas.generation import PromptTokensDetails, Usage
+from ridgeline.server.schemas.generation import PromptTokensDetails, Retraction, Usage
 
 MAX_SEQUENCES = 2048
 MAX_BEAM_TOKENS = 1 << 17  # of prompts, which each step of a beam search sends to the engine anew
@@ -79,7 +81,8 @@ Piece = tuple[int, CompletionChunk]
 async def generate(job: Job) -> AsyncGenerator[Piece, None]:
     """Pieces of the outputs, each with the index of its choice: prompt · n + sample.
 
-    Closing it aborts what is left. Its end is that of the call's admission.
+    They have passed the server's guard, if it has one. Closing it aborts what is left. Its end is
+    that of the call's admission.
 
     Raises:
         ApiError: the grammar of the output was refused.
@@ -89,36 +92,59 @@ async def generate(job: Job) -> AsyncGenerator[Piece, None]:
     with call.admission:
         call.charge_input(sum(map(len, job.prompts)))
         meter = server.metrics.meter(call)
-        sources = _sources(job)
-        source = sources[0] if len(sources) == 1 else _merged(sources)
+        source = _metered(job, meter)
+        if server.guard is not None:
+            source = guarded(
+                source,
+                server.guard,
+                num_samples=job.params.n,
+                num_prompts=len(job.prompts),
+                streams=call.is_streamed,
+                in_whole_chunks=call.routed is not None,
+                is_known=lambda chunk: isinstance(chunk, PriorChunk),
+            )
         try:
             async for choice, chunk in source:
-                if isinstance(chunk, PriorChunk):
-                    call.output_tokens += len(chunk.token_ids)
-                    yield choice, chunk
-                    continue
-                if chunk.prompt is not None and job.state is None:
-                    call.prompt_tokens += chunk.prompt.num_tokens
-                    call.cached_tokens += chunk.prompt.num_cached_tokens
-                call.output_tokens += len(chunk.token_ids)
-                if job.beams is None:  # which are charged as they grow
-                    call.charge_output(len(chunk.token_ids))
-                meter.take(choice, chunk)
-                if chunk.finish_reason is FinishReason.ERROR:
-                    raise NoTokenError
-                if chunk.finish_reason is FinishReason.SHED:
-                    raise OverloadedError(
-                        "The queue is full of more urgent requests.", retry_after_s=1.0
-                    )
+                if chunk.finish_reason is not None and not isinstance(chunk, PriorChunk):
+                    server.metrics.finished(chunk.finish_reason)
                 yield choice, chunk
             call.is_complete = True
         except InvalidRequestError as error:
             raise refused_format(error, job.format_fields) from None
         finally:
+            await source.aclose()
             cost = cost_of(call)
             meter.close(None if cost is None else cost.total)
             call.ttft_s = meter.ttft_s
-            await source.aclose()
+
+
+async def _metered(job: Job, meter: Meter) -> AsyncGenerator[Piece, None]:
+    """What the engine gives, counted for the call's usage and limits."""
+    call = job.call
+    sources = _sources(job)
+    source = sources[0] if len(sources) == 1 else _merged(sources)
+    async with contextlib.aclosing(source):
+        async for choice, chunk in source:
+            if isinstance(chunk, PriorChunk):
+                call.output_tokens += len(chunk.token_ids)
+                yield choice, chunk
+                continue
+            if chunk.prompt is not None and job.state is None:
+                call.prompt_tokens += chunk.prompt.num_tokens
+                call.cached_tokens += chunk.prompt.num_cached_tokens
+            call.output_tokens += len(chunk.token_ids)
+            if job.beams is None:  # which are charged as they grow
+                call.charge_output(len(chunk.token_ids))
+            meter.take(choice, chunk)
+            if chunk.finish_reason in (FinishReason.ERROR, FinishReason.SHED):
+                call.server.metrics.finished(chunk.finish_reason)
+            if chunk.finish_reason is FinishReason.ERROR:
+                raise NoTokenError
+            if chunk.finish_reason is FinishReason.SHED:
+                raise OverloadedError(
+                    "The queue is full of more urgent requests.", retry_after_s=1.0
+                )
+            yield choice, chunk
 
 
 def _sources(job: Job) -> list[AsyncGenerator[Piece, None]]:
@@ -312,6 +338,14 @@ def stream_identity(job: Job, prefix: str) -> tuple[str, int]:
     if job.state is not None:
         return job.state.id, job.state.created
     return new_id(prefix), int(time.time())
+
+
+def retraction_of(chunk: CompletionChunk) -> Retraction | None:
+    """What a chunk takes back, as clients are told."""
+    if chunk.retracted is None:
+        return None
+    start, stop = chunk.retracted
+    return Retraction(start=start, stop=stop)
 
 
 def usage_of(call: Call) -> Usage:

@@ -148,6 +148,13 @@ class Metrics:
         self.cost = Counter(
             _PREFIX + "tenant_cost", "Cost by the price list.", ["tenant"], registry=self._tenants
         )
+        self._guard = Counter(
+            _PREFIX + "guard_decisions",
+            "Answers of the scorer by their kind; failed where there was none.",
+            ["model_name", "decision"],
+            registry=self.registry,
+        )
+        self._guard_seconds = histogram("guard_decision_seconds", "From asking it to its answer.")
         self._http = Counter(
             _PREFIX + "http_requests",
             "Answers by route and status.",
@@ -175,6 +182,11 @@ class Metrics:
             self._missed.labels(*self._model, name).inc()
         if not missed:
             self.count("good")
+
+    def guard_decided(self, decision: str, seconds: float) -> None:
+        """Count an answer of the guard's scorer."""
+        self._guard.labels(*self._model, decision).inc()
+        self._guard_seconds.observe(seconds)
 
     def meter(self, call: CallCounts) -> "Meter":
         return Meter(self, call)
@@ -225,8 +237,6 @@ class Meter:
                 for _ in range(count):
                     self._metrics.itl.observe((now - last) / count)
             self._last_s[choice] = now
-        if chunk.finish_reason is not None:
-            self._metrics.finished(chunk.finish_reason)
         if chunk.timings is not None:
             self._observe(chunk.timings)
 

@@ -90,6 +90,8 @@ async def _serve(
         try:
             await engine.start()
             server = Server(engine, config, Jobs(database))
+            if server.guard is not None:
+                await server.guard.start()
             if config.log_requests:
                 setup_request_log()
             await run(server, listener, announce, on_listening)

@@ -3,14 +3,12 @@
 import atexit
 import functools
 import json
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ridgeline.core.child_process import ChildProcess
 from ridgeline.core.errors import ChatTemplateError
 
 # Run and not imported, for jinja2 takes its time.
@@ -41,8 +39,9 @@ class TemplateProcess:
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+        self._child = ChildProcess(
+            ["-I", str(_WORKER), str(limits.memory_bytes), str(limits.cpu_seconds)]
+        )
 
     def takes_parts(self, source: str) -> bool:
         """Whether a template iterates over a message's content; it is compiled on the way.
@@ -63,8 +62,11 @@ class TemplateProcess:
     def _ask(self, request: dict[str, Any]) -> str:
         request["max_output_chars"] = self._limits.output_chars
         with self._lock:
-            reply = self._exchange(json.dumps(request).encode())
-        if reply is None or reply.get("kind") == "exceeded":
+            replies = self._child.exchange(
+                json.dumps(request).encode(), wall_seconds=self._limits.wall_seconds
+            )
+        reply: dict[str, str] = json.loads(replies[0]) if replies else {"kind": "exceeded"}
+        if reply.get("kind") == "exceeded":
             raise ChatTemplateError(
                 "The chat template exceeds its limit of time, memory or recursion."
             )
@@ -75,50 +77,7 @@ class TemplateProcess:
 
     def close(self) -> None:
         """End the process; the next rendering starts another."""
-        if self._process is None or self._owner != os.getpid():
-            return
-        self._process.kill()
-        self._process.communicate()
-        self._process = None
-
-    def _exchange(self, request: bytes) -> dict[str, str] | None:
-        """Send a frame and read the answer; ``None`` if the process ended over it."""
-        process = self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = threading.Timer(self._limits.wall_seconds, process.kill)
-        timer.start()
-        try:
-            process.stdin.write(len(request).to_bytes(4, "little") + request)
-            process.stdin.flush()
-            header = process.stdout.read(4)
-            size = int.from_bytes(header, "little")
-            data = process.stdout.read(size) if len(header) == 4 else b""
-        except BrokenPipeError:
-            data, size = b"", 1
-        except BaseException:  # Ctrl-C: what is still in the pipe must not answer the next request
-            self.close()
-            raise
-        finally:
-            timer.cancel()
-        if not data or len(data) != size:
-            self.close()
-            return None
-        reply: dict[str, str] = json.loads(data)
-        return reply
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        """The process, started if there is none in this process (which may have been forked)."""
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-            limits = (str(self._limits.memory_bytes), str(self._limits.cpu_seconds))
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(_WORKER), *limits],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            self._owner = os.getpid()
-        return self._process
+        self._child.close()
 
 
 @functools.cache

@@ -40,6 +40,12 @@ function requestBody(text, earlier) {
 function takeChunk(output, chunk) {
   const choice = chunk.choices[0];
   if (!choice) return;
+  if (choice.retraction) {
+    const { start, stop, content } = choice.retraction;
+    const shown = [...output.text];
+    output.keepOnly(content ?? shown.slice(0, start).concat(shown.slice(stop)).join(""));
+    return;
+  }
   if (mode === "completion") {
     output.add(choice.text, tokensOf(choice.logprobs));
     return;

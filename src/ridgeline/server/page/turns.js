@@ -104,6 +104,15 @@ export class Output {
     follow();
   }
 
+  // A guard has taken back some of what was shown: of the answer only this stays.
+  keepOnly(text) {
+    this.text = text;
+    this.thoughts = "";
+    this.reasoning?.remove();
+    this.reasoning = null;
+    this.body.replaceChildren(...(this.asMarkdown ? markdown(text, copy) : [text]));
+  }
+
   // Once a frame at the most: the whole text is read again.
   #drawSoon() {
     this.frame ??= requestAnimationFrame(() => this.#draw());

@@ -243,6 +243,7 @@ class _Run:
             finish_reason=self._answers[index].finish_reason,
             stop_reason=self._answers[index].stop_reason,
             token_ids=list(chunk.token_ids) if self._request.return_token_ids else None,
+            retraction=self._answers[index].retraction,
         )
 
     def _choice(self, index: int, answer: Answer) -> ChatChoice:

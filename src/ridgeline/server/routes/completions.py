@@ -1,5 +1,6 @@
 """``/v1/completions``."""
 
+import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,14 @@ from ridgeline.server.context import Call
 from ridgeline.server.continuation import PriorChunk
 from ridgeline.server.errors import bad_request
 from ridgeline.server.fim import fim_prompt
-from ridgeline.server.generation import Job, generate, priority_of, stream_identity, usage_of
+from ridgeline.server.generation import (
+    Job,
+    generate,
+    priority_of,
+    retraction_of,
+    stream_identity,
+    usage_of,
+)
 from ridgeline.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from ridgeline.server.output_formats import wanted_format
 from ridgeline.server.prompts import check_room, count_prompts, split_prompts, tokenize, truncate
@@ -168,7 +176,7 @@ class _Run:
         for first in range(0, len(choices), drawn):
             ranked = sorted(
                 range(first, first + drawn),
-                key=lambda index: -sum(logprobs[index]) / max(1, len(logprobs[index])),
+                key=lambda index: _cost(logprobs[index]),
             )
             for index in ranked[:wanted]:
                 best.append(msgspec.structs.replace(choices[index], index=len(best)))
@@ -228,6 +236,7 @@ class _Run:
                 if is_first and request.prompt_logprobs is not None
                 else None
             ),
+            retraction=retraction_of(chunk),
         )
 
 
@@ -262,6 +271,11 @@ def _echoes(call: Call, request: CompletionRequest, job: Job) -> list[_Echo]:
             text = tokenizer.decode(ids, skip_special_tokens=False)
             echoes.append(_Echo(text=text, hides_special=False))
     return echoes
+
+
+def _cost(logprobs: Sequence[float]) -> float:
+    """Minus the mean; without tokens, of which a guard may have let out none, it is the highest."""
+    return -sum(logprobs) / len(logprobs) if logprobs else math.inf
 
 
 def _joined(parts: list[CompletionChoice]) -> CompletionChoice:

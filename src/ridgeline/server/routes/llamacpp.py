@@ -4,13 +4,13 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import ridgeline
-from ridgeline.core.request import CompletionChunk, RequestTimings
+from ridgeline.core.request import CompletionChunk, FinishReason, RequestTimings
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call
 from ridgeline.server.conversation import ChatInput
 from ridgeline.server.errors import bad_request
 from ridgeline.server.fim import fim_prompt
-from ridgeline.server.generation import Job, generate
+from ridgeline.server.generation import Job, generate, retraction_of
 from ridgeline.server.logprobs import token_text
 from ridgeline.server.replies import EventStream, Reply, event
 from ridgeline.server.routes.chat import message_input
@@ -160,7 +160,8 @@ class _Run:
         last = self._last
         assert last is not None
         limit = self._job.params.max_tokens
-        by_word = isinstance(last.stop_reason, str)
+        is_filtered = last.finish_reason is FinishReason.CONTENT_FILTER
+        by_word = isinstance(last.stop_reason, str) and not is_filtered
         is_cut = str(last.finish_reason) == "length"
         found: dict[str, Any] = {
             "index": 0,
@@ -185,6 +186,8 @@ class _Run:
                 "seed": self._job.params.seed,
             },
         }
+        if is_filtered:
+            found |= {"stop_type": "content_filter", "retraction": retraction_of(last)}
         if self._probabilities:
             found["completion_probabilities"] = self._probabilities
         return found | self._counts()

@@ -44,7 +44,12 @@ _CHOICES: dict[str, Choice] = {
     "tool": "required",
 }
 _NEEDED = {"text": "text", "thinking": "thinking", "tool_use": "name", "tool_result": "tool_use_id"}
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
 
 
 async def messages(call: Call, request: MessagesRequest) -> Reply | EventStream:
@@ -201,6 +206,9 @@ class _Run:
                 yield event(start, "message_start")
             for data in self._deltas(added):
                 yield event(data, data["type"])
+        if (retraction := self._answer.retraction) is not None:
+            data = {"type": "ridgeline_retraction", "retraction": retraction}
+            yield event(data, data["type"])
         if self._block < 0:
             for data in self._open("text", AnswerBlock(type="text", text="")):
                 yield event(data, data["type"])
@@ -266,7 +274,8 @@ class _Run:
 
     def _end(self) -> tuple[str, str | None]:
         """Stop reason and the stop sequence that it was."""
-        if self._answer.stop_reason in self._stops:
+        is_filtered = self._answer.finish_reason == "content_filter"
+        if self._answer.stop_reason in self._stops and not is_filtered:
             return "stop_sequence", str(self._answer.stop_reason)
         limit = self._job.job.params.max_tokens
         if self._answer.finish_reason == "length" and self._answer.num_tokens < (limit or 0):

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ _COPIED = (
     "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty",
     "frequency_penalty",
 )  # fmt: skip
-_DONE = {"stop": "stop", "tool_calls": "stop", "length": "length", "abort": "stop"}
+_DONE = {"length": "length", "content_filter": "content_filter"}  # else stop
 _NS = 1e9
 
 
@@ -98,7 +99,9 @@ async def ollama_generate(call: Call, request: OllamaGenerateRequest) -> Reply |
     served, job = await prepare_completion(call, completion, fits_context=True)
 
     def new_answer() -> Answer:
-        return Answer(output_parser(tool_parser=None, reasoning_parser=None, tools=None, prompt=""))
+        return Answer(
+            partial(output_parser, tool_parser=None, reasoning_parser=None, tools=None, prompt="")
+        )
 
     answer = AnswerJob(job=job, model=served, new_answer=new_answer)
     return await _Run(call, request, answer, _generate_line).answer()
@@ -259,7 +262,8 @@ class _Run:
         ttft_s = timings.ttft_s if timings is not None and timings.ttft_s is not None else 0.0
         queue_s = timings.queue_s if timings is not None else 0.0
         total_s = timings.end_to_end_s if timings is not None else ttft_s
-        return {
+        retraction = self._answer.retraction
+        return ({} if retraction is None else {"retraction": retraction}) | {
             "done": True,
             "done_reason": _DONE.get(self._answer.finish_reason or "", "stop"),
             "total_duration": int(total_s * _NS),

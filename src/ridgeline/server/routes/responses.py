@@ -36,6 +36,7 @@ from ridgeline.text.output import Content, Reasoning
 
 _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 Events = list[tuple[str, dict[str, Any]]]  # names and fields
 
 
@@ -209,6 +210,9 @@ class _Run:
                 yield self._event("response.in_progress", response=start)
             for name, fields in self._take(chunk, delta):
                 yield self._event(name, **fields)
+        if (retraction := self._answer.retraction) is not None:
+            self._retract()
+            yield self._event("ridgeline.retraction", retraction=retraction)
         for name, fields in self._end():
             yield self._event(name, **fields)
         status = self._status()
@@ -279,6 +283,23 @@ class _Run:
             out.append(("response.content_part.added", fields))
         return out
 
+    def _retract(self) -> None:
+        """Keep the items of what is left of the answer."""
+        items: list[OutputItem] = []
+        for index, part in enumerate(self._answer.whole.parts):
+            if isinstance(part, CallDelta):
+                call_id = f"call_{part.id}"
+                item = OutputItem("function_call", index, call_id=call_id, name=part.name or "")
+                item.text = part.arguments
+            else:
+                is_reasoning = isinstance(part, Reasoning)
+                item = OutputItem("reasoning" if is_reasoning else "message", index)
+                item.text = part.text
+            if index < len(self._items) and self._items[index].kind == item.kind:
+                item.id, item.status = self._items[index].id, self._items[index].status
+            items.append(item)
+        self._items, self._pending = items, []
+
     def _end(self) -> Events:
         """Close the last item, of which there is at least one; what cut the output cut it."""
         out = [] if self._items else self._open("message")
@@ -312,11 +333,12 @@ class _Run:
         return event(data, kind)
 
     def _status(self) -> str:
-        return "incomplete" if self._answer.finish_reason in ("length", "abort") else "completed"
+        is_cut = self._answer.finish_reason in ("length", "abort", "content_filter")
+        return "incomplete" if is_cut else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
         request, params = self._request, self._job.job.params
-        reason = {"length": "max_output_tokens"}.get(self._answer.finish_reason or "")
+        reason = _REASONS.get(self._answer.finish_reason or "")
         return {
             "id": self._id,
             "object": "response",

@@ -5,7 +5,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from ridgeline.core.sampling_params import MAX_LOGPROBS
-from ridgeline.server.schemas.generation import Effort, Name, OpenAIGeneration, Usage
+from ridgeline.server.schemas.generation import (
+    Effort,
+    Name,
+    OpenAIGeneration,
+    Retraction,
+    Usage,
+)
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
@@ -204,7 +210,7 @@ class Delta(Struct, kw_only=True, omit_defaults=True):
 
 
 class ChunkChoice(Struct, kw_only=True, omit_defaults=True):
-    """The delta of one answer."""
+    """The delta of one answer; its last may take back some of those before."""
 
     index: int
     delta: Delta
@@ -212,6 +218,7 @@ class ChunkChoice(Struct, kw_only=True, omit_defaults=True):
     finish_reason: str | None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
+    retraction: Retraction | None = None
 
 
 class ChatChunk(Struct, kw_only=True, omit_defaults=True):

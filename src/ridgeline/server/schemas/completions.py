@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from ridgeline.core.sampling_params import MAX_LOGPROBS
-from ridgeline.server.schemas.generation import OpenAIGeneration, Usage
+from ridgeline.server.schemas.generation import OpenAIGeneration, Retraction, Usage
 
 MAX_PROMPTS = 2048
 
@@ -31,7 +31,7 @@ class CompletionLogprobs(Struct, kw_only=True):
 
 
 class CompletionChoice(Struct, kw_only=True, omit_defaults=True):
-    """One completion, or what a chunk adds to it."""
+    """One completion, or what a chunk adds to it; the last may take back some of those before."""
 
     index: int
     text: str
@@ -41,6 +41,7 @@ class CompletionChoice(Struct, kw_only=True, omit_defaults=True):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    retraction: Retraction | None = None
 
 
 class CompletionResponse(Struct, kw_only=True, omit_defaults=True):

@@ -144,6 +144,17 @@ class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
     schema: dict[str, Any] | None = None
 
 
+class Retraction(Struct, kw_only=True, omit_defaults=True):
+    """A guard takes back characters ``[start, stop)`` of an output, as the model wrote it.
+
+    ``content`` is what stays of the answer's, where reasoning and calls are told apart from it.
+    """
+
+    start: int
+    stop: int
+    content: str | None = None
+
+
 class PromptTokensDetails(Struct, kw_only=True):
     """``cached_tokens`` were found in the prefix cache."""
 
