@@ -59,6 +59,7 @@ EXAMPLES = {
         "ridgeline optimize --workload chat --budget 2m --html report.html",
         "ridgeline optimize Qwen/Qwen3-0.6B --trace day.jsonl --slo ttft=0.5,tpot=0.05",
     ),
+    "tune": ("ridgeline tune http://127.0.0.1:8000 --slo ttft=0.5,tpot=0.05",),
     "rank": (
         "ridgeline rank qwen2.5-0.5b llama-3.2-1b llama-3.1-8b --hardware l4,h100 --context 4000",
     ),

@@ -45,6 +45,7 @@ COMMANDS = {
     "imatrix": ("imatrix", "what a model's matrices see, for better GGUF files"),
     "plan": ("plan", "predict memory, latency, throughput and cost on any hardware"),
     "optimize": ("optimize", "the settings that serve a load best here: predicted, raced, proven"),
+    "tune": ("tune", "whether a server's settings still suit what it is asked"),
     "rank": ("rank", "models beside each other: fit, speed at a context, concurrency, cost"),
     "memory": ("memory", "bytes of weights, KV cache and activations"),
     "cost": ("cost", "what measured rates cost, in tokens and requests"),

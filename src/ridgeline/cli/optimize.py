@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any
 import ridgeline
 from ridgeline.cli.display import error_console, loading_bar, output_console, print_paragraph
 from ridgeline.cli.hardware import calibration_of, this_engine_memory
+from ridgeline.cli.observed import ObservedTraffic, observed_traffic
 from ridgeline.cli.options import Parser, add_model_options, engine_settings, positive
 from ridgeline.cli.report_file import check_new_files
 from ridgeline.core.config import EngineConfig, with_overrides
 from ridgeline.core.errors import DiskError, InvalidRequestError, UnsupportedModelError
+from ridgeline.core.settings.reading import changed_settings
 from ridgeline.executors import default_executor, executor_traits
 from ridgeline.roofline.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
     from ridgeline.engine.loading import LoadedModel
     from ridgeline.optimize import Found, Journal, Task
+    from ridgeline.planning import Arrival
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SHORTEST_S = 10.0
@@ -39,11 +42,17 @@ def add_options(parser: Parser) -> None:
     load = parser.add_argument_group("load").add_mutually_exclusive_group()
     load.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines of arrivals, lengths")
     load.add_argument(
+        "--from-server",
+        metavar="URL",
+        help="what it saw; the default is as it serves",
+    )
+    load.add_argument(
         "--workload", choices=_WORKLOADS, help="a usual kind of traffic; default: chat"
     )
     parser.add_argument(
         "--rate", type=positive, metavar="R", help="requests/s of a workload; default: an overload"
     )
+    parser.add_argument("--api-key", metavar="KEY", help="admin key of that server")
     wanted = parser.add_argument_group("what is wanted")
     wanted.add_argument(
         "--slo", metavar="S", help="limits in seconds: ttft=0.5,tpot=0.05; default: the workload's"
@@ -86,9 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     parse_quality(arguments.quality)
     slo = None if arguments.slo is None else parse_slo(arguments.slo)
-    base = with_overrides(EngineConfig(model=arguments.model), **engine_settings(arguments))
+    observed = _observed(arguments)
+    base = with_overrides(
+        EngineConfig(model=arguments.model), **{**observed.settings, **engine_settings(arguments)}
+    )
     name = default_executor() if base.executor == "auto" else base.executor
-    result, journal = _optimize(arguments, base, name, slo)
+    result, journal = _optimize(arguments, base, name, slo, observed.arrivals)
     _write(arguments, result)
     journal.forget()
     return 0
@@ -102,12 +114,24 @@ def _check_files(arguments: argparse.Namespace) -> None:
     check_new_files((path for path in files if path != _STDOUT), force=arguments.force)
     if len(set(files)) < len(files):
         raise InvalidRequestError("--out, --html and --json are different files.")
-    if arguments.trace is not None and arguments.rate is not None:
+    if arguments.rate is not None and (arguments.trace or arguments.from_server):
         raise InvalidRequestError("--rate is of a workload; a trace has its own times.")
+    if arguments.api_key is not None and arguments.from_server is None:
+        raise InvalidRequestError("--api-key is of --from-server.")
+
+
+def _observed(arguments: argparse.Namespace) -> ObservedTraffic:
+    if arguments.from_server is None:
+        return ObservedTraffic()
+    return observed_traffic(arguments.from_server, arguments.api_key)
 
 
 def _optimize(
-    arguments: argparse.Namespace, base: EngineConfig, executor: str, slo: Slo | None
+    arguments: argparse.Namespace,
+    base: EngineConfig,
+    executor: str,
+    slo: Slo | None,
+    observed: "Sequence[Arrival]",
 ) -> "tuple[dict[str, Any], Journal]":
     from ridgeline.bench.conditions import Watch
     from ridgeline.core.host import usable_cores
@@ -119,7 +143,7 @@ def _optimize(
     if not loaded.model.spec.has_head:
         raise UnsupportedModelError("Only models that generate text have settings to choose here.")
     calibration = calibration_of(executor, anew=False)
-    task = _task(arguments, base, executor, loaded, slo)
+    task = _task(arguments, base, executor, loaded, slo, observed)
     memory_bytes, kv_share = this_engine_memory(executor)
     pricer = Pricer(
         base,
@@ -182,12 +206,14 @@ def _task(
     executor: str,
     loaded: "LoadedModel",
     slo: Slo | None,
+    observed: "Sequence[Arrival]" = (),
 ) -> "Task":
     from ridgeline.optimize import PATTERNS, Objective, Task, declared_space, parse_quality
     from ridgeline.planning import read_trace
 
     workload = arguments.workload or "chat"
-    pattern = None if arguments.trace is not None else PATTERNS[workload]
+    trace = observed or (() if arguments.trace is None else read_trace(arguments.trace))
+    pattern = None if trace else PATTERNS[workload]
     if pattern is not None and pattern.is_offline and arguments.rate is not None:
         raise InvalidRequestError("A batch is there all at once: it has no --rate.")
     limits = slo or (pattern.slo if pattern is not None else Slo())
@@ -204,9 +230,9 @@ def _task(
     return Task(
         base=base,
         space=space,
-        workload=workload if pattern is not None else str(arguments.trace),
+        workload=workload if pattern is not None else arguments.from_server or str(arguments.trace),
         pattern=pattern,
-        trace=() if pattern is not None else read_trace(arguments.trace),
+        trace=trace,
         rate_rps=arguments.rate,
         slo=limits,
         objective=Objective(arguments.objective),
@@ -267,14 +293,17 @@ def _asked(
 
 def _commands(arguments: argparse.Namespace, found: "Found") -> dict[str, str]:
     """What serves with the winner, and what makes this report again."""
-    model = [] if arguments.model is None else [arguments.model]
+    task = found.task
+    model = [] if task.base.model is None else [task.base.model]
     given = [
         word
-        for name, value in engine_settings(arguments).items()
+        for name, value in changed_settings(task.base).items()
+        if name != "model"
         for word in _words(name.replace("_", "-"), value)
     ]
-    task = found.task
-    load = ["--trace", str(arguments.trace)] if task.trace else ["--workload", task.workload]
+    load = ["--workload", task.workload]
+    if task.trace:
+        load = ["--from-server" if arguments.from_server else "--trace", task.workload]
     rate = ["--rate", f"{arguments.rate:g}"] if arguments.rate is not None else []
     limits = ",".join(f"{name}={limit:g}" for name, limit in task.slo.limits.items())
     slo = ["--slo", limits] if limits else []

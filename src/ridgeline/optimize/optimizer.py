@@ -18,7 +18,7 @@ from ridgeline.optimize.screening import Pricer, Screened, screen
 from ridgeline.optimize.space import DEFAULT, FORMATS, Candidate
 from ridgeline.optimize.task import Change, Found, Task
 from ridgeline.planning import Arrival
-from ridgeline.roofline.calibration import Spread, corrected
+from ridgeline.roofline.calibration import corrected
 
 _SCREENING, _RACE = 0.2, 0.6  # of the budget, by when they end
 _SLICE, _SHORTEST_S, _LONGEST_S = 0.012, 1.2, 30.0  # of the budget, that one visit's load lasts
@@ -222,7 +222,7 @@ class Optimizer:
     def _doubts(self) -> dict[str, float]:
         """How far off the predicted effect of a setting may be."""
         calibration, form = self._pricer.calibration, self._pricer.model(DEFAULT).main_format
-        formats = min(_WIDEST, _deviation(calibration.spread("decode", form)))
+        formats = min(_WIDEST, calibration.spread("decode", form).deviation)
         unpredicted = [axis.name for axis in self._task.space.axes if not axis.predicted]
         return dict.fromkeys(FORMATS, formats) | dict.fromkeys(unpredicted, _UNPREDICTED)
 
@@ -450,8 +450,3 @@ def _wall_s(outcomes: Sequence[Outcome]) -> float:
 
 def _bounded(num_requests: float) -> int:
     return round(min(_MOST, max(_FEWEST, num_requests)))
-
-
-def _deviation(spread: Spread) -> float:
-    """The standard deviation of the logarithm, by an interval that holds 80 %."""
-    return log(spread.high / spread.low) / 2 / 1.2816

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from math import exp
 from typing import Any
 
+from ridgeline.core.settings.reading import changed_settings
 from ridgeline.optimize.measuring import Visit
 from ridgeline.optimize.objective import Objective
 from ridgeline.optimize.proof import Ratio
@@ -50,7 +51,9 @@ def to_json(
         "budget_s": task.budget_s,
         "spent_s": found.spent_s,
         "winner": _settings(winner),
-        "model_settings": {name: getattr(task.base, name) for name in task.given},
+        "model_settings": {
+            name: value for name, value in changed_settings(task.base).items() if name != "model"
+        },
         "ratio": _ratio(found.ratios.get(winner)),
         "same": _ratio(found.same),
         "challengers": [

@@ -60,6 +60,13 @@ def api_operations() -> list[Operation]:
             needs_admin=True,
         ),
         Operation(
+            method="GET",
+            path="/admin/traffic",
+            handler=operations.traffic,
+            summary="Lengths and arrivals of the latest requests, and alarms where they changed",
+            needs_admin=True,
+        ),
+        Operation(
             method="POST",
             path="/admin/profile",
             handler=operations.profile,

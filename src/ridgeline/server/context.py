@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -34,13 +34,21 @@ _LONG_TEXT_CHARS = 1 << 18
 
 
 class Server:
-    """The engine, the keys and limits, the metrics; and whether new work is taken."""
+    """The engine, the keys and limits, the metrics; and whether new work is taken.
+
+    ``settings`` are the engine's that are not the defaults, for admins to see.
+    """
 
     def __init__(
-        self, engine: EngineClient, config: ServerConfig, jobs: Jobs | None = None
+        self,
+        engine: EngineClient,
+        config: ServerConfig,
+        jobs: Jobs | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self.engine = engine
         self.config = config
+        self.settings = settings or {}
         self.keys = KeyRing(config)
         self.limits = Limits(config.max_queue)
         self.metrics = Metrics(engine, config, self.model_name)

@@ -20,6 +20,7 @@ from ridgeline.roofline.slo import SLO_NAMES, Slo, parse_slo
 from ridgeline.roofline.utilization import roof_of
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.keys import Caller
+from ridgeline.server.traffic import TrafficSketch
 
 _KEPT_REQUESTS = 2048
 _SECONDS = (
@@ -85,6 +86,7 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self._tenants = CollectorRegistry(auto_describe=False)  # not for every tenant to see
         self.recent: deque[FinishedRequest] = deque(maxlen=_KEPT_REQUESTS)
+        self.traffic = TrafficSketch()
         self.slo = Slo() if config.slo is None else parse_slo(config.slo)
         self.counts = dict.fromkeys(_REQUESTS, 0)
         self._last_step = 0
@@ -162,7 +164,7 @@ class Metrics:
             registry=self.registry,
         )
         self._model = model
-        self.registry.register(_EngineCollector(engine, model_name))
+        self.registry.register(_EngineCollector(engine, model_name, self.traffic))
 
     def http(self, route: str, method: str, status: int) -> None:
         """Count an answer; status 0 is a client that went away first."""
@@ -273,6 +275,7 @@ class Meter:
             metrics.count("completed")  # and there was nothing to say
             metrics.count("good")
             return
+        metrics.traffic.note(call)
         last_s = max(self._last_s.values())
         publish_s = None
         if call.published_s is not None:
@@ -295,8 +298,8 @@ class Meter:
 class _EngineCollector(Collector):
     """The engine's counters, as they are when Prometheus asks."""
 
-    def __init__(self, engine: EngineClient, model_name: str) -> None:
-        self._engine = engine
+    def __init__(self, engine: EngineClient, model_name: str, traffic: TrafficSketch) -> None:
+        self._engine, self._traffic = engine, traffic
         self._model = model_name
 
     def collect(self) -> Iterable[Metric]:
@@ -325,6 +328,15 @@ class _EngineCollector(Collector):
         yield from self._speculation(stats.speculation or SpeculationFigures())
         if stats.roofline is not None:
             yield from self._roofline(stats.roofline)
+        self._traffic.look(stats.roofline)
+        alarms = CounterMetricFamily(
+            _PREFIX + "drift_alarms",
+            "Times that traffic, or how far predictions are off, was found to have changed.",
+            labels=["model_name", "quantity"],
+        )
+        for quantity, number in self._traffic.num_alarms.items():
+            alarms.add_metric([self._model, quantity], float(number))
+        yield alarms
 
     def _speculation(self, figures: SpeculationFigures) -> Iterable[Metric]:
         """Drafts, verified and accepted; and what an adaptive drafter chose."""

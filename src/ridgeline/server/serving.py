@@ -21,6 +21,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, MachineError, NoTokenError, SettingsError
 from ridgeline.core.request import FinishReason, GenerateRequest
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.settings.reading import changed_settings
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.loading import Progress
 from ridgeline.engine.stats import EngineStatus
@@ -89,7 +90,7 @@ async def _serve(
         engine = AsyncEngine(engine_config, progress=progress)
         try:
             await engine.start()
-            server = Server(engine, config, Jobs(database))
+            server = Server(engine, config, Jobs(database), changed_settings(engine_config))
             if server.guard is not None:
                 await server.guard.start()
             if config.log_requests:

@@ -90,6 +90,10 @@ class HttpTarget:
         except (KeyError, TypeError, msgspec.DecodeError) as error:
             raise NetworkError(f"{self._authority} does not list its models.") from error
 
+    async def get(self, path: str) -> bytes:
+        """The whole answer to a GET."""
+        return await self._whole("GET", path, b"")
+
     async def ask(self, path: str, body: Mapping[str, object]) -> bytes:
         """The whole answer to a request of this model."""
         return await self._whole("POST", path, msgspec.json.encode({"model": self._model, **body}))

@@ -83,6 +83,12 @@ def default_of(field: Field[Any]) -> object:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
+def changed_settings(settings: Any) -> dict[str, object]:
+    """The values of a settings dataclass that are not the defaults, by name."""
+    values = {field: getattr(settings, field.name) for field in fields(settings)}
+    return {field.name: value for field, value in values.items() if value != default_of(field)}
+
+
 def union_members(hint: Any) -> Sequence[Any]:
     """The types that a value may have, without None and without notes on them."""
     if get_origin(hint) is Annotated:

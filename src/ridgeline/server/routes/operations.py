@@ -122,6 +122,13 @@ async def delete_tenant(call: Call) -> Reply:
     return Reply(body={**body, "deleted": True})
 
 
+async def traffic(call: Call) -> Reply:
+    """Lengths and arrivals of the latest requests, and where they are no longer what they were."""
+    server = call.server
+    server.metrics.traffic.look(server.engine.stats().roofline)
+    return Reply(body=server.metrics.traffic.to_json(settings=server.settings))
+
+
 async def profile(call: Call, wanted: ProfileRequest) -> Reply:
     """Where the seconds of the engine's next steps go."""
     found = await call.server.engine.profile(
