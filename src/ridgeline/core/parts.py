@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from ridgeline.core.errors import SettingsError
 
 PartKind = Literal[
-    "drafters", "executors", "model_families", "quantization_schemes", "queue_policies"
+    "drafters", "executors", "model_families", "quantization_schemes", "queue_policies", "scorers"
 ]
 PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
 

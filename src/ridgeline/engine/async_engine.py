@@ -178,6 +178,7 @@ class AsyncEngine(EngineClient):
         adapter: str | None = None,
         cache_salt: str = "",
         tenant: str = "",
+        priority: int = 0,
     ) -> PinnedPrefix:
         request = self._prefix_request(token_ids, adapter, cache_salt, tenant)
         if len(token_ids) < (least := self.config.block_tokens):
@@ -189,6 +190,7 @@ class AsyncEngine(EngineClient):
             adapter=adapter,
             cache_salt=cache_salt,
             tenant=tenant,
+            priority=priority,
         )
         for tries_left in reversed(range(_PIN_TRIES)):
             async for _ in self.generate(wanted):

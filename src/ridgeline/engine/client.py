@@ -103,6 +103,7 @@ class EngineClient(Protocol):
         adapter: str | None = None,
         cache_salt: str = "",
         tenant: str = "",
+        priority: int = 0,
     ) -> PinnedPrefix:
         """Compute a prefix, and keep the KV of its whole blocks until it is unpinned.
 

@@ -113,6 +113,15 @@ def storage_usd(num_bytes: float, hours: float, usd_per_gb_month: float) -> floa
     return num_bytes / 1e9 * hours / 730 * usd_per_gb_month
 
 
+def token_storage_cost(token_hours: float, per_million_token_hours: float) -> float:
+    """Keeping KV by the token: 100,000 tokens for a day at 1.0 for a million an hour.
+
+    >>> token_storage_cost(100_000 * 24, 1.0)
+    2.4
+    """
+    return token_hours * per_million_token_hours / 1e6
+
+
 def usd_per_million_bytes(usd_per_million: float, bytes_per_token: float) -> float:
     """Tokens differ among tokenizers; bytes of text do not.
 

@@ -142,7 +142,7 @@ async def _preflight(headers: dict[bytes, bytes], send: Callable[[Message], obje
     asked = headers.get(b"access-control-request-headers", b"").split(b",")
     names = [name for each in asked if _HEADER_NAME.fullmatch(name := each.strip())]
     allowed = [
-        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
         (b"access-control-allow-headers", b", ".join(names)),
         (b"access-control-max-age", b"600"),
     ]

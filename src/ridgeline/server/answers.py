@@ -11,6 +11,7 @@ from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionChunk, FinishReason
 from ridgeline.engine.beam_search import BeamParams
 from ridgeline.server.beams import refused_in_beams
+from ridgeline.server.cached_content import cached_content, check_prompts
 from ridgeline.server.call_ids import new_call_id, with_template_ids
 from ridgeline.server.context import Call
 from ridgeline.server.continuation import PriorChunk
@@ -203,6 +204,9 @@ async def prepare_answer(
     server = call.server
     model = server.check_model(fields.model, call.caller)
     call.admit(num_outputs=settings.get("n") or 1, max_tokens=max_tokens)
+    prefix = cached_content(call, fields, model)
+    if prefix is not None:
+        conversation = prefix.before(conversation)
     tools = conversation.offered_tools
     wanted = wanted_format(fields, format_schema)
     grammar = None if wanted is None else wanted.grammar
@@ -242,13 +246,16 @@ async def prepare_answer(
     ids = truncate(ids, fields.truncate_prompt_tokens, context, max_tokens)
     if limit_name is not None:
         check_room(ids, max_tokens, context, limit_name)
+    priority = priority_of(call, fields.priority)
+    if prefix is not None:
+        await check_prompts(call, prefix, [ids], priority)
     job = Job(
         call=call,
         prompts=[ids],
         params=params,
         adapter=server.adapter(model),
-        cache_salt=fields.cache_salt or "",
-        priority=priority_of(call, fields.priority),
+        cache_salt=prefix.cache_salt if prefix is not None else fields.cache_salt or "",
+        priority=priority,
         deadline_s=deadline_s(server, fields),
         format_fields=format_fields,
         beams=beams,

@@ -18,6 +18,7 @@ from ridgeline.server.page import page_operations
 from ridgeline.server.replies import Reply, encode
 from ridgeline.server.routes import (
     batches,
+    caches,
     files,
     llamacpp,
     ollama_models,
@@ -27,6 +28,7 @@ from ridgeline.server.routes import (
     responses,
 )
 from ridgeline.server.routes.model_operations import model_operations
+from ridgeline.server.schemas import caches as schema_caches
 from ridgeline.server.schemas import ollama as schemas
 from ridgeline.server.schemas import plain as plain_schemas
 from ridgeline.server.schemas.batches import FILES_QUERY, PAGE_QUERY, UPLOAD_FORM, BatchRequest
@@ -212,27 +214,43 @@ def _prefixes() -> list[Operation]:
         ),
         Operation(
             method="POST",
-            path="/admin/prefixes",
-            handler=prefixes.pin_prefix,
-            summary="Keep the KV of a prefix",
-            request=plain_schemas.PrefixRequest,
-            answer=plain_schemas.PrefixCard,
-            needs_admin=True,
+            path="/v1/caches",
+            handler=caches.create_cache,
+            summary="Keep a prefix, to be named by requests",
+            request=schema_caches.CacheRequest,
+            answer=schema_caches.CacheCard,
         ),
         Operation(
             method="GET",
-            path="/admin/prefixes",
-            handler=prefixes.list_prefixes,
-            summary="Pinned prefixes",
-            answer=plain_schemas.PrefixList,
-            needs_admin=True,
+            path="/v1/caches",
+            handler=caches.list_caches,
+            summary="Named prefixes",
+            answer=schema_caches.CacheList,
+            is_counted=True,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/caches/{cache_id}",
+            handler=caches.get_cache,
+            summary="One named prefix",
+            answer=schema_caches.CacheCard,
+            is_counted=True,
+        ),
+        Operation(
+            method="PATCH",
+            path="/v1/caches/{cache_id}",
+            handler=caches.change_cache,
+            summary="Let it expire at another time",
+            request=schema_caches.CacheChange,
+            answer=schema_caches.CacheCard,
+            is_counted=True,
         ),
         Operation(
             method="DELETE",
-            path="/admin/prefixes/{prefix}",
-            handler=prefixes.unpin_prefix,
-            summary="Let go of a pinned prefix",
-            needs_admin=True,
+            path="/v1/caches/{cache_id}",
+            handler=caches.delete_cache,
+            summary="Let go of a named prefix",
+            is_counted=True,
         ),
     ]
 

@@ -85,6 +85,9 @@ class ServerConfig:
         price_input: price of 1M prompt tokens; with it, usage has the cost.
         price_cached: price of 1M prompt tokens found in the cache; default: a tenth of price_input.
         price_output: price of 1M output tokens.
+        price_storage: price of keeping 1M tokens of cached contents for an hour.
+        max_cached_contents: cached contents that a key may have.
+        cached_content_share: share of the KV pool that the cached contents of one key may take.
         otlp_endpoint: OpenTelemetry collector that gets a span for each request.
         guard: scorer that sees outputs before they go out, module:factory or the name of an entry
             point (see docs/guard.md).
@@ -130,6 +133,9 @@ class ServerConfig:
     price_input: Price | None = None
     price_cached: Price | None = None
     price_output: Price | None = None
+    price_storage: Price | None = None
+    max_cached_contents: Annotated[int, Meta(ge=0, le=1 << 20)] = 16
+    cached_content_share: Annotated[float, Meta(ge=0, le=1)] = 0.25
     otlp_endpoint: str | None = None
     guard: str | None = None
     guard_list: str | None = None

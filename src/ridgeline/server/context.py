@@ -23,6 +23,7 @@ from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.keys import Caller, KeyRing
 from ridgeline.server.limits import Limits, Reservation
 from ridgeline.server.metrics import Metrics
+from ridgeline.server.named_prefixes import NamedPrefixes
 from ridgeline.server.tracing import Tracing
 from ridgeline.text import ChatTemplate, Tokenizer
 from ridgeline.text.output import choose_reasoning_parser, choose_tool_parser
@@ -57,6 +58,7 @@ class Server:
         )
         guarded = config.guard_config
         self.guard = None if guarded is None else Guard(guarded, self.metrics.guard_decided)
+        self.prefixes = NamedPrefixes(engine, config, self.metrics.charge)
         self.tracing = Tracing(config.otlp_endpoint)
         self.created = int(time.time())
         self.epoch = new_id("")  # of this process

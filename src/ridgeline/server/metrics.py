@@ -27,6 +27,7 @@ _SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0,
 )  # fmt: skip
+_METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS")
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # What dashboards for vLLM query, and what means the same here.
 ALIASED = frozenset({
@@ -168,7 +169,7 @@ class Metrics:
 
     def http(self, route: str, method: str, status: int) -> None:
         """Count an answer; status 0 is a client that went away first."""
-        known = method if method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
+        known = method if method in _METHODS else "other"
         self._http.labels(route, known, str(status)).inc()
 
     def count(self, name: str) -> None:
@@ -189,6 +190,10 @@ class Metrics:
         """Count an answer of the guard's scorer."""
         self._guard.labels(*self._model, decision).inc()
         self._guard_seconds.observe(seconds)
+
+    def charge(self, tenant: str, cost: float) -> None:
+        """Add to what a tenant has cost."""
+        self.cost.labels(tenant).inc(cost)
 
     def meter(self, call: CallCounts) -> "Meter":
         return Meter(self, call)
@@ -265,7 +270,7 @@ class Meter:
         ):
             metrics.tokens.labels(call.caller.tenant, kind).inc(count)
         if cost is not None:
-            metrics.cost.labels(call.caller.tenant).inc(cost)
+            metrics.charge(call.caller.tenant, cost)
         if call.is_complete and not call.is_batch:
             self._completed()
 

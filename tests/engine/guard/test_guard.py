@@ -214,7 +214,7 @@ def test_a_scorer_ends_holds_and_prints(texts, text, reason):
         (f"{SCORERS}:broken", "RuntimeError: no weights"),
         (f"{SCORERS}:missing", "AttributeError"),
         ("no.such.module:x", "ModuleNotFoundError"),
-        ("no-entry-point", "ValueError"),
+        ("no-entry-point", "no package brings"),
         ("json:dumps", "TypeError"),
     ],
 )

@@ -9,17 +9,16 @@ import os
 import signal
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import BinaryIO, Literal
 
 import msgspec
 
 from ridgeline.core.errors import SettingsError
+from ridgeline.core.parts import load_part
 from ridgeline.engine.guard.scorer import Decision, Scorer
 from ridgeline.engine.guard.word_list import WordList
 
 Kind = Literal["list", "python"]
-ENTRY_POINTS = "ridgeline.scorers"
 
 
 class See(msgspec.Struct, frozen=True, array_like=True):
@@ -63,8 +62,9 @@ def load_scorer(kind: Kind, name: str) -> Scorer:
     if colon:
         factory = getattr(import_module(module), attribute)
     else:
-        (entry,) = entry_points(group=ENTRY_POINTS, name=name)
-        factory = entry.load()
+        factory = load_part("scorers", name)
+        if factory is None:
+            raise SettingsError("no package brings a part of that name.")
     scorer: Scorer = factory()
     if not callable(getattr(scorer, "see", None)):
         raise SettingsError("what it makes has no method see.")

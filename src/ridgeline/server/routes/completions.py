@@ -9,6 +9,7 @@ import msgspec
 from ridgeline.core.request import CompletionChunk
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.server.beams import beam_params, refused_in_beams
+from ridgeline.server.cached_content import cached_content, check_prompts
 from ridgeline.server.context import Call
 from ridgeline.server.continuation import PriorChunk
 from ridgeline.server.errors import bad_request
@@ -79,7 +80,10 @@ async def prepare_completion(
     if beams is not None:
         _check_beams(request)
     call.admit(num_outputs=count_prompts(request.prompt) * drawn, max_tokens=output_tokens)
-    prompt = request.prompt
+    prefix = cached_content(call, request, model)
+    if prefix is not None and request.echo:
+        raise bad_request("echo has no part in a prompt with cached_content.", "echo")
+    prompt = request.prompt if prefix is None else prefix.before_prompt(request.prompt)
     if request.suffix:
         if not isinstance(prompt, str):
             raise bad_request("suffix needs a prompt that is one text.", "suffix")
@@ -102,6 +106,9 @@ async def prepare_completion(
     wanted = wanted_format(request)
     asked = request.prompt_logprobs
     echoed = request.logprobs if request.echo else None
+    priority = priority_of(call, request.priority)
+    if prefix is not None:
+        await check_prompts(call, prefix, prompts, priority)
     job = Job(
         call=call,
         prompts=prompts,
@@ -115,8 +122,8 @@ async def prepare_completion(
             prompt_logprobs=echoed if asked is None else max(asked, echoed or 0),
         ),
         adapter=server.adapter(model),
-        cache_salt=request.cache_salt or "",
-        priority=priority_of(call, request.priority),
+        cache_salt=prefix.cache_salt if prefix is not None else request.cache_salt or "",
+        priority=priority,
         deadline_s=deadline_s(server, request),
         format_fields=() if wanted is None else (wanted.field,),
         beams=beams,

@@ -92,6 +92,7 @@ async def load(call: Call) -> Reply:
 
 async def metrics(call: Call) -> Reply:
     """What Prometheus scrapes; other keys' usage is the admin's to see."""
+    call.server.prefixes.settle()
     with_tenants = call.caller.is_admin or call.server.keys.is_open
     return Reply(
         body=call.server.metrics.exposition(with_tenants=with_tenants),
@@ -101,6 +102,7 @@ async def metrics(call: Call) -> Reply:
 
 async def usage(call: Call) -> Reply:
     """Tokens and cost of every key since the server started."""
+    call.server.prefixes.settle()
     tenants: dict[str, dict[str, Any]] = {}
     for family in (*call.server.metrics.tokens.collect(), *call.server.metrics.cost.collect()):
         for sample in family.samples:
@@ -114,9 +116,10 @@ async def usage(call: Call) -> Reply:
 
 
 async def delete_tenant(call: Call) -> Reply:
-    """Remove all that is kept for a tenant: files, batches, and KV in memory and on disk."""
+    """Remove all that is kept for a tenant: files, batches, caches, KV in memory and on disk."""
     tenant = call.path_params["tenant"]
     files, batches = await call.server.jobs.delete_tenant(tenant)
+    call.server.prefixes.delete_tenant(tenant)
     await call.server.engine.delete_tenant(tenant)
     body = {"object": "tenant.deleted", "tenant": tenant, "files": files, "batches": batches}
     return Reply(body={**body, "deleted": True})

@@ -49,10 +49,23 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class NamedContent(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``cached_content`` where Gemini's clients have it."""
+
+    cached_content: Name | None = None
+
+
+class ExtraBody(NamedContent, kw_only=True):
+    """What clients send in a field of its own rather than beside the others."""
+
+    google: NamedContent | None = None
+
+
 class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are chosen and when the output ends; ``None`` is the model's default.
 
-    ``seed``: −1 draws one; other negative ones count modulo 2⁶⁴.
+    ``seed``: −1 draws one; other negative ones count modulo 2⁶⁴. ``cached_content``: the prefix
+    (``/v1/caches``) that the prompt goes on from.
     """
 
     model: Name | None = None
@@ -80,6 +93,8 @@ class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     deadline_ms: Annotated[float, Meta(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    cached_content: Name | None = None
+    extra_body: ExtraBody | None = None
     stream: bool | None = None
 
 

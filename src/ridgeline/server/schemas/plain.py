@@ -78,30 +78,6 @@ class MissResponse(Struct, kw_only=True):
     cached_token: str | None
 
 
-class PrefixRequest(ExplainRequest, kw_only=True):
-    """``tenant``: the name of the key whose requests are to reuse it."""
-
-    tenant: Name
-
-
-class PrefixCard(Struct, kw_only=True):
-    """A pinned prefix; ``tokens`` of it are kept, which are whole KV blocks."""
-
-    id: int
-    object: str = "pinned_prefix"
-    model: str
-    tenant: str
-    tokens: int
-    cache_salt: str | None
-
-
-class PrefixList(Struct, kw_only=True):
-    """All of them."""
-
-    object: str = "list"
-    data: list[PrefixCard]
-
-
 class TokenizeResponse(Struct, kw_only=True):
     """``count`` is the number of ``tokens``: ids, or with ``with_pieces`` ids and texts."""
 
