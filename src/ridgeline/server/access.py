@@ -62,6 +62,7 @@ class Access:
                     *_id_headers(scope, request_id),
                     *_HEADERS,
                     *_warnings(call),
+                    *_cache_state(call),
                     *self._cors(headers),
                 ]
             await send(message)
@@ -183,6 +184,17 @@ def _warnings(call: Call | None) -> list[tuple[bytes, bytes]]:
     if len(names) > _MAX_NAMES:
         names[_MAX_NAMES:] = [f"and {len(names) - _MAX_NAMES} more"]
     return [(b"x-ridgeline-warning", f"ignored fields: {', '.join(names)}".encode())]
+
+
+def _cache_state(call: Call | None) -> list[tuple[bytes, bytes]]:
+    """Whether the answer is one that was kept, and which."""
+    if call is None or not call.cache_hits:
+        return []
+    ids = [hit for hit in call.cache_hits if hit is not None]
+    if not ids:
+        return [(b"x-ridgeline-cache", b"miss")]
+    share = "" if len(ids) == len(call.cache_hits) else f" {len(ids)} of {len(call.cache_hits)}"
+    return [(b"x-ridgeline-cache", f"hit{share}; id={ids[0]}".encode())]
 
 
 def _is_local_host(host: bytes) -> bool:

@@ -252,6 +252,16 @@ def _prefixes() -> list[Operation]:
             summary="Let go of a named prefix",
             is_counted=True,
         ),
+        *(
+            Operation(
+                method="DELETE",
+                path=path,
+                handler=caches.delete_responses,
+                summary="Forget answers that are kept",
+                is_counted=True,
+            )
+            for path in ("/v1/response-cache", "/v1/response-cache/{response}")
+        ),
     ]
 
 

@@ -88,6 +88,9 @@ class ServerConfig:
         price_storage: price of keeping 1M tokens of cached contents for an hour.
         max_cached_contents: cached contents that a key may have.
         cached_content_share: share of the KV pool that the cached contents of one key may take.
+        response_cache_mib: memory for answers that would come out the same again (greedy, or with a
+            seed); 0 keeps none.
+        response_cache_ttl_s: seconds for which they are kept.
         otlp_endpoint: OpenTelemetry collector that gets a span for each request.
         guard: scorer that sees outputs before they go out, module:factory or the name of an entry
             point (see docs/guard.md).
@@ -136,6 +139,12 @@ class ServerConfig:
     price_storage: Price | None = None
     max_cached_contents: Annotated[int, Meta(ge=0, le=1 << 20)] = 16
     cached_content_share: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    response_cache_mib: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    response_cache_ttl_s: Annotated[
+        float,
+        Meta(ge=1, le=1e9),
+        Needs("response_cache_mib", lambda config: config.response_cache_mib > 0),
+    ] = 3600.0
     otlp_endpoint: str | None = None
     guard: str | None = None
     guard_list: str | None = None

@@ -24,6 +24,7 @@ from ridgeline.server.keys import Caller, KeyRing
 from ridgeline.server.limits import Limits, Reservation
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.named_prefixes import NamedPrefixes
+from ridgeline.server.response_cache import ResponseCache, ResponseCacheCollector
 from ridgeline.server.tracing import Tracing
 from ridgeline.text import ChatTemplate, Tokenizer
 from ridgeline.text.output import choose_reasoning_parser, choose_tool_parser
@@ -58,6 +59,13 @@ class Server:
         )
         guarded = config.guard_config
         self.guard = None if guarded is None else Guard(guarded, self.metrics.guard_decided)
+        self.responses = (
+            ResponseCache(config.response_cache_mib << 20, config.response_cache_ttl_s)
+            if config.response_cache_mib
+            else None
+        )
+        if self.responses is not None:
+            self.metrics.registry.register(ResponseCacheCollector(self.responses, self.model_name))
         self.prefixes = NamedPrefixes(engine, config, self.metrics.charge)
         self.tracing = Tracing(config.otlp_endpoint)
         self.created = int(time.time())
@@ -198,8 +206,9 @@ class Call:
     ``path`` is the route's pattern, ``prompt_field`` its field for what the model reads;
     ``is_probe``: it only asks how the server is. ``routed``: what a router said of it.
     ``arrival_s`` is on the ``time.monotonic`` clock. ``published_s``: when there was the first text
-    that a user sees; ``is_complete``: no output is missing. Closing
-    ``admission`` gives back the place that `admit` took.
+    that a user sees; ``is_complete``: no output is missing. ``replayed_tokens`` of the output were
+    made before; ``cache_hits`` has, for each prompt that was looked up, the id of what was found.
+    Closing ``admission`` gives back the place that `admit` took.
     """
 
     server: Server
@@ -223,6 +232,8 @@ class Call:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    replayed_tokens: int = 0
+    cache_hits: list[str | None] = field(default_factory=list)
     admission: ExitStack = field(default_factory=ExitStack)
     reservation: Reservation | None = None
     routed: Routed | None = None

@@ -21,7 +21,7 @@ def cost_of(call: Call) -> Cost | None:
     share = (_decimal(config.batch_price_factor) if call.is_batch else Decimal(1)) / _MILLION
     prefill = (call.prompt_tokens - call.cached_tokens) * price * share
     cached = call.cached_tokens * price_cached * share
-    decode = call.output_tokens * _decimal(config.price_output) * share
+    decode = (call.output_tokens - call.replayed_tokens) * _decimal(config.price_output) * share
     return Cost(
         prefill=float(prefill),
         cached=float(cached),

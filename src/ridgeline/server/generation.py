@@ -6,6 +6,8 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ridgeline.core.errors import (
     EngineUnavailableError,
     InvalidRequestError,
@@ -18,6 +20,7 @@ from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.beam_search import BeamParams, BeamSearch, finish_reason
 from ridgeline.engine.guard.stream import guarded
 from ridgeline.engine.sample_output import text_pieces
+from ridgeline.engine.stream_buffer import ChunkBuffer
 from ridgeline.server.context import Call
 from ridgeline.server.continuation import PriorChunk, StreamState
 from ridgeline.server.cost import cost_of
@@ -25,7 +28,13 @@ from ridgeline.server.errors import bad_request
 from ridgeline.server.ids import new_id
 from ridgeline.server.metrics import Meter
 from ridgeline.server.output_formats import refused_format
-from ridgeline.server.schemas.generation import PromptTokensDetails, Retraction, Usage
+from ridgeline.server.response_cache import CacheHit, ReplayedChunk, ResponseCache, cache_key
+from ridgeline.server.schemas.generation import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Retraction,
+    Usage,
+)
 
 MAX_SEQUENCES = 2048
 MAX_BEAM_TOKENS = 1 << 17  # of prompts, which each step of a beam search sends to the engine anew
@@ -55,6 +64,11 @@ class Job:
     def state(self) -> StreamState | None:
         """How far another server has come with it."""
         return None if self.call.routed is None else self.call.routed.state
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the outputs would be the same again."""
+        return bool(self.beams) or self.params.temperature == 0 or self.params.seed is not None
 
     def seed_of(self, prompt: int) -> int | None:
         """The seed of a prompt where the request has none, if a router gave one."""
@@ -125,8 +139,14 @@ async def _metered(job: Job, meter: Meter) -> AsyncGenerator[Piece, None]:
     source = sources[0] if len(sources) == 1 else _merged(sources)
     async with contextlib.aclosing(source):
         async for choice, chunk in source:
-            if isinstance(chunk, PriorChunk):
+            if isinstance(chunk, PriorChunk | ReplayedChunk):
                 call.output_tokens += len(chunk.token_ids)
+            if isinstance(chunk, ReplayedChunk):
+                call.replayed_tokens += len(chunk.token_ids)
+                if chunk.prompt is not None:
+                    call.prompt_tokens += chunk.prompt.num_tokens
+                    call.cached_tokens += chunk.prompt.num_tokens
+            if isinstance(chunk, PriorChunk | ReplayedChunk):
                 yield choice, chunk
                 continue
             if chunk.prompt is not None and job.state is None:
@@ -149,7 +169,8 @@ async def _metered(job: Job, meter: Meter) -> AsyncGenerator[Piece, None]:
 
 def _sources(job: Job) -> list[AsyncGenerator[Piece, None]]:
     if job.state is None:
-        return [_pieces(job, prompt) for prompt in range(len(job.prompts))]
+        make = _pieces if job.call.server.responses is None else _cached_pieces
+        return [make(job, prompt) for prompt in range(len(job.prompts))]
     job.call.prompt_tokens = sum(map(len, job.prompts))
     return [_rest(job, choice, job.state) for choice in range(len(job.prompts) * job.params.n)]
 
@@ -159,6 +180,51 @@ def _pieces(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
     if job.beams is not None:
         return _beams(job, ids, job.beams, first)
     return _one(job, ids, job.params, first, seed=job.seed_of(prompt))
+
+
+def _cached_pieces(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
+    """The outputs of a prompt as they came out before, if they did and would again."""
+    call, responses = job.call, job.call.server.responses
+    assert responses is not None
+    if not job.repeats:
+        return _pieces(job, prompt)
+    key = _cache_key(job, prompt)
+    hit = responses.get(call.caller.tenant, key)
+    call.cache_hits.append(None if hit is None else hit.id)
+    if hit is None:
+        return _recorded(job, prompt, key, responses)
+    return _replayed(hit, prompt * job.params.n)
+
+
+async def _replayed(hit: CacheHit, first: int) -> AsyncGenerator[Piece, None]:
+    for chunk in hit.chunks:
+        yield first + chunk.index, chunk
+
+
+async def _recorded(
+    job: Job, prompt: int, key: bytes, responses: ResponseCache
+) -> AsyncGenerator[Piece, None]:
+    """Outputs that are kept once all of them have come to their own end."""
+    buffer, whole = ChunkBuffer(), 0
+    async with contextlib.aclosing(_pieces(job, prompt)) as source:
+        async for choice, chunk in source:
+            buffer.put(chunk)
+            whole += chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            yield choice, chunk
+    if whole == job.params.n:
+        chunks = [
+            msgspec.structs.replace(chunk, request_id=0, timings=None) for chunk in buffer.drain()
+        ]
+        chunks.sort(key=lambda chunk: (chunk.prompt is None, chunk.index))
+        responses.put(job.call.caller.tenant, key, chunks)
+
+
+def _cache_key(job: Job, prompt: int) -> bytes:
+    """Of all that outputs depend on. An engine that was started again may have read other files."""
+    engine = job.call.server.engine
+    model = engine.model_name, engine.info.kv_digest, engine.stats().num_restarts
+    salt = salt_of(job.call.caller.tenant, job.cache_salt)
+    return cache_key(model, job.adapter, salt, job.prompts[prompt], job.params, job.beams)
 
 
 async def _rest(job: Job, choice: int, state: StreamState) -> AsyncGenerator[Piece, None]:
@@ -355,5 +421,10 @@ def usage_of(call: Call) -> Usage:
         completion_tokens=call.output_tokens,
         total_tokens=call.prompt_tokens + call.output_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=call.cached_tokens),
+        completion_tokens_details=(
+            CompletionTokensDetails(cached_tokens=call.replayed_tokens)
+            if call.replayed_tokens
+            else None
+        ),
         cost=cost_of(call),
     )

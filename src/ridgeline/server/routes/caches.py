@@ -89,6 +89,18 @@ async def delete_cache(call: Call) -> Reply:
     return Reply(body={"id": prefix.id, "object": "cached_content.deleted", "deleted": True})
 
 
+async def delete_responses(call: Call) -> Reply:
+    """Forget the key's answers, all or one."""
+    cache, tenant = call.server.responses, call.caller.tenant
+    if cache is None:
+        raise ApiError(404, "This server keeps no answers (see --response-cache-mib).")
+    entry = call.path_params.get("response")
+    count = cache.delete_tenant(tenant) if entry is None else int(cache.delete(tenant, entry))
+    if entry is not None and not count:
+        raise ApiError(404, f"There is no answer {entry[:80]!r}.")
+    return Reply(body={"object": "response_cache.deleted", "deleted": count})
+
+
 def _named(call: Call) -> NamedPrefix:
     prefix_id = call.path_params["cache_id"]
     return call.server.prefixes.get(call.caller.tenant, prefix_id, sees_all=call.caller.is_admin)

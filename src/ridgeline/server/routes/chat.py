@@ -206,7 +206,9 @@ class _Run:
     def _usage(self) -> Usage:
         usage = usage_of(self._call)
         if reasoning := sum(answer.num_reasoning_tokens for answer in self._answers):
-            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning)
+            details = usage.completion_tokens_details or CompletionTokensDetails()
+            details.reasoning_tokens = reasoning
+            usage.completion_tokens_details = details
         return usage
 
     def _chunk(

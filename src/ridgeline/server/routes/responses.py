@@ -374,6 +374,8 @@ class _Run:
             "output_tokens_details": {"reasoning_tokens": self._answer.num_reasoning_tokens},
             "total_tokens": usage.total_tokens,
         }
+        if self._call.replayed_tokens:
+            result["output_tokens_details"]["cached_tokens"] = self._call.replayed_tokens
         return result if usage.cost is None else result | {"cost": usage.cost}
 
 

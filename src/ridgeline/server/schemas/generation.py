@@ -177,9 +177,11 @@ class PromptTokensDetails(Struct, kw_only=True):
 
 
 class CompletionTokensDetails(Struct, kw_only=True, omit_defaults=True):
-    """``reasoning_tokens`` came before the end of the reasoning."""
+    """``reasoning_tokens`` came before the end of the reasoning; ``cached_tokens`` were made for
+    an earlier request, and are not paid for again."""
 
     reasoning_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 class Cost(Struct, kw_only=True):
