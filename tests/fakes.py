@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from ridgeline.core.plan import (
+    GROWN,
     ModelRole,
     Pass,
     Segment,
     StepPlan,
     check_plan,
     is_reference,
+    num_outputs,
     plans_back,
     referenced_output,
 )
@@ -151,10 +153,10 @@ class FakeExecutor:
             self._read(segment, a_pass) if segment else SegmentResult() for segment in segments
         )
         for segment, result in zip(a_pass.segments, results, strict=True):
-            if segment.outputs.sample:
-                count = a_pass.num_steps + segment.num_drafts
-                missing = count - len(result.token_ids)
-                outputs += [*result.token_ids, *[None] * missing]
+            missing = num_outputs(segment, a_pass) - len(result.token_ids)
+            outputs += [*result.token_ids, *[None] * missing]
+            if a_pass.num_nodes:
+                self._slots[segment.slot]["grown"] = result.parents
         return results
 
     def _resolve(self, token: int) -> int | None:
@@ -201,11 +203,15 @@ class FakeExecutor:
         admission, tables = state["admission"], state["tables"][a_pass.role]
         drafts = segment.token_ids[segment.num_tokens - segment.num_drafts :]
         parents = segment.parents or range(-1, len(drafts) - 1)
+        if GROWN in parents:
+            parents = state["grown"]
         known, tokens, accepted = segment.stop - segment.num_drafts, [], []
         is_draft = a_pass.role is ModelRole.DRAFT
         is_replay = is_draft or a_pass.num_steps > 1
         num_steps = min(a_pass.num_steps, self.shorten(a_pass.num_steps))
         draw = draft_token if is_draft else next_token
+        if a_pass.num_nodes:
+            return self._tree(segment, a_pass, admission, tables)
         while True:
             length = known + len(tokens)
             if tokens and is_replay:
@@ -228,6 +234,23 @@ class FakeExecutor:
             if child is None:
                 return SegmentResult(token_ids=tuple(tokens), accepted=tuple(accepted))
             accepted.append(child)
+
+    def _tree(self, segment, a_pass, admission, tables) -> SegmentResult:
+        """Two tokens in each place of the first path, the likely one last; the KV that it leaves in
+        the places of nodes is none's."""
+        seen = self._seen(a_pass.role, tables, segment.start, segment.stop)
+        tokens, parents, node = [], [], -1
+        while len(tokens) < a_pass.num_nodes:
+            likely = draft_token(seen, admission.seed, admission.sample_index)
+            pair = [(likely + 1) % VOCAB, likely][-(a_pass.num_nodes - len(tokens)) :]
+            tokens += pair
+            parents += [node] * len(pair)
+            node, seen = len(tokens) - 1, [*seen, likely]
+        for position in range(segment.stop, segment.stop + a_pass.num_nodes - 1):
+            self._store(a_pass.role, tables, position, -1)
+        if self.may_be_void and self.shorten(2) == 1:
+            return SegmentResult()
+        return SegmentResult(token_ids=tuple(tokens), parents=tuple(parents))
 
     def _move(self, role, tables, source: int, target: int) -> None:
         for group, table in enumerate(tables):

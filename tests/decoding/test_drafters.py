@@ -123,11 +123,11 @@ def test_the_first_proposal_is_taken():
 def test_acceptance_follows_what_is_seen():
     acceptance = Acceptance(4)
     for _ in range(200):
-        acceptance.observe(4, 2)  # the third is always wrong; the fourth is never tried
+        acceptance.observe(4, range(2))  # the third is always wrong; the fourth is never tried
     assert acceptance.rates()[:2] == pytest.approx([1, 1], abs=0.1)
     assert acceptance.rates()[2] < 0.1
     for _ in range(200):
-        acceptance.observe(4, 4)
+        acceptance.observe(4, range(4))
     assert acceptance.rates() == pytest.approx([1, 1, 1, 1], abs=0.1)
 
 
@@ -136,7 +136,7 @@ def test_what_one_sequence_shows_is_expected_of_the_others():
     shown, other = Acceptance(3, everyone), Acceptance(3, everyone)
     guess = other.rates()
     for _ in range(20):
-        shown.observe(1, 1)
+        shown.observe(1, [0])
     gains = expected_gains([shown, other], everyone)
     assert gains[0, 0] > gains[1, 0] > guess[0] + 0.2
     assert gains[1] == pytest.approx(np.cumprod(other.rates()))
@@ -204,6 +204,10 @@ def plan_of(drafted):
     return StepPlan(step_id=0, passes=(chain, target_pass))
 
 
+def draft_of(count):
+    return Draft(token_ids=(1,) * count)
+
+
 def simulate(
     price,
     rates,
@@ -243,7 +247,7 @@ def simulate(
             accepted = 0
             while accepted < count and rng.random() < current[accepted]:
                 accepted += 1
-            drafter.verified(slot, count, accepted)
+            drafter.verified(slot, draft_of(count), range(accepted))
             tokens += accepted + 1
         lengths.append(drafted)
     return tokens / seconds, lengths
@@ -412,7 +416,7 @@ def test_chains_of_the_draft_model_are_of_one_length():
         assert len(set(counts) - {0}) <= 1
         drafter.observe(plan_of(counts), price.seconds(plan_of(counts)))
         for slot, (count, right) in enumerate(zip(counts, (1, 2, 4, 6), strict=True)):
-            drafter.verified(slot, count, min(count, right))
+            drafter.verified(slot, draft_of(count), range(min(count, right)))
     assert max(counts) >= 4
 
 
@@ -429,7 +433,7 @@ def test_choices_are_reported():
         count = drafter.propose(0, 3).num_model_tokens
         step = plan_of([count])
         drafter.observe(step, price.seconds(step))
-        drafter.verified(0, count, 0)  # always wrong
+        drafter.verified(0, draft_of(count), ())  # always wrong
     choices = drafter.choices()
     assert sum(choices.steps_by_length.values()) == 300
     assert choices.steps_by_length[0] > 100

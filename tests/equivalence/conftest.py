@@ -15,7 +15,11 @@ from tests.executors.host_cuda import host_factory
 from tests.tiny import CONFIG, WINDOWED, tiny_model
 
 from ridgeline import LLM
-from ridgeline.core.settings.speculation import drafter_names
+from ridgeline.core.settings.speculation import (
+    DRAFT_MODEL_SPECULATION,
+    Speculation,
+    drafter_names,
+)
 from ridgeline.decoding.drafters.budget import Budget
 from ridgeline.decoding.drafters.control import StepCosts
 from ridgeline.executors import registry
@@ -23,7 +27,8 @@ from ridgeline.executors.cuda.traits import TRAITS
 from ridgeline.kernels.tensors import as_tensor
 from ridgeline.models import describe
 
-DRAFTERS = drafter_names()  # those of installed packages, too
+CHAINS = drafter_names()  # those of installed packages, too
+DRAFTERS = (*CHAINS, *(f"{name} tree" for name in get_args(Speculation) if name != "off"))
 # The CUDA executor runs on the CPU here, op by op as on a GPU.
 EXECUTORS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow)]
 _DISAGREEMENT = 0.05  # noise on the draft's weights, relative to their own spread
@@ -69,6 +74,8 @@ def write_pairs(root):
 def opener(root, executor):
     """Opens engines on a pair: ``open_llm(speculation, pair="full", **settings)``.
 
+    ``speculation`` may be a drafter's name and the shape of its drafts.
+
     ``pool_tokens``: how many tokens the KV pool of each model holds.
     """
     block_tokens = 16 if executor == "cpu" else 4
@@ -78,7 +85,10 @@ def opener(root, executor):
         if executor != "cpu":
             settings = {"dtype": "float64"} | settings
         models = 1
-        if speculation in ("draft", "combined", "adaptive"):
+        speculation, _, shape = speculation.partition(" ")
+        if shape:
+            settings["draft_shape"] = shape
+        if speculation in DRAFT_MODEL_SPECULATION:
             models = 2
             settings = {"draft_model": str(root / f"{pair}-draft")} | settings
         settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings

@@ -142,7 +142,10 @@ def test_random_workloads_under_preemption(seed, windows, cached, max_in_flight)
 def test_a_sequence_that_misses_a_step_builds_on_the_plan_before_it():
     """Steps have tokens for two of three; the first waits for its results, for a grammar."""
     grammar = SimpleNamespace(
-        advance=lambda _: None, forced=lambda _: (), num_valid=len, is_complete=False
+        advance=lambda _: None,
+        forced=lambda _: (),
+        valid=lambda tokens, _: range(len(tokens)),
+        is_complete=False,
     )
     settings = CONFIG | {"windows": (None,), "max_num_batched_tokens": 2, "max_in_flight": 4}
     scheduler = Scheduler(SchedulerConfig(**settings), Speculation())

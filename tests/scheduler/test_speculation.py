@@ -13,7 +13,7 @@ from tests.scheduler.test_scheduler import CONFIG, expected_output, request, run
 
 from ridgeline.core.config import blocks_per_sequence
 from ridgeline.core.plan import ModelRole, Segment
-from ridgeline.core.protocols import Draft, Drafter
+from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter
 from ridgeline.core.request import FinishReason
 from ridgeline.core.result import SegmentResult
 from ridgeline.kvcache import KVCacheManager, PrefixCache
@@ -31,12 +31,14 @@ from ridgeline.scheduler.sequence import Sequence
 class Oracle(Drafter):
     """Proposes what the fake target says, with some tokens wrong; or asks for the draft model."""
 
+    is_tree = False
+
     def __init__(self, rng: random.Random, *, wrong=0.3, model=False, window=1000) -> None:
         self._rng, self._wrong, self._model, self._window = rng, wrong, model, window
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: list[tuple[int, int]] = []
 
-    def start(self, slot, token_ids, namespace=None, *, tenant=""):
+    def start(self, slot, token_ids, namespace=None, *, tenant="", draw=GREEDY_DRAW):
         assert slot not in self.tokens
         self.tokens[slot] = list(token_ids)
 
@@ -46,14 +48,16 @@ class Oracle(Drafter):
     def finish(self, slot):
         del self.tokens[slot]
 
-    def verified(self, slot, num_drafted, num_accepted):
-        assert 0 <= num_accepted <= num_drafted
-        self.outcomes.append((num_drafted, num_accepted))
+    def verified(self, slot, draft, accepted):
+        nodes = [-1, *accepted]
+        parents = draft.parents or range(-1, len(draft.token_ids) - 1)
+        assert [parents[node] for node in accepted] == nodes[:-1]
+        self.outcomes.append((draft.num_steps, len(accepted)))
 
     def propose(self, slot, max_tokens):
         count = self._rng.randint(0, max_tokens)
         if self._model:
-            return Draft(num_model_tokens=count)
+            return Draft(num_model_tokens=count, is_tree=self.is_tree)
         tokens = list(self.tokens[slot])
         for _ in range(count):
             right = next_token(tokens[-self._window :])
@@ -64,7 +68,11 @@ class Oracle(Drafter):
 class Trees(Oracle):
     """Proposes trees of which one path may be right; a token may follow another twice."""
 
+    is_tree = True
+
     def propose(self, slot, max_tokens):
+        if self._model:
+            return super().propose(slot, max_tokens)
         tokens, parents = [], []
         for _ in range(self._rng.randint(0, max_tokens)):
             parent = self._rng.randint(-1, len(tokens) - 1)
@@ -123,8 +131,6 @@ def make(drafter, *, max_tokens=4, draft_blocks=None, clock=time.monotonic, **ch
 @pytest.mark.parametrize("seed", range(15))
 def test_random_workloads_under_preemption(seed, windows, model, kind):
     """A drafter that rests lets steps be planned ahead, and be repeated."""
-    if kind is Trees and model:
-        pytest.skip("a draft model proposes chains")
     rng = random.Random(seed)
     window = 1000 if None in windows else max(windows)
     drafter = kind(rng, model=model, window=window)
@@ -174,12 +180,15 @@ def test_random_workloads_under_preemption(seed, windows, model, kind):
         if sequence in aborted:
             expected = expected[: sequence.num_output_tokens]
         assert sequence.output_token_ids == expected
-        assert all(a <= d for a, d in zip(sequence.num_accepted, sequence.num_drafted, strict=True))
+        assert all(
+            a <= d
+            for a, d in zip(sequence.drafts.accepted_at, sequence.drafts.drafted_at, strict=True)
+        )
     assert not drafter.tokens
     if scheduler.config.max_num_batched_tokens == 64 and kind is not Resting:
         assert sum(accepted for _, accepted in drafter.outcomes) > 0
-    if kind is Trees:
-        assert any(s.parents for plan in executor.plans for s in plan.passes[0].segments)
+    if kind is Trees and not (model and scheduler.config.max_num_batched_tokens < 64):
+        assert any(s.parents for plan in executor.plans for s in plan.passes[-1].segments)
     if model:
         roles = {a_pass.role for plan in executor.plans for a_pass in plan.passes}
         assert ModelRole.DRAFT in roles
@@ -217,7 +226,7 @@ def test_right_drafts_save_steps_and_are_counted():
     scheduler, executor = make(Right(random.Random(0)), max_tokens=4), FakeExecutor()
     (sequence,) = scheduler.add(request(0, range(6), max_tokens=15))
     assert run(scheduler, executor) == 3
-    assert sequence.num_drafted == sequence.num_accepted == [3, 3, 3, 3]
+    assert sequence.drafts.drafted_at == sequence.drafts.accepted_at == [3, 3, 3, 3]
     assert [segment.num_drafts for plan in executor.plans for segment in plan.passes[0].segments]
 
 
@@ -250,7 +259,7 @@ def test_trees_are_counted_by_depth():
     (sequence,) = scheduler.add(request(0, range(6), max_tokens=17))
     assert run(scheduler, executor) == 7  # the last two have room for one draft, and for none
     assert sequence.output_token_ids == expected_output(sequence.request, 0, 64)
-    assert (sequence.num_drafted, sequence.num_accepted) == ([6, 5], [5, 5])
+    assert (sequence.drafts.drafted_at, sequence.drafts.accepted_at) == ([6, 5], [5, 5])
     assert drafter.outcomes == [(2, 2)] * 5 + [(1, 0)]
     figures = scheduler.speculation.figures()
     assert (figures.drafted_at, figures.accepted_at) == ((6, 5), (5, 5))
@@ -296,7 +305,7 @@ def test_blocks_of_rejected_drafts_are_given_back_at_once():
 
     run(scheduler, FakeExecutor(), each_step=each_step)
     assert 2 in seen
-    assert sum(sequence.num_accepted) == 0 < sum(sequence.num_drafted)
+    assert sum(sequence.drafts.accepted_at) == 0 < sum(sequence.drafts.drafted_at)
 
 
 def test_the_end_within_an_accepted_run_cuts_it():
@@ -347,7 +356,7 @@ class Counted(Drafter):
         self._draft = Draft(token_ids=token_ids)
         self.verified_counts, self.forced_counts = [], []
 
-    def start(self, slot, token_ids, namespace=None, *, tenant=""): ...
+    def start(self, slot, token_ids, namespace=None, *, tenant="", draw=GREEDY_DRAW): ...
 
     def extend(self, slot, token_ids): ...
 
@@ -356,8 +365,8 @@ class Counted(Drafter):
     def propose(self, slot, max_tokens):
         return self._draft
 
-    def verified(self, slot, num_drafted, num_accepted):
-        self.verified_counts.append((num_drafted, num_accepted))
+    def verified(self, slot, draft, accepted):
+        self.verified_counts.append((len(draft.token_ids), len(accepted)))
 
     def forced(self, slot, num_tokens):
         self.forced_counts.append(num_tokens)
@@ -374,7 +383,7 @@ def test_drafts_that_a_grammar_cuts_were_wrong_and_forced_tokens_are_none_of_the
     constraint = SimpleNamespace(
         advance=lambda _: None,
         forced=lambda most: forced[:most],
-        num_valid=lambda tokens: min(num_valid, len(tokens)),
+        valid=lambda tokens, _: range(min(num_valid, len(tokens))),
     )
     constraints = SimpleNamespace(prepare=lambda _: lambda: constraint)
     drafter = Counted(1, 2, 3)
@@ -459,7 +468,7 @@ def test_costly_masks_take_turns_and_delay_no_plain_sequence(drive, monkeypatch)
     """20 outputs under one regex made another key's token wait for all of their masks."""
     clock_s, step_s, costs_s = [0.0], [0.0], []
 
-    def masks(drafts):
+    def masks(drafts, _):
         clock_s[0] += 0.003
         step_s[0] += 0.003
         return np.full((1 + len(drafts), 4), 0xFFFFFFFF, dtype=np.uint32)
@@ -467,7 +476,7 @@ def test_costly_masks_take_turns_and_delay_no_plain_sequence(drive, monkeypatch)
     constraint = SimpleNamespace(
         advance=lambda _: None,
         forced=lambda _: (),
-        num_valid=len,
+        valid=lambda tokens, _: range(len(tokens)),
         masks=masks,
         is_complete=False,
     )

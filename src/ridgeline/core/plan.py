@@ -29,6 +29,7 @@ from typing import NamedTuple
 from ridgeline.core.pooling import Pooling
 from ridgeline.core.sampling_params import SamplingParams
 
+GROWN = -2  # in `Segment.parents`: as the draft model's pass in the same plan grew its tree
 _OUTPUT_BITS = 24  # of a token reference; those above count plans
 
 
@@ -37,8 +38,8 @@ def step_in_flight(output: int, plans_back: int = 1) -> int:
 
     With it the next step can be prepared, and submitted, before those that run have ended; an
     executor that takes n plans at once (`Executor.max_in_flight`) knows the outputs of n − 1 before
-    a plan. Outputs are numbered through all passes of a plan, segment by segment, ``num_steps`` for
-    each segment that samples, and ``1 + num_drafts`` for each that verifies.
+    a plan. Outputs are numbered through all passes of a plan, segment by segment, as many for each
+    as `num_outputs` says.
     """
     return -1 - (plans_back << _OUTPUT_BITS | output)
 
@@ -148,6 +149,7 @@ class Segment(NamedTuple):
     drafted. Without ``parents`` these form a chain. With ``parents`` they form a tree: entry i is
     the draft (by its index, less than i) that draft i follows, or −1 for the last token before the
     drafts; a drafted token then stands at the position of its depth and sees only its ancestors.
+    Where the draft model of the same plan grows the tree (`Pass.num_nodes`), they are all `GROWN`.
     Verification leaves the KV of the accepted path at consecutive positions; what lies beyond is
     free to be written again.
 
@@ -182,15 +184,29 @@ class Pass:
     ``num_steps`` > 1 feeds each sampled token back and goes on without returning, so that each
     segment yields ``num_steps`` tokens (decode replay, or a drafter's chain). The blocks for them
     are in the tables already, and nothing but samples, without masks, is wanted out.
+
+    With ``num_nodes`` > 0 each segment yields the so many tokens of a tree that may follow it, best
+    first, or none. ``num_steps`` forward passes deepen the tree by one token each.
     """
 
     segments: tuple[Segment, ...]
     role: ModelRole = ModelRole.TARGET
     num_steps: int = 1
+    num_nodes: int = 0
 
     @property
     def num_tokens(self) -> int:
         return sum(segment.num_tokens for segment in self.segments)
+
+    def nodes_at(self, step: int) -> int:
+        """The most nodes of a tree that forward pass ``step`` computes, those before it included.
+
+        The passes after the first share out the nodes that may have children, all but one.
+        """
+        if not self.num_nodes:
+            return 0
+        width = -(-(self.num_nodes - 1) // max(1, self.num_steps - 1))
+        return min(step * width, self.num_nodes - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,23 +234,33 @@ class StepPlan:
         return sum(a_pass.num_tokens * a_pass.num_steps for a_pass in self.passes)
 
 
+def tree_depth(num_nodes: int) -> int:
+    """Forward passes that a tree of so many nodes is worth: the best ones are rarely deeper."""
+    return min(num_nodes, num_nodes.bit_length() + 1)
+
+
+def num_outputs(segment: Segment, a_pass: Pass) -> int:
+    """How many tokens a segment of a pass may yield."""
+    if not segment.outputs.sample:
+        return 0
+    return a_pass.num_nodes or a_pass.num_steps + segment.num_drafts
+
+
 def check_plan(plan: StepPlan) -> None:
     """Assert what every plan satisfies; run on each step in tests."""
-    num_outputs = 0
+    num_before = 0
     for a_pass in plan.passes:
         for token in (token for segment in a_pass.segments for token in segment.token_ids):
-            assert not is_earlier_pass(token) or referenced_output(token) < num_outputs
-        num_outputs += sum(
-            a_pass.num_steps + segment.num_drafts
-            for segment in a_pass.segments
-            if segment.outputs.sample
-        )
+            assert not is_earlier_pass(token) or referenced_output(token) < num_before
+        num_before += sum(num_outputs(segment, a_pass) for segment in a_pass.segments)
         slots = [segment.slot for segment in a_pass.segments]
         assert len(slots) == len(set(slots)), "a slot occurs twice in one pass"
         assert a_pass.segments, "a pass has no segments"
         assert a_pass.num_steps >= 1
+        assert not a_pass.num_nodes or a_pass.role is ModelRole.DRAFT
+        is_repeated = a_pass.num_steps > 1 or a_pass.num_nodes > 0
         for segment in a_pass.segments:
-            _check_segment(segment, replayed=a_pass.num_steps > 1)
+            _check_segment(segment, replayed=is_repeated)
 
 
 def _check_segment(segment: Segment, *, replayed: bool) -> None:
@@ -242,6 +268,7 @@ def _check_segment(segment: Segment, *, replayed: bool) -> None:
     assert len(segment.token_ids) == segment.num_tokens
     assert 0 <= segment.num_drafts < segment.num_tokens, "a draft follows a token that is known"
     assert len(segment.parents) in (0, segment.num_drafts)
-    assert all(-1 <= parent < i for i, parent in enumerate(segment.parents))
+    grown = bool(segment.parents) and set(segment.parents) == {GROWN}
+    assert grown or all(-1 <= parent < i for i, parent in enumerate(segment.parents))
     assert not segment.num_drafts or segment.outputs.sample
     assert not replayed or (segment.outputs == Outputs(sample=True) and not segment.num_drafts)

@@ -141,16 +141,17 @@ class Draft:
     """Proposed next tokens of one sequence, each after the one before, or a tree of them.
 
     ``parents``, if not empty, are those of `Segment.parents`: entry i is the token, by its index
-    less than i, that token i follows, or −1 for the last token known. Grammars and verification by
-    rejection take chains: of a tree they get the first path.
+    less than i, that token i follows, or −1 for the last token known. Verification by rejection
+    takes chains: of a tree it gets the first path.
 
     A drafter that is itself a model proposes nothing on the host: ``num_model_tokens`` asks for
-    that many tokens from the draft model, in a pass of the same plan.
+    that many tokens from the draft model, in a pass of the same plan; of a tree if ``is_tree``.
     """
 
     token_ids: tuple[int, ...] = ()
     num_model_tokens: int = 0
     parents: tuple[int, ...] = ()
+    is_tree: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -160,12 +161,34 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return max(depths, default=len(self.token_ids))
 
+    def ranks(self) -> tuple[int, ...]:
+        """How many tokens before each follow the same one."""
+        if not self.parents:
+            return (0,) * len(self.token_ids)
+        seen: dict[int, int] = {}
+        ranks = []
+        for parent in self.parents:
+            ranks.append(seen.get(parent, 0))
+            seen[parent] = ranks[-1] + 1
+        return tuple(ranks)
+
     def cut(self, num_tokens: int) -> "Draft":
         """Its first tokens."""
         if num_tokens >= len(self.token_ids):
             return self
         return replace(
             self, token_ids=self.token_ids[:num_tokens], parents=self.parents[:num_tokens]
+        )
+
+    def only(self, kept: Sequence[int]) -> "Draft":
+        """Some of its tokens, in order, and with each of them those that it follows."""
+        if len(kept) == len(self.token_ids):
+            return self
+        places = {-1: -1} | {node: place for place, node in enumerate(kept)}
+        return replace(
+            self,
+            token_ids=tuple(self.token_ids[node] for node in kept),
+            parents=tuple(places[self.parents[node]] for node in kept) if self.parents else (),
         )
 
     def first_path(self) -> "Draft":
@@ -179,6 +202,19 @@ class Draft:
         return Draft(token_ids=tuple(path))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDraw:
+    """What decides, beside the model, which token a sequence gets at a position: its noise (see
+    `core.philox`), and the temperature, 0 for a greedy one."""
+
+    seed: int = 0
+    sample_index: int = 0
+    temperature: float = 0.0
+
+
+GREEDY_DRAW = TokenDraw()
+
+
 class Drafter(Protocol):
     """Guesses the next tokens of sequences; one object serves all of them, told apart by slot."""
 
@@ -189,8 +225,9 @@ class Drafter(Protocol):
         namespace: str | None = None,
         *,
         tenant: str = "",
+        draw: TokenDraw = GREEDY_DRAW,
     ) -> None:
-        """A sequence of a tenant, with these known tokens, begins.
+        """A sequence of a tenant, with these known tokens, begins; ``draw`` is how it goes on.
 
         What it says may serve as drafts of others in its ``namespace``; ``None`` keeps it alone.
         """
@@ -212,10 +249,10 @@ class Drafter(Protocol):
         """A step is about to be planned; the known tokens of each slot that may draft in it."""
         return
 
-    def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
-        """So many tokens of the slot's last proposal were verified, and so many accepted.
+    def verified(self, slot: int, draft: Draft, accepted: Sequence[int]) -> None:
+        """The slot's last proposal was verified, and these of its tokens, by index, accepted.
 
-        Tokens that a grammar cut off count as verified; of a tree, those on its longest path.
+        Those that a grammar cut off count as verified; a draft model's are in the draft by number.
         """
         return
 
@@ -248,10 +285,13 @@ class Constraint(Protocol):
     def forced(self, max_tokens: int) -> tuple[int, ...]:
         """Next tokens that the grammar leaves no other text for; may be empty."""
 
-    def num_valid(self, token_ids: Sequence[int]) -> int:
-        """How many of these next tokens the grammar accepts, one after the other."""
+    def valid(self, token_ids: Sequence[int], parents: Sequence[int] = ()) -> tuple[int, ...]:
+        """Which of these next tokens, by index, the grammar accepts after those before them.
 
-    def masks(self, drafts: Sequence[int]) -> npt.NDArray[np.uint32]:
+        ``parents`` as in `Draft`; without them each follows the one before.
+        """
+
+    def masks(self, drafts: Sequence[int], parents: Sequence[int] = ()) -> npt.NDArray[np.uint32]:
         """Allowed tokens now and after each of ``drafts``, ``[1 + len(drafts), words]``.
 
         Rows after a draft that is not allowed are never read. See `StepHandle.set_masks`.

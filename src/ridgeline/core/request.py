@@ -113,8 +113,9 @@ class CompletionOutput:
 
     Of tokens that another engine made (`Request`) there is no log-probability.
 
-    ``num_drafted[i]`` tokens were drafted at position i of a draft, ``num_accepted[i]`` of them
-    accepted.
+    ``num_drafted[i]`` drafts had tokens at position i (of a tree, at that depth), and of
+    ``num_accepted[i]`` one was accepted; ``num_accepted_by_rank[r]`` of them were the r-th in their
+    place.
     """
 
     index: int
@@ -126,6 +127,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     num_drafted: tuple[int, ...] = ()
     num_accepted: tuple[int, ...] = ()
+    num_accepted_by_rank: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

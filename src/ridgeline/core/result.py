@@ -29,6 +29,7 @@ class SegmentResult(NamedTuple):
     the accepted drafts, in order of their depth. ``logprobs``: one per token, where the request
     asked for them. ``prompt_logprobs``: entry i is for the token that follows position
     ``start + i``. ``logits``: float32 ``[tokens, vocabulary]``. ``pooled``: float32 ``[hidden]``.
+    ``parents``: of the ``token_ids`` of a tree that a draft model grew, as in `Segment`.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -37,6 +38,7 @@ class SegmentResult(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     logits: npt.NDArray[np.float32] | None = None
     pooled: npt.NDArray[np.float32] | None = None
+    parents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

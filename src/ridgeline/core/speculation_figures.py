@@ -22,18 +22,22 @@ class DraftChoices:
 class SpeculationFigures:
     """Since the engine started; tokens that a grammar forces are not counted.
 
-    ``num_drafts`` drafts were verified. ``drafted_at[i]`` tokens were at position i of theirs, and
-    ``accepted_at[i]`` of them were accepted. ``choices`` are those of an adaptive drafter.
+    ``num_drafts`` drafts were verified. ``drafted_at[i]`` had tokens at position i (of a tree, at
+    that depth), and of ``accepted_at[i]`` one was accepted. ``drafted_by_rank[r]`` tokens were the
+    r-th of those that a tree has in one place, ``accepted_by_rank[r]`` of them were accepted.
+    ``choices`` are those of an adaptive drafter.
     """
 
     num_drafts: int = 0
     drafted_at: tuple[int, ...] = ()
     accepted_at: tuple[int, ...] = ()
+    drafted_by_rank: tuple[int, ...] = ()
+    accepted_by_rank: tuple[int, ...] = ()
     choices: DraftChoices | None = None
 
     @property
     def num_drafted(self) -> int:
-        return sum(self.drafted_at)
+        return sum(self.drafted_by_rank)
 
     @property
     def num_accepted(self) -> int:

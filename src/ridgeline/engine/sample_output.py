@@ -100,6 +100,7 @@ class SampleOutput:
     def output(self) -> CompletionOutput:
         """All of it so far."""
         wants_logprobs = self.sequence.request.params.logprobs is not None
+        drafts = self.sequence.drafts
         return CompletionOutput(
             index=self.sequence.sample_index,
             text="".join(self._text),
@@ -107,8 +108,9 @@ class SampleOutput:
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             logprobs=tuple(self._logprobs) if wants_logprobs else None,
-            num_drafted=tuple(self.sequence.num_drafted),
-            num_accepted=tuple(self.sequence.num_accepted),
+            num_drafted=tuple(drafts.drafted_at),
+            num_accepted=tuple(drafts.accepted_at),
+            num_accepted_by_rank=tuple(drafts.accepted_by_rank),
             cumulative_logprob=(
                 sum(entry.logprob for entry in self._logprobs) if wants_logprobs else None
             ),

@@ -97,6 +97,7 @@ def make_speculation(
             price,
             max_tokens=config.num_speculative_tokens,
             has_model=draft_model is not None,
+            is_tree=config.draft_shape == "tree",
         ),
         max_tokens=config.num_speculative_tokens,
         draft_model=draft_model,

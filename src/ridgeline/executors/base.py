@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.formats import NumberFormat
-from ridgeline.core.plan import BlockCopy, ModelRole, Segment
+from ridgeline.core.plan import BlockCopy, ModelRole, Pass, Segment
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec
-from ridgeline.executors.handle import Mask
+from ridgeline.executors.growing import GrowingTree
+from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.outputs import SegmentContext, SegmentRows, segment_result
-from ridgeline.executors.runner import StepRunner
+from ridgeline.executors.runner import Clock, StepRunner
 from ridgeline.executors.state import SequenceState
 
 
@@ -87,6 +89,26 @@ class PoolExecutor(StepRunner, Generic[Pool]):
         self, role: ModelRole, state: SequenceState, sources: Sequence[int], first: int
     ) -> None:
         """Move a sequence's KV at the positions ``sources`` to those from ``first`` on."""
+
+    @abstractmethod
+    def draft_logits(
+        self, segments: Sequence[Segment], role: ModelRole, clock: Clock
+    ) -> list[tuple[SegmentContext, Array]]:
+        """One forward pass: each segment, and the logits ``[1 + drafts, V]`` of its last rows."""
+
+    def grow(
+        self, segments: Sequence[Segment], a_pass: Pass, handle: Handle, clock: Clock
+    ) -> tuple[SegmentResult, ...]:
+        growing = [GrowingTree(segment, a_pass) for segment in segments]
+        for _ in range(a_pass.num_steps):
+            live = [each for each in growing if each.segment is not None]
+            if not live or handle.aborted.is_set():
+                break
+            asked = [each.segment for each in live if each.segment is not None]
+            for tree, found in zip(live, self.draft_logits(asked, a_pass.role, clock), strict=True):
+                tree.take(*found)
+            clock.lap("sample_s")
+        return tuple(tree.result() for tree in growing)
 
     def results(
         self,

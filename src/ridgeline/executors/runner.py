@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ridgeline.core.errors import EngineError, InvalidRequestError
 from ridgeline.core.plan import (
+    GROWN,
     Admission,
     BlockCopy,
     ModelRole,
@@ -19,6 +20,7 @@ from ridgeline.core.plan import (
     Segment,
     StepPlan,
     is_reference,
+    num_outputs,
     plans_back,
     referenced_output,
 )
@@ -44,6 +46,7 @@ class StepRunner(ABC):
         # Of the last plans that were run, by output number, the latest first.
         self._done_outputs: deque[Sequence[int]] = deque(maxlen=self.max_in_flight - 1)
         self._outputs: list[int] = []  # of the plan that runs
+        self._grown: dict[int, tuple[int, ...]] = {}  # parents of the trees in it, by slot
         self._referable: Sequence[Sequence[int]] = ()  # those, and of plans before, by their age
         self.experts_read: int | None = None  # by the target, in the plan that runs
         self.recorder: Recorder | None = None  # of the steps that run now
@@ -83,6 +86,12 @@ class StepRunner(ABC):
     ) -> list[tuple[SegmentResult, ...]] | None:
         """``num_steps`` decode steps in one go, or ``None`` to have them run one by one."""
         return None
+
+    @abstractmethod
+    def grow(
+        self, segments: Sequence[Segment], a_pass: Pass, handle: Handle, clock: "Clock"
+    ) -> tuple[SegmentResult, ...]:
+        """The trees of a pass that asks for nodes (`Pass.num_nodes`)."""
 
     def submit(self, plan: StepPlan) -> Handle:
         handle = self.new_handle(plan)
@@ -174,6 +183,7 @@ class StepRunner(ABC):
         """The passes of a plan, and its outputs; ``before`` are those of the plans before it, the
         latest first."""
         plan, self._outputs = handle.plan, []
+        self._grown.clear()
         self._referable = (self._outputs, *before)
         self.experts_read = None
         results = tuple(
@@ -195,14 +205,17 @@ class StepRunner(ABC):
             self.recorder.pass_index = index
         tokens = [self._resolve(segment.token_ids) for segment in a_pass.segments]
         live = [number for number, resolved in enumerate(tokens) if resolved is not None]
-        segments = [_with_tokens(a_pass.segments[number], tokens[number] or ()) for number in live]
+        segments = [self._live(a_pass.segments[number], tokens[number] or ()) for number in live]
         masks = [handle.masks_of(index, number) for number in live]
         steps = self._steps(segments, a_pass, handle, masks, clock) if live else []
         results = [SegmentResult()] * len(a_pass.segments)
         for number, *parts in zip(live, *steps, strict=True):
             results[number] = _join(parts)
         for segment, result in zip(a_pass.segments, results, strict=True):
-            self._number_outputs(segment, result, a_pass.num_steps)
+            missing = num_outputs(segment, a_pass) - len(result.token_ids)
+            self._outputs.extend([*result.token_ids, *[_NOT_SAMPLED] * missing])
+            if a_pass.num_nodes:
+                self._grown[segment.slot] = result.parents
         return tuple(results)
 
     def _steps(
@@ -214,6 +227,8 @@ class StepRunner(ABC):
         clock: "Clock",
     ) -> list[tuple[SegmentResult, ...]]:
         """What each of the pass's steps gave each segment."""
+        if a_pass.num_nodes:
+            return [self.grow(segments, a_pass, handle, clock)]
         if a_pass.num_steps > 1:
             steps = self.replay(segments, a_pass.role, a_pass.num_steps, handle, clock)
             if steps is not None:
@@ -242,11 +257,11 @@ class StepRunner(ABC):
             resolved.append(token)
         return tuple(resolved)
 
-    def _number_outputs(self, segment: Segment, result: SegmentResult, num_steps: int) -> None:
-        if segment.outputs.sample:
-            count = num_steps + segment.num_drafts
-            missing = count - len(result.token_ids)
-            self._outputs.extend([*result.token_ids, *[_NOT_SAMPLED] * missing])
+    def _live(self, segment: Segment, token_ids: tuple[int, ...]) -> Segment:
+        """A segment without references."""
+        if segment.parents and segment.parents[0] == GROWN:
+            segment = segment._replace(parents=self._grown[segment.slot])
+        return segment if token_ids == segment.token_ids else segment._replace(token_ids=token_ids)
 
 
 class Clock:
@@ -275,12 +290,6 @@ def next_segment(segment: Segment, token: int) -> Segment:
         outputs=segment.outputs,
         state_saves=segment.state_saves,
     )
-
-
-def _with_tokens(segment: Segment, token_ids: tuple[int, ...]) -> Segment:
-    if token_ids == segment.token_ids:
-        return segment
-    return segment._replace(token_ids=token_ids)
 
 
 def _join(parts: Sequence[SegmentResult]) -> SegmentResult:

@@ -100,10 +100,16 @@ def batch_of(segments: Sequence[Segment], adapters: Mapping[int, int] = NO_ADAPT
 
 
 def batches_of(a_pass: Pass, adapters: Mapping[int, int] = NO_ADAPTERS) -> list[BatchShape]:
-    """The forward passes of a pass: one, or ``num_steps`` where sampled tokens are fed back."""
+    """The forward passes of a pass: one, or ``num_steps`` where sampled tokens are fed back.
+
+    Those that deepen a tree compute the last known token and the nodes so far, as many as there may
+    be at the most.
+    """
     first = batch_of(a_pass.segments, adapters)
     if a_pass.num_steps == 1:
         return [first]
+    if a_pass.num_nodes:
+        return [first, *(_deeper(a_pass, step, adapters) for step in range(1, a_pass.num_steps))]
     used = _adapters_of(((segment.slot, 1) for segment in a_pass.segments), adapters)
     replayed = [
         BatchShape(
@@ -115,6 +121,20 @@ def batches_of(a_pass: Pass, adapters: Mapping[int, int] = NO_ADAPTERS) -> list[
         for step in range(a_pass.num_steps - 1)
     ]
     return [first, *replayed]
+
+
+def _deeper(a_pass: Pass, step: int, adapters: Mapping[int, int]) -> BatchShape:
+    nodes = a_pass.nodes_at(step)
+    segments = (
+        each._replace(
+            start=each.stop - 1,
+            stop=each.stop + nodes,
+            token_ids=(0,) * (1 + nodes),
+            num_drafts=nodes,
+        )
+        for each in a_pass.segments
+    )
+    return batch_of(tuple(segments), adapters)
 
 
 def _adapters_of(

@@ -1,8 +1,8 @@
-"""The draft model's passes: its own KV blocks, and chains of proposals in the target's plan."""
+"""The draft model's passes: its own KV blocks, and proposals in the target's plan."""
 
 from dataclasses import dataclass
 
-from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, earlier_pass
+from ridgeline.core.plan import ModelRole, Outputs, Pass, Segment, earlier_pass, tree_depth
 from ridgeline.core.result import SegmentResult
 from ridgeline.kvcache import KVCacheManager, PrefixCache, SequenceKV
 from ridgeline.scheduler.sequence import Sequence
@@ -40,7 +40,8 @@ class DraftModel:
         self._kv: dict[Sequence, SequenceKV] = {}
         self._budget = config.max_pass_tokens
         self._behind: list[Segment] = []  # of this step: prompts that are being caught up with
-        self._chains: dict[int, list[Segment]] = {}  # of this step, by the length of the chain
+        # Of this step, by the number of proposals and whether they are a tree.
+        self._proposals: dict[tuple[int, bool], list[Segment]] = {}
         self._in_flight: list[tuple[Sequence, SequenceKV, int]] = []  # those behind come so far
 
     def start(self, sequence: Sequence) -> None:
@@ -54,9 +55,9 @@ class DraftModel:
 
     def begin_step(self) -> None:
         self._budget = self._config.max_pass_tokens
-        self._behind, self._chains = [], {}
+        self._behind, self._proposals = [], {}
 
-    def propose(self, sequence: Sequence, num_tokens: int) -> int:
+    def propose(self, sequence: Sequence, num_tokens: int, *, is_tree: bool) -> int:
         """Ask for proposals after all known tokens; returns how many there will be, maybe none."""
         kv = self._kv.get(sequence)
         if kv is None:
@@ -84,7 +85,7 @@ class DraftModel:
         )
         self._budget -= stop - start
         if is_ready:
-            self._chains.setdefault(num_tokens, []).append(segment)
+            self._proposals.setdefault((num_tokens, is_tree), []).append(segment)
             return num_tokens
         self._behind.append(segment)
         self._in_flight.append((sequence, kv, stop))
@@ -97,9 +98,14 @@ class DraftModel:
         if self._behind:
             passes.append(Pass(segments=tuple(self._behind), role=ModelRole.DRAFT))
         output = 0
-        for num_tokens, segments in self._chains.items():
+        for (num_tokens, is_tree), segments in self._proposals.items():
             passes.append(
-                Pass(segments=tuple(segments), role=ModelRole.DRAFT, num_steps=num_tokens)
+                Pass(
+                    segments=tuple(segments),
+                    role=ModelRole.DRAFT,
+                    num_steps=tree_depth(num_tokens) if is_tree else num_tokens,
+                    num_nodes=num_tokens if is_tree else 0,
+                )
             )
             for segment in segments:
                 outputs = range(output, output + num_tokens)
@@ -122,8 +128,8 @@ class DraftModel:
         if not proposed.token_ids:
             self.fail(sequence)
             return
-        # The chain's last token was proposed, but its KV not computed.
-        computed = min(num_accepted, len(proposed.token_ids) - 1)
+        # The chain's last token was proposed, but its KV not computed; a tree's is out of order.
+        computed = 0 if proposed.parents else min(num_accepted, len(proposed.token_ids) - 1)
         length = len(sequence.token_ids)
         kv.advance(length - 1 - num_accepted + computed, sequence.token_ids)
         kv.trim(length)

@@ -1,10 +1,12 @@
 """One sample of a request, as the scheduler sees it."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from ridgeline.core.protocols import Grammar
+from ridgeline.core.protocols import Draft, Grammar
 from ridgeline.core.request import FinishReason, Request
 from ridgeline.core.result import SegmentResult
 from ridgeline.kvcache import SequenceKV
@@ -18,6 +20,42 @@ class SequenceStatus(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Drafts that were verified, and their tokens.
+
+    ``drafted_at[i]`` drafts had tokens at depth i, and of ``accepted_at[i]`` one of them was
+    accepted. ``drafted_by_rank[r]`` tokens were the r-th of those that follow one token, and
+    ``accepted_by_rank[r]`` of them were accepted; in chains all are the first.
+    """
+
+    num_drafts: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    drafted_by_rank: list[int] = field(default_factory=list)
+    accepted_by_rank: list[int] = field(default_factory=list)
+
+    def add(self, draft: Draft, accepted: Seq[int]) -> None:
+        """One more draft, and the indices of its accepted tokens."""
+        self.num_drafts += 1
+        _count(self.drafted_at, range(draft.num_steps))
+        _count(self.accepted_at, range(len(accepted)), width=draft.num_steps)
+        ranks = draft.ranks()
+        _count(self.drafted_by_rank, ranks)
+        _count(
+            self.accepted_by_rank,
+            [ranks[node] for node in accepted],
+            width=len(self.drafted_by_rank),
+        )
+
+
+def _count(counts: list[int], places: Iterable[int], *, width: int = 0) -> None:
+    counts.extend([0] * (width - len(counts)))
+    for place in places:
+        counts.extend([0] * (place + 1 - len(counts)))
+        counts[place] += 1
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -36,8 +74,7 @@ class Sequence:
     text can end it before. ``is_plain``: nothing but samples is wanted of it, without masks.
     It waits in ``lane`` (`QueuePolicy`); ``order`` numbers requests as they arrive;
     ``postponed``: its deadline cannot be met any more.
-    ``may_load``: the tiers were not asked since it waits. ``num_drafted[i]`` tokens were drafted at
-    position i of a draft, and ``num_accepted[i]`` of them accepted.
+    ``may_load``: the tiers were not asked since it waits. ``drafts`` counts what was verified.
     """
 
     request: Request
@@ -63,8 +100,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
-    num_drafted: list[int] = field(default_factory=list)
-    num_accepted: list[int] = field(default_factory=list)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     def __post_init__(self) -> None:
         request = self.request
@@ -104,24 +140,9 @@ class Sequence:
         """What plans in flight were to yield does not come, or not all of it."""
         self.num_known = len(self.token_ids)
 
-    def count_drafts(self, num_drafted: int, num_accepted: int) -> None:
-        """Note the outcome of one draft."""
-        count_draft(self.num_drafted, self.num_accepted, num_drafted, num_accepted)
-
     @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
-
-
-def count_draft(
-    drafted_at: list[int], accepted_at: list[int], num_drafted: int, num_accepted: int
-) -> None:
-    """Add one draft to counts by position."""
-    for counts in (drafted_at, accepted_at):
-        counts.extend([0] * (num_drafted - len(counts)))
-    for position in range(num_drafted):
-        drafted_at[position] += 1
-        accepted_at[position] += position < num_accepted
 
 
 class SequenceUpdate(NamedTuple):

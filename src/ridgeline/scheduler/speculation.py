@@ -2,30 +2,32 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import thread_time
 
 import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.errors import InvalidRequestError
-from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan, is_earlier_pass
+from ridgeline.core.plan import GROWN, ModelRole, Pass, Segment, StepPlan, is_earlier_pass
 from ridgeline.core.protocols import (
     Constraint,
     ConstraintFactory,
     Draft,
     Drafter,
     Grammar,
+    TokenDraw,
 )
 from ridgeline.core.request import Request
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.core.speculation_figures import SpeculationFigures
 from ridgeline.scheduler.draft_model import DraftModel
-from ridgeline.scheduler.sequence import Sequence, count_draft
+from ridgeline.scheduler.sequence import DraftCounts, Sequence
 
 MAX_FORCED_TOKENS = 32
 CHEAP_MASK_S = 0.0005
 COSTLY_MASKS_S = 0.004  # of a step, for all masks that are not cheap
+_NO_DRAFT = Draft()
 _TO_COME = -1  # stands for the draft model's proposals until its pass has a place in the plan
 
 
@@ -34,8 +36,8 @@ class _State:
     """A running sequence. ``constraint`` follows its output.
 
     ``from_model``: the draft model's proposals, in this step or kept from the step before.
-    ``num_guessed``: tokens on the longest path of the drafter's proposal, before the grammar cut
-    them; 0 if what is being verified is the grammar's own. ``num_drafted``: those after.
+    ``guess``: the drafter's proposal, before the grammar cut it; empty if what is being verified is
+    the grammar's own. ``kept``: which of its tokens are verified.
     ``mask_s``: processor time of the last masks; ``spent_s`` of all, from the least of the others
     when it started.
     """
@@ -45,8 +47,8 @@ class _State:
     mask_s: float = 0.0
     spent_s: float = 0.0
     from_model: SegmentResult | None = None
-    num_guessed: int = 0
-    num_drafted: int = 0
+    guess: Draft = _NO_DRAFT
+    kept: Seq[int] = ()
 
 
 class Speculation:
@@ -78,9 +80,7 @@ class Speculation:
         self.constraints = constraints
         self._states: dict[Sequence, _State] = {}
         self._held: set[int] = set()  # slots whose masks cost too much for this step
-        self._num_drafts = 0
-        self._drafted_at: list[int] = []
-        self._accepted_at: list[int] = []
+        self._counts = DraftCounts()
         self._rest_steps = 0  # for which the drafter need not be asked
         self._is_resting = False  # in the step that is being planned
 
@@ -128,8 +128,13 @@ class Speculation:
         if self._draft_model is not None:
             self._draft_model.start(sequence)
         if self.drafter is not None:
+            draw = TokenDraw(
+                seed=request.seed,
+                sample_index=sequence.sample_index,
+                temperature=0.0 if request.params.is_greedy else request.params.temperature,
+            )
             self.drafter.start(
-                slot, sequence.token_ids, request.draft_namespace, tenant=request.tenant
+                slot, sequence.token_ids, request.draft_namespace, tenant=request.tenant, draw=draw
             )
 
     def finish(self, sequence: Sequence) -> None:
@@ -187,9 +192,10 @@ class Speculation:
         constraint = state.constraint
         if state.slot in self._held:
             return None
-        state.num_guessed = 0
+        state.guess, state.kept = _NO_DRAFT, ()
         if state.from_model is not None:
-            return self._guess(state, Draft(token_ids=state.from_model.token_ids[:most]))
+            tokens, parents = state.from_model.token_ids, state.from_model.parents
+            return self._guess(state, Draft(token_ids=tokens, parents=parents).cut(most))
         if constraint is not None and (forced := constraint.forced(most)):
             return Draft(token_ids=forced)
         most = min(most, self._max_tokens)
@@ -198,11 +204,16 @@ class Speculation:
             draft = self.drafter.propose(state.slot, most)
         if draft.num_model_tokens == 0 or self._draft_model is None:
             return self._guess(state, draft.cut(most))
-        count = self._draft_model.propose(sequence, min(most, draft.num_model_tokens))
+        count, is_tree = min(most, draft.num_model_tokens), draft.is_tree and not self._only_chains
+        count = self._draft_model.propose(sequence, count, is_tree=is_tree)
         if count and constraint is not None:
             return None
-        state.num_guessed = state.num_drafted = count
-        return Draft(token_ids=(_TO_COME,) * count)
+        parents = (GROWN,) * count if is_tree else ()
+        state.guess, state.kept = (
+            Draft(token_ids=(_TO_COME,) * count, parents=parents),
+            range(count),
+        )
+        return state.guess
 
     def passes(self, segments: Seq[Segment]) -> tuple[Pass, ...]:
         """The step's passes: the draft model's, then the target's over ``segments``."""
@@ -227,7 +238,7 @@ class Speculation:
                 if state is not None and state.constraint is not None:
                     drafts = segment.token_ids[segment.num_tokens - segment.num_drafts :]
                     began_s = thread_time()
-                    masks[p, s] = state.constraint.masks(drafts)
+                    masks[p, s] = state.constraint.masks(drafts, segment.parents)
                     state.mask_s = thread_time() - began_s
                     state.spent_s += state.mask_s
         return masks
@@ -257,11 +268,17 @@ class Speculation:
         self, sequence: Sequence, segment: Segment, outcome: SegmentResult, new: Seq[int]
     ) -> None:
         """The step gave a running sequence the tokens ``new``."""
-        state = self._states[sequence]
+        state, proposed = self._states[sequence], _NO_DRAFT
         num_accepted = len(outcome.accepted)
+        if state.guess.token_ids:
+            proposed = state.guess
+            if proposed.parents[:1] == (GROWN,):
+                assert state.from_model is not None, "a tree that was verified was grown"
+                proposed = replace(proposed, parents=state.from_model.parents)
         if self.drafter is not None:
-            if state.num_guessed:
-                self.drafter.verified(state.slot, state.num_guessed, num_accepted)
+            if proposed.token_ids:
+                accepted = tuple(state.kept[node] for node in outcome.accepted)
+                self.drafter.verified(state.slot, proposed, accepted)
             elif num_accepted:
                 self.drafter.forced(state.slot, num_accepted)
             self.drafter.extend(state.slot, new)
@@ -269,10 +286,10 @@ class Speculation:
             assert self._draft_model is not None
             self._draft_model.verified(sequence, state.from_model, num_accepted)
             state.from_model = None
-        if state.num_guessed and segment.num_drafts:
-            self._num_drafts += 1
-            count_draft(self._drafted_at, self._accepted_at, state.num_drafted, num_accepted)
-            sequence.count_drafts(state.num_drafted, num_accepted)
+        if proposed.token_ids and segment.num_drafts:
+            verified = proposed.only(state.kept)
+            for counts in (self._counts, sequence.drafts):
+                counts.add(verified, outcome.accepted)
 
     def is_void(self, sequence: Sequence, segment: Segment) -> bool:
         """Whether the step did nothing for the sequence, since the draft model had no token.
@@ -299,9 +316,11 @@ class Speculation:
         if self.drafter is None:
             return None
         return SpeculationFigures(
-            num_drafts=self._num_drafts,
-            drafted_at=tuple(self._drafted_at),
-            accepted_at=tuple(self._accepted_at),
+            num_drafts=self._counts.num_drafts,
+            drafted_at=tuple(self._counts.drafted_at),
+            accepted_at=tuple(self._counts.accepted_at),
+            drafted_by_rank=tuple(self._counts.drafted_by_rank),
+            accepted_by_rank=tuple(self._counts.accepted_by_rank),
             choices=self.drafter.choices(),
         )
 
@@ -327,10 +346,9 @@ class Speculation:
 
     def _guess(self, state: _State, draft: Draft) -> Draft:
         """What is left of a guess once the grammar has seen it."""
-        if self._only_chains or state.constraint is not None:
+        if self._only_chains:
             draft = draft.first_path()
-        state.num_guessed = draft.num_steps
+        state.guess, state.kept = draft, range(len(draft.token_ids))
         if state.constraint is not None and draft.token_ids:
-            draft = draft.cut(state.constraint.num_valid(draft.token_ids))
-        state.num_drafted = draft.num_steps
-        return draft
+            state.kept = state.constraint.valid(draft.token_ids, draft.parents)
+        return draft.only(state.kept)

@@ -364,6 +364,12 @@ class _EngineCollector(Collector):
                 dict(enumerate(figures.accepted_at)) or {0: 0},
             ),
             (
+                "spec_decode_num_accepted_tokens_per_rank",
+                "Accepted tokens by their rank among those of a tree in one place.",
+                "rank",
+                dict(enumerate(figures.accepted_by_rank)) or {0: 0},
+            ),
+            (
                 "speculation_steps",
                 "Steps by the length of the longest draft chosen.",
                 "length",

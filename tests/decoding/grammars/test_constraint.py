@@ -76,7 +76,7 @@ def test_every_format_compiles(compiler):
 def test_the_29th_of_february_is_in_leap_years_only(compiler, tokenizer):
     for year, leap in ((2000, True), (1900, False), (2024, True), (2023, False), (0, False)):
         tokens = tokenizer.encode(f"{year:04}-02-29", add_special_tokens=False)
-        valid = constraint(compiler, format="date").num_valid(tokens) == len(tokens)
+        valid = len(constraint(compiler, format="date").valid(tokens)) == len(tokens)
         assert valid is leap, year
 
 
@@ -91,7 +91,7 @@ def test_a_property_may_be_named_like_a_keyword(compiler, tokenizer, name):
     for day, is_valid in (("2024-02-29", True), ("2023-02-29", False)):
         text = f'{{"{name}": "{day}"}}'
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        valid = constraint(compiler, json=schema).num_valid(tokens) == len(tokens)
+        valid = len(constraint(compiler, json=schema).valid(tokens)) == len(tokens)
         assert valid is is_valid, text
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_draft_changes_nothing(compiler, tokenizer):
     before = one.masks(())
     a, z = tokenizer.token_to_id("a"), tokenizer.token_to_id("z")
     one.masks((a, z, a))
-    assert one.num_valid((a, z)) == 1
+    assert len(one.valid((a, z))) == 1
     np.testing.assert_array_equal(one.masks(()), before)
 
 

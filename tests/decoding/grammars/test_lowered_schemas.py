@@ -174,7 +174,7 @@ def compiler():
 def allows(compiler, schema, value) -> bool:
     constraint = compiler.prepare(StructuredOutputs.of({"json": schema}))()
     text = list(json.dumps(value).encode())
-    if constraint.num_valid(text) < len(text):
+    if len(constraint.valid(text)) < len(text):
         return False
     constraint.advance(text)
     return constraint.is_complete or Bytes.eos_token_id in allowed(constraint.masks(())[0])

@@ -47,7 +47,7 @@ def test_the_only_choice_is_what_comes(tokenizer, compiler, choice):
     one = compiler.prepare(StructuredOutputs.of({"choice": [choice]}))()
     forced = one.forced(64)
     assert choice.startswith(text_of(tokenizer, forced))
-    assert one.num_valid(forced) == len(forced)
+    assert len(one.valid(forced)) == len(forced)
     tokens = random_walk(one, tokenizer, random.Random(0))
     assert text_of(tokenizer, tokens) == choice
 
@@ -73,7 +73,7 @@ def test_no_more_of_a_long_text_is_tokenized_than_a_step_takes(
     tokens = []
     while not one.is_complete:
         forced = one.forced(32)
-        assert one.num_valid(forced) == len(forced) > 0
+        assert len(one.valid(forced)) == len(forced) > 0
         one.advance(forced)
         tokens += forced
     assert max(lengths) < 1100

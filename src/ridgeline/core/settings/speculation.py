@@ -44,6 +44,8 @@ class SpeculationSettings:
             more of a draft model's. Outputs are then distributed as without speculation, but they
             are not the same ones, and a request's own seed is refused.
         num_speculative_tokens: tokens that are guessed at once, at the most.
+        draft_shape: chain, or tree: the most likely ones, several in one place, which takes fewer
+            passes of a draft model and accepts more where tokens are sampled.
         draft_model: a smaller model with the same vocabulary; the embedded model has its own.
         draft_quantization: what a draft model's matrices are quantized to as they are loaded, none,
             or auto for quantization. Coarser ones cost accepted drafts, and no quality.
@@ -57,5 +59,10 @@ class SpeculationSettings:
     ] = "off"
     verification: Annotated[Literal["exact", "rejection"], _GUESSES] = "exact"
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_SPECULATIVE_TOKENS), _GUESSES] = 4
+    draft_shape: Annotated[
+        Literal["chain", "tree"],
+        _GUESSES,
+        Needs("verification='exact'", lambda config: config.verification == "exact"),
+    ] = "chain"
     draft_model: Annotated[str | None, _DRAFTING] = None
     draft_quantization: Annotated[str, Reads(_draft_format), _DRAFTING] = "auto"

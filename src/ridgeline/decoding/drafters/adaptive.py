@@ -1,12 +1,12 @@
 """Speculation that pays: drafter and length are chosen for each sequence and each step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.core.protocols import Draft, Drafter, StepPrice
+from ridgeline.core.plan import ModelRole, StepPlan, tree_depth
+from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, StepPrice, TokenDraw
 from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
 from ridgeline.decoding.drafters.budget import Budget
@@ -35,13 +35,22 @@ class AdaptiveDrafter(Drafter):
     then one of the sequences that draft nothing drafts one token, to see whether it would pay by
     now; they take turns, at intervals that double unless the token surprises. What all this loses
     is bounded: when its `Budget` is spent it rests, and the engine works as if there were no
-    drafter.
+    drafter. ``is_tree``: what it asks for are trees, of as many nodes as pay.
     """
 
     def __init__(
-        self, lookup: Drafter, price: StepPrice, *, max_tokens: int, has_model: bool
+        self,
+        lookup: Drafter,
+        price: StepPrice,
+        *,
+        max_tokens: int,
+        has_model: bool,
+        is_tree: bool = False,
     ) -> None:
         self._lookup = lookup
+        self._is_tree = is_tree
+        counts = range(max_tokens + 1)  # of the draft model's tokens
+        self._passes = np.array([tree_depth(count) if is_tree else count for count in counts])
         self._costs = StepCosts(price, max_tokens=max_tokens)
         self._budget = Budget(self._costs)
         self._max_tokens = max_tokens
@@ -66,8 +75,9 @@ class AdaptiveDrafter(Drafter):
         namespace: str | None = None,
         *,
         tenant: str = "",
+        draw: TokenDraw = GREEDY_DRAW,
     ) -> None:
-        self._lookup.start(slot, token_ids, namespace, tenant=tenant)
+        self._lookup.start(slot, token_ids, namespace, tenant=tenant, draw=draw)
         self._slots[slot] = _Slot(
             Acceptance(self._max_tokens, self._all_lookup),
             Acceptance(self._max_tokens, self._all_model),
@@ -104,19 +114,16 @@ class AdaptiveDrafter(Drafter):
         state = self._slots[slot]
         if slot not in self._planned:  # its prompt ends in this step, or nobody drafts
             return Draft()
-        draft = state.draft
-        return Draft(
-            token_ids=draft.token_ids[:max_tokens],
-            num_model_tokens=min(draft.num_model_tokens, max_tokens),
-        )
+        draft = state.draft.cut(max_tokens)
+        return replace(draft, num_model_tokens=min(draft.num_model_tokens, max_tokens))
 
-    def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
+    def verified(self, slot: int, draft: Draft, accepted: Sequence[int]) -> None:
         state = self._slots[slot]
-        if state.by is not None and num_drafted:
-            if num_accepted and state.by.rates()[0] < 0.5:
+        if state.by is not None and draft.token_ids:
+            if accepted and state.by.rates()[0] < 0.5:
                 self._probe_steps = PROBE_STEPS
-            state.by.observe(num_drafted, num_accepted)
-        self._budget.gained(num_accepted)
+            state.by.observe(len(draft.token_ids), accepted)
+        self._budget.gained(len(accepted))
 
     def forced(self, slot: int, num_tokens: int) -> None:
         self._budget.gained(num_tokens)
@@ -160,7 +167,7 @@ class AdaptiveDrafter(Drafter):
         if self._has_model and without_N.any():
             model_NK = expected_gains([state.model for state in slots], self._all_model)
             chains = np.arange(self._max_tokens + 1)
-            more_s += chains * draft_s
+            more_s = more_s[self._passes] + self._passes * draft_s
             is_within_CK = np.arange(self._max_tokens) < chains[:, None]
             gains_CNK = np.where(without_N[:, None], is_within_CK[:, None] * model_NK, gains_NK)
         else:
@@ -191,7 +198,8 @@ class AdaptiveDrafter(Drafter):
 
     def _plan(self, state: _Slot, lookup: Draft, length: int) -> None:
         if lookup.token_ids:
-            state.draft, state.by = Draft(token_ids=lookup.token_ids[:length]), state.lookup
+            state.draft, state.by = lookup.cut(length), state.lookup
         else:
-            state.draft = Draft(num_model_tokens=length if self._has_model else 0)
+            count = length if self._has_model else 0
+            state.draft = Draft(num_model_tokens=count, is_tree=self._is_tree)
             state.by = state.model

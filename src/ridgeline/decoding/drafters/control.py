@@ -196,15 +196,20 @@ class StepCosts:
         return known is not None and self._num_steps - known.step <= _KEPT_STEPS
 
     def _priced(self, a_pass: Pass) -> float:
-        """Seconds as `of` counts them; its first step may have several tokens of each sequence."""
+        """Seconds as `of` counts them; its first step may have several tokens of each sequence, and
+        those that deepen a tree have."""
         count = len(a_pass.segments)
         mean_length = sum(segment.start for segment in a_pass.segments) / count
         width, part = divmod(a_pass.num_tokens / count, 1.0)
-        one_s, first_s, wider_s = (
+        first_s, wider_s, *later_s = (
             self._seconds(count, mean_length, each, a_pass.role)
-            for each in (1, int(width), int(width) + bool(part))
+            for each in (
+                int(width),
+                int(width) + bool(part),
+                *(1 + a_pass.nodes_at(step) for step in range(1, a_pass.num_steps)),
+            )
         )
-        return first_s + part * (wider_s - first_s) + (a_pass.num_steps - 1) * one_s
+        return first_s + part * (wider_s - first_s) + sum(later_s)
 
     def _seconds(
         self, num_sequences: int, mean_length: float, width: int, role: ModelRole = ModelRole.TARGET

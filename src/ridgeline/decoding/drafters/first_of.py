@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ridgeline.core.protocols import Draft, Drafter
+from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, TokenDraw
 
 
 class FirstOf(Drafter):
@@ -19,9 +19,10 @@ class FirstOf(Drafter):
         namespace: str | None = None,
         *,
         tenant: str = "",
+        draw: TokenDraw = GREEDY_DRAW,
     ) -> None:
         for drafter in self._drafters:
-            drafter.start(slot, token_ids, namespace, tenant=tenant)
+            drafter.start(slot, token_ids, namespace, tenant=tenant, draw=draw)
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         for drafter in self._drafters:
@@ -49,5 +50,5 @@ class FirstOf(Drafter):
         for drafter in self._drafters:
             drafter.begin_step(lengths)
 
-    def verified(self, slot: int, num_drafted: int, num_accepted: int) -> None:
-        self._asked[slot].verified(slot, num_drafted, num_accepted)
+    def verified(self, slot: int, draft: Draft, accepted: Sequence[int]) -> None:
+        self._asked[slot].verified(slot, draft, accepted)

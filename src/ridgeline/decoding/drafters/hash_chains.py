@@ -1,7 +1,7 @@
 """Where in a text its own end, or another's, has occurred before; constant time per token."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 KEY_TOKENS = 2  # shorter repeats are chance
@@ -41,17 +41,25 @@ class HashChains:
 
     def find_own_end(self) -> Recurrence:
         """The longest earlier occurrence of this text's end; of equals the latest."""
-        if len(self.tokens) <= KEY_TOKENS:
-            return NO_MATCH
-        self._enter()
-        return self._longest(self._before[-1], self.tokens)
+        return _longest(self.own_ends())
 
     def find(self, end: Sequence[int]) -> Recurrence:
         """The longest occurrence of another text's end, of which the last tokens are enough."""
-        if len(end) < KEY_TOKENS:
-            return NO_MATCH
+        return _longest(self.ends_of(end))
+
+    def own_ends(self) -> Iterator[Recurrence]:
+        """Earlier occurrences of this text's end, the latest first."""
+        if len(self.tokens) <= KEY_TOKENS:
+            return iter(())
         self._enter()
-        return self._longest(self._last.get(_key(end[-2], end[-1]), -1), end)
+        return self._matches(self._before[-1], self.tokens)
+
+    def ends_of(self, end: Sequence[int]) -> Iterator[Recurrence]:
+        """Occurrences of another text's end, the latest first."""
+        if len(end) < KEY_TOKENS:
+            return iter(())
+        self._enter()
+        return self._matches(self._last.get(_key(end[-2], end[-1]), -1), end)
 
     def following(self, match: Recurrence, count: int) -> tuple[int, ...]:
         """Up to ``count`` tokens that came after a match."""
@@ -76,18 +84,21 @@ class HashChains:
             before.append(last.get(key, -1))
             last[key] = place
 
-    def _longest(self, place: int, end: Sequence[int]) -> Recurrence:
-        best, tokens = NO_MATCH, self.tokens
+    def _matches(self, place: int, end: Sequence[int]) -> Iterator[Recurrence]:
+        tokens = self.tokens
         for _ in range(MAX_CANDIDATES):
             if place < 0:
                 break
             length, limit = KEY_TOKENS, min(MAX_MATCH, place + 1, len(end))
             while length < limit and tokens[place - length] == end[-1 - length]:
                 length += 1
-            if length > best.length and place + 1 < len(tokens):
-                best = Recurrence(length, place + 1)
+            if place + 1 < len(tokens):
+                yield Recurrence(length, place + 1)
             place = self._before[place]
-        return best
+
+
+def _longest(matches: Iterable[Recurrence]) -> Recurrence:
+    return max(matches, key=lambda match: match.length, default=NO_MATCH)
 
 
 def _key(first: int, second: int) -> int:

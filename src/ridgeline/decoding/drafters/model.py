@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.core.protocols import Draft, Drafter
+from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, TokenDraw
 
 
 class ModelDrafter(Drafter):
@@ -12,6 +12,9 @@ class ModelDrafter(Drafter):
     models choose alike where their distributions are close.
     """
 
+    def __init__(self, *, is_tree: bool = False) -> None:
+        self._is_tree = is_tree
+
     def start(
         self,
         slot: int,
@@ -19,11 +22,12 @@ class ModelDrafter(Drafter):
         namespace: str | None = None,
         *,
         tenant: str = "",
+        draw: TokenDraw = GREEDY_DRAW,
     ) -> None: ...
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None: ...
 
     def propose(self, slot: int, max_tokens: int) -> Draft:
-        return Draft(num_model_tokens=max_tokens)
+        return Draft(num_model_tokens=max_tokens, is_tree=self._is_tree)
 
     def finish(self, slot: int) -> None: ...

@@ -13,31 +13,39 @@ from ridgeline.decoding.drafters.suffix import SuffixDrafter
 
 
 def make_drafter(
-    name: str, price: StepPrice, *, max_tokens: int, has_model: bool
+    name: str, price: StepPrice, *, max_tokens: int, has_model: bool, is_tree: bool = False
 ) -> Drafter | None:
-    """The drafter of that name; ``None`` for off. ``has_model``: whether there is a draft model.
+    """The drafter of that name; ``None`` for off. ``has_model``: whether there is a draft model;
+    ``is_tree``: whether it proposes trees.
 
-    An installed drafter is a class of the group ``ridgeline.drafters``, or what makes one.
+    An installed drafter is a class of the group ``ridgeline.drafters``, or what makes one. It
+    proposes what it likes.
 
     Raises:
-        SettingsError: there is none of that name.
+        SettingsError: there is none of that name, or it is not ours to shape.
     """
     match name:
         case "off":
             return None
         case "ngram":
-            return NgramDrafter()
+            return NgramDrafter(is_tree=is_tree)
         case "suffix":
-            return SuffixDrafter()
+            return SuffixDrafter(is_tree=is_tree)
         case "draft":
-            return ModelDrafter()
+            return ModelDrafter(is_tree=is_tree)
         case "combined":
-            return FirstOf([NgramDrafter(), ModelDrafter()])
+            return FirstOf([NgramDrafter(is_tree=is_tree), ModelDrafter(is_tree=is_tree)])
         case "adaptive":
             return AdaptiveDrafter(
-                SuffixDrafter(), price, max_tokens=max_tokens, has_model=has_model
+                SuffixDrafter(is_tree=is_tree),
+                price,
+                max_tokens=max_tokens,
+                has_model=has_model,
+                is_tree=is_tree,
             )
     make = load_part("drafters", name)
     if make is None:
         raise SettingsError(f"There is no drafter {name!r}.")
+    if is_tree:
+        raise SettingsError(f"draft_shape is not for {name!r}, which shapes its own drafts.")
     return cast(Drafter, make())

@@ -5,8 +5,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ridgeline.core.protocols import Draft, Drafter
+from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, TokenDraw
 from ridgeline.decoding.drafters.hash_chains import KEY_TOKENS, MAX_MATCH, NO_MATCH, HashChains
+from ridgeline.decoding.drafters.lookup_tree import continuations, lookup_tree
 
 DEFAULT_MAX_TOKENS = 1 << 18  # about 40 MB
 _END = -1  # between texts; matches no token, and is not proposed
@@ -38,11 +39,14 @@ class SuffixDrafter(Drafter):
     """Looks in the sequence's own text and in the outputs of its namespace, and takes the longer.
 
     Memory is bounded: ``max_tokens`` of outputs over all namespaces. The least recently used
-    namespace goes first, and the last that is left forgets its older half.
+    namespace goes first, and the last that is left forgets its older half. ``is_tree``: it proposes
+    several continuations, from both.
     """
 
-    def __init__(self, max_tokens: int = DEFAULT_MAX_TOKENS) -> None:
+    def __init__(self, max_tokens: int = DEFAULT_MAX_TOKENS, *, is_tree: bool = False) -> None:
         self._max_tokens = max_tokens
+        self._is_tree = is_tree
+        self._draws: dict[int, TokenDraw] = {}
         self._texts: dict[int, HashChains] = {}
         self._new: dict[int, _Output] = {}
         self._memories: OrderedDict[str, _Memory] = OrderedDict()
@@ -60,8 +64,9 @@ class SuffixDrafter(Drafter):
         namespace: str | None = None,
         *,
         tenant: str = "",
+        draw: TokenDraw = GREEDY_DRAW,
     ) -> None:
-        self._texts[slot] = HashChains()
+        self._texts[slot], self._draws[slot] = HashChains(), draw
         self._texts[slot].extend(token_ids)
         self._new[slot] = _Output(namespace, tenant, array("q"))
 
@@ -71,8 +76,16 @@ class SuffixDrafter(Drafter):
 
     def propose(self, slot: int, max_tokens: int) -> Draft:
         text, namespace = self._texts[slot], self._new[slot].namespace
-        own = text.find_own_end()
         memory = self._memories.get(namespace) if namespace is not None else None
+        if self._is_tree:
+            found = continuations(text, text.own_ends())
+            if memory is not None:
+                matches = memory.text.ends_of(text.tokens[-MAX_MATCH:])
+                found += continuations(memory.text, matches, end=_END)
+            return lookup_tree(
+                found, position=len(text), num_nodes=max_tokens, draw=self._draws[slot]
+            )
+        own = text.find_own_end()
         other = memory.text.find(text.tokens[-MAX_MATCH:]) if memory is not None else NO_MATCH
         if memory is None or other.length <= own.length:
             return Draft(token_ids=text.continuation(own, max_tokens))
@@ -81,7 +94,7 @@ class SuffixDrafter(Drafter):
         return Draft(token_ids=following[:count])
 
     def finish(self, slot: int) -> None:
-        del self._texts[slot]
+        del self._texts[slot], self._draws[slot]
         output = self._new.pop(slot)
         namespace, tokens = output.namespace, output.tokens
         if namespace is None or len(tokens) <= KEY_TOKENS:  # nothing would follow a match

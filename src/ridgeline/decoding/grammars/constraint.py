@@ -1,6 +1,6 @@
 """The grammar of one output, and where in it the output is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from ridgeline.core.protocols import Constraint
+from ridgeline.decoding.verification import chain
 
 _ANY = np.uint32(0xFFFFFFFF)
 
@@ -43,28 +44,46 @@ class GrammarConstraint(Constraint):
             return ()
         return tuple(self._matcher.compute_ff_tokens()[:max_tokens])
 
-    def num_valid(self, token_ids: Sequence[int]) -> int:
-        return self._matcher.validate_tokens(list(token_ids))
+    def valid(self, token_ids: Sequence[int], parents: Sequence[int] = ()) -> tuple[int, ...]:
+        return tuple(sorted(node for node in self._walk(token_ids, parents) if node >= 0))
 
-    def masks(self, drafts: Sequence[int]) -> npt.NDArray[np.uint32]:
+    def masks(self, drafts: Sequence[int], parents: Sequence[int] = ()) -> npt.NDArray[np.uint32]:
         masks = np.full((1 + len(drafts), self._words), _ANY, dtype=np.uint32)
         words = masks.view(np.int32)
-        consumed = 0
-        for row in range(len(masks)):
+        for node in self._walk(drafts, parents):
             if self._matcher.is_error():
-                masks[row] = 0
+                masks[node + 1] = 0
                 self._use.has_failed = True
-                break
-            fill_next_token_bitmask(self._matcher, words, row)
-            # What follows an end is cut off, whatever it is.
-            if row == len(drafts) or drafts[row] in self._ends:
-                break
-            if self._matcher.try_consume_tokens([drafts[row]]) != 1:
-                break
-            consumed += 1
+            elif node < 0 or drafts[node] not in self._ends:  # what follows an end is cut off
+                fill_next_token_bitmask(self._matcher, words, node + 1)
+        return masks
+
+    def _walk(self, drafts: Sequence[int], parents: Sequence[int]) -> Iterator[int]:
+        """−1 and the drafts that are allowed, depth first; the matcher is behind each, but an end.
+
+        The matcher is back where it was once all are through.
+        """
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents or chain(len(drafts))):
+            children.setdefault(parent, []).append(node)
+        pending, consumed = [(-1, 0)], 0
+        while pending:
+            node, depth = pending.pop()
+            if node >= 0:
+                if consumed >= depth:
+                    self._matcher.rollback(consumed - depth + 1)
+                    consumed = depth - 1
+                if drafts[node] in self._ends:
+                    if self._matcher.validate_tokens([drafts[node]]):
+                        yield node
+                    continue
+                if self._matcher.try_consume_tokens([drafts[node]]) != 1:
+                    continue
+                consumed = depth
+            yield node
+            pending += [(child, depth + 1) for child in reversed(children.get(node, ()))]
         if consumed:
             self._matcher.rollback(consumed)
-        return masks
 
     @property
     def is_complete(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache as once
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -145,6 +145,20 @@ class CPUExecutor(PoolExecutor[KVCache]):
         masks: Sequence[MaskOf],
         clock: Clock,
     ) -> tuple[SegmentResult, ...]:
+        batch, logits_NV = self._run_batch(segments, role, clock)
+        model = self._models[role]
+        handle.wait_for_masks()
+        set_masks = [mask() for mask in masks]
+        drawn = self.draw_tokens(batch, logits_NV, set_masks)
+        rows_of = self._rows_of(model, batch, logits_NV)
+        results = self.results(batch.items, role, set_masks, drawn, rows_of)
+        self._note_pass(role)
+        clock.lap("sample_s")
+        return tuple(results)
+
+    def _run_batch(
+        self, segments: Sequence[Segment], role: ModelRole, clock: Clock
+    ) -> tuple[CPUBatch, Floats]:
         states = cast(Mapping[int, CPUSequence], self.states)
         batch = build_batch(segments, states, role, self.pools[role])
         model = self._models[role]
@@ -155,14 +169,18 @@ class CPUExecutor(PoolExecutor[KVCache]):
             logits_NV = self._logits_of(model, batch)
         self._note_experts(role, model)
         clock.lap("forward_s")
-        handle.wait_for_masks()
-        set_masks = [mask() for mask in masks]
-        drawn = self.draw_tokens(batch, logits_NV, set_masks)
-        rows_of = self._rows_of(model, batch, logits_NV)
-        results = self.results(batch.items, role, set_masks, drawn, rows_of)
+        return batch, logits_NV
+
+    def draft_logits(
+        self, segments: Sequence[Segment], role: ModelRole, clock: Clock
+    ) -> list[tuple[SegmentContext, Array]]:
+        batch, logits_NV = self._run_batch(segments, role, clock)
         self._note_pass(role)
-        clock.lap("sample_s")
-        return tuple(results)
+        stops = [0, *accumulate(num_kept_rows(each.segment) for each in batch.items)]
+        return [
+            (item, logits_NV[first:last])
+            for item, (first, last) in zip(batch.items, pairwise(stops), strict=True)
+        ]
 
     def replay(
         self,

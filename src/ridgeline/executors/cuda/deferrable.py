@@ -35,7 +35,7 @@ def is_deferrable(
     if len(plan.passes) != 1:
         return False
     (a_pass,) = plan.passes
-    if a_pass.num_steps > 1 and not decodes(a_pass):
+    if a_pass.num_nodes or (a_pass.num_steps > 1 and not decodes(a_pass)):
         return False
     return all(
         _is_deferrable_segment(segment, a_pass.role, states[segment.slot], fits)

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import Admission, ModelRole, Pass, Segment, StepPlan, referenced_output
@@ -372,21 +373,8 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
         masks: Sequence[MaskOf],
         clock: Clock,
     ) -> tuple[SegmentResult, ...]:
-        self._update(segments, role)
-        send, model = self._staging.send, self._models[role]
-        batch = build_batch(segments, self.states, int, with_lengths=self._asks(role))
-        clock.lap("prepare_s")
-        spans = None if self.recorder is None else EventLog(self.device)
-        hidden_TD, _ = model.hidden(batch, send, spans)
-        logits_NV = hidden_TD[:0]
-        if len(batch.logit_rows):
-            rows = hidden_TD.index_select(0, send(batch.logit_rows))
-            logits_NV = reference.wide(model.logits(rows))
-        if self.recorder is not None and spans is not None:
-            if len(batch.logit_rows):
-                spans.note((len(model.ops) - 1,))
-            self.recorder.add(role, lambda: spans.passes(model.ops))
-        clock.lap("forward_s")
+        send = self._staging.send
+        batch, hidden_TD, logits_NV = self._run_batch(segments, role, clock)
         handle.wait_for_masks()
         items = [self._context(segments[number], role) for number in batch.order]
         set_masks = [masks[number]() for number in batch.order]
@@ -409,6 +397,41 @@ class CUDAExecutor(PoolExecutor[DeviceKVCache]):
         clock.lap("sample_s")
         by_number = dict(zip(batch.order, ordered, strict=True))
         return tuple(by_number[number] for number in range(len(segments)))
+
+    def _run_batch(
+        self, segments: Sequence[Segment], role: ModelRole, clock: Clock
+    ) -> tuple[HostBatch, torch.Tensor, torch.Tensor]:
+        """A pass op by op: the batch, hidden states of all rows, and logits of those wanted."""
+        self._update(segments, role)
+        send, model = self._staging.send, self._models[role]
+        batch = build_batch(segments, self.states, int, with_lengths=self._asks(role))
+        clock.lap("prepare_s")
+        spans = None if self.recorder is None else EventLog(self.device)
+        hidden_TD, _ = model.hidden(batch, send, spans)
+        logits_NV = hidden_TD[:0]
+        if len(batch.logit_rows):
+            rows = hidden_TD.index_select(0, send(batch.logit_rows))
+            logits_NV = reference.wide(model.logits(rows))
+        if self.recorder is not None and spans is not None:
+            if len(batch.logit_rows):
+                spans.note((len(model.ops) - 1,))
+            self.recorder.add(role, lambda: spans.passes(model.ops))
+        clock.lap("forward_s")
+        return batch, hidden_TD, logits_NV
+
+    def draft_logits(
+        self, segments: Sequence[Segment], role: ModelRole, clock: Clock
+    ) -> list[tuple[SegmentContext, Array]]:
+        batch, _, logits_NV = self._run_batch(segments, role, clock)
+        found: list[tuple[SegmentContext, Array]] = []
+        first = 0
+        for number in batch.order:
+            last = first + num_logit_rows(segments[number])
+            item = self._context(segments[number], role)
+            found.append((item, as_array(logits_NV[first:last])))
+            first = last
+        by_number = dict(zip(batch.order, found, strict=True))
+        return [by_number[number] for number in range(len(segments))]
 
     def replay(
         self,

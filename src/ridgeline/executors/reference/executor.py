@@ -1,17 +1,18 @@
 """`ReferenceExecutor`: plain PyTorch, the shortest code that is right."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ridgeline.core.arrays import Array
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.recorded_step import OpSpan
 from ridgeline.core.result import SegmentResult, StepResult
 from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
-from ridgeline.executors.outputs import SegmentRows, num_logit_rows
-from ridgeline.executors.reference.batch import build_batch
+from ridgeline.executors.outputs import SegmentContext, SegmentRows, num_logit_rows
+from ridgeline.executors.reference.batch import Batch, build_batch
 from ridgeline.executors.reference.forward import Forward
 from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
 from ridgeline.executors.runner import Clock, MaskOf
@@ -63,16 +64,28 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
         masks: Sequence[MaskOf],
         clock: Clock,
     ) -> tuple[SegmentResult, ...]:
+        spans: list[OpSpan] = []
+        batch, rows_of = self._run_batch(segments, role, clock, spans)
+        handle.wait_for_masks()
+        set_masks = [mask() for mask in masks]
+        undrawn = [None] * len(segments)
+        results = self.results(batch.segments, role, set_masks, undrawn, rows_of)
+        if self.recorder is not None:
+            self.recorder.add(role, lambda: (tuple(spans),))
+        clock.lap("sample_s")
+        return tuple(results)
+
+    def _run_batch(
+        self, segments: Sequence[Segment], role: ModelRole, clock: Clock, spans: list[OpSpan]
+    ) -> tuple[Batch, Callable[[int], SegmentRows]]:
         batch = build_batch(segments, self.states, role)
         clock.lap("prepare_s")
         forward = Forward(self._models[role], self._weights[role], self.pools[role], batch)
-        spans: list[OpSpan] = []
         is_recorded = self.recorder is not None
         hidden_TD = forward.run_recorded(spans) if is_recorded else forward.run()
         if role is ModelRole.TARGET:
             self.experts_read = (self.experts_read or 0) + forward.experts_read
         clock.lap("forward_s")
-        handle.wait_for_masks()
         ranges = batch.ranges()
 
         def rows_of(number: int) -> SegmentRows:
@@ -89,13 +102,19 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
                 )
             return SegmentRows(as_array(logits), lambda: as_array(hidden_SD))
 
-        set_masks = [mask() for mask in masks]
-        undrawn = [None] * len(segments)
-        results = self.results(batch.segments, role, set_masks, undrawn, rows_of)
+        return batch, rows_of
+
+    def draft_logits(
+        self, segments: Sequence[Segment], role: ModelRole, clock: Clock
+    ) -> list[tuple[SegmentContext, Array]]:
+        spans: list[OpSpan] = []
+        batch, rows_of = self._run_batch(segments, role, clock, spans)
+        found: list[tuple[SegmentContext, Array]] = [
+            (item, rows_of(number).logits_NV) for number, item in enumerate(batch.segments)
+        ]
         if self.recorder is not None:
             self.recorder.add(role, lambda: (tuple(spans),))
-        clock.lap("sample_s")
-        return tuple(results)
+        return found
 
     def move_kv(
         self, role: ModelRole, state: SequenceState, sources: Sequence[int], first: int

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import (
+    GROWN,
     Admission,
     ModelRole,
     Pass,
     Segment,
     StepPlan,
     is_reference,
+    num_outputs,
     plans_back,
     referenced_output,
 )
@@ -27,6 +29,7 @@ from ridgeline.roofline import PricedModel
 
 _NOT_YIELDED = -1
 _UNIT = 2**32
+_SIBLING = 0.7  # how likely a tree's next token in a place is, beside the one before
 
 
 class _Handle:
@@ -84,6 +87,7 @@ class SimulatedExecutor(Executor):
         self._acceptance = acceptance
         self.free_s = 0.0  # when the steps in flight will be done
         self._admissions: dict[int, Admission] = {}
+        self._grown: dict[int, tuple[int, ...]] = {}  # parents of the latest trees, by slot
         # Of the latest plans, by output number, that of the plan that runs first.
         self._outputs: deque[list[int]] = deque(maxlen=self.max_in_flight)
         self.num_steps = 0  # those that were replayed, too
@@ -140,12 +144,22 @@ class SimulatedExecutor(Executor):
         return _Handle(result, self._clock, self.free_s)
 
     def _run(self, a_pass: Pass) -> tuple[SegmentResult, ...]:
-        results = tuple(self._outcome(segment, a_pass.num_steps) for segment in a_pass.segments)
+        if a_pass.num_nodes:
+            results = tuple(self._tree(segment, a_pass) for segment in a_pass.segments)
+        else:
+            results = tuple(self._outcome(segment, a_pass.num_steps) for segment in a_pass.segments)
         for segment, result in zip(a_pass.segments, results, strict=True):
-            if segment.outputs.sample:
-                missing = a_pass.num_steps + segment.num_drafts - len(result.token_ids)
-                self._outputs[0].extend([*result.token_ids, *[_NOT_YIELDED] * missing])
+            missing = num_outputs(segment, a_pass) - len(result.token_ids)
+            self._outputs[0].extend([*result.token_ids, *[_NOT_YIELDED] * missing])
         return results
+
+    def _tree(self, segment: Segment, a_pass: Pass) -> SegmentResult:
+        """A chain as long as it may be, and a second token in each place as far as there are."""
+        count, depth = a_pass.num_nodes, a_pass.num_steps
+        parents = tuple(node - 1 if node < depth else node % depth - 1 for node in range(count))
+        self._grown[segment.slot] = parents
+        token = self.token(self._admissions[segment.slot], segment.stop)
+        return SegmentResult(token_ids=(token,) * count, parents=parents)
 
     def _outcome(self, segment: Segment, num_steps: int) -> SegmentResult:
         outputs = segment.outputs
@@ -164,15 +178,23 @@ class SimulatedExecutor(Executor):
         return SegmentResult(token_ids=(*kept, *drawn), accepted=accepted)
 
     def accepted(self, admission: Admission, segment: Segment) -> tuple[int, ...]:
-        """Indices of the accepted drafts: in a tree, the first child is tried at each depth."""
+        """Indices of the accepted drafts, the children of each in their order."""
         parents = segment.parents or tuple(range(-1, segment.num_drafts - 1))
+        if parents[:1] == (GROWN,):
+            parents = self._grown[segment.slot]
         path: list[int] = []
         node, position = -1, segment.stop - segment.num_drafts
         while node in parents:
-            if self._noise(admission, position + len(path), 1) >= self._acceptance:
+            noise, missed, share = self._noise(admission, position + len(path), 1), 1.0, 1.0
+            for child in (child for child, parent in enumerate(parents) if parent == node):
+                missed *= 1.0 - share * self._acceptance
+                share *= _SIBLING
+                if noise < 1.0 - missed:
+                    path.append(child)
+                    break
+            else:
                 break
-            node = parents.index(node)
-            path.append(node)
+            node = path[-1]
         return tuple(path)
 
     def _is_void(self, segment: Segment) -> bool:
