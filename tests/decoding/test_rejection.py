@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
+from ridgeline.core.philox import NoiseStream
 from ridgeline.core.sampling_params import SamplingParams
-from ridgeline.decoding import History, process_logits
-from ridgeline.decoding.rejection import accepts, residual
+from ridgeline.decoding import History, process_logits, rejection
+from ridgeline.decoding.rejection import accepts, propose, residual, verify_by_rejection
 from ridgeline.decoding.sampling import softmax
 
 DRAWS = 200_000
@@ -131,3 +132,33 @@ def test_equal_distributions_accept_everything():
     tokens, accepted = right(first, first, draw(first, generator), generator)
     assert accepted.all()
     assert (first[0][tokens] > 0).all()
+
+
+def redrawn_deviation(num_seeds=3000):
+    """One draft, verified with the noise that the engine gives it, over many seeds."""
+    target = np.log([0.02, 0.22, 0.37, 0.39])  # the last is drawn too often with a draft's noise
+    draft = np.log([0.66, 0.15, 0.17, 0.02])
+    params, known = SamplingParams(temperature=1.0), History(token_ids=[1], num_prompt_tokens=1)
+    counts = np.zeros(4)
+    for seed in range(num_seeds):
+        drawn = {"seed": seed, "sample_index": 0}
+        proposal = propose(draft, params, known, **drawn)
+        tokens, _ = verify_by_rejection(
+            [proposal.token_id], [proposal], lambda _: target, position=1, **drawn
+        )
+        counts[tokens[0]] += 1
+    return deviation(counts, np.exp(target) * num_seeds)
+
+
+def test_what_is_drawn_in_a_drafts_place_has_noise_of_its_own(monkeypatch):
+    """A redraw with the noise that the draft was drawn with is caught."""
+    assert redrawn_deviation() < 4
+
+    def draw_as_the_draft(row, **drawn):
+        if drawn.get("stream") is NoiseStream.RESIDUAL:
+            drawn["stream"] = NoiseStream.DRAFT
+        return draw_row(row, **drawn)
+
+    draw_row = rejection.draw
+    monkeypatch.setattr(rejection, "draw", draw_as_the_draft)
+    assert redrawn_deviation() > 5

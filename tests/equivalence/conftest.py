@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tests.conftest import VOCAB, write_tokenizer
 from tests.executors.host_cuda import host_factory
-from tests.tiny import CONFIG, WINDOWED, tiny_model
+from tests.tiny import CONFIG, LATENT, WINDOWED, tiny_model
 
 from ridgeline import LLM
 from ridgeline.core.settings.speculation import (
@@ -64,8 +64,9 @@ def _write_adapter(folder):
 
 
 def write_pairs(root):
-    """The folders ``full``, ``windowed``, their drafts, and an adapter of ``full``."""
-    for name, config in (("full", CONFIG), ("windowed", WINDOWED)):
+    """The folders ``full``, ``windowed``, ``latent``, their drafts, and an adapter of ``full``."""
+    dense = LATENT | {"first_k_dense_replace": LATENT["num_hidden_layers"]}
+    for name, config in (("full", CONFIG), ("windowed", WINDOWED), ("latent", dense)):
         _write(root / name, config)
         _write(root / f"{name}-draft", config, noise=_DISAGREEMENT)
     _write_adapter(root / "adapter")

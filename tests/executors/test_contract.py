@@ -24,6 +24,7 @@ from tests.tiny import (
 
 from ridgeline.core.errors import EngineError
 from ridgeline.core.plan import (
+    GROWN,
     BlockCopy,
     BlockTableUpdate,
     ModelRole,
@@ -34,7 +35,9 @@ from ridgeline.core.plan import (
     step_in_flight,
 )
 from ridgeline.core.pooling import Pooling
+from ridgeline.core.protocols import Draft
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.decoding import ancestors
 from ridgeline.executors.cpu.executor import CPUExecutor
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.runner import StepRunner
@@ -245,6 +248,33 @@ def test_tree_verification_changes_nothing(make, config, params):
         position = len(PROMPT) + len(tokens) - 1
         tokens += driver.run(driver.segment(1, position, [tokens[-1]])).passes[0][0].token_ids
     assert tokens == expected
+
+
+@BOTH_KINDS
+@ALL_MODELS
+def test_a_grown_tree_has_what_would_be_drawn_after_each_of_its_tokens(kind, make, config, params):
+    """Where a token has others after it, the first of them is what the model draws there; and the
+    target's pass of the same step verifies the tree."""
+    model = kind.model(config)
+    driver = make(config, draft=model)
+    expected = driver.decode(1, PROMPT, 8, params)
+    driver.start(0, PROMPT, params)
+    prompt = driver.segment(0, 0, [*PROMPT, expected[0]], fresh=True)
+    tokens = [expected[0], *map(earlier_pass, range(6))]
+    verified = driver.segment(0, len(PROMPT), tokens, num_drafts=6, parents=(GROWN,) * 6)
+    drafting = Pass(segments=(prompt,), role=ModelRole.DRAFT, num_steps=3, num_nodes=6)
+    result = driver.run(passes=(drafting, Pass(segments=(verified,))))
+    (tree,), (outcome,) = result.passes
+    draft = Draft(token_ids=tree.token_ids, parents=tree.parents)
+    assert len(draft.token_ids) == 6
+    assert draft.num_steps <= 3
+    for node in {-1, *draft.parents}:
+        path = [draft.token_ids[each] for each in ancestors(draft.parents, node)]
+        drawn = driver.start(2, [*PROMPT, expected[0], *path], params, num_prompt_tokens=13)
+        assert draft.token_ids[draft.parents.index(node)] == drawn.token_ids[0]
+    depth = len(outcome.accepted)
+    assert depth >= 1  # the draft is the target
+    assert list(outcome.token_ids) == expected[1 : 2 + depth]
 
 
 @ALL_MODELS

@@ -124,6 +124,29 @@ def test_masks_after_drafts_are_those_of_advancing(compiler, tokenizer):
     assert ahead.is_complete
 
 
+def test_the_nodes_of_a_tree_are_masked_along_their_paths(compiler, tokenizer):
+    one = constraint(compiler, regex="ab(c|d)ee?")
+    before = one.masks(())
+    a, b, c, d, e, z = map(tokenizer.token_to_id, "abcdez")
+    (end,) = sorted(tokenizer.eos_token_ids)[:1]
+    #         0  1  2  3  4  5  6  7    8  9
+    drafts = (z, a, b, a, c, d, e, end, e, e)
+    parents = (-1, -1, 1, 0, 2, 2, 5, 6, 4, 2)
+    kept = one.valid(drafts, parents)
+    assert kept == (1, 2, 4, 5, 6, 7, 8)
+    rows = one.masks(drafts, parents)
+    for node in kept:
+        path, at = [], node
+        while at >= 0:
+            path.append(drafts[at])
+            at = parents[at]
+        if node != 7:  # an end
+            follower = constraint(compiler, regex="ab(c|d)ee?")
+            follower.advance(path[::-1])
+            np.testing.assert_array_equal(rows[node + 1], follower.masks(())[0])
+    np.testing.assert_array_equal(one.masks(()), before)
+
+
 def test_a_wrong_draft_changes_nothing(compiler, tokenizer):
     one = constraint(compiler, regex="abc")
     before = one.masks(())

@@ -42,13 +42,13 @@ def lookup_tree(
 ) -> Draft:
     """The tokens from ``position`` on, best first.
 
-    A continuation counts half as much for each token that it has less in common than the longest;
-    what was never seen counts as much as one (the escape of Moffat 1990, method C). Tokens are
-    ranked as they are drawn, by log of the count / T + noise.
+    A continuation counts half as much for each token that it has less in common than the longest,
+    and what was never seen as the inverse of how many that has: a long context is seldom wrong.
+    Tokens are ranked as they are drawn, by log of the count / T + noise.
     """
     tree, at = DraftTree(num_nodes), {-1: list(found)}
     longest = max((each.length for each in found), default=0)
-    new = [-1]
+    new = [-1] if found else []
     while new:
         node = new[0]
         depth, followed = len(tree.path(node)), at.pop(node)
@@ -59,7 +59,8 @@ def lookup_tree(
             if token is not None:
                 weights[token] = weights.get(token, 0.0) + 2.0 ** (each.length - longest)
                 followers.setdefault(token, []).append(each)
-        children = _children(weights, position + depth, draw)
+        unseen = 1.0 / (longest + depth)
+        children = _children(weights, unseen, position + depth, draw)
         for child, token in zip(tree.add(node, children), children.token_ids, strict=True):
             at[child] = followers[token]
         new = tree.leaves(1)
@@ -67,11 +68,11 @@ def lookup_tree(
     return Draft(token_ids=tokens, parents=parents)
 
 
-def _children(weights: dict[int, float], position: int, draw: TokenDraw) -> Children:
+def _children(weights: dict[int, float], unseen: float, position: int, draw: TokenDraw) -> Children:
     if not weights:
         return Children([], [])
-    tokens = list(weights)
-    log_q = np.log(np.array(list(weights.values())) / (1.0 + sum(weights.values())))
+    tokens, total = list(weights), unseen + sum(weights.values())
+    scores = np.log(np.array(list(weights.values())) / total)
     if len(tokens) > 1:
-        log_q = drawn_scores(draw, np.array(tokens), log_q, position)
-    return ranked(tokens, log_q, len(tokens), rest=1.0 / (1.0 + sum(weights.values())))
+        scores = drawn_scores(draw, np.array(tokens), scores, position)
+    return ranked(tokens, scores, len(tokens), rest=unseen / total)
