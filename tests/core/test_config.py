@@ -113,6 +113,10 @@ def test_numbers_may_come_as_text():
         ({"draft_quantization": "int5", "speculation": "draft"}, "cannot be quantized to 'int5'"),
         ({"draft_quantization": None}, "draft_quantization must be text"),
         ({"num_speculative_tokens": 7}, "no effect without speculation"),
+        (
+            {"speculation": "draft", "draft_shape": "tree", "verification": "rejection"},
+            "draft_shape has no effect without verification='exact'",
+        ),
         ({"kv_disk_tier_bytes": 5}, "no effect without kv_disk_tier_path"),
         ({"tenant_weights": {"a": 2}}, "no effect without scheduling_policy fair"),
         ({"batch_window_s": 0.5}, "no effect without batching dynamic"),

@@ -72,6 +72,12 @@ def write_pairs(root):
     _write_adapter(root / "adapter")
 
 
+def drafting_settings(name):
+    """Of a drafter's name, and the shape of its drafts if that is no chain."""
+    speculation, _, shape = name.partition(" ")
+    return {"speculation": speculation} | ({"draft_shape": shape} if shape else {})
+
+
 def opener(root, executor):
     """Opens engines on a pair: ``open_llm(speculation, pair="full", **settings)``.
 
@@ -86,10 +92,9 @@ def opener(root, executor):
         if executor != "cpu":
             settings = {"dtype": "float64"} | settings
         models = 1
-        speculation, _, shape = speculation.partition(" ")
-        if shape:
-            settings["draft_shape"] = shape
-        if speculation in DRAFT_MODEL_SPECULATION:
+        drafting = drafting_settings(speculation)
+        settings = drafting | settings
+        if drafting["speculation"] in DRAFT_MODEL_SPECULATION:
             models = 2
             settings = {"draft_model": str(root / f"{pair}-draft")} | settings
         settings = {"block_tokens": block_tokens, "max_num_seqs": 16} | settings
@@ -99,7 +104,7 @@ def opener(root, executor):
                     known[pair] = sum(llm._engine.executor.kv_layout().block_bytes)
             blocks = pool_tokens // block_tokens
             settings["kv_cache_memory_bytes"] = blocks * known[pair] * models
-        return LLM(str(root / pair), executor=executor, speculation=speculation, **settings)
+        return LLM(str(root / pair), executor=executor, **settings)
 
     return open_llm
 
