@@ -6,6 +6,7 @@ something is wrong; the others promise equality in the type that they run in.
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
