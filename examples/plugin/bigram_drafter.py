@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ridgeline.core.protocols import Draft, Drafter
+from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter, TokenDraw
 
 
 class BigramDrafter(Drafter):
@@ -19,6 +19,7 @@ class BigramDrafter(Drafter):
         namespace: str | None = None,
         *,
         tenant: str = "",
+        draw: TokenDraw = GREEDY_DRAW,
     ) -> None:
         self._followers[slot] = {}
         self._last[slot] = token_ids[0]
