@@ -1,6 +1,7 @@
 """What drafters propose, and how the adaptive one decides, with prices and acceptance made up."""
 
 import itertools
+import math
 import random
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 
 from ridgeline.core.plan import ModelRole, Pass, Segment, StepPlan
 from ridgeline.core.protocols import Draft
+from ridgeline.core.result import TokenLogprobs
 from ridgeline.decoding.drafters import (
     AdaptiveDrafter,
     FirstOf,
     ModelDrafter,
     NgramDrafter,
+    RecyclingDrafter,
     SuffixDrafter,
 )
 from ridgeline.decoding.drafters.acceptance import Acceptance, expected_gains
@@ -446,3 +449,57 @@ def test_the_length_does_not_flutter():
     _, lengths = simulate(price, [0.8] * 6, steps=600)
     changes = sum(a != b for a, b in itertools.pairwise(lengths[100:]))
     assert changes < 100
+
+
+def likely(token, *others):
+    """What was likely in a place, and which token came."""
+    logprobs = [math.log(0.56 / 2**rank) for rank in range(1 + len(others))]
+    top = tuple(zip((token, *others), logprobs, strict=True))
+    return TokenLogprobs(token_id=token, logprob=logprobs[0], rank=1, top=top)
+
+
+def recycling(namespace="a", **settings):
+    """A drafter that has seen, after 1, 2 or 3 or 4, and after 2, 5 or 6."""
+    drafter = RecyclingDrafter(**settings)
+    drafter.start(0, [9, 1], namespace, tenant="t")
+    drafter.see(0, [likely(2, 3, 4), likely(5, 6)])
+    drafter.extend(0, [2, 5])
+    return drafter
+
+
+def test_what_was_likely_is_likely_again():
+    drafter = recycling()
+    drafter.extend(0, [1])
+    assert drafter.propose(0, 4) == Draft(token_ids=(2, 5))
+    tree = recycling(is_tree=True)
+    tree.extend(0, [1])
+    assert tree.propose(0, 4) == Draft(token_ids=(2, 5, 3, 6), parents=(-1, 0, -1, 0))
+    tree.see(0, [likely(7)])  # the latest counts
+    tree.extend(0, [7, 1])
+    assert tree.propose(0, 4).token_ids == (7,)
+
+
+def test_what_was_likely_for_one_namespace_is_not_for_another():
+    drafter = recycling()
+    for slot, namespace in enumerate(("a", "b", None), start=1):
+        drafter.start(slot, [8, 1], namespace)
+    assert [drafter.propose(slot, 2).token_ids for slot in (1, 2, 3)] == [(2, 5), (), ()]
+    drafter.finish(0)
+    assert drafter.propose(1, 2).token_ids == (2, 5)
+    drafter.delete_tenant("nobody")
+    assert drafter.propose(1, 2).token_ids == (2, 5)
+    drafter.delete_tenant("t")
+    assert drafter.propose(1, 2) == Draft()
+
+
+def test_the_memory_of_likely_tokens_is_bounded():
+    drafter = RecyclingDrafter(max_tokens=50)
+    for number in range(40):
+        drafter.start(0, [1], f"namespace {number % 5}")
+        for token in range(number, number + 30):
+            drafter.see(0, [likely(token)])
+            drafter.extend(0, [token])
+        assert drafter.num_remembered <= 50
+        assert drafter.propose(0, 1).token_ids == ()
+        drafter.finish(0)
+    assert drafter.num_remembered > 0

@@ -128,6 +128,7 @@ class Outputs:
     ``masked``: sampling waits for a mask, set on the step's handle. ``prompt_logprobs``: the
     log-probability of the token that follows each position, where it is known. ``logits``: the raw
     logits of every position. ``pooled``: one vector of the final hidden states, so made.
+    ``candidates``: so many likely tokens in the place of each that is yielded, for a drafter.
     """
 
     sample: bool = False
@@ -135,6 +136,7 @@ class Outputs:
     prompt_logprobs: bool = False
     logits: bool = False
     pooled: Pooling | None = None
+    candidates: int = 0
 
     @property
     def every_position(self) -> bool:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole, StepPlan
-from ridgeline.core.result import StepResult
+from ridgeline.core.result import StepResult, TokenLogprobs
 from ridgeline.core.spec import KVGroup, ModelSpec, StateGroup
 from ridgeline.core.speculation_figures import DraftChoices
 from ridgeline.core.structured_outputs import StructuredOutputs
@@ -216,7 +216,12 @@ GREEDY_DRAW = TokenDraw()
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of sequences; one object serves all of them, told apart by slot."""
+    """Guesses the next tokens of sequences; one object serves all of them, told apart by slot.
+
+    ``num_candidates``: how many likely tokens it wants to `see` in the place of each new one.
+    """
+
+    num_candidates: int = 0
 
     def start(
         self,
@@ -234,6 +239,10 @@ class Drafter(Protocol):
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
         """The sequence went on with these tokens (accepted ones, not proposals)."""
+
+    def see(self, slot: int, candidates: Sequence[TokenLogprobs]) -> None:
+        """What was likely in the places of the tokens that `extend` is about to tell."""
+        return
 
     def propose(self, slot: int, max_tokens: int) -> Draft:
         """Guess up to ``max_tokens`` next tokens; an empty draft is always allowed."""

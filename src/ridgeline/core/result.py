@@ -29,6 +29,7 @@ class SegmentResult(NamedTuple):
     the accepted drafts, in order of their depth. ``logprobs``: one per token, where the request
     asked for them. ``prompt_logprobs``: entry i is for the token that follows position
     ``start + i``. ``logits``: float32 ``[tokens, vocabulary]``. ``pooled``: float32 ``[hidden]``.
+    ``candidates``: one for each token, with the likeliest in its place, where they were asked for.
     ``parents``: of the ``token_ids`` of a tree that a draft model grew, as in `Segment`.
     """
 
@@ -39,6 +40,7 @@ class SegmentResult(NamedTuple):
     logits: npt.NDArray[np.float32] | None = None
     pooled: npt.NDArray[np.float32] | None = None
     parents: tuple[int, ...] = ()
+    candidates: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

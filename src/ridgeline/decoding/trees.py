@@ -20,7 +20,8 @@ from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.decoding.noise import gumbel
 from ridgeline.decoding.sampling import History, constrain
 
-_LIKELY = 256  # tokens that noise is drawn for; it seldom makes another the best
+# Noise is drawn for so many tokens, and for those so near to the best; others are seldom drawn.
+_LIKELY, _NEAR = 256, 12.0
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,16 +66,19 @@ def likely_tokens(
     Truncation (top-k, top-p, min-p) is left out: it moves probability, but not the noise. Empty if
     no token is possible.
     """
-    logits = constrain(logits_V, params, history)
-    if not np.isfinite(logits.max()):
+    logits = logits_V
+    if params.has_penalties or params.logit_bias or params.min_tokens:
+        logits = constrain(logits_V, params, history)
+    best = logits.max()
+    if not np.isfinite(best):
         return Children([], [])
-    some = np.arange(len(logits))
-    if len(logits) > _LIKELY:
-        some = np.argpartition(-logits, _LIKELY)[:_LIKELY]
-    some = np.sort(some[logits[some] > float("-inf")])
     temperature = 0.0 if params.is_greedy else params.temperature
+    some = np.flatnonzero(logits >= best - _NEAR * (temperature or 1.0))
+    if len(some) > _LIKELY:
+        some = np.sort(some[np.argpartition(-logits[some], _LIKELY)[:_LIKELY]])
     draw = TokenDraw(seed=seed, sample_index=sample_index, temperature=temperature)
-    scores = drawn_scores(draw, some, logits[some] - logits.max(), len(history.token_ids))
+    log_q = (logits[some] - best).astype(np.float64)
+    scores = drawn_scores(draw, some, log_q, len(history.token_ids))
     return ranked(some.tolist(), scores, count)
 
 

@@ -159,11 +159,16 @@ def segment_result(
     tokens: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    candidates: tuple[TokenLogprobs, ...] = ()
     if wanted.sample:
         rows = logits_NV[len(logits_NV) - num_sampled_rows(item.segment) :]
         with contextlib.suppress(NothingToSampleError):
             tokens, accepted = _draw(item, rows, mask, role, drawn)
-            logprobs = _logprobs(item, rows, tokens, accepted)
+            num_top = item.state.admission.params.logprobs
+            if num_top is not None:  # the request wants them
+                logprobs = _logprobs(rows, tokens, accepted, num_top)
+            if wanted.candidates:
+                candidates = _logprobs(rows, tokens, accepted, wanted.candidates)
     return SegmentResult(
         token_ids=tokens,
         accepted=accepted,
@@ -175,6 +180,7 @@ def segment_result(
         ),
         logits=logits_NV.astype(np.float32) if wanted.logits else None,
         pooled=None if wanted.pooled is None else pool_hidden(hidden(), wanted.pooled),
+        candidates=candidates,
     )
 
 
@@ -275,15 +281,9 @@ def _verify_by_rejection(
 
 
 def _logprobs(
-    item: SegmentContext,
-    logits_NV: Array,
-    tokens: Sequence[int],
-    accepted: Sequence[int],
+    logits_NV: Array, tokens: Sequence[int], accepted: Sequence[int], num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """One for each token, if the request wants them."""
-    num_top = item.state.admission.params.logprobs
-    if num_top is None:
-        return ()
+    """One for each token."""
     rows = (0, *(node + 1 for node in accepted))
     return tuple(
         token_logprobs(logits_NV[row], token, num_top)

@@ -173,7 +173,8 @@ class Planner:
         reports_prompt = start < sequence.num_prompt_tokens and sequence.sample_index == 0
         reports_logprobs = reports_prompt and request.params.prompt_logprobs is not None
         masked = plain.sample and self._speculation.is_masked(sequence)
-        if request.generates and not masked and not reports_logprobs:
+        candidates = self._speculation.num_candidates if plain.sample else 0
+        if request.generates and not masked and not reports_logprobs and not candidates:
             return plain
         return Outputs(
             sample=plain.sample,
@@ -181,6 +182,7 @@ class Planner:
             prompt_logprobs=reports_logprobs,
             logits=reports_prompt and request.wants_logits,
             pooled=request.pooling if stop == sequence.num_known else None,
+            candidates=candidates,
         )
 
     def _draft(self, sequence: Sequence, step: Step) -> Draft | None:

@@ -90,6 +90,11 @@ class Speculation:
         return self.drafter is not None and not self._is_resting
 
     @property
+    def num_candidates(self) -> int:
+        """Likely tokens that the drafter wants to see of the step that is being planned."""
+        return 0 if self.drafter is None or self._is_resting else self.drafter.num_candidates
+
+    @property
     def needs_results(self) -> bool:
         """Whether the next step cannot be planned before the results of the one in flight."""
         return self.drafter is not None and not self._rest_steps
@@ -281,6 +286,7 @@ class Speculation:
                 self.drafter.verified(state.slot, proposed, accepted)
             elif num_accepted:
                 self.drafter.forced(state.slot, num_accepted)
+            self.drafter.see(state.slot, outcome.candidates[: len(new)])
             self.drafter.extend(state.slot, new)
         if state.from_model is not None:
             assert self._draft_model is not None

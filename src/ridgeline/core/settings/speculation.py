@@ -8,7 +8,7 @@ from ridgeline.core.settings.bounds import Meta
 from ridgeline.core.settings.model import on_load
 from ridgeline.core.settings.reading import Needs, Reads, Tries
 
-Speculation = Literal["off", "ngram", "suffix", "draft", "combined", "adaptive"]
+Speculation = Literal["off", "ngram", "suffix", "recycling", "draft", "combined", "adaptive"]
 DRAFT_MODEL_SPECULATION = ("draft", "combined", "adaptive")  # those that use a draft model
 MAX_SPECULATIVE_TOKENS = 64
 
@@ -38,8 +38,9 @@ class SpeculationSettings:
 
     Attributes:
         speculation: how next tokens are guessed and verified together: off, ngram (looks in the
-            prompt and output), suffix (and in earlier outputs), draft (a draft model), combined
-            (ngram, else draft), adaptive (what pays), or an installed drafter. No output changes.
+            prompt and output), suffix (and in earlier outputs), recycling (what was likely after
+            the same token before), draft (a draft model), combined (ngram, else draft), adaptive
+            (what pays), or an installed drafter. No output changes.
         verification: how guesses are verified: exact, or rejection (Leviathan, Chen), which accepts
             more of a draft model's. Outputs are then distributed as without speculation, but they
             are not the same ones, and a request's own seed is refused.

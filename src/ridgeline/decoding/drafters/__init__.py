@@ -4,6 +4,7 @@ from ridgeline.decoding.drafters.adaptive import AdaptiveDrafter
 from ridgeline.decoding.drafters.first_of import FirstOf
 from ridgeline.decoding.drafters.model import ModelDrafter
 from ridgeline.decoding.drafters.ngram import NgramDrafter
+from ridgeline.decoding.drafters.recycling import RecyclingDrafter
 from ridgeline.decoding.drafters.registry import make_drafter
 from ridgeline.decoding.drafters.suffix import SuffixDrafter
 
@@ -12,6 +13,7 @@ __all__ = [
     "FirstOf",
     "ModelDrafter",
     "NgramDrafter",
+    "RecyclingDrafter",
     "SuffixDrafter",
     "make_drafter",
 ]

@@ -9,6 +9,7 @@ from ridgeline.decoding.drafters.adaptive import AdaptiveDrafter
 from ridgeline.decoding.drafters.first_of import FirstOf
 from ridgeline.decoding.drafters.model import ModelDrafter
 from ridgeline.decoding.drafters.ngram import NgramDrafter
+from ridgeline.decoding.drafters.recycling import RecyclingDrafter
 from ridgeline.decoding.drafters.suffix import SuffixDrafter
 
 
@@ -31,6 +32,8 @@ def make_drafter(
             return NgramDrafter(is_tree=is_tree)
         case "suffix":
             return SuffixDrafter(is_tree=is_tree)
+        case "recycling":
+            return RecyclingDrafter(is_tree=is_tree)
         case "draft":
             return ModelDrafter(is_tree=is_tree)
         case "combined":
