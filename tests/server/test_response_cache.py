@@ -7,6 +7,8 @@ import pytest
 from tests.server.running import running
 
 from ridgeline.core.request import CompletionChunk, FinishReason
+from ridgeline.engine.guard.config import GuardConfig
+from ridgeline.engine.guard.guard import Guard
 from ridgeline.server.response_cache import ResponseCache, cache_key
 
 ASKED = [{"role": "user", "content": "the cat"}]
@@ -125,6 +127,27 @@ def test_answers_are_forgotten_one_by_one_by_key_and_with_their_tenant(keyed):
     assert (ask("a"), ask("b")[:3]) == ("miss", "hit")
     assert delete("admin", "/admin/tenants/b").status_code == 200
     assert (ask("a")[:3], ask("b")) == ("hit", "miss")
+
+
+def test_a_guard_sees_what_was_kept_again(keyed, monkeypatch, tmp_path):
+    (tmp_path / "list").write_text("never written by it")
+    guard = Guard(GuardConfig(word_list=str(tmp_path / "list")), lambda *_: None)
+    monkeypatch.setattr(keyed.server, "guard", guard)
+    body = {"prompt": "the cat", "n": 2, **GREEDY}
+    first, state = post(keyed, "/v1/completions", body)
+    assert state == "miss"
+    again, state = post(keyed, "/v1/completions", body)
+    assert state.startswith("hit")
+    assert same(again.json()) == same(first.json())
+    text = first.json()["choices"][0]["text"]
+    (tmp_path / "other").write_text(text[1:4])
+    other = Guard(GuardConfig(word_list=str(tmp_path / "other")), lambda *_: None)
+    monkeypatch.setattr(keyed.server, "guard", other)
+    filtered, state = post(keyed, "/v1/completions", body)
+    assert state.startswith("hit")
+    assert {c["finish_reason"] for c in filtered.json()["choices"]} == {"content_filter"}
+    assert text[1:4] not in filtered.text
+    guard.close(), other.close()
 
 
 def test_an_answer_that_did_not_end_is_not_kept(keyed):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.request import CompletionChunk, FinishReason
+from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.beam_search import BeamParams
 from ridgeline.server.beams import refused_in_beams
 from ridgeline.server.cached_content import cached_content, check_prompts
@@ -22,6 +23,7 @@ from ridgeline.server.output_formats import FormatSchema, refused_format, wanted
 from ridgeline.server.prompts import check_room, render, tokenize, truncate
 from ridgeline.server.sampling import deadline_s, sampling_params
 from ridgeline.server.schemas.generation import Generation, Retraction
+from ridgeline.server.semantic.answers import UserQuestion, question_of
 from ridgeline.text.output import (
     Content,
     Event,
@@ -259,6 +261,7 @@ async def prepare_answer(
         deadline_s=deadline_s(server, fields),
         format_fields=format_fields,
         beams=beams,
+        question=_question(call, conversation, params),
     )
     schemas = {tool.name: tool.parameters or {} for tool in tools}
 
@@ -274,6 +277,14 @@ async def prepare_answer(
         return Answer(parser, one_call=not conversation.parallel_calls)
 
     return AnswerJob(job=job, model=model, new_answer=new_answer)
+
+
+def _question(call: Call, conversation: ChatInput, params: SamplingParams) -> UserQuestion | None:
+    """What is asked, where a similar question's answer may stand in for this one's."""
+    is_plain = params.n == 1 and params.logprobs is None and params.prompt_logprobs is None
+    if call.server.similar is None or not is_plain or params.structured_outputs is not None:
+        return None
+    return question_of(conversation)
 
 
 async def prompt_of(call: Call, conversation: ChatInput) -> str:

@@ -38,6 +38,7 @@ def _one_of(parsers: Iterable[str]) -> Reads:
     return Reads(read)
 
 
+_SEMANTIC = Needs("semantic_cache_error", lambda config: config.semantic_cache_error is not None)
 _GUARDED = Needs("guard or guard_list", lambda config: config.guard_config is not None)
 
 
@@ -91,6 +92,12 @@ class ServerConfig:
         response_cache_mib: memory for answers that would come out the same again (greedy, or with a
             seed); 0 keeps none.
         response_cache_ttl_s: seconds for which they are kept.
+        semantic_cache_error: answers stand in for those to similar questions where the chance that
+            this is wrong is at most so much, such as 0.02; without it none does.
+        semantic_cache_encoder: model that makes the vectors of questions; default: the served one.
+        semantic_cache_judge: how answers are compared: equal texts, or the served model is asked.
+        semantic_cache_audit: share of such answers that are made anew as well, to count wrong ones.
+        semantic_cache_entries: questions that are kept.
         otlp_endpoint: OpenTelemetry collector that gets a span for each request.
         guard: scorer that sees outputs before they go out, module:factory or the name of an entry
             point (see docs/guard.md).
@@ -145,6 +152,11 @@ class ServerConfig:
         Meta(ge=1, le=1e9),
         Needs("response_cache_mib", lambda config: config.response_cache_mib > 0),
     ] = 3600.0
+    semantic_cache_error: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    semantic_cache_encoder: Annotated[str, _SEMANTIC] | None = None
+    semantic_cache_judge: Annotated[Literal["equal", "model"], _SEMANTIC] = "equal"
+    semantic_cache_audit: Annotated[float, Meta(ge=0, le=1), _SEMANTIC] = 0.05
+    semantic_cache_entries: Annotated[int, Meta(ge=1, le=100_000), _SEMANTIC] = 10_000
     otlp_endpoint: str | None = None
     guard: str | None = None
     guard_list: str | None = None

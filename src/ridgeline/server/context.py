@@ -25,6 +25,10 @@ from ridgeline.server.limits import Limits, Reservation
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.named_prefixes import NamedPrefixes
 from ridgeline.server.response_cache import ResponseCache, ResponseCacheCollector
+from ridgeline.server.semantic.answers import SimilarAnswers, UserQuestion
+from ridgeline.server.semantic.cache import SemanticCache
+from ridgeline.server.semantic.judge import says_the_same
+from ridgeline.server.semantic.metrics import SemanticCacheCollector
 from ridgeline.server.tracing import Tracing
 from ridgeline.text import ChatTemplate, Tokenizer
 from ridgeline.text.output import choose_reasoning_parser, choose_tool_parser
@@ -38,7 +42,8 @@ _LONG_TEXT_CHARS = 1 << 18
 class Server:
     """The engine, the keys and limits, the metrics; and whether new work is taken.
 
-    ``settings`` are the engine's that are not the defaults, for admins to see.
+    ``settings`` are the engine's that are not the defaults, for admins to see. ``encoder`` makes
+    the vectors of questions, where that is not the served model.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Server:
         config: ServerConfig,
         jobs: Jobs | None = None,
         settings: Mapping[str, object] | None = None,
+        encoder: EngineClient | None = None,
     ) -> None:
         self.engine = engine
         self.config = config
@@ -66,6 +72,7 @@ class Server:
         )
         if self.responses is not None:
             self.metrics.registry.register(ResponseCacheCollector(self.responses, self.model_name))
+        self.similar = self._similar_answers(encoder or engine)
         self.prefixes = NamedPrefixes(engine, config, self.metrics.charge)
         self.tracing = Tracing(config.otlp_endpoint)
         self.created = int(time.time())
@@ -80,6 +87,22 @@ class Server:
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="ridgeline-text")
         # One at a time: they take seconds and gigabytes, and short texts do not wait for them.
         self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-long-text")
+
+    def _similar_answers(self, encoder: EngineClient) -> SimilarAnswers | None:
+        config = self.config
+        if config.semantic_cache_error is None:
+            return None
+        cache = SemanticCache(
+            max_error=config.semantic_cache_error,
+            max_entries=config.semantic_cache_entries,
+            audit=config.semantic_cache_audit,
+        )
+        self.metrics.registry.register(SemanticCacheCollector(cache, self.model_name))
+        asks = config.semantic_cache_judge == "model"
+        return SimilarAnswers(cache, encoder, self._judge if asks else None)
+
+    async def _judge(self, question: UserQuestion, first: str, second: str) -> bool:
+        return await says_the_same(self.engine, self.in_thread, question, first, second)
 
     @property
     def model_name(self) -> str:
@@ -187,6 +210,8 @@ class Server:
         self.downloads.close()
         if self.guard is not None:
             self.guard.close()
+        if self.similar is not None:
+            self.similar.close()
         if self._jobs is not None:
             self._jobs.close()
         for threads in (self._threads, self._long_texts):

@@ -5,8 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-
-import msgspec
+from functools import partial
 
 from ridgeline.core.errors import (
     EngineUnavailableError,
@@ -14,27 +13,33 @@ from ridgeline.core.errors import (
     NoTokenError,
     OverloadedError,
 )
-from ridgeline.core.request import CompletionChunk, FinishReason, GenerateRequest, RequestTimings
+from ridgeline.core.request import (
+    CompletionChunk,
+    FinishReason,
+    GenerateRequest,
+    RequestTimings,
+)
 from ridgeline.core.result import TokenLogprobs
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.beam_search import BeamParams, BeamSearch, finish_reason
 from ridgeline.engine.guard.stream import guarded
 from ridgeline.engine.sample_output import text_pieces
-from ridgeline.engine.stream_buffer import ChunkBuffer
 from ridgeline.server.context import Call
 from ridgeline.server.continuation import PriorChunk, StreamState
 from ridgeline.server.cost import cost_of
 from ridgeline.server.errors import bad_request
 from ridgeline.server.ids import new_id
+from ridgeline.server.known_answers import OWN_ENDS, Asked, Piece, repeated, similar
 from ridgeline.server.metrics import Meter
 from ridgeline.server.output_formats import refused_format
-from ridgeline.server.response_cache import CacheHit, ReplayedChunk, ResponseCache, cache_key
+from ridgeline.server.response_cache import ReplayedChunk, cache_key
 from ridgeline.server.schemas.generation import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Retraction,
     Usage,
 )
+from ridgeline.server.semantic.answers import UserQuestion
 
 MAX_SEQUENCES = 2048
 MAX_BEAM_TOKENS = 1 << 17  # of prompts, which each step of a beam search sends to the engine anew
@@ -47,7 +52,8 @@ class Job:
     """The prompts of a call as token ids, and how to continue them.
 
     ``format_fields``: those of the request from which the grammar of the output was made.
-    ``beams``: look for the likeliest ``params.n`` outputs, rather than draw them.
+    ``question``: what is asked, of one prompt with one plain answer, for which a similar one's may
+    stand in. ``beams``: look for the likeliest ``params.n`` outputs, rather than draw them.
     """
 
     call: Call
@@ -59,6 +65,7 @@ class Job:
     deadline_s: float | None = None
     format_fields: tuple[str, ...] = ()
     beams: BeamParams | None = None
+    question: UserQuestion | None = None
 
     @property
     def state(self) -> StreamState | None:
@@ -87,9 +94,6 @@ class Job:
             count = len(self.prompts) * self.params.n
             if self.beams or any(not 0 <= choice < count for choice in self.state.choices):
                 raise bad_request("This stream cannot go on: it has not such choices.")
-
-
-Piece = tuple[int, CompletionChunk]
 
 
 async def generate(job: Job) -> AsyncGenerator[Piece, None]:
@@ -169,8 +173,7 @@ async def _metered(job: Job, meter: Meter) -> AsyncGenerator[Piece, None]:
 
 def _sources(job: Job) -> list[AsyncGenerator[Piece, None]]:
     if job.state is None:
-        make = _pieces if job.call.server.responses is None else _cached_pieces
-        return [make(job, prompt) for prompt in range(len(job.prompts))]
+        return [_known_or_new(job, prompt) for prompt in range(len(job.prompts))]
     job.call.prompt_tokens = sum(map(len, job.prompts))
     return [_rest(job, choice, job.state) for choice in range(len(job.prompts) * job.params.n)]
 
@@ -182,49 +185,49 @@ def _pieces(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
     return _one(job, ids, job.params, first, seed=job.seed_of(prompt))
 
 
-def _cached_pieces(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
-    """The outputs of a prompt as they came out before, if they did and would again."""
-    call, responses = job.call, job.call.server.responses
-    assert responses is not None
-    if not job.repeats:
-        return _pieces(job, prompt)
-    key = _cache_key(job, prompt)
-    hit = responses.get(call.caller.tenant, key)
-    call.cache_hits.append(None if hit is None else hit.id)
-    if hit is None:
-        return _recorded(job, prompt, key, responses)
-    return _replayed(hit, prompt * job.params.n)
+def _known_or_new(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
+    """The outputs of a prompt: as they came out before, if they did and would again; or those to a
+    similar question, where there may be such; or new ones."""
+    call, responses, answers = job.call, job.call.server.responses, job.call.server.similar
+    source = _pieces(job, prompt)
+    salt = salt_of(call.caller.tenant, job.cache_salt)
+    if responses is not None and job.repeats:
+        key = cache_key(
+            _model_of(job), job.adapter, salt, job.prompts[prompt], job.params, job.beams
+        )
+        n = job.params.n
+        source = repeated(call, responses, key, source, num_samples=n, first=prompt * n)
+        if call.cache_hits[-1] is not None:
+            return source
+    if answers is not None and job.question is not None:
+        params = replace(job.params, seed=None)
+        asked = Asked(
+            question=job.question,
+            scope=(
+                call.caller.tenant,
+                cache_key(_model_of(job), job.question.context, job.adapter, salt, params),
+            ),
+            num_prompt_tokens=len(job.prompts[prompt]),
+            cache_salt=salt,
+            priority=job.priority,
+            anew=partial(_anew, job),
+        )
+        return similar(call, answers, asked, source)
+    return source
 
 
-async def _replayed(hit: CacheHit, first: int) -> AsyncGenerator[Piece, None]:
-    for chunk in hit.chunks:
-        yield first + chunk.index, chunk
-
-
-async def _recorded(
-    job: Job, prompt: int, key: bytes, responses: ResponseCache
-) -> AsyncGenerator[Piece, None]:
-    """Outputs that are kept once all of them have come to their own end."""
-    buffer, whole = ChunkBuffer(), 0
-    async with contextlib.aclosing(_pieces(job, prompt)) as source:
-        async for choice, chunk in source:
-            buffer.put(chunk)
-            whole += chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-            yield choice, chunk
-    if whole == job.params.n:
-        chunks = [
-            msgspec.structs.replace(chunk, request_id=0, timings=None) for chunk in buffer.drain()
-        ]
-        chunks.sort(key=lambda chunk: (chunk.prompt is None, chunk.index))
-        responses.put(job.call.caller.tenant, key, chunks)
-
-
-def _cache_key(job: Job, prompt: int) -> bytes:
-    """Of all that outputs depend on. An engine that was started again may have read other files."""
+def _model_of(job: Job) -> tuple[str, str, int]:
+    """The model as it was loaded: an engine that was started again may have read other files."""
     engine = job.call.server.engine
-    model = engine.model_name, engine.info.kv_digest, engine.stats().num_restarts
-    salt = salt_of(job.call.caller.tenant, job.cache_salt)
-    return cache_key(model, job.adapter, salt, job.prompts[prompt], job.params, job.beams)
+    return engine.model_name, engine.info.kv_digest, engine.stats().num_restarts
+
+
+async def _anew(job: Job) -> str | None:
+    """A whole answer, made in the time that others leave; ``None`` if it does not end itself."""
+    quiet = replace(job, priority=BATCH_PRIORITY, deadline_s=None)
+    chunks = [chunk async for _, chunk in _one(quiet, job.prompts[0], job.params, 0)]
+    is_whole = chunks[-1].finish_reason in OWN_ENDS
+    return "".join(chunk.text for chunk in chunks) if is_whole else None
 
 
 async def _rest(job: Job, choice: int, state: StreamState) -> AsyncGenerator[Piece, None]:

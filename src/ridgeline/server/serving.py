@@ -88,9 +88,12 @@ async def _serve(
         closing(open_data_folder(config, listener.getsockname()[1])) as database,
     ):
         engine = AsyncEngine(engine_config, progress=progress)
+        encoder: AsyncEngine | None = None
         try:
             await engine.start()
-            server = Server(engine, config, Jobs(database), changed_settings(engine_config))
+            encoder = await _start_encoder(config)
+            settings = changed_settings(engine_config)
+            server = Server(engine, config, Jobs(database), settings, encoder)
             if server.guard is not None:
                 await server.guard.start()
             if config.log_requests:
@@ -98,6 +101,17 @@ async def _serve(
             await run(server, listener, announce, on_listening)
         finally:
             await engine.shutdown()
+            if encoder is not None:
+                await encoder.shutdown()
+
+
+async def _start_encoder(config: ServerConfig) -> AsyncEngine | None:
+    """The engine that makes the vectors of questions, where it is another model."""
+    if config.semantic_cache_encoder is None:
+        return None
+    encoder = AsyncEngine(EngineConfig(model=config.semantic_cache_encoder))
+    await encoder.start()
+    return encoder
 
 
 async def run(

@@ -148,11 +148,13 @@ async def guarded(
         for _ in range(num_prompts * num_samples)
     ]
     reports: dict[int, PromptReport] = {}
-    num_open = len(samples)
+    num_open, in_progress = len(samples), set(range(len(samples)))
     try:
         async with contextlib.aclosing(pieces):
             async for index, chunk in pieces:
                 prompt, sample = index // num_samples, samples[index]
+                if chunk.finish_reason is not None:
+                    in_progress.discard(index)
                 if chunk.prompt is not None:
                     reports[prompt] = chunk.prompt
                 if is_known(chunk):
@@ -163,7 +165,7 @@ async def guarded(
                 else:
                     yield index, replace(found, prompt=reports.pop(prompt, None))
                 num_open -= sample.has_ended
-                if not num_open:
+                if not num_open and in_progress:
                     return
     finally:
         for sample in samples:

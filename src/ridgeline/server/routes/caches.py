@@ -91,11 +91,16 @@ async def delete_cache(call: Call) -> Reply:
 
 async def delete_responses(call: Call) -> Reply:
     """Forget the key's answers, all or one."""
-    cache, tenant = call.server.responses, call.caller.tenant
-    if cache is None:
+    server, tenant = call.server, call.caller.tenant
+    similar = None if server.similar is None else server.similar.cache
+    caches = [cache for cache in (server.responses, similar) if cache is not None]
+    if not caches:
         raise ApiError(404, "This server keeps no answers (see --response-cache-mib).")
     entry = call.path_params.get("response")
-    count = cache.delete_tenant(tenant) if entry is None else int(cache.delete(tenant, entry))
+    count = sum(
+        cache.delete_tenant(tenant) if entry is None else cache.delete(tenant, entry)
+        for cache in caches
+    )
     if entry is not None and not count:
         raise ApiError(404, f"There is no answer {entry[:80]!r}.")
     return Reply(body={"object": "response_cache.deleted", "deleted": count})

@@ -122,6 +122,8 @@ async def delete_tenant(call: Call) -> Reply:
     call.server.prefixes.delete_tenant(tenant)
     if call.server.responses is not None:
         call.server.responses.delete_tenant(tenant)
+    if call.server.similar is not None:
+        call.server.similar.cache.delete_tenant(tenant)
     await call.server.engine.delete_tenant(tenant)
     body = {"object": "tenant.deleted", "tenant": tenant, "files": files, "batches": batches}
     return Reply(body={**body, "deleted": True})
