@@ -62,15 +62,13 @@ def expected_tokens(llm):
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(50, marks=FULL)])
-def test_a_killed_engine_loses_no_request_silently_and_comes_back(
-    model_folder, llm, times, counted
-):
+def test_a_killed_engine_comes_back_and_every_request_goes_on(model_folder, llm, times, counted):
     expected = expected_tokens(llm)
     # The full count measures the promised 15 s; a busy machine may take longer to load torch.
     ready_s = 60 if times == 1 else 15
 
     async def main():
-        retried = 0
+        gone_on = 0
         async with AsyncEngine(settings(model_folder, max_num_seqs=4)) as engine:
             for round_number in range(times):
                 tasks = [
@@ -85,17 +83,11 @@ def test_a_killed_engine_loses_no_request_silently_and_comes_back(
                     await anext(engine.generate(wish("while it is away")))
                 await until(lambda: engine.health().is_ready, ready_s)
                 for finish, tokens, ended_s in await asyncio.wait_for(asyncio.gather(*tasks), 60):
-                    if isinstance(finish, EngineError):
-                        assert ended_s - killed_s < 5
-                        assert "request was lost" in str(finish)
-                        assert tokens == expected[: len(tokens)]
-                    else:  # it had ended before, or nothing of it had been given out
-                        retried += ended_s > killed_s + 0.1
-                        assert finish is FinishReason.LENGTH
-                        assert tokens == expected
+                    gone_on += ended_s > killed_s + 0.1
+                    assert (finish, tokens) == (FinishReason.LENGTH, expected)
             assert engine.stats().num_restarts == times
             assert engine.num_open_requests == 0
-        assert retried
+        assert gone_on
 
     asyncio.run(main())
     counted(times)

@@ -56,9 +56,9 @@ class AsyncEngine(EngineClient):
     """Generates for many callers at once, in one event loop.
 
     The model runs in a child process, or with ``in_process`` in a thread of this one. A child that
-    dies is started again: requests that had no output yet are retried, the others fail. Nothing
-    that a reader does, or leaves undone, holds back another: what waits for a slow reader is merged
-    and its request goes on.
+    dies is started again, and requests go on in the new one, once; those of several samples that
+    had output fail. Nothing that a reader does, or leaves undone, holds back another: what waits
+    for a slow reader is merged and its request goes on.
 
     Args:
         config: what to load, and how to run it.
@@ -406,13 +406,16 @@ class AsyncEngine(EngineClient):
         stream.fail(EngineError("The reader is too slow for the log-probabilities it asked for."))
 
     def _on_lost(self, reason: str) -> None:
-        """Fail what had output; the rest is retried once, since one of them may be the cause."""
+        """Every request is sent once more, since one of them may be the cause, and goes on from
+        what it has; several samples with output cannot, and fail."""
         self._pins.clear()
         for number in self._asked:
             self._answer(number, EngineUnavailableError(f"{reason} The request was lost."))
         for stream in self._streams.values():
-            if stream.has_output or stream.num_retries:
+            if stream.num_retries or (stream.has_output and not stream.can_go_on):
                 stream.fail(EngineError(f"{reason} The request was lost."))
+            elif stream.has_output:
+                stream.go_on()
             stream.num_retries += 1
 
     def _on_failed(self, error: errors.RidgelineError) -> None:

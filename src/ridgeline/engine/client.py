@@ -58,7 +58,7 @@ class EngineClient(Protocol):
             InvalidRequestError, ContextLengthError: the request is not possible.
             EngineUnavailableError: the engine takes no requests now; also later, when the engine
                 dies before the first token and cannot be started again.
-            EngineError: the engine died after some output.
+            EngineError: the engine died after some output, and the rest cannot be made.
         """
         ...
 

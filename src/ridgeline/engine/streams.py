@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace as replace_fields
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.request import CompletionChunk, FinishReason, Request
@@ -23,6 +25,7 @@ class RequestStream:
         self.request = request
         self.cache_salt = cache_salt
         self.has_output = False
+        self._made: list[int] = []  # of a single sample, since the request was last sent
         self.is_finished = False
         self.num_retries = 0
         self.vector: npt.NDArray[np.float32] | None = None
@@ -33,7 +36,11 @@ class RequestStream:
 
     def put(self, chunk: CompletionChunk) -> None:
         """Take a chunk; the last one has the request's timings."""
+        if self.has_output and chunk.prompt is not None:  # it has gone on: that was said before
+            chunk = replace_fields(chunk, prompt=None)
         self.has_output = True
+        if self.can_go_on:
+            self._made.extend(chunk.token_ids)
         if chunk.finish_reason is not None:
             self._open_samples.discard(chunk.index)
         self._buffer.put(chunk)
@@ -49,6 +56,17 @@ class RequestStream:
     def is_overfull(self) -> bool:
         """Whether more waits than a reader may leave; only log-probabilities get there."""
         return self._buffer.num_logprobs > MAX_WAITING_LOGPROBS
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another engine can make the rest of what there is: of one sample, it can."""
+        return self.request.params.n == 1 and self.request.generates
+
+    def go_on(self) -> None:
+        """From now on the request is one for the rest of its output."""
+        made = (*self.request.output_token_ids, *self._made)
+        self._made.clear()
+        self.request = replace(self.request, output_token_ids=made)
 
     def abort(self) -> None:
         """End every sample that is still open."""

@@ -31,21 +31,19 @@ def load_summary(
     holds 80 of 100 measured ones. A format on load that is predicted to be `_WORTH_SAYING` times as
     fast is named with its setting.
     """
-    priced = observer.models[ModelRole.TARGET]
+    priced, predictor = observer.models[ModelRole.TARGET], observer.predictor
     return LoadSummary(
         line=_line(name, config, model, observer),
         weights_format=priced.main_format.name,
         weights_bytes=int(weights_bytes(priced)),
         num_parameters=num_parameters(priced),
-        price=_linear(observer.predictor, priced),
+        price=DEFAULT_PRICE if predictor is None else linear_price(predictor, priced),
     )
 
 
-def _linear(predictor: StepPredictor | None, model: PricedModel) -> LinearPrice:
+def linear_price(predictor: StepPredictor, model: PricedModel) -> LinearPrice:
     """The price through three of its points: a token alone, and a prompt of `_PROMPT` tokens at the
     beginning and after as many as the context allows."""
-    if predictor is None:
-        return DEFAULT_PRICE
     context = max(1, min(_FAR, model.spec.max_position - _PROMPT))
     near = predictor.segment_seconds(_PROMPT, 0)
     far = predictor.segment_seconds(_PROMPT, context)

@@ -86,9 +86,14 @@ class RouterApp:
                 await work
 
     async def _ready(self, client: Client) -> None:
-        router = self._router
+        router, now_s = self._router, asyncio.get_running_loop().time()
         engines = [
-            {"url": e.pool.url, "up": e.is_up, "breaker": e.breaker.state, "reason": e.reason}
+            {
+                "url": e.pool.url,
+                "up": e.takes_requests(now_s),
+                "breaker": e.breaker.state,
+                "reason": e.reason,
+            }
             for e in router.engines
         ]
         is_ready = router.num_up > 0 and not router.is_draining

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ridgeline.fleet.breaker import CircuitBreaker
-from ridgeline.fleet.policies import EngineChoice, EngineLoad
-from ridgeline.fleet.prefixes import PrefixView
+from ridgeline.fleet.load import LoadTracker, TrackedRequest
+from ridgeline.fleet.policies import EngineChoice
 from ridgeline.fleet.requests import RoutedRequest
 from ridgeline.fleet.upstream import Attempt, UpstreamError, UpstreamPool
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
@@ -33,41 +33,6 @@ _UNKNOWN = EngineState(
 )
 
 
-class Tracked:
-    """A request at an engine, counted in the engine's load while it lasts."""
-
-    def __init__(self, engine: "RoutedEngine", request: RoutedRequest) -> None:
-        self._engine = engine
-        wanted = request.wanted
-        self._tokens = wanted.prompt_tokens + wanted.output_tokens // 2
-        cached = engine.prefixes.cached_tokens(request.blocks)
-        self._pending = max(1, wanted.prompt_tokens - cached)
-        self._runs = False
-        engine.num_pending += 1
-        engine.pending_tokens += self._pending
-        engine.prefixes.add(request.blocks)
-
-    def start(self) -> None:
-        """Its first token is here."""
-        if not self._runs:
-            self._runs = True
-            self._leave_pending()
-            self._engine.num_running += 1
-            self._engine.context_tokens += self._tokens
-
-    def end(self) -> None:
-        """It is over."""
-        if self._runs:
-            self._engine.num_running -= 1
-            self._engine.context_tokens -= self._tokens
-        else:
-            self._leave_pending()
-
-    def _leave_pending(self) -> None:
-        self._engine.num_pending -= 1
-        self._engine.pending_tokens -= self._pending
-
-
 class RoutedEngine:
     """One engine: its connections, its breaker, its load as this router knows it.
 
@@ -78,14 +43,13 @@ class RoutedEngine:
     def __init__(self, name: str, pool: UpstreamPool, token: bytes | None) -> None:
         self.name, self.pool, self._token = name, pool, token
         self.breaker = CircuitBreaker()
-        self.prefixes = PrefixView()
+        self.tracker = LoadTracker()
         self.state = _UNKNOWN
         self.is_up = False
         self.reason = "It has not answered yet."
         self.not_before_s = 0.0
         self.attempts: set[Attempt] = set()
         self._doubted = asyncio.Event()
-        self.num_pending = self.pending_tokens = self.num_running = self.context_tokens = 0
 
     def takes_requests(self, now_s: float) -> bool:
         return self.is_up and self.breaker.allows and now_s >= self.not_before_s
@@ -93,17 +57,13 @@ class RoutedEngine:
     def candidate(self, request: RoutedRequest) -> EngineChoice:
         """Itself, as policies see it."""
         state = self.state
-        load = EngineLoad(
+        return self.tracker.choice(
+            self.name,
+            request.blocks,
             price=state.price,
             pass_s=state.pass_s,
             max_seqs=state.max_seqs,
-            pending_tokens=self.pending_tokens,
-            num_pending=self.num_pending,
-            num_running=self.num_running,
-            context_tokens=self.context_tokens,
         )
-        cached = self.prefixes.cached_tokens(request.blocks)
-        return EngineChoice(name=self.name, load=load, cached_tokens=cached)
 
     def lost(self, reason: str) -> None:
         """A request failed by the engine's fault: no other is sent before it answers a probe."""
@@ -118,9 +78,9 @@ class RoutedEngine:
         self._doubted.clear()
 
     @contextlib.contextmanager
-    def tracked(self, request: RoutedRequest) -> Iterator[Tracked]:
+    def tracked(self, request: RoutedRequest) -> Iterator[TrackedRequest]:
         """Count a request in the load until the block ends."""
-        tracked = Tracked(self, request)
+        tracked = self.tracker.begin(request.wanted, request.blocks)
         self.breaker.begin()
         try:
             yield tracked
@@ -147,7 +107,7 @@ class RoutedEngine:
             return
         self.breaker.probed()
         self.state = state
-        self.prefixes.renew(state.epoch, state.kv_tokens)
+        self.tracker.prefixes.renew(state.epoch, state.kv_tokens)
         if state.is_open and refuses_open:
             self._note(False, "It asks for no keys, and this router can be reached from outside.")
         else:

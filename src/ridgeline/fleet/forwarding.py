@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.fleet.engines import RoutedEngine, Tracked
+from ridgeline.fleet.engines import RoutedEngine
+from ridgeline.fleet.load import TrackedRequest
 from ridgeline.fleet.requests import RoutedRequest, end_to_end
 from ridgeline.fleet.router import Router
 from ridgeline.fleet.stream_log import StreamLog
@@ -19,6 +20,8 @@ Send = Callable[[Any], Awaitable[None]]
 _EVENTS = b"text/event-stream"
 _MOST_WHOLE_BYTES = 4 << 20  # of an answer that is kept until it is whole
 _MOST_CONTINUATIONS = 16
+_MOST_TRIES = 8
+_SOON_S = 0.5  # for a probe to say that an engine is there after all
 _PASSING_ERRORS = ("api_error", "overloaded_error", "rate_limit_error")  # elsewhere they may not be
 _NONE_UP = "No engine takes requests now."
 _RETRY_AFTER_S = 1.0
@@ -100,12 +103,20 @@ class Forwarding:
         await self._give_up(_NONE_UP)
 
     async def _next_engine(self) -> RoutedEngine | None:
+        """The next to be asked; where none takes requests, the first that does again, soon enough.
+
+        A stream that has begun waits longer than a request that may be refused.
+        """
         router, request = self._router, self._request
-        if self._broken_s is None:
-            return router.choose(request, self._tried)
-        engine = router.choose(request, self._tried[-1:])
-        deadline_s = self._broken_s + router.config.recover_s
-        return engine or await router.wait_for(request, deadline_s)
+        has_begun = self._broken_s is not None
+        if not has_begun and len(self._tried) >= _MOST_TRIES:
+            return None
+        engine = router.choose(request, self._tried[-1:] if has_begun else self._tried)
+        if engine is not None or self._refusal is not None:
+            return engine
+        since_s = self._broken_s or asyncio.get_running_loop().time()
+        wait_s = router.config.recover_s if has_begun else _SOON_S
+        return await router.wait_for(request, since_s + wait_s)
 
     async def _try(self, engine: RoutedEngine) -> bool:
         """Whether the client has its answer.
@@ -133,7 +144,9 @@ class Forwarding:
                 engine.attempts.discard(attempt)
                 attempt.close()
 
-    async def _answer(self, engine: RoutedEngine, attempt: Attempt, tracked: Tracked) -> bool:
+    async def _answer(
+        self, engine: RoutedEngine, attempt: Attempt, tracked: TrackedRequest
+    ) -> bool:
         try:
             async with asyncio.timeout(self._router.config.answer_timeout_s):
                 head = await attempt.head
@@ -191,6 +204,7 @@ class Forwarding:
             self._router.continuations.inc()
         attempt.is_stream = True
         await attempt.begun
+        engine.breaker.succeed()
         if not client.has_begun:
             await client.begin(head, engine)
         resuming: list[asyncio.Task[None]] = []
@@ -209,7 +223,6 @@ class Forwarding:
                 raise UpstreamError("The engine failed.")
             client.write(log.error)
             self.outcome = "failed"
-        engine.breaker.succeed()
         await client.end()
         return True
 
@@ -225,6 +238,7 @@ class Forwarding:
 
     async def _pass_on(self, engine: RoutedEngine, attempt: Attempt, head: AnswerHead) -> bool:
         """Pass on an answer that is too long to keep, or whose length is not known."""
+        engine.breaker.succeed()
         await self._client.begin(head, engine)
         resuming: list[asyncio.Task[None]] = []
 
@@ -234,7 +248,6 @@ class Forwarding:
 
         attempt.attach(take)
         await attempt.ended
-        engine.breaker.succeed()
         await self._client.end()
         return True
 

@@ -74,8 +74,12 @@ class PlacementPrice:
     added_s: float
 
     @property
-    def total_s(self) -> float:
-        return self.ttft_s + self.added_s
+    def weighted_s(self) -> float:
+        """Seconds as they are felt: a second before the first token as ten within the output.
+
+        So much a chat may take of either: 0.5 s to the first token, and 5 s for a hundred more.
+        """
+        return self.ttft_s + self.added_s / 10
 
 
 def placement_price(wanted: Wanted, candidate: EngineChoice) -> PlacementPrice:
@@ -106,7 +110,7 @@ class ByPrice:
 
     def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
         def key(each: EngineChoice) -> tuple[float, int]:
-            return placement_price(wanted, each).total_s, _weight(wanted.session, each.name)
+            return placement_price(wanted, each).weighted_s, _weight(wanted.session, each.name)
 
         return sorted(candidates, key=key)
 

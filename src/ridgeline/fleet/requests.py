@@ -15,7 +15,7 @@ _OPERATIONS = api_operations()
 GENERATING = frozenset(each.path for each in _OPERATIONS if each.generates)
 CONTINUED = frozenset(each.path for each in _OPERATIONS if each.is_continued)
 # What one engine keeps is asked of that engine.
-KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/admin/")
+KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/caches", "/admin/")
 _TENANTS = "/admin/tenants/"
 _USUAL_OUTPUT_TOKENS = 128
 _SOMETHING = Wanted(prompt_tokens=1, output_tokens=1)
@@ -25,6 +25,14 @@ _HOP_BY_HOP = frozenset({
 })  # fmt: skip
 
 
+class _Google(msgspec.Struct):
+    cached_content: str | None = None
+
+
+class _Extra(_Google):
+    google: _Google | None = None
+
+
 class _Body(msgspec.Struct):
     """As much of a body as is asked for here."""
 
@@ -32,6 +40,8 @@ class _Body(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
     cache_salt: str | None = None
+    cached_content: str | None = None
+    extra_body: _Extra | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
@@ -46,7 +56,8 @@ def end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 @dataclass(slots=True, kw_only=True)
 class RoutedRequest:
-    """A request that is whole. ``blocks`` are the keys of its prompt (`prefix_blocks`).
+    """A request that is whole. ``blocks`` are the keys of its prompt (`prefix_blocks`);
+    ``names_cache``: it goes on from a cached content.
 
     ``seed`` is for sampling where the request has none, so that every engine draws the same.
     """
@@ -59,6 +70,7 @@ class RoutedRequest:
     seed: int = field(default_factory=lambda: secrets.randbits(64))
     wanted: Wanted = _SOMETHING
     blocks: list[bytes] = field(default_factory=list)
+    names_cache: bool = False
 
     def __post_init__(self) -> None:
         if not self.generates or self.method != "POST":
@@ -68,6 +80,9 @@ class RoutedRequest:
             body = _DECODER.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return  # which the engine will say better
+        extra = body.extra_body or _Extra()
+        places = (body, extra, extra.google or _Google())
+        self.names_cache = any(each.cached_content for each in places)
         prompt = bytes(body.messages) or bytes(body.prompt)
         caller = fields.get(b"authorization", b"") + b"\0" + fields.get(b"x-api-key", b"")
         salt = f"{body.model}\0{body.cache_salt}\0".encode("utf-8", "surrogatepass") + caller
@@ -94,6 +109,11 @@ class RoutedRequest:
     def is_kept(self) -> bool:
         """Whether it is about what one engine keeps."""
         return self.path.startswith(KEPT)
+
+    @property
+    def is_for_first(self) -> bool:
+        """Whether only the engine that keeps things can answer it."""
+        return self.is_kept or self.names_cache
 
     @property
     def is_for_all(self) -> bool:

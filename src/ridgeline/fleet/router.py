@@ -79,7 +79,7 @@ class Router(Collector):
         """The best engine of those that take requests and were not ``tried``; ``None`` if there is
         none. What one engine keeps is asked of the first."""
         now_s = asyncio.get_running_loop().time()
-        engines = self.engines[:1] if request.is_kept else self.engines
+        engines = self.engines[:1] if request.is_for_first else self.engines
         able = {
             each.name: each for each in engines if each not in tried and each.takes_requests(now_s)
         }
@@ -111,16 +111,16 @@ class Router(Collector):
         """How each engine is now."""
         now_s = asyncio.get_running_loop().time()
         families: list[Metric] = []
-        for name, text, values in (
+        for name, text, value in (
             ("engine_up", "Whether it takes requests.", lambda e: e.takes_requests(now_s)),
             ("engine_breaker_open", "Whether it is left alone.", lambda e: not e.breaker.allows),
-            ("engine_requests_pending", "Sent, without a byte.", lambda e: e.num_pending),
-            ("engine_requests_running", "Being answered.", lambda e: e.num_running),
-            ("engine_prompt_tokens_pending", "Of those pending.", lambda e: e.pending_tokens),
+            ("engine_requests_pending", "Without a byte.", lambda e: e.tracker.num_pending),
+            ("engine_requests_running", "Being answered.", lambda e: e.tracker.num_running),
+            ("engine_tokens_pending", "Of their prompts.", lambda e: e.tracker.pending_tokens),
         ):
             family = GaugeMetricFamily(_PREFIX + name, text, labels=["engine"])
             for engine in self.engines:
-                family.add_metric([engine.pool.url], float(values(engine)))
+                family.add_metric([engine.pool.url], float(value(engine)))
             families.append(family)
         return families
 

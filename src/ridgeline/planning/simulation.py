@@ -151,7 +151,7 @@ def run_arrivals(
             clock.advance_to(waiting[-1].arrival_s)
         while waiting and waiting[-1].arrival_s <= clock():
             arrival = waiting.pop()
-            request = _request(len(answers) + len(open_requests), arrival)
+            request = request_of(len(answers) + len(open_requests), arrival)
             open_requests[request.request_id] = arrival
             loop.add(request)
         before = clock()
@@ -172,7 +172,7 @@ def run_arrivals(
     return answers
 
 
-def _request(request_id: int, arrival: Arrival) -> Request:
+def request_of(request_id: int, arrival: Arrival) -> Request:
     """A prompt that shares its prefix, if it has one, and an output of exactly its length."""
     prompt = (_TOKEN,) * arrival.prompt_tokens
     if arrival.prefix_tokens:

@@ -1,0 +1,68 @@
+"""What a router has sent to an engine and what of it is still in progress."""
+
+from collections.abc import Sequence
+
+from ridgeline.core.protocols import StepPrice
+from ridgeline.fleet.policies import EngineChoice, EngineLoad, Wanted
+from ridgeline.fleet.prefixes import PrefixView
+
+
+class LoadTracker:
+    """Counts the requests at one engine, and knows which prompts it was sent."""
+
+    def __init__(self) -> None:
+        self.prefixes = PrefixView()
+        self.num_pending = self.pending_tokens = self.num_running = self.context_tokens = 0
+
+    def begin(self, wanted: Wanted, blocks: Sequence[bytes]) -> "TrackedRequest":
+        """A request is sent, whose prompt has these blocks."""
+        return TrackedRequest(self, wanted, blocks)
+
+    def choice(
+        self, name: str, blocks: Sequence[bytes], *, price: StepPrice, pass_s: float, max_seqs: int
+    ) -> EngineChoice:
+        """The engine as policies see it, for a prompt with these blocks."""
+        load = EngineLoad(
+            price=price,
+            pass_s=pass_s,
+            max_seqs=max_seqs,
+            pending_tokens=self.pending_tokens,
+            num_pending=self.num_pending,
+            num_running=self.num_running,
+            context_tokens=self.context_tokens,
+        )
+        return EngineChoice(name=name, load=load, cached_tokens=self.prefixes.cached_tokens(blocks))
+
+
+class TrackedRequest:
+    """A request at an engine, counted in its load until it ends."""
+
+    def __init__(self, tracker: LoadTracker, wanted: Wanted, blocks: Sequence[bytes]) -> None:
+        self._tracker = tracker
+        self._tokens = wanted.prompt_tokens + wanted.output_tokens // 2
+        cached = tracker.prefixes.cached_tokens(blocks)
+        self._pending = max(1, wanted.prompt_tokens - cached)
+        self._runs = False
+        tracker.num_pending += 1
+        tracker.pending_tokens += self._pending
+        tracker.prefixes.add(blocks)
+
+    def start(self) -> None:
+        """Its first token is here."""
+        if not self._runs:
+            self._runs = True
+            self._leave_pending()
+            self._tracker.num_running += 1
+            self._tracker.context_tokens += self._tokens
+
+    def end(self) -> None:
+        """It is over."""
+        if self._runs:
+            self._tracker.num_running -= 1
+            self._tracker.context_tokens -= self._tokens
+        else:
+            self._leave_pending()
+
+    def _leave_pending(self) -> None:
+        self._tracker.num_pending -= 1
+        self._tracker.pending_tokens -= self._pending
