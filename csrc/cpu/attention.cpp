@@ -25,6 +25,7 @@ void take_thread(Arena& arena, const rl_kv_group& group, int out_stride, ThreadS
   block.q_starts = arena.take<int32_t>(kBlockRows);
   block.q_scales = arena.take<float>(kBlockRows);
   block.weights = arena.take<int16_t>(kBlockRows * kChunkTokens);
+  block.weight_starts = arena.take<int32_t>(kBlockRows);
   block.weight_scales = arena.take<float>(kBlockRows);
   block.keys = arena.take<float>(int64_t{kSubTokens} * group.k_width);
   block.values = arena.take<float>(int64_t{kChunkTokens} * out_stride);
@@ -82,7 +83,8 @@ void finish(const RowBlock& block, const Partial& total, float* out) {
     }
     int64_t token = int64_t{block.sequence->first_row} + row / heads;
     float* to = out + (token * num_heads + head) * block.out_width;
-    const float* from = total.out + r * block.out_stride;
+    float* from = total.out + r * block.out_stride;
+    if (block.group->format == RL_INT4) rotate(from, block.out_width);
     // Adding 0 makes -0 and 0 one: how often 0 was added to it depends on the other rows.
     for (int i = 0; i < block.out_width; ++i) to[i] = from[i] * factor + 0.0f;
   }

@@ -68,10 +68,11 @@ struct BlockScratch {
   float* scores;      // [rows][64], then weights
   float* decay;       // [rows] what earlier weights are multiplied by
   float* lane_sums;   // [rows][W]
-  float* q;           // panels [k][rows of the panel], or as bytes (attention_bytes.h)
-  int32_t* q_starts;  // [rows], of bytes
+  float* q;           // panels [k][rows of the panel], or as codes (attention_bytes.h)
+  int32_t* q_starts;  // [rows], of codes
   float* q_scales;
-  int16_t* weights;  // [rows][64], of bytes
+  int16_t* weights;  // [rows][64], of codes
+  int32_t* weight_starts;
   float* weight_scales;
   float* keys;        // [k_width][16], of a sub-block
   float* values;      // [64][out_stride]

@@ -24,27 +24,31 @@ struct TileTable {
 };
 using ScoreBytes = void (*)(const Operands&, int, int, const QueryRows&, float*);
 using MixBytes = void (*)(const ChunkValues&, const WeightRows&, float*, int);
-template <int... R>
+template <int F, int... R>
 struct BytesTable {
-  static constexpr ScoreBytes score[] = {score_bytes<R>...};
-  static constexpr MixBytes mix[] = {mix_bytes<R>...};
+  static constexpr ScoreBytes score[] = {score_bytes<F, R>...};
+  static constexpr MixBytes mix[] = {mix_bytes<F, R>...};
 };
 #if defined(__AVX512F__)
 template <int F>
 using Tiles = TileTable<F, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
-using BytesTiles = BytesTable<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
+template <int F>
+using BytesTiles = BytesTable<F, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
 #elif defined(__AVX2__)
 template <int F>
 using Tiles = TileTable<F, 1, 2, 3, 4, 5, 6>;
-using BytesTiles = BytesTable<1, 2, 3, 4, 5, 6>;
+template <int F>
+using BytesTiles = BytesTable<F, 1, 2, 3, 4, 5, 6>;
 #else
 template <int F>
 using Tiles = TileTable<F, 1, 2>;
-using BytesTiles = BytesTable<1, 2>;
+template <int F>
+using BytesTiles = BytesTable<F, 1, 2>;
 #endif
 
-// Whether products are of bytes: int8 K and V. The V of latents is K, and lies otherwise.
-bool of_bytes(const rl_kv_group& group) { return group.format == RL_INT8 && group.v_width > 0; }
+// Whether products are of integers: int8 and int4 K and V. The V of latents is K, and lies otherwise.
+constexpr bool is_integer(int format) { return format == RL_INT8 || format == RL_INT4; }
+bool of_integers(const rl_kv_group& group) { return is_integer(group.format) && group.v_width > 0; }
 
 // Calls body(first row, number of rows) for each panel.
 template <class Body>
@@ -135,27 +139,29 @@ void convert_values(const uint8_t* from, int num_elements, float* to) {
   for (int i = 0; i < num_elements; i += W) store(to + i, load_elements<F>(from, i));
 }
 
-// Scores of the chunk, as the products of q and K.
+// Scores of the chunk, as the products of codes of q and K.
 template <int F>
-void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockScratch& scratch) {
+void score_integers(const RowBlock& block, const Chunk& chunk, BlockScratch& scratch) {
+  int quads = (block.group->k_width + 3) / 4;
+  const auto* codes = reinterpret_cast<const QueryCode*>(scratch.q);
+  for_panels(block.num_rows, [&](int row, int rows) {
+    QueryRows panel{codes + row * quads * 4, scratch.q_starts + row, scratch.q_scales + row, quads};
+    BytesTiles<F>::score[rows - 1](chunk.sub_blocks, chunk.first, chunk.last, panel,
+                                   scratch.scores + row * kChunkTokens);
+  });
+}
+
+// The same of floats.
+template <int F>
+void score_floats(const RowBlock& block, const Chunk& chunk, bool convert, BlockScratch& scratch) {
   int width = block.group->k_width;
-  if (of_bytes(*block.group)) {
-    int quads = (width + 3) / 4;
-    const auto* codes = reinterpret_cast<const QueryCode*>(scratch.q);
-    for_panels(block.num_rows, [&](int row, int rows) {
-      QueryRows panel{codes + row * quads * 4, scratch.q_starts + row, scratch.q_scales + row, quads};
-      BytesTiles::score[rows - 1](chunk.sub_blocks, chunk.first, chunk.last, panel,
-                                  scratch.scores + row * kChunkTokens);
-    });
-    return;
-  }
   auto panels = [&](const ScoreRows* kernels, const Operands& keys, int first, int last) {
     for_panels(block.num_rows, [&](int row, int rows) {
       kernels[rows - 1](keys, first, last, scratch.q + row * width, width,
                         scratch.scores + row * kChunkTokens);
     });
   };
-  if constexpr (F != RL_INT8) {  // latents of int8 are always converted
+  if constexpr (!is_integer(F)) {  // latents of int8 are always converted
     if (!convert) return panels(Tiles<F>::score, chunk.sub_blocks, chunk.first, chunk.last);
   }
   Operands converted = {};
@@ -172,13 +178,20 @@ void score_chunk(const RowBlock& block, const Chunk& chunk, bool convert, BlockS
 // The softmax weights of one row, as vectors.
 using Weights = vf[kChunkTokens / W];
 
-// Weights as words; returns what they are to be multiplied by.
-RL_INLINE inline float as_words(const Weights& weights, int16_t* words) {
+// Weights as words, with what they are to be multiplied by, and what sums over V start from.
+template <int F>
+RL_INLINE inline void as_words(const Weights& weights, int row, BlockScratch& scratch) {
   float scale = scale_of(weights, kLargestWeight), inverse = scale > 0 ? 1 / scale : 0;
+  int16_t* words = scratch.weights + row * kChunkTokens;
+  vi total{};
   RL_UNROLL
-  for (int i = 0; i < kChunkTokens / W; ++i)
-    store_codes(words + i * W, round_to_int(weights[i] * inverse));
-  return scale;
+  for (int i = 0; i < kChunkTokens / W; ++i) {
+    vi word = round_to_int(weights[i] * inverse);
+    store_codes(words + i * W, word);
+    if constexpr (F == RL_INT4) total += word << 16 >> 16;  // 0 for NaN
+  }
+  scratch.weight_scales[row] = scale;
+  scratch.weight_starts[row] = F == RL_INT4 ? -kNibbleOffset * sum(total) : 0;
 }
 
 // Turns scores into weights 2^(score - maximum), and updates maximum, sum and decay.
@@ -187,9 +200,9 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
                  BlockScratch& scratch, float* maximum) {
   constexpr int kVectors = kChunkTokens / W;
   const float cap = block.attention->softcap;
-  const bool bytes = of_bytes(*block.group);
+  const bool integers = of_integers(*block.group);
   float k_scales[kChunkTokens] = {}, v_scales[kChunkTokens] = {};
-  if constexpr (F == RL_INT8) {
+  if constexpr (has_scales(F)) {
     for (int s = chunk.first; s < chunk.last; ++s) {
       const uint8_t* sub_block = chunk.sub_blocks.now[s];
       int64_t v_offset = layout.v_width ? layout.v_scales_offset : layout.k_scales_offset;
@@ -210,7 +223,7 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
     RL_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       x[i] = load(scores + i * W);
-      if constexpr (F == RL_INT8) x[i] *= load(k_scales + i * W);
+      if constexpr (has_scales(F)) x[i] *= load(k_scales + i * W);
       if (cap > 0) x[i] = tanh(x[i]) * (cap * kLog2E);
       if (partly) x[i] = select(sees(i), x[i], splat(-INFINITY));
       best = max(best, x[i]);
@@ -224,14 +237,14 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
     for (int i = 0; i < kVectors; ++i) {
       x[i] = exp2_of_negative(x[i] - splat(new_maximum));
       sum += x[i];
-      if constexpr (F == RL_INT8) {
+      if constexpr (has_scales(F)) {
         x[i] *= load(v_scales + i * W);
         if (partly) x[i] = select(sees(i), x[i], vf{});  // 0 times what is not finite is not 0
       }
     }
     store(scratch.lane_sums + row * W, sum);
-    if (bytes) {
-      scratch.weight_scales[row] = as_words(x, scratch.weights + row * kChunkTokens);
+    if (integers) {
+      as_words<F>(x, row, scratch);
     } else {
       RL_UNROLL
       for (int i = 0; i < kVectors; ++i) store(scores + i * W, x[i]);
@@ -240,7 +253,7 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
 }
 
 // Puts row r of the panel that begins at row `first` among the queries as bytes.
-void quantize_query(const float* q, int width, float factor, int first, int rows, int r,
+void quantize_query(int format, const float* q, int width, float factor, int first, int rows, int r,
                     BlockScratch& scratch) {
   int quads = (width + 3) / 4;
   auto* codes = reinterpret_cast<QueryCode*>(scratch.q) + first * quads * 4 + r * 4;
@@ -255,7 +268,7 @@ void quantize_query(const float* q, int width, float factor, int first, int rows
     for (int quad = 0; quad < W / 4 && i / 4 + quad < quads; ++quad)
       std::memcpy(codes + (i / 4 + quad) * rows * 4, packed + quad * 4, 4 * sizeof(QueryCode));
   }
-  scratch.q_starts[first + r] = -kKeyOffset * sum(total);
+  scratch.q_starts[first + r] = -(format == RL_INT4 ? kNibbleOffset : kKeyOffset) * sum(total);
   scratch.q_scales[first + r] = scale * factor;
 }
 
@@ -304,7 +317,7 @@ void mix_values(const RowBlock& block, const MixRows* kernels, const ChunkValues
   int first = values.first_sub_block * kSubTokens, last = values.last_token;
   auto in_chunk = [&](int slot) { return std::clamp(slot - chunk.start, first, last); };
   // Codes are finite; their scales are in the weights.
-  bool together = block.group->format == RL_INT8 || seen.all_see(chunk.start) ||
+  bool together = has_scales(block.group->format) || seen.all_see(chunk.start) ||
                   (is_finite<F>(values, first, in_chunk(seen.by_all.first), block.out_width) &&
                    is_finite<F>(values, in_chunk(seen.by_all.last), last, block.out_width));
   if (together) {
@@ -329,27 +342,26 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
   values.stride = convert ? block.out_stride : layout.v_stride;
   values.first_sub_block = chunk.first;
   values.last_token = std::min(seen.by_any.last - chunk.start, kChunkTokens);
-  bool bytes = of_bytes(*block.group);
   for (int s = chunk.first; s < chunk.last; ++s) {
     const uint8_t* stored = chunk.sub_blocks.now[s] + layout.v_offset;
     if (convert) {
       float* converted = scratch.values + s * kSubTokens * block.out_stride;
       int tokens = std::min(kSubTokens, values.last_token - s * kSubTokens);
-      if (layout.v_width) convert_values<F>(stored, tokens * layout.v_stride, converted);
+      if constexpr (F != RL_INT4)
+        if (layout.v_width) convert_values<F>(stored, tokens * layout.v_stride, converted);
       stored = reinterpret_cast<const uint8_t*>(converted);
     }
     values.sub_blocks.now[s] = stored;
     values.sub_blocks.later[s] = chunk.sub_blocks.later[s] + layout.v_offset;
   }
-  if (bytes) {
-    for_panels(block.num_rows, [&](int row, int rows) {
-      WeightRows panel{scratch.weights + row * kChunkTokens, scratch.weight_scales + row,
-                       scratch.decay + row};
-      BytesTiles::mix[rows - 1](values, panel, out + row * block.out_stride, block.out_stride);
-    });
-    return;
-  }
-  if constexpr (F != RL_INT8) {
+  if constexpr (is_integer(F)) {
+    if (block.group->v_width > 0)
+      return for_panels(block.num_rows, [&](int row, int rows) {
+        WeightRows panel{scratch.weights + row * kChunkTokens, scratch.weight_starts + row,
+                         scratch.weight_scales + row, scratch.decay + row};
+        BytesTiles<F>::mix[rows - 1](values, panel, out + row * block.out_stride, block.out_stride);
+      });
+  } else {
     if (!convert) return mix_values<F>(block, Tiles<F>::mix, values, chunk, seen, scratch, out);
   }
   mix_values<RL_F32>(block, Tiles<RL_F32>::mix, values, chunk, seen, scratch, out);
@@ -362,11 +374,15 @@ void split(const RowBlock& block, const SubBlockLayout& layout, int first, const
   // Converting to floats once pays as soon as several panels read the result; latents are always
   // transposed.
   bool several = F != RL_F32 && block.num_rows > kTileRowsMax;
-  bool convert = !of_bytes(*block.group) && (layout.v_width == 0 || several);
+  bool integers = of_integers(*block.group);
+  bool convert = !integers && (layout.v_width == 0 || several);
   for (int start = first; start < first + kSplitTokens; start += kChunkTokens) {
     if (start + kChunkTokens <= by_any.first || start >= by_any.last) continue;
     Chunk chunk = find_chunk(block, layout, start, by_any, scratch);
-    score_chunk<F>(block, chunk, convert, scratch);
+    if constexpr (is_integer(F))
+      if (integers) score_integers<F>(block, chunk, scratch);
+    if constexpr (F != RL_INT4)
+      if (!integers) score_floats<F>(block, chunk, convert, scratch);
     weigh_chunk<F>(block, layout, chunk, scratch, partial.maximum);
     mix_chunk<F>(block, layout, chunk, seen, convert, scratch, partial.out);
   }
@@ -410,8 +426,13 @@ void begin_block(const RowBlock& block, BlockScratch& scratch) {
       int64_t head = block.kv_head * heads + row % heads;
       const float* q = block.q + (int64_t{block.sequence->first_row} + token) * block.q_stride +
                        head * width;
-      if (of_bytes(*block.group)) {
-        quantize_query(q, width, scale, first, rows, r, scratch);
+      if (block.group->format == RL_INT4) {
+        std::copy_n(q, width, scratch.keys);
+        rotate(scratch.keys, width);
+        q = scratch.keys;
+      }
+      if (of_integers(*block.group)) {
+        quantize_query(block.group->format, q, width, scale, first, rows, r, scratch);
         continue;
       }
       float* panel = scratch.q + first * width + r;
@@ -442,6 +463,12 @@ void attend_split(const RowBlock& block, int split_index, BlockScratch& scratch,
       break;
     case RL_BF16:
       split<RL_BF16>(block, layout, first, seen, scratch, partial);
+      break;
+    case RL_FP8:
+      split<RL_FP8>(block, layout, first, seen, scratch, partial);
+      break;
+    case RL_INT4:
+      split<RL_INT4>(block, layout, first, seen, scratch, partial);
       break;
     default:
       split<RL_INT8>(block, layout, first, seen, scratch, partial);

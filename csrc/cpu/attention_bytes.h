@@ -1,4 +1,4 @@
-// The two products of attention over int8 K and V, in integers: query rows as bytes times K, and
+// The two products of attention over int8 and int4 K and V, in integers: query rows as bytes times K, and
 // softmax weights as 15-bit words times V. A row's codes depend on the row alone, and integer sums are
 // exact, so that a result does not depend on the tile that holds it, nor on the vectors.
 #pragma once
@@ -14,7 +14,8 @@ constexpr int kLargestWeight = 32767;
 
 // What differs between levels. KeyQuads holds four consecutive elements of K for each of W tokens,
 // and `add_dot` adds their products with those of a query; ValuePairs holds W elements of V for each of
-// two tokens, and `add_mix` adds their products with the tokens' weights.
+// two tokens, and `add_mix` adds their products with the tokens' weights. Codes of int4 are unpacked as they lie, code
+// + 8, from one half of each byte.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 // K is the unsigned operand, K + 128: sums start from -128 times the sum of the query's codes.
@@ -29,8 +30,16 @@ inline Bytes load_key_quads(const uint8_t* p) {
 inline void add_dot(vi& sums, Bytes keys, const QueryCode* query) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(keys), "m"(*(const int32_t*)query));
 }
-inline Bytes load_value_pairs(const int8_t* p) {
+inline Bytes load_key_quads(const uint8_t* p, bool high) {
+  __m512i bytes = _mm512_loadu_si512(p);
+  return _mm512_and_si512(high ? _mm512_srli_epi16(bytes, 4) : bytes, _mm512_set1_epi8(15));
+}
+inline Bytes load_value_pairs(const uint8_t* p) {
   return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Bytes load_value_pairs(const uint8_t* p, bool high) {
+  __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return high ? _mm512_srli_epi16(wide, 4) : _mm512_and_si512(wide, _mm512_set1_epi16(15));
 }
 inline void add_mix(vi& sums, Bytes values, const int16_t* weights) {
   asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(values), "m"(*(const int32_t*)weights));
@@ -49,8 +58,9 @@ inline Bytes in_all_lanes(const void* p) {
 inline void add_dot(vi& sums, Bytes keys, const QueryCode* query) {
   asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(keys), "x"(in_all_lanes(query)));
 }
-inline Bytes load_value_pairs(const int8_t* p) {
-  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+inline Bytes load_key_quads(const uint8_t* p, bool high) {
+  __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_and_si256(high ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
 }
 inline void add_mix(vi& sums, Bytes values, const int16_t* weights) {
   asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(values), "x"(in_all_lanes(weights)));
@@ -73,6 +83,14 @@ inline KeyQuads load_key_quads(const uint8_t* p) {
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)),
           _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
 }
+inline KeyQuads load_key_quads(const uint8_t* p, bool high) {
+  auto* halves = reinterpret_cast<const __m128i*>(p);
+  auto codes = [&](__m128i bytes) {
+    __m128i half = high ? _mm_srli_epi16(bytes, 4) : bytes;
+    return _mm256_cvtepu8_epi16(_mm_and_si128(half, _mm_set1_epi8(15)));
+  };
+  return {codes(_mm_loadu_si128(halves)), codes(_mm_loadu_si128(halves + 1))};
+}
 inline void add_dot(vi& sums, const KeyQuads& keys, const QueryCode* query) {
   int64_t four;
   std::memcpy(&four, query, 8);
@@ -85,9 +103,6 @@ inline vi in_order(vi sums) {
   return (vi)_mm256_permute4x64_epi64((__m256i)sums, _MM_SHUFFLE(3, 1, 2, 0));
 }
 using ValuePairs = __m256i;
-inline ValuePairs load_value_pairs(const int8_t* p) {
-  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
 inline void add_mix(vi& sums, ValuePairs values, const int16_t* weights) {
   int32_t two;
   std::memcpy(&two, weights, 4);
@@ -100,23 +115,49 @@ using QueryCode = int8_t;
 constexpr int kKeyOffset = 0;
 
 struct KeyQuads {
-  const int8_t* p;
+  int8_t codes[4 * W];
 };
-inline KeyQuads load_key_quads(const uint8_t* p) { return {reinterpret_cast<const int8_t*>(p)}; }
-inline void add_dot(vi& sums, KeyQuads keys, const QueryCode* query) {
+struct ValuePairs {
+  int8_t codes[2 * W];
+};
+template <class Codes>
+inline Codes load_codes(const uint8_t* p) {
+  Codes out;
+  std::memcpy(out.codes, p, sizeof out.codes);
+  return out;
+}
+template <class Codes>
+inline Codes load_codes(const uint8_t* p, bool high) {
+  Codes out;
+  for (size_t i = 0; i < sizeof out.codes; ++i) out.codes[i] = high ? p[i] >> 4 : p[i] & 15;
+  return out;
+}
+inline KeyQuads load_key_quads(const uint8_t* p) { return load_codes<KeyQuads>(p); }
+inline KeyQuads load_key_quads(const uint8_t* p, bool high) { return load_codes<KeyQuads>(p, high); }
+inline ValuePairs load_value_pairs(const uint8_t* p) { return load_codes<ValuePairs>(p); }
+inline ValuePairs load_value_pairs(const uint8_t* p, bool high) {
+  return load_codes<ValuePairs>(p, high);
+}
+inline void add_dot(vi& sums, const KeyQuads& keys, const QueryCode* query) {
   for (int lane = 0; lane < W; ++lane)
-    for (int i = 0; i < 4; ++i) sums[lane] += keys.p[4 * lane + i] * query[i];
+    for (int i = 0; i < 4; ++i) sums[lane] += keys.codes[4 * lane + i] * query[i];
 }
 inline vi in_order(vi sums) { return sums; }
-struct ValuePairs {
-  const int8_t* p;
-};
-inline ValuePairs load_value_pairs(const int8_t* p) { return {p}; }
-inline void add_mix(vi& sums, ValuePairs values, const int16_t* weights) {
+inline void add_mix(vi& sums, const ValuePairs& values, const int16_t* weights) {
   for (int lane = 0; lane < W; ++lane)
-    sums[lane] += values.p[2 * lane] * weights[0] + values.p[2 * lane + 1] * weights[1];
+    sums[lane] += values.codes[2 * lane] * weights[0] + values.codes[2 * lane + 1] * weights[1];
 }
 
+#endif
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+inline __m256i load_value_pairs(const uint8_t* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline __m256i load_value_pairs(const uint8_t* p, bool high) {
+  __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return high ? _mm256_srli_epi16(wide, 4) : _mm256_and_si256(wide, _mm256_set1_epi16(15));
+}
 #endif
 
 // Vectors side by side in one tile of so many rows.
@@ -125,7 +166,19 @@ constexpr int vectors_of_tile(int rows) {
   return rows * 4 <= kRegisters ? 4 : rows * 2 <= kRegisters ? 2 : 1;
 }
 
-// Queries as bytes: panels of R rows, [quads][R][4], and what goes with each row.
+// How many quads of K lie in the same bytes.
+constexpr int quads_of_bytes(int format) { return format == RL_INT4 ? 2 : 1; }
+
+// Quad number `quad` of K, of the W tokens that begin at `tokens`.
+template <int F>
+RL_INLINE inline KeyQuads key_quads(const uint8_t* tokens, int quad) {
+  if constexpr (F == RL_INT4)
+    return load_key_quads(tokens + quad / 2 * kSubTokens * 4, quad % 2);
+  else
+    return load_key_quads(tokens + quad * kSubTokens * 4);
+}
+
+// Queries as codes: panels of R rows, [quads][R][4], and what goes with each row.
 struct QueryRows {
   const QueryCode* codes;
   const int32_t* starts;  // [rows] of the integer sums
@@ -134,7 +187,7 @@ struct QueryRows {
 };
 
 // scores[r * kChunkTokens + W v + lane] = scale[r] * sum over quads of query r times K of vector v.
-template <int R, int V>
+template <int F, int R, int V>
 inline void score_bytes_tile(const Operands& keys, int vector, const QueryRows& rows,
                              float* scores) {
   vi sums[R][V];
@@ -147,18 +200,21 @@ inline void score_bytes_tile(const Operands& keys, int vector, const QueryRows& 
     RL_UNROLL
     for (int r = 0; r < R; ++r) sums[r][v] = splat_i(rows.starts[r]);
   }
-  for (int quad = 0; quad < rows.quads; ++quad) {
-    const QueryCode* codes = rows.codes + quad * R * 4;
-    KeyQuads quads[V];
+  constexpr int kQuads = quads_of_bytes(F);
+  for (int first = 0; first < rows.quads; first += kQuads) {
     RL_UNROLL
-    for (int v = 0; v < V; ++v) {
-      quads[v] = load_key_quads(now[v] + quad * kSubTokens * 4);
-      fetch_ahead(later[v] + quad * kSubTokens * 4);
-    }
+    for (int v = 0; v < V; ++v) fetch_ahead(later[v] + first / kQuads * kSubTokens * 4);
     RL_UNROLL
-    for (int r = 0; r < R; ++r)
+    for (int quad = first; quad < first + kQuads; ++quad) {
+      const QueryCode* codes = rows.codes + quad * R * 4;
+      KeyQuads quads[V];
       RL_UNROLL
-      for (int v = 0; v < V; ++v) add_dot(sums[r][v], quads[v], codes + 4 * r);
+      for (int v = 0; v < V; ++v) quads[v] = key_quads<F>(now[v], quad);
+      RL_UNROLL
+      for (int r = 0; r < R; ++r)
+        RL_UNROLL
+        for (int v = 0; v < V; ++v) add_dot(sums[r][v], quads[v], codes + 4 * r);
+    }
   }
   RL_UNROLL
   for (int r = 0; r < R; ++r)
@@ -169,37 +225,56 @@ inline void score_bytes_tile(const Operands& keys, int vector, const QueryRows& 
 }
 
 // Scores of sub-blocks [first, last) of a chunk.
-template <int R>
+template <int F, int R>
 void score_bytes(const Operands& keys, int first, int last, const QueryRows& rows, float* scores) {
   constexpr int V = vectors_of_tile(R);
   int vector = first * kVectors, end = last * kVectors;
-  for (; vector + V <= end; vector += V) score_bytes_tile<R, V>(keys, vector, rows, scores);
-  for (; vector < end; ++vector) score_bytes_tile<R, 1>(keys, vector, rows, scores);
+  for (; vector + V <= end; vector += V) score_bytes_tile<F, R, V>(keys, vector, rows, scores);
+  for (; vector < end; ++vector) score_bytes_tile<F, R, 1>(keys, vector, rows, scores);
 }
 
 // Softmax weights as words: [rows][kChunkTokens], what they are multiplied by, and the decay of what
 // the output holds already.
 struct WeightRows {
   const int16_t* words;
-  const float* scales;  // [rows]
-  const float* decay;   // [rows]
+  const int32_t* starts;  // [rows] of the integer sums
+  const float* scales;    // [rows]
+  const float* decay;     // [rows]
 };
 
+// W elements of V from a column on, a multiple of W, of the pair of tokens that begins at `tokens`.
+template <int F>
+RL_INLINE inline ValuePairs value_pairs(const uint8_t* tokens, int column, bool high) {
+  if constexpr (F == RL_INT4)
+    return load_value_pairs(tokens + (column / 32 * 16 + column % 16) * 2, high);
+  else
+    return load_value_pairs(tokens + column * 2);
+}
+
 // out[r][W v + lane] = out * decay[r] + scale[r] * sum over tokens t of words[r][t] * V[t][W v + lane].
-template <int R, int V>
+template <int F, int R, int V>
 inline void mix_bytes_tile(const ChunkValues& values, const WeightRows& rows, int column, float* out,
                            int out_stride) {
-  vi sums[R][V] = {};
+  // A tile of whole 32 columns begins at a multiple of them.
+  constexpr bool kWhole = V * W % 32 == 0;
+  const int pair_bytes = 2 * values.stride / quads_of_bytes(F);
+  vi sums[R][V];
+  RL_UNROLL
+  for (int r = 0; r < R; ++r)
+    RL_UNROLL
+    for (int v = 0; v < V; ++v) sums[r][v] = splat_i(rows.starts[r]);
   for (int s = values.first_sub_block; s * kSubTokens < values.last_token; ++s) {
     int num_pairs = (std::min(kSubTokens, values.last_token - s * kSubTokens) + 1) / 2;
-    const auto* now = reinterpret_cast<const int8_t*>(values.sub_blocks.now[s]) + 2 * column;
-    const uint8_t* later = values.sub_blocks.later[s] + 2 * column;
+    const uint8_t* now = values.sub_blocks.now[s];
+    const uint8_t* later = values.sub_blocks.later[s] + 2 * column / quads_of_bytes(F);
     for (int pair = 0; pair < num_pairs; ++pair) {
       ValuePairs pairs[V];
       RL_UNROLL
-      for (int v = 0; v < V; ++v)
-        pairs[v] = load_value_pairs(now + pair * 2 * values.stride + 2 * v * W);
-      fetch_ahead(later + pair * 2 * values.stride);
+      for (int v = 0; v < V; ++v) {
+        int at = column + v * W;
+        pairs[v] = value_pairs<F>(now + pair * pair_bytes, at, (kWhole ? v * W : at) / 16 % 2);
+      }
+      fetch_ahead(later + pair * pair_bytes);
       const int16_t* words = rows.words + s * kSubTokens + 2 * pair;
       RL_UNROLL
       for (int r = 0; r < R; ++r)
@@ -216,14 +291,14 @@ inline void mix_bytes_tile(const ChunkValues& values, const WeightRows& rows, in
     }
 }
 
-template <int R>
+template <int F, int R>
 void mix_bytes(const ChunkValues& values, const WeightRows& rows, float* out, int out_stride) {
   constexpr int V = vectors_of_tile(R);
   int column = 0;
   for (; column + W * V <= out_stride; column += W * V)
-    mix_bytes_tile<R, V>(values, rows, column, out + column, out_stride);
+    mix_bytes_tile<F, R, V>(values, rows, column, out + column, out_stride);
   for (; column < out_stride; column += W)
-    mix_bytes_tile<R, 1>(values, rows, column, out + column, out_stride);
+    mix_bytes_tile<F, R, 1>(values, rows, column, out + column, out_stride);
 }
 
 }  // namespace rl

@@ -54,7 +54,7 @@ inline void score_tile(const Operands& keys, int first, const float* q, int widt
     add(k + 2);
     add(k + 3);
     if constexpr (F != RL_F32) {
-      constexpr int kBytes = F == RL_INT8 ? 64 : 128;
+      constexpr int kBytes = F == RL_FP8 ? 64 : 128;
       RL_UNROLL
       for (int u = 0; u < U; ++u)
         for (int i = 0; i < kBytes; i += 64)
@@ -107,7 +107,7 @@ inline void mix_tile(const ChunkValues& values, const float* weights, const floa
         elements[u][v] =
             load_elements<F>(values.sub_blocks.now[s], t * values.stride + column + u * 16 + v * W);
       if constexpr (F != RL_F32) {
-        constexpr int kBytes = F == RL_INT8 ? 1 : 2;
+        constexpr int kBytes = F == RL_FP8 ? 1 : 2;
         fetch_ahead(values.sub_blocks.later[s] + (t * values.stride + column) * kBytes);
       }
       RL_UNROLL

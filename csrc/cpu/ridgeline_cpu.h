@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 11
+#define RL_ABI_VERSION 12
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -82,10 +82,10 @@ RL_API void rl_group_counts(rl_group* group, int64_t* sent_bytes, int64_t* num_c
 
 /* ---- matrices --------------------------------------------------------------------------- */
 
-/* How elements are stored. RL_INT8 is of KV caches alone (kv_cache.h). From RL_Q4 on they are codes
- * with scales, of matrices alone (matrix.h). */
+/* How elements are stored. RL_INT8, RL_INT4 and RL_FP8 are of KV caches alone (kv_cache.h). From
+ * RL_Q4 on they are codes with scales, of matrices alone (matrix.h). */
 enum {
-  RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8
+  RL_FP8 = -2, RL_INT4 = -1, RL_F32 = 0, RL_F16 = 1, RL_BF16 = 2, RL_INT8 = 3, RL_Q4 = 4, RL_Q5 = 5, RL_Q6 = 6, RL_Q8 = 8
 };
 
 /* A packed matrix [rows, columns] that multiplies vectors of `columns` elements. */
@@ -135,7 +135,8 @@ RL_API int64_t rl_matmul_scratch_bytes(const rl_matrix* matrix, int32_t num_toke
 /* The KV cache of one group of layers. Block b of layer l (counted within the group) begins at
  * data + b * block_bytes + l * layer_bytes; what is inside is described in kv_cache.h. */
 typedef struct {
-  int32_t format;       /* RL_F32, RL_F16, RL_BF16, RL_INT8 */
+  int32_t format;       /* RL_F32, RL_F16, RL_BF16, RL_INT8, RL_INT4 (not of latents; widths are
+                           powers of two from 32 to 512), RL_FP8 */
   int32_t block_tokens; /* a multiple of 16 */
   int32_t num_layers;
   int32_t num_kv_heads;

@@ -26,9 +26,12 @@ struct Settings {
 };
 
 std::string format_name(int format) {
-  const char* const names[] = {"float32", "float16", "bfloat16", "int8"};
-  return names[format];
+  const char* const names[] = {"fp8", "int4", "float32", "float16", "bfloat16", "int8"};
+  return names[format - RL_FP8];
 }
+
+// Heads of int4 are rotated, and so as wide as a power of two.
+int width_of(int format, int width) { return format == RL_INT4 ? 64 : width; }
 
 int tokens_of(const std::vector<Part>& parts) {
   int tokens = 0;
@@ -69,7 +72,8 @@ class Caches {
                        std::to_string(tokens) + " tokens from " + std::to_string(parts[0].start);
     Floats want = attend(pair_.reference, pair_.reference.alone, 1, reference_, settings, parts, q);
     Floats got = attend(pair_.tested, pair_.tested.alone, 1, tested_, settings, parts, q);
-    bool words = shape_.format == RL_INT8 && shape_.v_width > 0;
+    bool words =
+        (shape_.format == RL_INT8 || shape_.format == RL_INT4) && shape_.v_width > 0;
     report_.close("attention, " + format_name(shape_.format), what, got.data(), want.data(),
                   want.size(), words ? std::max(settings.bound, kRoundingOfWords) : settings.bound,
                   pair_.same_sums());
@@ -153,7 +157,8 @@ class Caches {
 
 // As many rows in a tile as there can be, and then more than one tile and one block of them.
 void check_row_counts(const Pair& pair, int format, Report& report) {
-  Caches caches(pair, {format, 1, 20, 20}, {70}, report);
+  int width = width_of(format, 20);
+  Caches caches(pair, {format, 1, width, width}, {70}, report);
   for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 24, 50})
     caches.check({1}, {{0, 70 - rows, rows}});
   caches.check_moves();
@@ -170,6 +175,7 @@ void check_lengths(const Pair& pair, int format, Report& report) {
 void check_widths(const Pair& pair, int format, Report& report) {
   const int widths[][2] = {{1, 1}, {7, 19}, {33, 5}, {80, 80}, {96, 96}, {128, 128}, {256, 256}};
   for (const auto& [k_width, v_width] : widths) {
+    if (format == RL_INT4 && k_width < 128) continue;
     Caches caches(pair, {format, 2, k_width, v_width}, {70}, report);
     caches.check({6}, {{0, 64, 6}});
   }
@@ -189,7 +195,8 @@ void check_settings(const Pair& pair, int format, Report& report) {
 
 void check_companies(const Pair& pair, int format, Report& report) {
   for (int block_tokens : {16, 32, 128}) {
-    Caches caches(pair, {format, 2, 40, 40, block_tokens}, {600, 2, 16, 90}, report);
+    int width = width_of(format, 40);
+    Caches caches(pair, {format, 2, width, width, block_tokens}, {600, 2, 16, 90}, report);
     caches.check({6}, {{3, 60, 30}, {0, 599, 1}, {1, 0, 1}, {0, 590, 5}, {2, 0, 16}});
   }
 }
@@ -200,9 +207,9 @@ void check_latents(const Pair& pair, int format, Report& report) {
 }
 
 void check_trees(const Pair& pair, int format, Report& report) {
-  int rows = static_cast<int>(kTree.size());
+  int rows = static_cast<int>(kTree.size()), width = width_of(format, 36);
   for (int start : {0, 11, 60, 505}) {
-    Caches caches(pair, {format, 2, 36, 36}, {start + rows, 40}, report);
+    Caches caches(pair, {format, 2, width, width}, {start + rows, 40}, report);
     for (int window : {0, 3})
       caches.check({6, 0, 0, window}, {{0, start, rows, rows - 2, kTree}, {1, 0, 40}});
   }
@@ -211,13 +218,13 @@ void check_trees(const Pair& pair, int format, Report& report) {
 }  // namespace
 
 void check_attention(const Pair& pair, Report& report) {
-  for (int format : {RL_F32, RL_F16, RL_BF16, RL_INT8}) {
+  for (int format : {RL_F32, RL_F16, RL_BF16, RL_INT8, RL_INT4, RL_FP8}) {
     check_row_counts(pair, format, report);
     check_lengths(pair, format, report);
     check_widths(pair, format, report);
     check_settings(pair, format, report);
     check_companies(pair, format, report);
-    check_latents(pair, format, report);
+    if (format != RL_INT4) check_latents(pair, format, report);
     check_trees(pair, format, report);
   }
 }

@@ -300,12 +300,12 @@ void check_programs(const Pair& pair, Report& report) {
                             {RL_Q4, 32, false}, {RL_Q5, 64, false}, {RL_Q6, 16, false},
                             {RL_Q8, 0, false},  {RL_Q4, 128, false, true},
                             {RL_Q4, 32, true}};
-  const int kv_formats[] = {RL_F32, RL_F16, RL_BF16, RL_INT8};
+  const int kv_formats[] = {RL_F32, RL_F16, RL_BF16, RL_INT8, RL_FP8};
   int index = 0;
   for (const Format& format : formats) {
-    Comparison comparison(pair, format, kv_formats[index++ % 4], true, report);
+    Comparison comparison(pair, format, kv_formats[index++ % 5], true, report);
     for (const std::vector<Part>& parts : {kPrompts, kNext, kLast}) comparison.step_by_step(parts);
-    Comparison(pair, format, kv_formats[index % 4], false, report).batches();
+    Comparison(pair, format, kv_formats[index % 5], false, report).batches();
   }
   Comparison(pair, formats[0], RL_F32, false, report).whole();
   Comparison(pair, formats[3], RL_INT8, false, report).recorded();

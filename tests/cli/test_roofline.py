@@ -152,9 +152,8 @@ def test_contexts_that_the_model_lacks_are_said(capsys):
     ("executor", "options"),
     [
         ("cpu", ("--quantization", "fp8")),
-        ("cpu", ("--kv-cache-dtype", "fp8")),
         ("reference", ("--quantization", "int8")),
-        ("reference", ("--kv-cache-dtype", "int8")),
+        ("reference", ("--kv-cache-dtype", "float16")),
     ],
 )
 def test_a_format_that_the_executor_here_refuses(capsys, tmp_path, monkeypatch, executor, options):

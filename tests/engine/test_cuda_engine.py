@@ -140,18 +140,15 @@ def test_auto_takes_a_gpu_where_there_is_one(monkeypatch):
     assert default_executor(dtype="float64") == "reference"
 
 
-@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("fp8", "auto"), (None, "fp8")])
-def test_fp8_is_refused_where_there_is_none(quantization, kv_cache_dtype):
+def test_fp8_is_refused_where_there_is_none():
     from tests.tiny import tiny_model
 
-    form = on_load_format(quantization)
+    form = on_load_format("fp8")
     for role in ModelRole:
         models = {each: tiny_model() for each in ModelRole}
         models[role] = replace(models[role], quantization=form)
         with pytest.raises(SettingsError, match="fp8"):
-            create_executor(
-                models, EngineConfig(executor="cpu", block_tokens=16, kv_cache_dtype=kv_cache_dtype)
-            )
+            create_executor(models, EngineConfig(executor="cpu", block_tokens=16))
 
 
 def test_the_reference_executor_quantizes_no_model():

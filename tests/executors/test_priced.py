@@ -98,7 +98,7 @@ def test_bits_per_weight(quantization, tied):
     made.close()
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "float32", "bfloat16", "int8", "int4", "fp8"])
 def test_cpu_kv(kv_cache_dtype):
     model = tiny_model(CONFIG | LARGE, dtype="bfloat16")
     made = create_executor(

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ridgeline.cli.options import Parser
 from ridgeline.core.errors import InvalidRequestError, ModelNotFoundError, NetworkError
-from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, full_name, number_format
-from ridgeline.core.settings.kv import KV_CACHE_DTYPES
+from ridgeline.core.formats import ON_LOAD, NumberFormat, float_format, number_format
+from ridgeline.core.kv_formats import check_kv_format, kv_dtype_name, kv_number_format
+from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.registry import TUNED, executor_traits
 from ridgeline.executors.traits import ExecutorTraits
 from ridgeline.models import PRESETS, describe, lower, parse_config, read_config
@@ -73,7 +74,7 @@ def read_model(arguments: argparse.Namespace, calibration: Calibration) -> Named
     name, config = _config(arguments)
     definition = describe(config)
     quantization = _quantization(arguments.quantization)
-    kv = _kv_format(arguments.kv_cache_dtype)
+    kv = _kv_format(arguments.kv_cache_dtype, definition.spec)
     traits = running_traits(calibration)
     if calibration.measured:
         traits.check_formats(quantization, kv)
@@ -125,7 +126,7 @@ def shape_of(arguments: argparse.Namespace) -> tuple[str, PricedModel]:
         activations=float_format(_chosen(arguments.dtype) or definition.dtype),
         weights=quantization,
         weight_formats=declared_formats(definition) if quantization is None else {},
-        kv=_kv_format(arguments.kv_cache_dtype),
+        kv=_kv_format(arguments.kv_cache_dtype, definition.spec),
     )
 
 
@@ -159,12 +160,10 @@ def _chosen(name: str | None) -> str | None:
     return None if name == "auto" else name
 
 
-def _kv_format(name: str | None) -> NumberFormat | None:
-    if name is None:
-        return None
-    if (name := full_name(name)) not in KV_CACHE_DTYPES:
-        raise InvalidRequestError(f"--kv-cache-dtype must be one of {', '.join(KV_CACHE_DTYPES)}.")
-    return None if name == "auto" else number_format(name)
+def _kv_format(name: str | None, spec: ModelSpec) -> NumberFormat | None:
+    form = kv_number_format(kv_dtype_name(name or "auto"))
+    check_kv_format(spec, form)
+    return form
 
 
 def _compute(*weights: NumberFormat | None) -> NumberFormat | None:

@@ -1,6 +1,6 @@
 """Number formats: how many bytes one element really takes, scales and zero points included."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ridgeline.core.errors import SettingsError
 
@@ -134,11 +134,6 @@ def head_format(weights: NumberFormat) -> NumberFormat:
     have six there as well.
     """
     return number_format("int6") if weights.is_quantized and weights.bits < 6 else weights
-
-
-def with_scales(kv: NumberFormat) -> NumberFormat:
-    """Quantized KV has a float32 scale for each head of each token."""
-    return replace(kv, scale_bits=32) if kv.is_quantized else kv
 
 
 def table_format(weights: NumberFormat) -> NumberFormat:

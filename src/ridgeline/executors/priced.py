@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from ridgeline.core.formats import NumberFormat, float_format, number_format
+from ridgeline.core.formats import NumberFormat, float_format
+from ridgeline.core.kv_formats import kv_number_format
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.registry import executor_traits
 from ridgeline.roofline import PricedModel
@@ -31,7 +32,7 @@ def priced_model(
             activations=float_format(model.dtype),
             weights=model.quantization,
             weight_formats=held or {},
-            kv=None if kv_cache_dtype == "auto" else number_format(kv_cache_dtype),
+            kv=kv_number_format(kv_cache_dtype),
             dense_attention=traits.dense_attention,
             adapter_elements=tuple(map(_elements, model.adapters)),
         )

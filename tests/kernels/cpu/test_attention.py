@@ -62,9 +62,20 @@ def as_bytes(q: np.ndarray) -> np.ndarray:
     return np.rint(q * (np.float32(1) / step)) * step.astype(np.float64)
 
 
+def rotated(x: np.ndarray) -> np.ndarray:
+    """Times the normalised Hadamard matrix."""
+    width = x.shape[-1]
+    matrix = np.ones((1, 1))
+    while len(matrix) < width:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return x @ (matrix / width**0.5)
+
+
 def reference(kv, parts, q, *, scale, out_width=0, softcap=0.0, window=0, sinks=None):
     if kv.format == "int8" and kv.v_width:
         q = as_bytes(q)
+    if kv.format == "int4":
+        q = rotated(as_bytes(rotated(q).astype(np.float32)))
     outs, row = [], 0
     for part in parts:
         k, v = kv.read(part.sequence, 0, part.start + part.num_tokens)
@@ -100,7 +111,8 @@ def check(kv: Cache, parts: list[Part], num_heads: int, **settings: object) -> N
     settings.setdefault("scale", kv.k_width**-0.5)
     got = kv.attend(parts, q, **settings)
     want = reference(kv, parts, q, **settings)
-    bound = ARITHMETIC_OF_WORDS if kv.format == "int8" and kv.v_width else ARITHMETIC
+    bound = {"int8": ARITHMETIC_OF_WORDS, "int4": 3e-3}.get(kv.format, ARITHMETIC)
+    bound = bound if kv.v_width else ARITHMETIC
     assert np.abs(got - want).max() < bound * np.abs(want).max()
 
 
@@ -208,6 +220,10 @@ def test_latents(level, number_format, num_heads):
 TREE = (0b1, 0b10, 0b101, 0b1001, 0b11001, 0b100010)
 
 
+def width_of(number_format: str, width: int) -> int:
+    return 64 if number_format == "int4" else width
+
+
 def tree_part(start: int, known: int = 2) -> Part:
     return Part(
         sequence=0,
@@ -227,8 +243,8 @@ def test_trees(level, number_format, start, window):
         level=level,
         format=number_format,
         num_kv_heads=2,
-        k_width=36,
-        v_width=36,
+        k_width=width_of(number_format, 36),
+        v_width=width_of(number_format, 36),
         lengths=[start + part.num_tokens, 40],
     )
     check(kv, [part, whole(40, 1)], 6, window=window)
@@ -243,12 +259,12 @@ def test_a_path_through_a_tree_is_the_path_alone(level, number_format, v_width, 
         level=level,
         format=number_format,
         num_kv_heads=1,
-        k_width=36,
-        v_width=v_width,
+        k_width=width_of(number_format, 36),
+        v_width=v_width and width_of(number_format, v_width),
         lengths=[start + part.num_tokens],
     )
-    q = queries([part], 60, 36)
-    settings = {"scale": 0.2, "out_width": v_width or 30}
+    q = queries([part], 60, kv.k_width)
+    settings = {"scale": 0.2, "out_width": kv.v_width or 30}
     in_tree = kv.attend([part], q, **settings)
     first = start + 2
     kv.move(0, [first + 0, first + 3, first + 4], [first, first + 1, first + 2])
@@ -331,12 +347,13 @@ def test_what_is_not_finite_reaches_only_those_that_see_it(
         level=level,
         format=number_format,
         num_kv_heads=1,
-        k_width=20,
-        v_width=v_width,
+        k_width=width_of(number_format, 20),
+        v_width=v_width and width_of(number_format, v_width),
         lengths=[length],
     )
-    parts, settings = [whole(length)], {"scale": 0.2, "window": window, "out_width": v_width or 20}
-    q = queries(parts, 4, 20)
+    out_width = kv.v_width or 20
+    parts, settings = [whole(length)], {"scale": 0.2, "window": window, "out_width": out_width}
+    q = queries(parts, 4, kv.k_width)
     before = kv.attend(parts, q, **settings)
     k, v = kv.read(0, slot, 1)
     # V alone, where it is not K: scores remain numbers then.
@@ -364,7 +381,7 @@ def test_a_half_that_overflows_is_the_largest_half(level):
         np.testing.assert_array_equal(got[0, 0], want)
 
 
-LOST = {"f32": 1e-6, "f16": 5e-4, "bf16": 4e-3, "int8": 8e-3}
+LOST = {"f32": 1e-6, "f16": 5e-4, "bf16": 4e-3, "int8": 8e-3, "int4": 9e-2, "fp8": 3e-2}
 
 
 @pytest.mark.parametrize("number_format", FORMATS)

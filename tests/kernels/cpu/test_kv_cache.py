@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.cpu.native import FORMATS, LEVELS, Cache, Part
+from tests.kernels.cpu.test_attention import rotated, width_of
 
 pytestmark = pytest.mark.parametrize("level", LEVELS)
 
@@ -13,6 +14,14 @@ def stored(x: np.ndarray, number_format: str) -> np.ndarray:
     if number_format == "int8":
         scale = np.abs(x).max(-1, keepdims=True, initial=0) / np.float32(127)
         return np.rint(x / np.where(scale > 0, scale, 1)) * scale
+    if number_format == "fp8":
+        scale = np.abs(x).max(-1, keepdims=True, initial=0) / np.float32(448)
+        codes = torch.from_numpy(x / np.where(scale > 0, scale, 1)).to(torch.float8_e4m3fn)
+        return codes.float().numpy() * scale
+    if number_format == "int4":
+        turned = rotated(x)
+        scale = np.abs(turned).max(-1, keepdims=True) / np.float32(7)
+        return rotated(np.rint(turned / scale) * scale)
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[number_format]
     return torch.from_numpy(x).to(dtype).float().numpy()
 
@@ -50,7 +59,7 @@ def test_reads_what_was_written(level, number_format, k_width, v_width):
         k_read, v_read = kv.read(part.sequence, part.start, part.num_tokens)
         rows = slice(row, row + part.num_tokens)
         # An element half way between two codes of int8 may go either way.
-        tolerance = {"atol": 0.03} if number_format == "int8" else {"rtol": 0}
+        tolerance = {"int8": {"atol": 0.03}, "int4": {"atol": 0.1}}.get(number_format, {"rtol": 0})
         np.testing.assert_allclose(k_read, stored(k[rows], number_format), **tolerance)
         np.testing.assert_allclose(v_read, stored(v[rows], number_format), **tolerance)
         if number_format == "int8":
@@ -62,7 +71,12 @@ def test_reads_what_was_written(level, number_format, k_width, v_width):
 @pytest.mark.parametrize("number_format", FORMATS)
 def test_writes_nothing_else(level, number_format):
     kv = Cache(
-        level=level, format=number_format, num_kv_heads=2, k_width=24, v_width=24, lengths=[64]
+        level=level,
+        format=number_format,
+        num_kv_heads=2,
+        k_width=width_of(number_format, 24),
+        v_width=width_of(number_format, 24),
+        lengths=[64],
     )
     k, v = random_kv(kv, 64)
     kv.write([Part(sequence=0, start=0, num_tokens=64)], k, v)
@@ -78,7 +92,12 @@ def test_writes_nothing_else(level, number_format):
 @pytest.mark.parametrize("v_width", [20, 0])
 def test_moves_slots_of_all_layers(level, number_format, v_width):
     kv = Cache(
-        level=level, format=number_format, num_kv_heads=2, k_width=10, v_width=v_width, lengths=[64]
+        level=level,
+        format=number_format,
+        num_kv_heads=2,
+        k_width=width_of(number_format, 10),
+        v_width=v_width and width_of(number_format, v_width),
+        lengths=[64],
     )
     before = []
     for layer in range(kv.num_layers):
@@ -101,7 +120,12 @@ def test_moves_slots_of_all_layers(level, number_format, v_width):
 @pytest.mark.parametrize("number_format", FORMATS)
 def test_what_is_not_finite_is_not_hidden(level, number_format, poison):
     kv = Cache(
-        level=level, format=number_format, num_kv_heads=1, k_width=16, v_width=16, lengths=[16]
+        level=level,
+        format=number_format,
+        num_kv_heads=1,
+        k_width=width_of(number_format, 16),
+        v_width=width_of(number_format, 16),
+        lengths=[16],
     )
     k, v = random_kv(kv, 16)
     k[4, 0, 3] = v[9, 0, 5] = float(poison)

@@ -3,24 +3,19 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from ridgeline.core.errors import SettingsError
-from ridgeline.core.formats import full_name
+from ridgeline.core.kv_formats import kv_dtype_name
 from ridgeline.core.settings.bounds import Count, Meta, NumBytes, Seconds
 from ridgeline.core.settings.reading import Needs, Reads, Tries
 
 STATE_CHECKPOINT_TOKENS = 4096
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8", "fp8")
 
 _PREFIXES = Needs("enable_prefix_caching", lambda config: config.enable_prefix_caching)
 _REUSE = Needs("reuse_kv", lambda config: config.reuse_kv)
 _FOLDER = Needs("kv_disk_tier_path", lambda config: config.kv_disk_tier_path is not None)
 
 
-def _kv_format(name: str, value: str) -> str:
-    form = full_name(value)
-    if form not in KV_CACHE_DTYPES:
-        raise SettingsError(f"{name} must be one of {', '.join(KV_CACHE_DTYPES)}.")
-    return form
+def _kv_format(_name: str, value: str) -> str:
+    return kv_dtype_name(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +23,8 @@ class KVSettings:
     """What is kept of K and V, and where.
 
     Attributes:
-        kv_cache_dtype: float32, float16, bfloat16, int8, on a GPU fp8, or auto for the weights'
-            own.
+        kv_cache_dtype: float32, float16, bfloat16, int8, fp8, int4 (not on a GPU), or auto for the
+            weights' own.
         kv_cache_memory_bytes: size of the KV pool.
         block_tokens: tokens in one KV block.
         state_checkpoint_tokens: of models that keep states, such as those with short convolutions,

@@ -64,7 +64,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
     """See `ridgeline.core.protocols.Executor` for the contract.
 
     Args:
-        kv_cache_dtype: float32, float16, bfloat16, int8, or auto for the weights' own.
+        kv_cache_dtype: float32, float16, bfloat16, int8, fp8, int4, or auto for the weights' own.
         packed_cache: where packed weights are kept for the next start; ``None`` for nowhere.
         level: instruction-set level; ``None`` for the best one of this machine.
 

@@ -21,6 +21,8 @@ _FORMATS = {
     "float16": Format.F16,
     "bfloat16": Format.BF16,
     "int8": Format.INT8,
+    "int4": Format.INT4,
+    "fp8": Format.FP8,
 }
 
 

@@ -7,8 +7,8 @@ from ridgeline.core.formats import (
     NumberFormat,
     head_format,
     table_format,
-    with_scales,
 )
+from ridgeline.core.kv_formats import with_scales
 from ridgeline.core.op_facts import Role
 from ridgeline.core.weight_uses import weight_uses
 from ridgeline.executors.cpu.roles import held_format, padded

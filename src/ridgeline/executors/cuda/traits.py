@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import MachineError, SettingsError
-from ridgeline.core.formats import ON_LOAD, NumberFormat, with_scales
+from ridgeline.core.formats import ON_LOAD, NumberFormat
+from ridgeline.core.kv_formats import with_scales
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.core.settings.executors import CUDASettings

@@ -26,7 +26,13 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
 
     name = "reference"
 
-    def __init__(self, models: Mapping[ModelRole, ExecutorModel], block_tokens: int) -> None:
+    def __init__(
+        self,
+        models: Mapping[ModelRole, ExecutorModel],
+        block_tokens: int,
+        *,
+        kv_cache_dtype: str = "auto",
+    ) -> None:
         super().__init__(
             self.name,
             {role: model.spec for role, model in models.items()},
@@ -41,7 +47,9 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
             for role, model in models.items()
         }
         self.pools = {
-            role: ReferenceKVCache(model.spec, torch_dtype(model.dtype), block_tokens)
+            role: ReferenceKVCache(
+                model.spec, torch_dtype(model.dtype), block_tokens, kv_cache_dtype
+            )
             for role, model in models.items()
         }
 

@@ -6,14 +6,16 @@ positions read.
 
 import hashlib
 from collections.abc import Sequence
+from math import prod
 
 import torch
 
 from ridgeline.core.errors import OutOfMemoryError
 from ridgeline.core.protocols import KVLayout
 from ridgeline.core.spec import KVGroup, ModelSpec, kv_groups, state_group
+from ridgeline.kernels.reference.kv_codes import code_bytes, decode, encode
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 
 
 class ReferenceKVCache:
@@ -23,11 +25,15 @@ class ReferenceKVCache:
     those of KV.
     """
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, block_tokens: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, block_tokens: int, form: str = "auto"
+    ) -> None:
         self.groups = kv_groups(spec)
         self.block_tokens = block_tokens
+        self._form = None if form == "auto" else form  # of codes
         self._dtype = dtype
-        self._pools: dict[int, torch.Tensor] = {}  # layer -> [N, B, K, d + v]
+        self._stored = dtype if self._form is None else torch.uint8
+        self._pools: dict[int, torch.Tensor] = {}  # layer -> [N, B, K, d + v], or their bytes
         self._state_group = state_group(spec)
         self._state_dtype = torch.promote_types(dtype, torch.float32)
         self.states = torch.empty(0)
@@ -35,13 +41,14 @@ class ReferenceKVCache:
     @property
     def layout(self) -> KVLayout:
         sizes = tuple(
-            group.elements_per_token * self.block_tokens * self._dtype.itemsize
+            len(group.layers) * prod(self._block_shape(group)) * self._stored.itemsize
             for group in self.groups
         )
         states = self._state_group
         if states is not None:
             sizes += (sum(states.elements) * self._state_dtype.itemsize,)
-        identity = f"reference/{LAYOUT_VERSION}/{self._dtype}/{self.block_tokens}/{self.groups}"
+        stored = self._form or self._dtype
+        identity = f"reference/{LAYOUT_VERSION}/{stored}/{self.block_tokens}/{self.groups}"
         if states is not None:
             identity += f"/{states}"
         return KVLayout(
@@ -62,7 +69,7 @@ class ReferenceKVCache:
             for group, count in zip(self.groups, num_blocks, strict=False):
                 for layer in group.layers:
                     shape = (count, *self._block_shape(group))
-                    self._pools[layer] = torch.empty(shape, dtype=self._dtype)
+                    self._pools[layer] = torch.empty(shape, dtype=self._stored)
             if self._state_group is not None:
                 width = sum(self._state_group.elements)
                 self.states = torch.empty(num_blocks[-1], width, dtype=self._state_dtype)
@@ -73,12 +80,21 @@ class ReferenceKVCache:
         self, layer: int, rows: torch.Tensor, k_TKd: torch.Tensor, v_TKv: torch.Tensor | None
     ) -> None:
         """Store K, and V if the group has it, at flat rows ``block · B + offset``."""
-        self._rows(layer)[rows] = k_TKd if v_TKv is None else torch.cat([k_TKd, v_TKv], dim=-1)
+        parts = [k_TKd] if v_TKv is None else [k_TKd, v_TKv]
+        if self._form is not None:
+            parts = [encode(self._form, part) for part in parts]
+        self._rows(layer)[rows] = torch.cat(parts, dim=-1)
 
     def read(self, group: int, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K ``[C, K, d]`` and V ``[C, K, v]`` at flat rows; V is empty if v is zero."""
-        values, k_width = self._rows(layer)[rows], self.groups[group].k_width
-        return values[..., :k_width], values[..., k_width:]
+        stored, k_width = self._rows(layer)[rows], self.groups[group].k_width
+        if self._form is None:
+            return stored[..., :k_width], stored[..., k_width:]
+        k_bytes = code_bytes(self._form, k_width)
+        k_CKd = decode(self._form, stored[..., :k_bytes], self._dtype)
+        if not self.groups[group].v_width:
+            return k_CKd, k_CKd[..., :0]
+        return k_CKd, decode(self._form, stored[..., k_bytes:], self._dtype)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         if group == len(self.groups):
@@ -102,7 +118,7 @@ class ReferenceKVCache:
             raise ValueError(f"{len(data)} bytes are not {len(blocks)} blocks of group {group}")
         kv = self.groups[group]
         shape = (len(blocks), len(kv.layers), *self._block_shape(kv))
-        values = torch.frombuffer(bytearray(data), dtype=self._dtype).view(shape)
+        values = torch.frombuffer(bytearray(data), dtype=self._stored).view(shape)
         for layer, value in zip(kv.layers, values.unbind(dim=1), strict=True):
             self._pools[layer][list(blocks)] = value
 
@@ -110,7 +126,10 @@ class ReferenceKVCache:
         return self._pools[layer].flatten(0, 1)
 
     def _block_shape(self, group: KVGroup) -> tuple[int, int, int]:
-        return self.block_tokens, group.num_kv_heads, group.k_width + group.v_width
+        widths = (group.k_width, group.v_width)
+        if self._form is not None:
+            widths = (code_bytes(self._form, widths[0]), code_bytes(self._form, widths[1]))
+        return self.block_tokens, group.num_kv_heads, sum(widths)
 
 
 def kv_rows(table: Sequence[int], start: int, stop: int, block_tokens: int) -> torch.Tensor:

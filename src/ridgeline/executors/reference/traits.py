@@ -16,7 +16,7 @@ def _create(models: Models, config: EngineConfig) -> Executor:
         raise MissingDependencyError(reason)
     from ridgeline.executors.reference.executor import ReferenceExecutor
 
-    return ReferenceExecutor(models, config.block_tokens)
+    return ReferenceExecutor(models, config.block_tokens, kv_cache_dtype=config.kv_cache_dtype)
 
 
 TRAITS = ExecutorTraits(
@@ -24,6 +24,7 @@ TRAITS = ExecutorTraits(
     create=_create,
     missing=_missing,
     computes_float64=True,
+    kv_formats=("int8", "fp8", "int4"),
     expands=lambda form, _config: form.name,
     dense_attention=True,
     runs_parts=True,

@@ -8,8 +8,10 @@ import numpy as np
 
 
 class Format(IntEnum):
-    """How elements are stored; from Q4 on they are codes with scales."""
+    """How elements are stored; from Q4 on they are codes with scales, of matrices."""
 
+    FP8 = -2
+    INT4 = -1
     F32 = 0
     F16 = 1
     BF16 = 2
