@@ -55,6 +55,8 @@ def make_observer(
         calibration = None
     if calibration is not None and isinstance(executor, DistributedExecutor):
         calibration = with_link(calibration, executor.link)
+    if config.weights_memory_bytes is not None:
+        calibration = None  # its steps do not wait for a disk, and are not to be corrected by those
     level = logging.WARNING if calibration and any(doubts(calibration)) else logging.INFO
     _log.log(level, "Steps are priced by a model that is %s.", describe(calibration))
     return Observer(priced, StepPredictor(priced, calibration) if calibration else None)

@@ -108,6 +108,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
                 "75 of 100 places. Measure it with `ridgeline eval`, or leave kv_cache_dtype out.",
                 kv.name, model.spec.model_type,
             )  # fmt: skip
+    _check_streaming(config, traits)
     if config.tensor_parallel_size == 1:
         return traits.create(models, config)
     if not traits.runs_parts:
@@ -118,6 +119,21 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
     from ridgeline.executors.distributed.executor import DistributedExecutor
 
     return DistributedExecutor(models, config, name)
+
+
+def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:
+    """
+    Raises:
+        SettingsError: weights are to stay on disk, and cannot.
+    """
+    if config.weights_memory_bytes is None:
+        return
+    if not traits.streams_weights:
+        raise SettingsError(
+            f"The {traits.name} executor keeps weights in memory; weights_memory_bytes is of cpu."
+        )
+    if config.tensor_parallel_size > 1:
+        raise SettingsError("weights_memory_bytes does not work with tensor_parallel_size.")
 
 
 def _check_states(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:

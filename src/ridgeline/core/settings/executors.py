@@ -19,10 +19,13 @@ class CPUSettings:
             that is named here keeps random weights, too.
         packed_cache_bytes: the most that it may hold; what was used longest ago goes first. A model
             that takes more is packed at every start, with a warning.
+        weights_memory_bytes: the most memory that a model's packed weights may take: what is beyond
+            is read from packed_cache_path in every step, ahead of the products that need it.
     """
 
     packed_cache_path: str = "auto"
     packed_cache_bytes: Annotated[NumBytes, _CACHE] = 50 * 2**30
+    weights_memory_bytes: Annotated[NumBytes | None, _CACHE] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridgeline.core.arrays import Array
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.plan import Admission, ModelRole, Segment
@@ -27,6 +28,7 @@ from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
 from ridgeline.executors.cpu.spans import SpanLog
 from ridgeline.executors.cpu.state import CPUSequence
+from ridgeline.executors.cpu.streaming import stream_weights
 from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
@@ -66,6 +68,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
     Args:
         kv_cache_dtype: float32, float16, bfloat16, int8, fp8, int4, or auto for the weights' own.
         packed_cache: where packed weights are kept for the next start; ``None`` for nowhere.
+        weights_memory_bytes: of the target's packed weights; those beyond are read from that
+            cache's file in every step.
         level: instruction-set level; ``None`` for the best one of this machine.
 
     Raises:
@@ -82,6 +86,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         *,
         kv_cache_dtype: str = "auto",
         packed_cache: PackedCache | None = None,
+        weights_memory_bytes: int | None = None,
         level: str | None = None,
     ) -> None:
         check_block_tokens(block_tokens)  # before minutes of packing
@@ -95,11 +100,19 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self._models: dict[ModelRole, _Model] = {}
         for role, model in models.items():
             cuts = cut_ops(model.ops)
+            if cuts and weights_memory_bytes is not None:
+                raise SettingsError(
+                    f"weights_memory_bytes is for models whose ops all have kernels; those of "
+                    f"{model.spec.model_type} do not."
+                )
             if packed_cache is None or cuts:
                 weights = pack_weights(self._pool, model, cuts=cuts)
             else:
                 weights = packed_cache.pack(self._pool, model)
             program = Program(self._pool, model.spec, model.ops, weights, cuts, model.group)
+            if weights_memory_bytes is not None and role is ModelRole.TARGET:
+                native = [model.ops[place] for place in program.native]
+                program.stream(stream_weights(model.spec, weights, native, weights_memory_bytes))
             adapters = NativeAdapters(self._pool, model.adapters, program.slots)
             self._models[role] = _Model(
                 spec=model.spec,
@@ -222,6 +235,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             and not any(states[segment.slot].verifies_by_rejection for segment in segments)
             and not any(depends_on_length(spec) for spec in model.program.ropes)
             and not model.program.cuts
+            and not model.program.is_streamed
         )
 
     def recording_changes(self, on: bool) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ridgeline.core.errors import CorruptFileError
+from ridgeline.core.errors import CorruptFileError, DiskError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.executors.cpu.packed_file import read_packed, write_packed
 from ridgeline.executors.cpu.weights import PackedWeights, expected_bytes, pack_weights
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.library import ABI_VERSION
+from ridgeline.kernels.cpu.memory import drop_pages
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.roofline.storage import cache_folder
 from ridgeline.weights import CheckpointWeights, DummyWeights
@@ -43,38 +44,58 @@ class PackedCache:
         max_bytes: of all files together; the ones that were used longest ago go first.
         min_bytes: of a checkpoint; smaller ones are packed faster than they are looked up.
         keep_random: whether random weights are kept as well, for benchmarks that start often.
+        keep_all: whether every model is kept, and run from its file: it may be larger than memory.
     """
 
     folder: Path
     max_bytes: int
     min_bytes: int = 1 << 28
     keep_random: bool = False
+    keep_all: bool = False
 
     def pack(self, pool: Pool, model: ExecutorModel) -> PackedWeights:
-        """`pack_weights`, unless the same was packed before."""
+        """`pack_weights`, unless the same was packed before.
+
+        Raises:
+            SettingsError: all models are to be kept, and this one cannot be.
+        """
         digest: Callable[[], str]
         match model.weights:
-            case CheckpointWeights() as source if source.num_bytes() >= self.min_bytes:
+            case CheckpointWeights() as source if (
+                self.keep_all or source.num_bytes() >= self.min_bytes
+            ):
                 digest = partial(source.digest, memory=self.folder / _KNOWN_DIGESTS)
-            case DummyWeights() as source if self.keep_random:
+            case DummyWeights() as source if self.keep_random or self.keep_all:
                 digest = source.digest
             case _:
                 return pack_weights(pool, model)
         expected = expected_bytes(pool, model)
         if expected > self.max_bytes:  # said before the checkpoint is read for its digest
+            if self.keep_all:
+                raise SettingsError(
+                    f"The packed weights take about {expected:,} bytes, and packed_cache_bytes is "
+                    f"{self.max_bytes:,}: weights_memory_bytes needs all of them there."
+                )
             self._warn_too_large(f"about {expected / 1e9:.2f}")
             return pack_weights(pool, model)
         key = _key(digest(), model.quantization, pool.level)
         path = self.folder / (key + _SUFFIX)
         found = self._read(path, key)
         if found is None:
-            found = pack_weights(pool, model)
-            self._write(path, key, found)
+            if not self.keep_all:
+                found = pack_weights(pool, model)
+                self._write(path, key, found)
+                return found
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._write(path, key, pack_weights(pool, model, folder=self.folder))
+            found = self._read(path, key)
+            if found is None:
+                raise DiskError(f"The packed weights could not be kept in {self.folder}.")
         return found
 
     def _read(self, path: Path, key: str) -> PackedWeights | None:
         try:
-            weights = read_packed(path, key)
+            weights = read_packed(path, key, ahead=not self.keep_all)
         except FileNotFoundError:
             return None
         except (OSError, CorruptFileError) as error:
@@ -99,7 +120,10 @@ class PackedCache:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_packed(path, key, weights)
+            if self.keep_all:  # which lie in a file already
+                write_packed(path, key, weights, lambda array: drop_pages((array,)))
+            else:
+                write_packed(path, key, weights)
             self._delete_oldest()
         except OSError as error:
             _log.warning(
@@ -128,12 +152,14 @@ class PackedCache:
                 total -= size
 
 
-def open_packed_cache(path: str, max_bytes: int) -> PackedCache | None:
+def open_packed_cache(path: str, max_bytes: int, *, keep_all: bool = False) -> PackedCache | None:
     """The folder ``path``, that of the user (auto), or none (off)."""
     if path == "off":
         return None
     folder = cache_folder() / "packed" if path == "auto" else Path(path)
-    return PackedCache(folder=folder, max_bytes=max_bytes, keep_random=path != "auto")
+    return PackedCache(
+        folder=folder, max_bytes=max_bytes, keep_random=path != "auto", keep_all=keep_all
+    )
 
 
 def _key(content: str, quantization: NumberFormat | None, level: str) -> str:

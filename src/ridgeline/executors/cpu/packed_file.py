@@ -18,7 +18,7 @@ import hashlib
 import mmap
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,8 +62,13 @@ class _Header(msgspec.Struct, frozen=True):
     tensors: tuple[_Tensor, ...]
 
 
-def write_packed(path: Path, key: str, weights: PackedWeights) -> None:
-    """Write a file whole or not at all.
+def write_packed(
+    path: Path,
+    key: str,
+    weights: PackedWeights,
+    written: Callable[[Bytes], None] = lambda _array: None,
+) -> None:
+    """Write a file whole or not at all; ``written`` is called with each matrix's bytes.
 
     Raises:
         OSError: there is no room for it, or no right to.
@@ -78,9 +83,11 @@ def write_packed(path: Path, key: str, weights: PackedWeights) -> None:
             file.write(_MAGIC + len(encoded).to_bytes(8, "little"))
             file.write(hashlib.sha256(encoded).digest() + encoded)
             first = _aligned(_START_BYTES + len(encoded))
-            for tensor, (_, array, _) in zip(header.tensors, arrays, strict=True):
+            for tensor, (_, array, what) in zip(header.tensors, arrays, strict=True):
                 file.seek(first + tensor.offset)
                 file.write(array.data)
+                if isinstance(what, PackedMatrix):
+                    written(array)
             file.truncate(first + header.num_bytes)
             file.flush()
             os.fsync(file.fileno())
@@ -89,8 +96,10 @@ def write_packed(path: Path, key: str, weights: PackedWeights) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_packed(path: Path, key: str) -> PackedWeights:
+def read_packed(path: Path, key: str, *, ahead: bool = True) -> PackedWeights:
     """Map a file that `write_packed` has written.
+
+    ``ahead`` reads it into memory; else it leaves the cache of files.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -104,7 +113,10 @@ def read_packed(path: Path, key: str) -> PackedWeights:
         if size_bytes != first + header.num_bytes:
             raise CorruptFileError(f"{path.name} is {size_bytes} bytes long, which it must not be.")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    mapped.madvise(mmap.MADV_WILLNEED)
+        if not ahead and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if ahead:
+        mapped.madvise(mmap.MADV_WILLNEED)
     data = np.frombuffer(mapped, dtype=np.uint8)
     weights = PackedWeights()
     for tensor in header.tensors:

@@ -23,6 +23,7 @@ from ridgeline.core.spec import (
     Scoring,
     kv_groups,
 )
+from ridgeline.executors.cpu.streaming import StreamedWeights
 from ridgeline.executors.cpu.weights import PackedWeights
 from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.matrix import PackedMatrix
@@ -98,6 +99,16 @@ class Program:
                 self.native.append(place)
                 self._add(op)
         self._reserved = 0
+        self._streamed: StreamedWeights | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether weights are read from disk in every step."""
+        return self._streamed is not None
+
+    def stream(self, weights: StreamedWeights) -> None:
+        """Have weights in memory only while they are used."""
+        self._streamed = weights
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for batches of that many tokens.
@@ -120,14 +131,21 @@ class Program:
         run_cut: Callable[[ops.Op], None],
     ) -> None:
         """All ops over a batch that `reserve` has made room for."""
-        first = 0
-        for last, op in (*self.cuts, (self._num_ops, None)):
+
+        def run_native(first: int, last: int) -> None:
             failed = self._library.rl_run(
                 self._handle, self._pool.handle, first, last, ctypes.byref(batch), groups, cos_sin,
                 adapters,
             )  # fmt: skip
             if failed:
                 raise EngineError("A step ran out of memory.")
+
+        if self._streamed is not None:
+            self._streamed.run(run_native)
+            return
+        first = 0
+        for last, op in (*self.cuts, (self._num_ops, None)):
+            run_native(first, last)
             if op is not None:
                 run_cut(op)
             first = last
@@ -170,6 +188,8 @@ class Program:
         return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
 
     def close(self) -> None:
+        if self._streamed is not None:
+            self._streamed.close()
         self._library.rl_program_free(self._handle)
         self._kept.clear()
 

@@ -22,7 +22,12 @@ def _create(models: Models, config: EngineConfig) -> Executor:
         models,
         config.block_tokens,
         kv_cache_dtype=config.kv_cache_dtype,
-        packed_cache=open_packed_cache(config.packed_cache_path, config.packed_cache_bytes),
+        packed_cache=open_packed_cache(
+            config.packed_cache_path,
+            config.packed_cache_bytes,
+            keep_all=config.weights_memory_bytes is not None,
+        ),
+        weights_memory_bytes=config.weights_memory_bytes,
     )
 
 
@@ -51,6 +56,7 @@ TRAITS = ExecutorTraits(
     expands=lambda form, _config: form.name if form.is_float else None,
     priced=_priced,
     is_native=True,
+    streams_weights=True,
     runs_parts=True,
     calibrated_formats=("float32", "bfloat16", "int8", "int4"),
 )

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ from ridgeline.kernels.cpu.matrix import (
     plain_format,
     put_rows,
 )
-from ridgeline.kernels.cpu.memory import Allocate, Slabs
+from ridgeline.kernels.cpu.memory import Allocate, FileSlabs, Slabs
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import Format
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
@@ -110,12 +111,17 @@ def _check_memory(pool: Pool, model: ExecutorModel) -> None:
 
 
 def pack_weights(
-    pool: Pool, model: ExecutorModel, *, cuts: Collection[ops.Op] = ()
+    pool: Pool,
+    model: ExecutorModel,
+    *,
+    cuts: Collection[ops.Op] = (),
+    folder: Path | None = None,
 ) -> PackedWeights:
     """Pack every weight of a model, one matrix after the other.
 
     At most one of them is there beside what is packed: of a stack, one expert's. Those of ``cuts``
-    are kept as they are, too.
+    are kept as they are, too. With a folder the packed ones lie in a file there, without a name,
+    and may be larger than memory.
 
     Weights that are quantized already keep their codes and scales where the kernels have a layout
     for them; the others are expanded to the model's type, which the log says once. Of plain ones,
@@ -130,8 +136,10 @@ def pack_weights(
     """
     if model.dtype == "float64":
         raise SettingsError("The cpu executor has no float64; use the reference executor.")
-    _check_memory(pool, model)
-    packing = _Packing(pool, model, cuts)
+    if folder is None:
+        _check_memory(pool, model)
+    allocate = Slabs().allocate if folder is None else FileSlabs(folder).allocate
+    packing = _Packing(pool, model, cuts, allocate)
     for name, index, weight in weight_parts(model.weights):
         packing.add(name, index, weight)
         del weight  # before the next one is read
@@ -146,12 +154,14 @@ def pack_weights(
 class _Packing:
     """The weights that are packed so far, and those of stacks that are not all there yet."""
 
-    def __init__(self, pool: Pool, model: ExecutorModel, cuts: Collection[ops.Op]) -> None:
+    def __init__(
+        self, pool: Pool, model: ExecutorModel, cuts: Collection[ops.Op], allocate: Allocate
+    ) -> None:
         self.packed = PackedWeights()
         self._kept = {weight.name for op in cuts for weight in op_weights(op)}
         self._pool, self._model, self._roles = pool, model, packed_roles(model.ops)
         self._shapes = weight_shapes(model.ops)
-        self._allocate = Slabs().allocate
+        self._allocate = allocate
         self._expanded: dict[str, str] = {}  # name -> format
         self._stacks: dict[str, list[PackedMatrix | None]] = {}
         self._kinds: dict[str, Hashable] = {}  # of the codes of stacks; `None` for values

@@ -1,6 +1,11 @@
 """Memory that begins where the kernels want it to."""
 
-from collections.abc import Callable
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +14,10 @@ _LINE_BYTES = 64
 _HUGE_PAGE_BYTES = 1 << 21
 _LARGE_BYTES = 1 << 22
 _MAX_SLAB_BYTES = 1 << 28
+_POPULATE_READ = 22  # Linux 5.14
+_PAGE_OUT = 21  # Linux 5.4
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 Bytes = npt.NDArray[np.uint8]
 Allocate = Callable[[int], Bytes]
@@ -42,3 +51,56 @@ class Slabs:
         found, self._slab = self._slab[:size], self._slab[-(-size // _LINE_BYTES) * _LINE_BYTES :]
         self._num_bytes += size
         return found
+
+
+class FileSlabs:
+    """The same in a file of a folder, which has no name and goes with the last of them.
+
+    What was written may leave memory, and comes back when it is read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (mappings keep it)
+        self._num_bytes = 0
+        self._last: mmap.mmap | None = None
+
+    def allocate(self, size: int) -> Bytes:
+        """Zeroed memory.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if self._last is not None:
+            self._last.madvise(mmap.MADV_DONTNEED)  # which the file keeps
+        start = self._num_bytes
+        self._num_bytes += -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._file.truncate(self._num_bytes)
+        length = self._num_bytes - start
+        self._last = mmap.mmap(self._file.fileno(), length, offset=start)
+        return np.frombuffer(self._last, dtype=np.uint8)[:size]
+
+
+def _pages(array: Bytes) -> tuple[int, int]:
+    """Address and bytes of the pages that an array lies in; in a file it has them for itself."""
+    first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    return first, -(-(array.ctypes.data + array.nbytes - first) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def read_pages(arrays: Iterable[Bytes]) -> None:
+    """Have the pages of mapped files in memory.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    for address, size in map(_pages, arrays):
+        _LIBC.madvise(address, size, mmap.MADV_WILLNEED)  # in large pieces, and without waiting
+        if _LIBC.madvise(address, size, _POPULATE_READ):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+
+
+def drop_pages(arrays: Iterable[Bytes]) -> None:
+    """Give pages of mapped files back: not to the cache of files, where the system has that."""
+    for address, size in map(_pages, arrays):
+        if _LIBC.madvise(address, size, _PAGE_OUT):
+            _LIBC.madvise(address, size, mmap.MADV_DONTNEED)

@@ -51,8 +51,7 @@ def rotate_heads(values: torch.Tensor) -> torch.Tensor:
     """Times the normalised Hadamard matrix, its own inverse; d is a power of two."""
     shape, half = values.shape, 1
     while half < shape[-1]:
-        pairs = values.unflatten(-1, (-1, 2, half))
-        low, high = pairs.unbind(-2)
+        low, high = values.reshape(*shape[:-1], -1, 2, half).unbind(-2)
         values = torch.stack([low + high, low - high], dim=-2).reshape(shape)
         half *= 2
-    return values / shape[-1] ** 0.5
+    return values * shape[-1] ** -0.5
