@@ -6,6 +6,8 @@ multiplied by a Hadamard matrix, which spreads what is large in one element over
 2404.00456); `decode` rotates back.
 """
 
+import math
+
 import torch
 
 LARGEST_CODE = {"int8": 127, "int4": 7, "fp8": 448}
@@ -54,4 +56,4 @@ def rotate_heads(values: torch.Tensor) -> torch.Tensor:
         low, high = values.reshape(*shape[:-1], -1, 2, half).unbind(-2)
         values = torch.stack([low + high, low - high], dim=-2).reshape(shape)
         half *= 2
-    return values * shape[-1] ** -0.5
+    return values / math.sqrt(shape[-1])
