@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class WeightStage:
     """Native ops up to ``stop``, of which one has the weights ``arrays``."""
 
     stop: int
@@ -147,16 +147,16 @@ def stream_weights(
     return streamed
 
 
-def _stages(weights: PackedWeights, layers: Sequence[ops.Op]) -> Iterator[Stage]:
+def _stages(weights: PackedWeights, layers: Sequence[ops.Op]) -> Iterator[WeightStage]:
     """One for each op with matrices that all tokens are multiplied with."""
     arrays: tuple[Bytes, ...] = ()
     for place, op in enumerate(layers):
         found = () if isinstance(op, ops.Embed) else tuple(_arrays(weights, op))
         if found and arrays:
-            yield Stage(stop=place, arrays=arrays)
+            yield WeightStage(stop=place, arrays=arrays)
             arrays = ()
         arrays = found or arrays
-    yield Stage(stop=len(layers), arrays=arrays)
+    yield WeightStage(stop=len(layers), arrays=arrays)
 
 
 def _arrays(weights: PackedWeights, op: ops.Op) -> Iterator[Bytes]:
