@@ -224,7 +224,7 @@ def test_generation_from_mapped_weights(cache, model, monkeypatch, packings) -> 
     outputs = []
     for used in (None, cache, cache):
         opened = "ridgeline.executors.cpu.packed_cache.open_packed_cache"
-        monkeypatch.setattr(opened, lambda *_, used=used: used)
+        monkeypatch.setattr(opened, lambda *_, used=used, **_settings: used)
         with LLM(str(model), quantization="int4", executor="cpu") as llm:
             params = SamplingParams(temperature=0.0, max_tokens=12)
             outputs.append(llm.generate(["the cat"], params)[0].outputs[0].token_ids)
