@@ -30,11 +30,12 @@ constexpr int kBlockRows = 48;
 constexpr float kLog2E = 1.44269504f;
 constexpr float kNoMaximum = -3.402823466e38f;  // finite, so that subtracting it from itself is 0
 
-// The KV slots [first, last) that a row sees. In a tree those from the first draft on are counted
-// along the row's path.
+// The KV slots [first, last) that a row sees, and [0, sinks) before them, where sinks is less than first.
+// In a tree those from the first draft on are counted along the row's path.
 struct Visible {
   int32_t first;
   int32_t last;
+  int32_t sinks;
 };
 
 Visible visible_slots(const rl_sequence& sequence, int token, const rl_attention& attention);

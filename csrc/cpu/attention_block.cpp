@@ -57,7 +57,7 @@ void for_panels(int num_rows, const Body& body) {
   for (int row = 0; row < num_rows; row += step) body(row, std::min(step, num_rows - row));
 }
 
-// The slots that a block's rows see: those of any row, from first to last, and those of all.
+// The slots that a block's rows see: those of any row, from first to last and sinks, and those of all.
 struct Seen {
   Visible by_any;
   Visible by_all;
@@ -103,10 +103,18 @@ Chunk find_chunk(const RowBlock& block, const SubBlockLayout& layout, int start,
   int first_draft = sequence.start + sequence.num_tokens - sequence.num_drafts;
   Chunk chunk = {};
   chunk.start = start;
-  chunk.first = std::max(seen.first - start, 0) / kSubTokens;
-  chunk.last = (std::min(seen.last - start, kChunkTokens) + kSubTokens - 1) / kSubTokens;
+  bool of_sinks = start < seen.sinks, of_sinks_alone = start + kChunkTokens <= seen.first;
+  chunk.first = of_sinks ? 0 : std::max(seen.first - start, 0) / kSubTokens;
+  int last_slot = of_sinks_alone ? seen.sinks : seen.last;
+  chunk.last = (std::min(last_slot - start, kChunkTokens) + kSubTokens - 1) / kSubTokens;
+  auto is_seen = [&](int slot) { return slot < seen.sinks || slot + kSubTokens > seen.first; };
   for (int s = chunk.first; s < chunk.last; ++s) {
     int slot = start + s * kSubTokens;
+    // What lies between sinks and window may be anyone's: the first sub-block stands for it, unweighed.
+    if (!is_seen(slot)) {
+      chunk.sub_blocks.now[s] = chunk.sub_blocks.later[s] = chunk.sub_blocks.now[0];
+      continue;
+    }
     bool path = sequence.ancestors && std::min(slot + kSubTokens, seen.last) > first_draft;
     auto at = [&](int where) {
       return sub_block_at(*block.group, layout, block.layer, block.kv_head, block.block_table,
@@ -116,7 +124,8 @@ Chunk find_chunk(const RowBlock& block, const SubBlockLayout& layout, int start,
         path ? gather(block, layout, slot, seen.last, scratch.gathered + s * layout.bytes)
              : at(slot);
     int next = slot + kChunkTokens;
-    chunk.sub_blocks.later[s] = next < seen.last ? at(next) : chunk.sub_blocks.now[s];
+    bool is_next = next < seen.last && is_seen(next);
+    chunk.sub_blocks.later[s] = is_next ? at(next) : chunk.sub_blocks.now[s];
   }
   return chunk;
 }
@@ -216,8 +225,12 @@ void weigh_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chun
     float* scores = scratch.scores + row * kChunkTokens;
     const int first = scratch.visible[row].first - chunk.start;
     const int last = scratch.visible[row].last - chunk.start;
+    const int sinks = scratch.visible[row].sinks - chunk.start;
     const bool partly = first > 0 || last < kChunkTokens;
-    auto sees = [&](int i) { return (vi)(lanes + i * W >= first) & (vi)(lanes + i * W < last); };
+    auto sees = [&](int i) {
+      vi slots = lanes + i * W;
+      return ((vi)(slots >= first) & (vi)(slots < last)) | (vi)(slots < sinks);
+    };
     Weights x;
     vf best = splat(maximum[row]);
     RL_UNROLL
@@ -329,9 +342,12 @@ void mix_values(const RowBlock& block, const MixRows* kernels, const ChunkValues
   }
   for (int row = 0; row < block.num_rows; ++row) {
     Visible own = scratch.visible[row];
-    mix_alone<F>(values, in_chunk(own.first), in_chunk(own.last),
-                 scratch.scores + row * kChunkTokens, scratch.decay[row],
-                 out + row * block.out_stride, block.out_stride);
+    auto mix = [&](int from, int to, float decay) {
+      mix_alone<F>(values, in_chunk(from), in_chunk(to), scratch.scores + row * kChunkTokens, decay,
+                   out + row * block.out_stride, block.out_stride);
+    };
+    mix(0, own.sinks, scratch.decay[row]);
+    mix(own.first, own.last, 1.0f);
   }
 }
 
@@ -341,7 +357,7 @@ void mix_chunk(const RowBlock& block, const SubBlockLayout& layout, const Chunk&
   ChunkValues values = {};
   values.stride = convert ? block.out_stride : layout.v_stride;
   values.first_sub_block = chunk.first;
-  values.last_token = std::min(seen.by_any.last - chunk.start, kChunkTokens);
+  values.last_token = std::min(seen.by_any.last - chunk.start, chunk.last * kSubTokens);
   for (int s = chunk.first; s < chunk.last; ++s) {
     const uint8_t* stored = chunk.sub_blocks.now[s] + layout.v_offset;
     if (convert) {
@@ -377,7 +393,8 @@ void split(const RowBlock& block, const SubBlockLayout& layout, int first, const
   bool integers = of_integers(*block.group);
   bool convert = !integers && (layout.v_width == 0 || several);
   for (int start = first; start < first + kSplitTokens; start += kChunkTokens) {
-    if (start + kChunkTokens <= by_any.first || start >= by_any.last) continue;
+    bool is_seen = start < by_any.sinks || start + kChunkTokens > by_any.first;
+    if (!is_seen || start >= by_any.last) continue;
     Chunk chunk = find_chunk(block, layout, start, by_any, scratch);
     if constexpr (is_integer(F))
       if (integers) score_integers<F>(block, chunk, scratch);
@@ -394,6 +411,7 @@ Seen seen_slots(const RowBlock& block, const BlockScratch& scratch) {
     Visible own = scratch.visible[row];
     seen.by_any.first = std::min(seen.by_any.first, own.first);
     seen.by_any.last = std::max(seen.by_any.last, own.last);
+    seen.by_any.sinks = std::max(seen.by_any.sinks, own.sinks);
     seen.by_all.first = std::max(seen.by_all.first, own.first);
     seen.by_all.last = std::min(seen.by_all.last, own.last);
   }
@@ -408,9 +426,14 @@ Visible visible_slots(const rl_sequence& sequence, int token, const rl_attention
   if (sequence.ancestors && token >= first_draft)
     last = sequence.start + first_draft + __builtin_popcountll(sequence.ancestors[token]);
   int window = attention.window, first = window > 0 ? std::max(last - window, 0) : 0;
-  if (!attention.bidirectional) return {first, last};
-  int stop = sequence.start + sequence.num_tokens;
-  return {first, window > 0 ? std::min(last - 1 + window, stop) : stop};
+  if (attention.bidirectional) {
+    int stop = sequence.start + sequence.num_tokens;
+    return {first, window > 0 ? std::min(last - 1 + window, stop) : stop, 0};
+  }
+  if (window > 0 || sequence.window == 0) return {first, last, 0};
+  first = std::max(last - sequence.window, 0);
+  if (first <= sequence.sinks) return {0, last, 0};
+  return {first, last, sequence.sinks};
 }
 
 void begin_block(const RowBlock& block, BlockScratch& scratch) {
@@ -443,7 +466,8 @@ void begin_block(const RowBlock& block, BlockScratch& scratch) {
 
 bool sees_split(const RowBlock& block, const BlockScratch& scratch, int split) {
   Visible seen = seen_slots(block, scratch).by_any;
-  return seen.first < (split + 1) * kSplitTokens && split * kSplitTokens < seen.last;
+  bool is_seen = split * kSplitTokens < seen.sinks || seen.first < (split + 1) * kSplitTokens;
+  return is_seen && split * kSplitTokens < seen.last;
 }
 
 void attend_split(const RowBlock& block, int split_index, BlockScratch& scratch,

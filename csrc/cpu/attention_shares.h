@@ -153,7 +153,10 @@ class Planner {
     share.unit_rows = sequence.ancestors ? widths_.heads : rows;
     share.blocks_per_unit = static_cast<int32_t>(ceil_div(share.unit_rows, kBlockRows));
     share.num_blocks = rows / share.unit_rows * share.blocks_per_unit;
-    share.first_split = visible_slots(sequence, 0, attention_).first / kSplitTokens;
+    Visible seen = visible_slots(sequence, 0, attention_);
+    // Where there are sinks, or will be for later tokens, splits are counted from theirs on.
+    bool has_sinks = sequence.window > 0 && attention_.window == 0;
+    share.first_split = has_sinks ? 0 : seen.first / kSplitTokens;
     int64_t last = int64_t{sequence.start} + sequence.num_tokens;
     share.num_splits = static_cast<int32_t>(ceil_div(last, kSplitTokens)) - share.first_split;
     return share;

@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 12
+#define RL_ABI_VERSION 13
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -161,7 +161,8 @@ typedef struct {
  * row i sees draft j, which is KV slot start + num_tokens - num_drafts + j; otherwise NULL, and a
  * token sees all slots up to its own. `state` has what ops on states keep of the sequence, each at its
  * offset; a sequence that starts at 0 begins with zeros. It is read, and left as it is after the last
- * token. */
+ * token. With a window a token sees the last `window` slots up to its own and the first `sinks` ones,
+ * in layers that have no window of their own; blocks between them may be anyone's. */
 typedef struct {
   int32_t first_row;
   int32_t num_tokens;
@@ -172,6 +173,8 @@ typedef struct {
   float* state;                       /* NULL if no op has states */
   const rl_state_save* saves;
   int32_t num_saves;
+  int32_t sinks;
+  int32_t window; /* 0: none */
 } rl_sequence;
 
 typedef struct {

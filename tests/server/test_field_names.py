@@ -214,3 +214,16 @@ def test_the_arguments_of_a_tool_are_an_object(http, kind, choice):
     response = http.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["message"] == "The arguments of 'f' must be an object."
+
+
+def test_kv_compression_is_of_a_request(http):
+    body = {"prompt": "the cat sat on the mat " * 20, "max_tokens": 4, "temperature": 0}
+    for _ in range(2):
+        window = {"window": 16, "sinks": 2}
+        response = http.post("/v1/completions", json={**body, "kv_compression": window})
+        assert response.status_code == 200, response.text
+        details = response.json()["usage"].get("prompt_tokens_details") or {}
+        assert not details.get("cached_tokens")
+    response = http.post("/v1/completions", json={**body, "kv_compression": {"window": 0}})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("kv_compression")

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from ridgeline.cli.config_file import Pairs, add_config_option
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.kv_compression import KVCompression
 from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.settings.reading import union_members
 from ridgeline.core.spelling import nearest
@@ -185,7 +186,7 @@ def _argument_options(name: str, hint: Any) -> dict[str, Any]:
         return {"type": num_bytes, "metavar": "SIZE"}
     if kind in _READERS:
         return {"type": _READERS[kind], "metavar": {int: "N", float: "X", str: "S"}[kind]}
-    if kind is StructuredOutputs:
+    if kind in (StructuredOutputs, KVCompression):
         return {"type": _json_object, "metavar": "JSON"}
     if origin is typing.Literal:
         return {"type": str, "metavar": "S"}

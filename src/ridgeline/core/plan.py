@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from ridgeline.core.kv_compression import KVWindow
 from ridgeline.core.pooling import Pooling
 from ridgeline.core.sampling_params import SamplingParams
 
@@ -155,6 +156,9 @@ class Segment(NamedTuple):
     Verification leaves the KV of the accepted path at consecutive positions; what lies beyond is
     free to be written again.
 
+    With a ``window`` a token sees no others than that says, in layers with full attention; entries
+    of the block tables between sinks and window stand for nothing.
+
     ``state_saves`` are at positions that the segment computes, or the steps that repeat it.
 
     A segment is void if one of its references stands for a token that was not yielded: a draft was
@@ -173,6 +177,7 @@ class Segment(NamedTuple):
     block_updates: tuple[BlockTableUpdate, ...] = ()
     outputs: Outputs = Outputs()
     state_saves: tuple[StateSave, ...] = ()
+    window: KVWindow | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ridgeline.core.checks import check_float, check_int
 from ridgeline.core.errors import InvalidRequestError
+from ridgeline.core.kv_compression import KVCompression
 from ridgeline.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 128
@@ -47,6 +48,7 @@ class SamplingParams:
         prompt_logprobs: the same for each prompt token but the first.
         structured_outputs: what the output must be: {"json": schema}, {"regex": pattern},
             {"choice": [texts]}, {"grammar": Lark} or {"format": name}.
+        kv_compression: which tokens stay in the KV cache: {"window": tokens, "sinks": tokens}.
 
     Log-probabilities are those of the raw model, before penalties, temperature and truncation.
 
@@ -74,6 +76,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
+    kv_compression: KVCompression | None = None
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1, MAX_SAMPLES)
@@ -96,6 +99,7 @@ class SamplingParams:
         object.__setattr__(
             self, "structured_outputs", StructuredOutputs.of(self.structured_outputs)
         )
+        object.__setattr__(self, "kv_compression", KVCompression.of(self.kv_compression))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})."

@@ -12,6 +12,7 @@ from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.engine.cache_keys import cache_key
 from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.prompts import check_token_ids
+from ridgeline.executors.registry import executor_traits
 
 
 class RequestFactory:
@@ -77,6 +78,8 @@ class RequestFactory:
                 "drafted. Leave it out, or use verification='exact'."
             )
         check_task(info, wants_pooled=wants_pooled)
+        if params.kv_compression is not None:
+            _check_compression(info)
         room = 0 if wants_logits or wants_pooled else 1
         length = len(token_ids) + len(output_token_ids)
         if length + room > info.config.max_model_len:
@@ -91,7 +94,9 @@ class RequestFactory:
         number = next(self._numbers)
         # What reports on every position of the prompt has to compute every position.
         reports_prompt = wants_logits or params.prompt_logprobs is not None
-        uses_cache = info.config.enable_prefix_caching and not reports_prompt
+        # What a token saw is part of what its KV is.
+        is_whole = params.kv_compression is None and not reports_prompt
+        uses_cache = info.config.enable_prefix_caching and is_whole
         key = self._cache_key(len(token_ids), slot, cache_salt) if uses_cache else None
         if params.seed is not None:
             seed = params.seed
@@ -141,6 +146,18 @@ def _check_continued(params: SamplingParams, output: Sequence[int], ends: Sequen
     is_full = params.max_tokens is not None and len(output) >= params.max_tokens
     if is_full or not set(ends).isdisjoint(output):
         raise InvalidRequestError("The output that is to go on has ended.")
+
+
+def _check_compression(info: EngineInfo) -> None:
+    """Raise `InvalidRequestError` if this engine leaves nothing out of a request's KV."""
+    config = info.config
+    reasons = {
+        f"executor {config.executor}": not executor_traits(config.executor).compresses_kv,
+        "reuse_kv off": not config.num_blocks,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise InvalidRequestError(f"kv_compression does not work with {reason}.")
 
 
 def check_task(info: EngineInfo, *, wants_pooled: bool) -> None:

@@ -289,6 +289,7 @@ def next_segment(segment: Segment, token: int) -> Segment:
         token_ids=(token,),
         outputs=segment.outputs,
         state_saves=segment.state_saves,
+        window=segment.window,
     )
 
 

@@ -53,6 +53,7 @@ class ExecutorTraits:
         runs_parts: whether it runs one rank's part of a model, with exchanges among the ops.
         calibrated_formats: weights that its steps are calibrated in; none: it is not calibrated.
         own_bench: one sentence on what measures it where `ridgeline bench` does not.
+        compresses_kv: whether a request may leave tokens out of its KV.
         streams_weights: whether weights may stay on disk between steps.
         keeps_states: whether it runs models with states of sequences beside KV.
         device_bytes: all memory of the device that holds weights and KV; ``None`` for the host's.
@@ -77,6 +78,7 @@ class ExecutorTraits:
     runs_parts: bool = False
     calibrated_formats: Sequence[str] = ()
     own_bench: str | None = None
+    compresses_kv: bool = True
     streams_weights: bool = False
     keeps_states: bool = True
     device_bytes: Callable[[], float | None] = lambda: None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from ridgeline.core.config import MIN_STATES, blocks_per_sequence
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, OverloadedError
+from ridgeline.core.kv_compression import KVWindow
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import PrefixCache
 from ridgeline.kvcache.reports import KVUsage
@@ -35,16 +36,17 @@ class KVCacheManager:
     def block_tokens(self) -> int:
         return self._cache.block_tokens
 
-    @property
-    def has_windows(self) -> bool:
-        return any(window is not None for window in self._cache.windows)
-
     def new_sequence(
-        self, root_key: bytes | None, *, tenant: str = "", max_length: int
+        self,
+        root_key: bytes | None,
+        *,
+        tenant: str = "",
+        max_length: int,
+        seen: KVWindow | None = None,
     ) -> SequenceKV:
         """What a sequence holds that has no blocks yet; see `SequenceKV`."""
         return SequenceKV(
-            self._cache, self._transfers, root_key, tenant=tenant, max_length=max_length
+            self._cache, self._transfers, root_key, tenant=tenant, max_length=max_length, seen=seen
         )
 
     def has_free(self, count: int) -> bool:

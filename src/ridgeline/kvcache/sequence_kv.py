@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.config import blocks_per_sequence
+from ridgeline.core.kv_compression import KVWindow
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate, StateSave
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache
@@ -30,13 +31,15 @@ class SequenceKV:
     """A block table for each KV group of a model, with prefix reuse and copy-on-write; and the
     sequence's states (`SequenceStates`), if the model has some.
 
-    Full blocks go into the prefix cache as they are computed, unless ``root_key`` is ``None``.
+    Full blocks go into the prefix cache as they are computed, unless ``root_key`` is ``None``, as
+    it is where ``seen`` says what a token sees in groups without a window.
     Tables, prefix nodes and counts change by the methods here and by nothing else. At most
     ``max_length`` tokens are written.
 
     Attributes:
         num_computed: tokens from the start whose KV is in the blocks.
         num_writable: positions that can be written without a change of the tables.
+        seen: what a token sees, in groups without a window.
         num_cached: tokens found in the prefix cache at the first admission, ``None`` before that.
     """
 
@@ -48,15 +51,18 @@ class SequenceKV:
         "_note_at",
         "_num_given_up",
         "_num_sent",
+        "_num_sinks",
         "_pools",
         "_root_key",
         "_states",
         "_tables",
         "_tenant",
         "_transfers",
+        "_windows",
         "num_cached",
         "num_computed",
         "num_writable",
+        "seen",
     )
 
     def __init__(
@@ -67,7 +73,9 @@ class SequenceKV:
         *,
         tenant: str,
         max_length: int,
+        seen: KVWindow | None = None,
     ) -> None:
+        assert seen is None or root_key is None, "what is not seen is of no prefix"
         self._cache = cache
         self._pools = cache.pools[: len(cache.windows)]
         self._states = (
@@ -79,7 +87,15 @@ class SequenceKV:
         self._max_length = max_length
         self._tables: list[list[int]] = [[] for _ in self._pools]
         self._num_sent = [0] * len(self._pools)  # table entries that the executor was told of
-        self._num_given_up = [0] * len(self._pools)  # entries that no window reaches any more
+        self.seen = seen
+        self._windows, sinks = cache.windows, 0
+        if seen is not None:
+            self._windows = tuple(window or seen.window for window in cache.windows)
+            sinks = self._num_columns(seen.sinks)
+        # Entries that stay before the window, and those that no window reaches any more, or will
+        # not before the others.
+        self._num_sinks = [0 if window else sinks for window in cache.windows]
+        self._num_given_up = list(self._num_sinks)
         self._nodes: list[Node] = []  # of the prefix cache, one for each full block,
         self._collided = False  # until another sequence's node had the same key
         self._note_at = 0  # computed tokens before which nothing can be cached or given up
@@ -98,8 +114,14 @@ class SequenceKV:
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether what was computed for rejected tokens can be given up."""
-        return self._states is None
+        """Whether what was computed for rejected tokens can be given up, and no block that they
+        would see is."""
+        return self._states is None and self.seen is None
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether blocks are given up."""
+        return any(window is not None for window in self._windows)
 
     def held(self, group: int) -> Sequence[int]:
         """The blocks of a group that are held, states' included; `NO_BLOCK` among them."""
@@ -208,7 +230,7 @@ class SequenceKV:
         A result at ``start`` means that it has to wait for the steps in flight to give blocks up.
         """
         for group, pool in enumerate(self._pools):
-            if self._cache.windows[group] is None:
+            if self._windows[group] is None:
                 continue
             table = self._tables[group]
             fresh = self._num_columns(stop) - len(table)
@@ -243,7 +265,7 @@ class SequenceKV:
                 first_known = min(first_known, entry)
             table.extend(pool.allocate(max(0, self._num_columns(stop) - len(table))))
             spare = self._num_columns(reserve) - len(table)
-            if 0 < spare <= pool.num_free and self._cache.windows[group] is None:
+            if 0 < spare <= pool.num_free and self._windows[group] is None:
                 table.extend(pool.allocate(spare))
             if first_known < len(table):
                 blocks = tuple(table[first_known:])
@@ -285,8 +307,10 @@ class SequenceKV:
             return
         columns = self._num_columns(num_tokens)
         for group, pool in enumerate(self._pools):
-            first = min(self._cache.first_visible_block(group, num_tokens), columns)
-            self._tables[group] = [NO_BLOCK] * first + parent._tables[group][first:columns]
+            sinks, table = self._num_sinks[group], parent._tables[group]
+            first = max(min(self._first_visible_block(group, num_tokens), columns), sinks)
+            unseen = [NO_BLOCK] * (first - sinks)
+            self._tables[group] = (table[:sinks] + unseen + table[first:])[:columns]
             self._num_given_up[group] = first
             pool.share(self._tables[group])
         self._nodes = parent._nodes[: num_tokens // self._cache.block_tokens]
@@ -298,7 +322,8 @@ class SequenceKV:
         for group, pool in enumerate(self._pools):
             pool.release(self._tables[group])
             self._tables[group] = []
-            self._num_sent[group] = self._num_given_up[group] = 0
+            self._num_sent[group] = 0
+            self._num_given_up[group] = self._num_sinks[group]
         if self._states is not None:
             self._states.release()
         self._nodes = []
@@ -330,7 +355,7 @@ class SequenceKV:
 
     def _give_up_unseen_blocks(self) -> None:
         for group, table in enumerate(self._tables):
-            last = self._cache.first_visible_block(group, self.num_computed)
+            last = self._first_visible_block(group, self.num_computed)
             first = self._num_given_up[group]
             self._pools[group].release(table[first:last][::-1])  # the oldest are evicted first
             table[first:last] = [NO_BLOCK] * len(table[first:last])
@@ -341,21 +366,30 @@ class SequenceKV:
         at, size = _NEVER, self._cache.block_tokens
         if self._root_key is not None and not self._collided:
             at = (len(self._nodes) + 1) * size
-        for group, window in enumerate(self._cache.windows):
+        for group, window in enumerate(self._windows):
             if window is not None:
                 at = min(at, (self._num_given_up[group] + 1) * size + window - 1)
         return at if self._states is None else min(at, self._states.next_note)
 
     def _most_blocks(self, group: int, length: int) -> int:
         """Those of a group that are counted for a sequence of ``length`` tokens."""
-        return blocks_per_sequence(
-            length, self._cache.windows[group], block_tokens=self._cache.block_tokens
+        behind_sinks = length - self._num_sinks[group] * self._cache.block_tokens
+        return self._num_sinks[group] + blocks_per_sequence(
+            max(0, behind_sinks), self._windows[group], block_tokens=self._cache.block_tokens
         )
 
     def _num_counted(self, group: int, length: int) -> int:
         """Of the blocks that are counted for so many tokens, those that are lacking."""
-        held = len(self._tables[group]) - self._num_given_up[group]
+        given_up = self._num_given_up[group] - self._num_sinks[group]
+        held = len(self._tables[group]) - given_up
         return self._most_blocks(group, length) - held
+
+    def _first_visible_block(self, group: int, num_computed: int) -> int:
+        """The first table entry behind sinks that the token at position ``num_computed`` sees."""
+        window = self._windows[group]
+        if window is None:
+            return 0
+        return max(0, num_computed - window + 1) // self._cache.block_tokens
 
     def _num_columns(self, num_tokens: int) -> int:
         return -(-num_tokens // self._cache.block_tokens)

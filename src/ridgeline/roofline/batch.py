@@ -12,6 +12,7 @@ from ridgeline.core.plan import Pass, Segment
 
 Integers = npt.NDArray[np.int64]
 NO_ADAPTERS: Mapping[int, int] = {}
+_EVERYTHING = 2**31  # tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +20,16 @@ class BatchShape:
     """One forward pass: segment i computes positions ``[starts[i], stops[i])``.
 
     ``logit_rows`` are the positions of all segments whose logits are wanted. ``adapters`` are the
-    LoRA adapters in use, each with the tokens that go through it.
+    LoRA adapters in use, each with the tokens that go through it. In layers without a window,
+    tokens of segment i see the last ``windows[i]`` tokens, and the first ``sinks[i]``.
     """
 
     starts: Integers
     stops: Integers
     logit_rows: int
     adapters: tuple[tuple[int, int], ...] = ()
+    windows: Integers | None = None
+    sinks: Integers | None = None
 
     @cached_property
     def num_tokens(self) -> int:
@@ -38,6 +42,9 @@ class BatchShape:
     def visible_pairs(self, window: int | None) -> int:
         """(query, key) pairs that attention needs: each position sees itself and those before it,
         ``window`` of them at the most."""
+        if window is None and self.windows is not None and self.sinks is not None:
+            seen = self.windows + self.sinks
+            return int((_capped(self.stops, seen) - _capped(self.starts, seen)).sum())
         if window is None:
             return int((_triangle(self.stops) - _triangle(self.starts)).sum())
         return int((_capped(self.stops, window) - _capped(self.starts, window)).sum())
@@ -61,6 +68,10 @@ class BatchShape:
         return int((loads * self._rows_read(window)).sum())
 
     def _rows_read(self, window: int | None) -> Integers:
+        if window is None and self.windows is not None and self.sinks is not None:
+            behind = np.maximum(0, self.starts - self.windows + 1)
+            rows: Integers = self.stops - np.maximum(0, behind - self.sinks)
+            return rows
         if window is None:
             return self.stops
         return self.stops - np.maximum(0, self.starts - window + 1)
@@ -96,7 +107,15 @@ def batch_of(segments: Sequence[Segment], adapters: Mapping[int, int] = NO_ADAPT
             rows += 1 + segment.num_drafts
     array = np.array(bounds, dtype=np.int64).reshape(-1, 2)
     used = _adapters_of(((s.slot, s.num_tokens) for s in segments), adapters)
-    return BatchShape(starts=array[:, 0], stops=array[:, 1], logit_rows=rows, adapters=used)
+    windows, sinks = _windows_of(segments)
+    return BatchShape(
+        starts=array[:, 0],
+        stops=array[:, 1],
+        logit_rows=rows,
+        adapters=used,
+        windows=windows,
+        sinks=sinks,
+    )
 
 
 def batches_of(a_pass: Pass, adapters: Mapping[int, int] = NO_ADAPTERS) -> list[BatchShape]:
@@ -117,6 +136,8 @@ def batches_of(a_pass: Pass, adapters: Mapping[int, int] = NO_ADAPTERS) -> list[
             stops=first.stops + step + 1,
             logit_rows=len(first.stops),
             adapters=used,
+            windows=first.windows,
+            sinks=first.sinks,
         )
         for step in range(a_pass.num_steps - 1)
     ]
@@ -137,6 +158,15 @@ def _deeper(a_pass: Pass, step: int, adapters: Mapping[int, int]) -> BatchShape:
     return batch_of(tuple(segments), adapters)
 
 
+def _windows_of(segments: Sequence[Segment]) -> tuple[Integers | None, Integers | None]:
+    """Windows and sinks of segments, of which those without see everything."""
+    if all(segment.window is None for segment in segments):
+        return None, None
+    of_all = [segment.window or (0, _EVERYTHING) for segment in segments]
+    array = np.array(of_all, dtype=np.int64).reshape(-1, 2)
+    return array[:, 1], array[:, 0]
+
+
 def _adapters_of(
     tokens: Iterable[tuple[int, int]], adapters: Mapping[int, int]
 ) -> tuple[tuple[int, int], ...]:
@@ -154,7 +184,7 @@ def _triangle(length: Integers) -> Integers:
     return length * (length + 1) // 2
 
 
-def _capped(length: Integers, window: int) -> Integers:
+def _capped(length: Integers, window: int | Integers) -> Integers:
     """Σ over positions below ``length`` of what each sees behind a window."""
     inside = np.minimum(length, window)
     return _triangle(inside) + (length - inside) * window

@@ -147,8 +147,9 @@ class Planner:
             step.copies += copies
         assert sequence.slot is not None
         segment = Segment(
-            sequence.slot, start, end, token_ids, len(drafts), parents, updates, outputs, saves
-        )
+            sequence.slot, start, end, token_ids, len(drafts), parents, updates, outputs, saves,
+            kv.seen,
+        )  # fmt: skip
         may_continue = (
             samples and not drafts and not outputs.masked and stop + 1 < sequence.max_length
         )
@@ -157,7 +158,7 @@ class Planner:
     def _make_room(self, sequence: Sequence, start: int, stop: int, step: Step) -> int:
         """How far up to ``stop`` there are blocks, if need be once others gave up theirs."""
         kv = sequence.kv
-        if stop > start + 1 and self._kv.has_windows:
+        if stop > start + 1 and kv.has_windows:
             running = [each.kv for each in self._lifecycle.running]
             stop = kv.clip_to_windows(start, stop, len(sequence.token_ids), running)
             if stop == start:

@@ -143,14 +143,17 @@ class Scheduler:
         self._shed_for(request)
         if request.params.max_tokens is not None:
             limit = min(limit, num_prompt + request.params.max_tokens)
-        lane = self._policy.lane(request)
+        lane, compression = self._policy.lane(request), request.params.kv_compression
         sequences = [
             Sequence(
                 request=request,
                 sample_index=index,
                 token_ids=known,
                 kv=self._kv.new_sequence(
-                    request.cache_key, tenant=request.tenant, max_length=limit
+                    request.cache_key,
+                    tenant=request.tenant,
+                    max_length=limit,
+                    seen=None if compression is None else compression.seen,
                 ),
                 max_length=limit,
                 lane=lane,

@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+import msgspec
+
 from ridgeline.core.sampling_params import MAX_SEED, SamplingParams
 from ridgeline.core.structured_outputs import StructuredOutputs
 from ridgeline.server.context import Server
@@ -46,6 +48,8 @@ def sampling_params(
         values["stop"] = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
     if fields.logit_bias is not None:
         values["logit_bias"] = _logit_bias(fields.logit_bias)
+    if fields.kv_compression is not None:
+        values["kv_compression"] = msgspec.structs.asdict(fields.kv_compression)
     given = {name: value for name, value in settings.items() if value is not None}
     values |= given | {"max_tokens": max_tokens}
     return SamplingParams(**values, structured_outputs=structured)

@@ -33,6 +33,8 @@ class Part:
     num_tokens: int
     num_drafts: int = 0
     ancestors: tuple[int, ...] = ()
+    sinks: int = 0
+    window: int = 0
 
 
 @dataclass(kw_only=True)
@@ -175,6 +177,7 @@ class _Batch:
             entry["start"], entry["num_drafts"] = part.start, part.num_drafts
             entry["ancestors"] = ancestors.ctypes.data if part.ancestors else 0
             entry["block_tables"] = tables.ctypes.data
+            entry["sinks"], entry["window"] = part.sinks, part.window
             row += part.num_tokens
         self.batch = Batch(
             num_tokens=row, num_sequences=len(parts), sequences=sequences.ctypes.data

@@ -89,8 +89,10 @@ def reference(kv, parts, q, *, scale, out_width=0, softcap=0.0, window=0, sinks=
             query_positions_S=positions[part.start :],
             key_positions_C=positions,
             drafted_SD=drafted,
-            window=window or None,
+            window=window or part.window or None,
         )
+        if part.window and not window:
+            seen[:, : part.sinks] |= positions[part.start :, None] >= positions[None, : part.sinks]
         outs.append(
             attend(
                 torch.from_numpy(q[row : row + part.num_tokens]).double(),
@@ -171,6 +173,34 @@ def test_windows(level, number_format, window):
     # Blocks that lie before every window belong to others by now.
     kv.tables[0][: (1000 - window + 1) // kv.block_tokens] = -(10**6)
     assert np.isfinite(kv.attend(parts, queries(parts, 4, 32), scale=0.2, window=window)).all()
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize(("sinks", "window"), [(0, 20), (20, 500), (90, 30)])
+def test_a_window_of_one_sequence_with_its_first_tokens(level, number_format, sinks, window):
+    kv = filled(
+        level=level,
+        format=number_format,
+        num_kv_heads=2,
+        k_width=32,
+        v_width=32,
+        lengths=[1100, 70],
+    )
+    parts = [
+        Part(sequence=0, start=1000, num_tokens=100, sinks=sinks, window=window),
+        Part(sequence=1, start=0, num_tokens=70, sinks=sinks, window=window),
+    ]
+    check(kv, parts, 4)
+    check(kv, parts, 4, window=7)  # of a layer, which has no sinks then
+    q = queries(parts, 4, 32)
+    whole_part = kv.attend(parts, q, scale=0.2)
+    # Blocks between them belong to others by now, and one by one the tokens see the same.
+    kept = -(-sinks // kv.block_tokens)
+    kv.tables[0][kept : (1000 - window + 1) // kv.block_tokens] = -(10**6)
+    for token in (0, 1, 50, 99):
+        part = Part(sequence=0, start=1000 + token, num_tokens=1, sinks=sinks, window=window)
+        alone = kv.attend([part], q[token : token + 1], scale=0.2)
+        np.testing.assert_array_equal(alone[0], whole_part[token])
 
 
 @pytest.mark.parametrize("number_format", FORMATS)

@@ -98,6 +98,7 @@ def build_batch(
                 running,
                 saves,
                 len(segment.state_saves),
+                *(segment.window or (0, 0)),
             )
         )
         token_ids.extend(segment.token_ids)

@@ -85,6 +85,7 @@ TRAITS = ExecutorTraits(
     runs_encoders=False,
     weight_formats=ON_LOAD,
     kv_formats=("float32", "float16", "bfloat16", "int8", "fp8"),
+    compresses_kv=False,
     settings=CUDASettings,
     expands=_expands,
     priced=_priced,

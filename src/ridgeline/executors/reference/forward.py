@@ -101,14 +101,14 @@ class Forward(TokenOps):
     def _attend(self, op: ops.Attend) -> None:
         sinks_H, outputs = self._optional(op.sinks), []
         for item, first, last in self._batch.ranges():
-            low = 0 if op.window is None else max(0, item.segment.start - op.window + 1)
-            k_CKd, v_CKd = self._read_kv(op, item, low)
+            rows, seen = self._context(op, item, op.window)
+            k_CKd, v_CKd = self._cache.read(op.group, op.layer, rows)
             outputs.append(
                 kernels.attend(
                     self.buffers["q"][first:last],
                     k_CKd,
                     v_CKd,
-                    _visible(item, low, op.window),
+                    seen,
                     scale=op.scale,
                     cap=op.softcap,
                     sinks_H=sinks_H,
@@ -136,16 +136,27 @@ class Forward(TokenOps):
     def _attend_latent(self, op: ops.LatentAttend) -> None:
         outputs = []
         for item, first, last in self._batch.ranges():
-            latent_C1W, _ = self._read_kv(op, item, 0)
-            q_SHd, seen = self.buffers["q"][first:last], _visible(item, 0, None)
+            rows, seen = self._context(op, item, None)
+            latent_C1W, _ = self._cache.read(op.group, op.layer, rows)
+            q_SHd = self.buffers["q"][first:last]
             outputs.append(latent.attend(op, q_SHd, latent_C1W, seen, self._weight))
         self.buffers["h"] = torch.cat(outputs).flatten(1)
 
-    def _read_kv(
-        self, op: ops.Attend | ops.LatentAttend, item: SegmentInput, low: int
+    def _context(
+        self, op: ops.Attend | ops.LatentAttend, item: SegmentInput, window: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of KV slots ``[low, stop)`` of a segment."""
-        return self._cache.read(op.group, op.layer, self._kv_rows(op.group, item, low))
+        """Cache rows ``[C]`` of what any token of a segment sees, and what each sees ``[S, C]``."""
+        sinks, start = 0, item.segment.start
+        if window is None and item.segment.window is not None:
+            sinks, window = item.segment.window
+        low = 0 if window is None else max(0, start - window + 1)
+        rows, seen = self._kv_rows(op.group, item, low), _visible(item, low, window)
+        if not sinks:
+            return rows, seen
+        before = _visible(item, 0, None)[:, :sinks]
+        seen[:, : max(0, sinks - low)] |= before[:, low:]
+        sink_rows = self._kv_rows(op.group, item, 0)[: min(sinks, low)]
+        return torch.cat([sink_rows, rows]), torch.cat([before[:, : min(sinks, low)], seen], dim=1)
 
     def _kv_rows(self, group: int, item: SegmentInput, start: int) -> torch.Tensor:
         """Cache rows of KV slots ``[start, stop)`` of a segment."""

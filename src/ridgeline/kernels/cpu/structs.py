@@ -167,6 +167,8 @@ SEQUENCE = np.dtype(
         ("state", np.uint64),
         ("saves", np.uint64),
         ("num_saves", np.int32),
+        ("sinks", np.int32),
+        ("window", np.int32),
     ],
     align=True,
 )

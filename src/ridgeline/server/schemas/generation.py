@@ -61,6 +61,14 @@ class ExtraBody(NamedContent, kw_only=True):
     google: NamedContent | None = None
 
 
+class KVCompressionBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """See `ridgeline.core.kv_compression.KVCompression`."""
+
+    window: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    sinks: Count = 4
+    method: Literal["streaming_llm"] = "streaming_llm"
+
+
 class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are chosen and when the output ends; ``None`` is the model's default.
 
@@ -95,6 +103,7 @@ class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     cached_content: Name | None = None
     extra_body: ExtraBody | None = None
+    kv_compression: KVCompressionBody | None = None
     stream: bool | None = None
 
 
