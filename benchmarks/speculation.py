@@ -201,6 +201,7 @@ def pair(options: argparse.Namespace) -> None:
             speculation = {
                 "speculation": drafter,
                 "num_speculative_tokens": options.length,
+                "draft_shape": options.shape,
                 "draft_model": (
                     options.draft_model if drafter in DRAFT_MODEL_SPECULATION else None
                 ),
@@ -214,6 +215,7 @@ def pair(options: argparse.Namespace) -> None:
                         ratios = [a / b for a, b in zip(times["off"], times["on"], strict=True)]
                         speed_up, interval = mean_interval(ratios)
                         case = {"drafter": drafter, "workload": workload, "batch": batch}
+                        case["shape"] = options.shape
                         say(**case, speed_up=speed_up, interval=interval)
 
 
@@ -351,6 +353,7 @@ def main() -> None:
     one.add_argument("--draft-model")
     one.add_argument("--drafters", default=",".join(DRAFTERS))
     one.add_argument("--length", type=int, default=4)
+    one.add_argument("--shape", choices=("chain", "tree"), default="chain")
     one.add_argument("--batches", default="1,4,16")
     one.add_argument("--rounds", type=int, default=20)
     one.add_argument("--tokens", type=int, default=96)
