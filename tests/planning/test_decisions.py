@@ -8,7 +8,7 @@ from tests.tiny import CONFIG, WINDOWED, Driver, tiny_executor, tiny_model
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.formats import FLOAT64
 from ridgeline.core.plan import ModelRole
-from ridgeline.core.protocols import Draft, Drafter
+from ridgeline.core.protocols import GREEDY_DRAW, Draft, Drafter
 from ridgeline.executors import create_executor
 from ridgeline.executors.simulated import SimulatedExecutor, VirtualClock
 from ridgeline.planning.simulation import make_loop, run_arrivals
@@ -66,7 +66,7 @@ class _Oracle(Drafter):
     def __init__(self, truth=None):
         self._truth, self._tokens = truth, {}
 
-    def start(self, slot, token_ids, namespace=None, *, tenant=""):
+    def start(self, slot, token_ids, namespace=None, *, tenant="", draw=GREEDY_DRAW):
         self._tokens[slot] = list(token_ids)
 
     def extend(self, slot, token_ids):
