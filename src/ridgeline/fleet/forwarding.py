@@ -112,7 +112,7 @@ class Forwarding:
         if not has_begun and len(self._tried) >= _MOST_TRIES:
             return None
         engine = router.choose(request, self._tried[-1:] if has_begun else self._tried)
-        if engine is not None or self._refusal is not None:
+        if engine is not None or (self._refusal is not None and not has_begun):
             return engine
         since_s = self._broken_s or asyncio.get_running_loop().time()
         wait_s = router.config.recover_s if has_begun else _SOON_S
