@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import httpx
 
@@ -13,7 +13,11 @@ from ridgeline.server.context import Server
 from ridgeline.server.jobs.folder import open_data_folder
 from ridgeline.server.jobs.jobs import Jobs
 from ridgeline.server.jobs.worker import BatchWorker
+from ridgeline.server.pool.plan import pool_plan
+from ridgeline.server.pool.pool import ModelPool
 from ridgeline.server.serving import http_server, open_listener, warm_up
+
+DEFAULTS = {"dtype": "float32", "block_tokens": 4, "max_num_seqs": 8}
 
 
 class Running:
@@ -35,21 +39,57 @@ class Running:
 @contextmanager
 def running(model, *, data_dir, engine=None, **settings):
     """Serve a model in this process until the block ends."""
-    config = ServerConfig(**{"port": 0, "log_requests": False, "data_dir": data_dir, **settings})
-    defaults = {"dtype": "float32", "block_tokens": 4, "max_num_seqs": 8}
-    engine_config = EngineConfig(model=model and str(model), **(defaults | (engine or {})))
+    config = _config(data_dir, settings)
+    engine_config = EngineConfig(model=model and str(model), **(DEFAULTS | (engine or {})))
+
+    @asynccontextmanager
+    async def opened(jobs):
+        async with AsyncEngine(engine_config, in_process=True) as engine:
+            server = Server(engine, config, jobs)
+            await warm_up(server, lambda _: None)
+            yield server
+
+    with _running(config, opened) as found:
+        yield found
+
+
+@contextmanager
+def running_pool(words, *, data_dir, engine=None, memory_bytes, ttl_s=None, wait_s=60, **settings):
+    """Serve several models, each in a process of its own, until the block ends."""
+    config = _config(data_dir, settings)
+    engine_config = EngineConfig(**(DEFAULTS | (engine or {})))
+    limits = {"memory_bytes": memory_bytes, "ttl_s": ttl_s, "wait_s": wait_s}
+    plan = pool_plan(engine_config, words, config, **limits)
+
+    @asynccontextmanager
+    async def opened(jobs):
+        pool = ModelPool(plan.config)
+        try:
+            await pool.start(plan.models)
+            yield Server.of_pool(pool, config, jobs)
+        finally:
+            await pool.shutdown()
+
+    with _running(config, opened) as found:
+        yield found
+
+
+def _config(data_dir, settings):
+    return ServerConfig(**{"port": 0, "log_requests": False, "data_dir": data_dir, **settings})
+
+
+@contextmanager
+def _running(config, opened):
     ready, holder = threading.Event(), {}
 
     async def main():
         holder["stop"] = asyncio.Event()
         listener = open_listener(config)
-        async with AsyncEngine(engine_config, in_process=True) as engine:
-            server = Server(engine, config, Jobs(open_data_folder(config, config.port)))
+        async with opened(Jobs(open_data_folder(config, config.port))) as server:
             worker = BatchWorker(server)
             working = asyncio.gather(worker.run(), server.jobs.responses.keep_purging())
             http = http_server(server)
             serving = asyncio.create_task(http.serve(sockets=[listener]))
-            await warm_up(server, lambda _: None)
             port = listener.getsockname()[1]
             url = f"http://127.0.0.1:{port}"
             holder["running"] = Running(asyncio.get_running_loop(), server, worker, url)

@@ -6,6 +6,7 @@ EXAMPLES = {
         "ridgeline serve Qwen/Qwen3-0.6B --quantization int4 --port 8080",
         "ridgeline serve model.gguf --host 0.0.0.0 --api-key secret",
         "ridgeline serve Qwen/Qwen3-0.6B -tp 2",
+        "ridgeline serve small=Qwen/Qwen3-0.6B Qwen/Qwen3-4B --memory 8GiB --model-ttl 10m",
     ),
     "route": (
         "ridgeline route --engine http://a:8000 --engine http://b:8000 --router-key-file key",

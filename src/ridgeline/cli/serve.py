@@ -1,9 +1,9 @@
-"""``ridgeline serve``: an OpenAI- and Anthropic-compatible server."""
+"""``ridgeline serve``: an OpenAI- and Anthropic-compatible server of one model or several."""
 
 import argparse
 import webbrowser
 from contextlib import ExitStack
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from ridgeline.cli.display import error_console, loading_bar
 from ridgeline.cli.options import (
@@ -12,10 +12,16 @@ from ridgeline.cli.options import (
     add_settings,
     engine_settings,
     given_settings,
+    num_bytes,
 )
 from ridgeline.core.config import EngineConfig, with_overrides
+from ridgeline.core.durations import parse_seconds
+from ridgeline.core.errors import SettingsError
 from ridgeline.fleet.policies import PolicyName
 from ridgeline.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from ridgeline.server.pool.pool import PoolPlan
 
 _MOST_REPLICAS = 64
 
@@ -24,6 +30,23 @@ def add_options(parser: Parser) -> None:
     """Add the options of this command."""
     add_model_options(parser)
     add_settings(parser, ServerConfig, title="server")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="more, each also NAME=MODEL")
+    group = parser.add_argument_group("several models")
+    group.add_argument(
+        "--memory",
+        type=num_bytes,
+        metavar="SIZE",
+        help="of all models together; they are loaded as they are asked for",
+    )
+    group.add_argument(
+        "--model-ttl", type=_seconds, metavar="TIME", help="let go of one that idles, as in 10m"
+    )
+    group.add_argument(
+        "--model-wait",
+        type=_seconds,
+        metavar="TIME",
+        help="that a request waits for its model at the most; default 5m",
+    )
     parser.add_argument(
         "--replicas",
         type=_replicas,
@@ -58,7 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
         settings.pop("encryption_key_file", None)  # it is the data folder's then
     engine_config = with_overrides(EngineConfig(model=arguments.model), **settings)
     opens = webbrowser.open if arguments.open else None
+    pool = _pool(arguments, engine_config, config)
     if arguments.replicas > 1:
+        if pool is not None:
+            raise SettingsError("--replicas are of one model, and do not go with --memory.")
         from ridgeline.fleet.replicas import serve_replicas
 
         line = error_console.print
@@ -78,5 +104,38 @@ def run(arguments: argparse.Namespace) -> int:
             loading.close()  # the first line says that the model is loaded
             error_console.print(line, markup=False)
 
-        serve(engine_config, config, progress=progress, announce=announce, on_listening=opens)
+        serve(
+            engine_config,
+            config,
+            pool=pool,
+            progress=progress,
+            announce=announce,
+            on_listening=opens,
+        )
     return 0
+
+
+def _pool(
+    arguments: argparse.Namespace, engine_config: EngineConfig, config: ServerConfig
+) -> "PoolPlan | None":
+    """Several models, or one with a budget or a time to live; ``None`` for one that stays."""
+    limits = (arguments.memory, arguments.model_ttl, arguments.model_wait)
+    if not arguments.models and all(limit is None for limit in limits):
+        return None
+    from ridgeline.server.pool.plan import EMBEDDED, pool_plan
+
+    return pool_plan(
+        engine_config,
+        [arguments.model or EMBEDDED, *arguments.models],
+        config,
+        memory_bytes=arguments.memory,
+        ttl_s=arguments.model_ttl,
+        wait_s=arguments.model_wait,
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("expected a time, such as 90s, 10m or 1h30m") from None

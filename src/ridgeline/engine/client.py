@@ -35,7 +35,31 @@ class PinnedPrefix:
     cache_salt: str
 
 
-class EngineClient(Protocol):
+class Monitored(Protocol):
+    """What is asked of one engine or of several as if they were one."""
+
+    def health(self) -> Health:
+        """Whether requests are taken now; follows the progress of steps."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters, at most a fraction of a second old, and the latest executed steps."""
+        ...
+
+    async def delete_tenant(self, tenant: str) -> None:
+        """Forget all KV that was computed for a tenant's requests, in memory and on disk.
+
+        An engine that is just starting again does it before it computes anything.
+        """
+        ...
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests that were begun and have not ended."""
+        ...
+
+
+class EngineClient(Monitored, Protocol):
     """An engine as its callers see it; every method is called in one event loop."""
 
     @property
@@ -85,13 +109,6 @@ class EngineClient(Protocol):
         """End a request in any state; its reader gets ``finish_reason`` abort.
 
         Nothing happens if there is no such request (any more).
-        """
-        ...
-
-    async def delete_tenant(self, tenant: str) -> None:
-        """Forget all KV that was computed for a tenant's requests, in memory and on disk.
-
-        An engine that is just starting again does it before it computes anything.
         """
         ...
 
@@ -146,14 +163,6 @@ class EngineClient(Protocol):
         """
         ...
 
-    def health(self) -> Health:
-        """Whether requests are taken now; follows the progress of steps."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Counters, at most a fraction of a second old, and the latest executed steps."""
-        ...
-
     async def shutdown(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, let those in progress end for ``drain_s`` seconds, then stop.
 
@@ -164,11 +173,6 @@ class EngineClient(Protocol):
     @property
     def pinned_prefixes(self) -> tuple[PinnedPrefix, ...]:
         """Those of `pin_prefix` that were not let go of."""
-        ...
-
-    @property
-    def num_open_requests(self) -> int:
-        """Requests that were begun and have not ended."""
         ...
 
     @property

@@ -72,6 +72,7 @@ def api_operations() -> list[Operation]:
             method="POST",
             path="/admin/profile",
             handler=operations.profile,
+            of_model=True,
             summary="Where the seconds of the next steps go",
             request=ProfileRequest,
             needs_admin=True,
@@ -106,10 +107,26 @@ def _text() -> list[Operation]:
             summary="One model",
             answer=plain_schemas.ModelCard,
         ),
+        *(
+            Operation(
+                method="POST",
+                path=f"/admin/models/{verb}",
+                handler=handler,
+                summary=summary,
+                request=plain_schemas.ModelRequest,
+                answer=plain_schemas.ModelCard,
+                needs_admin=True,
+            )
+            for verb, handler, summary in (
+                ("load", plain.load_model, "Load one of several models"),
+                ("unload", plain.unload_model, "Let one of several models go"),
+            )
+        ),
         Operation(
             method="POST",
             path="/tokenize",
             handler=plain.tokenize_text,
+            of_model=True,
             summary="Text to token ids",
             request=plain_schemas.TokenizeRequest,
             answer=plain_schemas.TokenizeResponse,
@@ -119,6 +136,7 @@ def _text() -> list[Operation]:
             method="POST",
             path="/detokenize",
             handler=plain.detokenize,
+            of_model=True,
             summary="Token ids to text",
             request=plain_schemas.DetokenizeRequest,
             answer=plain_schemas.DetokenizeResponse,
@@ -128,6 +146,7 @@ def _text() -> list[Operation]:
             method="GET",
             path="/tokenizer_info",
             handler=plain.tokenizer_info,
+            of_model=True,
             summary="About the tokenizer",
             answer=plain_schemas.TokenizerInfo,
             is_counted=True,
@@ -167,6 +186,7 @@ def _ollama() -> list[Operation]:
             request=request,
             family=ApiFamily.OLLAMA,
             is_counted=path in ("pull", "delete"),
+            of_model=path == "show",
         )
 
     return [
@@ -181,11 +201,18 @@ def _ollama() -> list[Operation]:
 
 def _llamacpp() -> list[Operation]:
     return [
-        Operation(method="GET", path="/props", handler=llamacpp.props, summary="llama.cpp's props"),
+        Operation(
+            method="GET",
+            path="/props",
+            handler=llamacpp.props,
+            summary="llama.cpp's props",
+            of_model=True,
+        ),
         Operation(
             method="GET",
             path="/slots",
             handler=llamacpp.slots,
+            of_model=True,
             summary="llama.cpp's slots",
             is_probe=True,
         ),
@@ -193,6 +220,7 @@ def _llamacpp() -> list[Operation]:
             method="POST",
             path="/apply-template",
             handler=llamacpp.apply_template,
+            of_model=True,
             summary="The prompt of a conversation, llama.cpp's way",
             request=ApplyTemplateRequest,
             prompt_field="messages",
@@ -207,6 +235,7 @@ def _prefixes() -> list[Operation]:
             method="POST",
             path="/explain_miss",
             handler=prefixes.explain_miss,
+            of_model=True,
             summary="Why a prompt is not cached further than it is",
             request=plain_schemas.ExplainRequest,
             answer=plain_schemas.MissResponse,

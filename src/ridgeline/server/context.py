@@ -1,17 +1,19 @@
 """What the routes share."""
 
 import asyncio
+import contextlib
+import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ridgeline.core.encryption import read_key
 from ridgeline.core.errors import EngineUnavailableError
-from ridgeline.engine.client import EngineClient
+from ridgeline.engine.client import EngineClient, Monitored
 from ridgeline.engine.guard.guard import Guard
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.continuation import Routed
@@ -24,6 +26,9 @@ from ridgeline.server.keys import Caller, KeyRing
 from ridgeline.server.limits import Limits, Reservation
 from ridgeline.server.metrics import Metrics
 from ridgeline.server.named_prefixes import NamedPrefixes
+from ridgeline.server.pool.metrics import PoolCollector
+from ridgeline.server.pool.needs import ModelFacts, facts_of
+from ridgeline.server.pool.pool import ModelPool, PooledModel
 from ridgeline.server.response_cache import ResponseCache, ResponseCacheCollector
 from ridgeline.server.semantic.answers import SimilarAnswers, UserQuestion
 from ridgeline.server.semantic.cache import SemanticCache
@@ -44,6 +49,10 @@ class Server:
 
     ``settings`` are the engine's that are not the defaults, for admins to see. ``encoder`` makes
     the vectors of questions, where that is not the served model.
+
+    With several models each has such a view of its own, and shares with the others all but engine,
+    names and metrics; the server in front of them, which has their ``pool``, is what calls have
+    before `model_for` gives them a model's. ``monitored``: the engine, or all of them.
     """
 
     def __init__(
@@ -55,6 +64,10 @@ class Server:
         encoder: EngineClient | None = None,
     ) -> None:
         self.engine = engine
+        self.monitored: Monitored = engine
+        self.pool: ModelPool | None = None
+        self.model: PooledModel | None = None
+        self.views: Sequence[Server] = (self,)
         self.config = config
         self.settings = settings or {}
         self.keys = KeyRing(config)
@@ -104,6 +117,74 @@ class Server:
     async def _judge(self, question: UserQuestion, first: str, second: str) -> bool:
         return await says_the_same(self.engine, self.in_thread, question, first, second)
 
+    @classmethod
+    def of_pool(cls, pool: ModelPool, config: ServerConfig, jobs: Jobs | None = None) -> "Server":
+        """The server in front of the models of a pool that has started."""
+        first = pool.models[0]
+        front = cls(first.engine, replace(config, served_model_name=first.named.names), jobs)
+        front.monitored, front.pool = pool, pool
+        front.metrics.registry.register(PoolCollector(pool))
+        front.views = [front._view(model) for model in pool.models]
+        front.is_warm = True
+        views = {id(model): view for model, view in zip(pool.models, front.views, strict=True)}
+
+        def on_loaded(model: PooledModel) -> None:
+            views[id(model)].take_engine(model.engine)
+            front.engine = first.engine
+
+        pool.on_loaded = on_loaded
+        return front
+
+    def _view(self, model: PooledModel) -> "Server":
+        view = copy.copy(self)
+        view.engine, view.model, view.views = model.engine, model, (view,)
+        view.config = replace(self.config, served_model_name=model.named.names)
+        if model.name != self.model_name:
+            view.metrics = Metrics(model.engine, view.config, model.name, beside=self.metrics)
+        return view
+
+    def take_engine(self, engine: EngineClient) -> None:
+        """Go on with an engine that was just loaded."""
+        self.engine = self.metrics.engine = engine
+
+    @contextlib.asynccontextmanager
+    async def model_for(self, call: "Call", name: str | None) -> AsyncIterator[None]:
+        """Within it a call has the server of the model that it names, which is loaded.
+
+        Raises:
+            ApiError: there is no such model, it can never fit, or it cannot be loaded.
+            EngineUnavailableError: the server drains, or the model was not loaded in time.
+        """
+        self.check_taking_work()
+        view = self.view_of(self.check_model(name, call.caller))
+        assert self.pool is not None
+        assert view.model is not None
+        call.server = view
+        async with self.pool.lease(view.model):
+            self.check_taking_work()
+            yield
+
+    def keep(self, seconds: float) -> None:
+        """Keep the model for so long after its last request; for ever is `math.inf`."""
+        if self.pool is not None and self.model is not None:
+            self.pool.keep(self.model, seconds)
+
+    def view_of(self, name: str) -> "Server":
+        """The server of the model with this name, one of `model_names`."""
+        return next(view for view in self.views if name in view.own_names)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The models, folders and adapters that are in use."""
+        if self.model is not None:
+            return self.model.named.config.sources
+        return (self.engine.model_name, *self.engine.info.sources)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What lists say of the model, loaded or not."""
+        return facts_of(self.engine) if self.model is None else self.model.facts
+
     @property
     def model_name(self) -> str:
         return self.served_names[0]
@@ -114,9 +195,15 @@ class Server:
         return self.config.served_model_name or (self.engine.model_name,)
 
     @property
+    def own_names(self) -> tuple[str, ...]:
+        """What requests for this model may name: it, then its adapters."""
+        is_loaded = self.model is None or self.model.state == "loaded"
+        return (*self.served_names, *(self.engine.adapters if is_loaded else ()))
+
+    @property
     def model_names(self) -> tuple[str, ...]:
-        """What requests may name: the model, then its adapters."""
-        return (*self.served_names, *self.engine.adapters)
+        """What requests may name, of every model."""
+        return tuple(name for view in self.views for name in view.own_names)
 
     def check_model(self, name: str | None, caller: Caller) -> str:
         """The name of the model that a request is for.

@@ -24,6 +24,7 @@ from ridgeline.server.body import (
 from ridgeline.server.context import SHUTTING_DOWN, Call, Server
 from ridgeline.server.continuation import routed
 from ridgeline.server.errors import ApiError, ApiFamily, to_api_error
+from ridgeline.server.pool.choice import of_model
 from ridgeline.server.replies import EventStream, FileReply, Reply, encode
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Operation:
     it all the time, so that only what goes wrong with it is logged. ``is_counted``: it counts as
     one of the key's requests a minute, as what takes a place among those in progress does.
     ``is_continued``: its streams can go on in another server.
+    ``of_model``: it is about one model, which of several is loaded for it.
     """
 
     method: str
@@ -68,6 +70,7 @@ class Operation:
     is_probe: bool = False
     is_counted: bool = False
     is_continued: bool = False
+    of_model: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     form: Mapping[str, Any] | None = None
 
@@ -126,9 +129,16 @@ class Endpoint:
         return [value]
 
     async def _answer(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
+        if self._server.pool is None or not self._operation.of_model:
+            await self._reply(call, arguments, sender)
+            return
+        async with of_model(call, *arguments):
+            await self._reply(call, arguments, sender)
+
+    async def _reply(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
         if self._operation.generates:
-            self._server.metrics.count("received")
-            check_task(self._server.engine.info, wants_pooled=False)
+            call.server.metrics.count("received")
+            check_task(call.server.engine.info, wants_pooled=False)
         reply = await self._operation.handler(call, *arguments)
         match reply:
             case Reply():
@@ -201,7 +211,7 @@ class Endpoint:
         api_error = to_api_error(error, call.prompt_field)
         call.outcome = f"error {api_error.status}"
         if self._operation.generates and (api_error.status == 429 or api_error.status >= 500):
-            self._server.metrics.count("failed")
+            call.server.metrics.count("failed")
         if not isinstance(error, ApiError | RidgelineError):
             _log.error("A request failed inside.", exc_info=error)
         elif api_error.status == 500:

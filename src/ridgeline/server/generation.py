@@ -216,10 +216,12 @@ def _known_or_new(job: Job, prompt: int) -> AsyncGenerator[Piece, None]:
     return source
 
 
-def _model_of(job: Job) -> tuple[str, str, int]:
+def _model_of(job: Job) -> tuple[str, str, int, int]:
     """The model as it was loaded: an engine that was started again may have read other files."""
     engine = job.call.server.engine
-    return engine.model_name, engine.info.kv_digest, engine.stats().num_restarts
+    pooled = job.call.server.model
+    loads = 0 if pooled is None else pooled.num_loads
+    return engine.model_name, engine.info.kv_digest, loads, engine.stats().num_restarts
 
 
 async def _anew(job: Job) -> str | None:

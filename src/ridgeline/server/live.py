@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from ridgeline.engine.client import EngineClient
+from ridgeline.engine.client import Monitored
 from ridgeline.roofline.metrics import shown_percentiles
 from ridgeline.roofline.utilization import roof_of, utilization_between
 from ridgeline.server.metrics import Metrics
@@ -16,7 +16,7 @@ _MINUTE_S = 60.0
 class LiveView:
     """Snapshots for one watcher; each has what was done since the one before."""
 
-    def __init__(self, engine: EngineClient, metrics: Metrics) -> None:
+    def __init__(self, engine: Monitored, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
         self._report = engine.stats().roofline

@@ -2,33 +2,23 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import generate_latest
 
 from ridgeline.core.request import CompletionChunk, RequestTimings
-from ridgeline.core.speculation_figures import DraftChoices, SpeculationFigures
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.stats import StepRecord
-from ridgeline.roofline.live import RooflineReport
 from ridgeline.roofline.slo import SLO_NAMES, Slo, parse_slo
-from ridgeline.roofline.utilization import roof_of
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.keys import Caller
+from ridgeline.server.metric_families import PREFIX, REQUESTS, MetricFamilies
 from ridgeline.server.traffic import TrafficSketch
 
 _KEPT_REQUESTS = 2048
-_SECONDS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0,
-)  # fmt: skip
 _METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS")
-_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # What dashboards for vLLM query, and what means the same here.
 ALIASED = frozenset({
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
@@ -40,15 +30,6 @@ ALIASED = frozenset({
     "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
     "spec_decode_num_accepted_tokens_per_pos",
 })  # fmt: skip
-_PREFIX = "ridgeline:"
-# What becomes of requests. Mistakes of the caller are neither completed nor failed, and nor is what
-# the client gave up; lines of batches, for which nobody waits, are not in it.
-_REQUESTS = {
-    "received": "Requests that came.",
-    "completed": "Requests that were answered to the end.",
-    "good": "Completed requests that met every limit (--slo).",
-    "failed": "Requests that were refused for load, or failed inside.",
-}
 
 
 class CallCounts(Protocol):
@@ -80,92 +61,56 @@ class FinishedRequest:
 
 
 class Metrics:
-    """Counts and measures what requests see; the engine's own figures are read when asked for."""
+    """Counts and measures what requests for a model see; the engine's own figures are read when
+    asked for. ``beside`` are those of another model, with which one exposition has them all.
+    """
 
-    def __init__(self, engine: EngineClient, config: ServerConfig, model_name: str) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        config: ServerConfig,
+        model_name: str,
+        *,
+        beside: "Metrics | None" = None,
+    ) -> None:
+        families = MetricFamilies() if beside is None else beside._families
+        self._families: MetricFamilies = families
         self._aliased = config.vllm_metrics
-        self.registry = CollectorRegistry(auto_describe=False)
-        self._tenants = CollectorRegistry(auto_describe=False)  # not for every tenant to see
+        self.registry = families.registry
         self.recent: deque[FinishedRequest] = deque(maxlen=_KEPT_REQUESTS)
         self.traffic = TrafficSketch()
         self.slo = Slo() if config.slo is None else parse_slo(config.slo)
-        self.counts = dict.fromkeys(_REQUESTS, 0)
+        self.counts = dict.fromkeys(REQUESTS, 0)
         self._last_step = 0
-        self._engine = engine
-        model = (model_name,)
-
-        def histogram(name: str, text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
-            metric = Histogram(
-                _PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry
-            )
-            return metric.labels(*model)
-
-        self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token.")
-        self.publish = histogram(
-            "time_to_publish_seconds",
-            "Arrival to the first text that a user sees: after reasoning and calls of tools; the "
-            "end of what is not streamed.",
-        )
-        self.stall = histogram("request_stall_seconds", "The largest gap of an output.")
-        self.itl = histogram("inter_token_latency_seconds", "Gaps per token of one output.")
-        self.tpot = histogram(
-            "request_time_per_output_token_seconds", "Mean of a request, first token left out."
-        )
-        self.e2e = histogram("e2e_request_latency_seconds", "Arrival to last token.")
-        self.queue = histogram("request_queue_time_seconds", "Arrival to first step.")
-        self.prefill = histogram("request_prefill_time_seconds", "First step to first token.")
-        self.decode = histogram("request_decode_time_seconds", "First to last token.")
-        self.inference = histogram("request_inference_time_seconds", "First step to last token.")
-        self.iteration = histogram("iteration_tokens_total", "Tokens of a step.", _TOKENS)
-        self.success = Counter(
-            _PREFIX + "request_success",
-            "Outputs by the reason of their end.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
-        )
-        self._requests = {
-            name: Counter(
-                f"{_PREFIX}requests_{name}", text, ["model_name"], registry=self.registry
-            ).labels(*model)
-            for name, text in _REQUESTS.items()
-        }
-        self._missed = Counter(
-            _PREFIX + "slo_missed",
-            "Completed requests that missed a limit.",
-            ["model_name", "slo"],
-            registry=self.registry,
-        )
-        limits = Gauge(
-            _PREFIX + "slo_seconds", "Limits.", ["model_name", "slo"], registry=self.registry
-        )
+        self.engine = engine
+        self._model = model = (model_name,)
+        self.ttft = families.ttft.labels(*model)
+        self.publish = families.publish.labels(*model)
+        self.stall = families.stall.labels(*model)
+        self.itl = families.itl.labels(*model)
+        self.tpot = families.tpot.labels(*model)
+        self.e2e = families.e2e.labels(*model)
+        self.queue = families.queue.labels(*model)
+        self.prefill = families.prefill.labels(*model)
+        self.decode = families.decode.labels(*model)
+        self.inference = families.inference.labels(*model)
+        self.iteration = families.iteration.labels(*model)
+        self.success = families.success
+        self.tokens, self.cost = families.tokens, families.cost
+        self._requests = {name: family.labels(*model) for name, family in families.requests.items()}
+        self._missed = families.missed
         for name, limit in self.slo.limits.items():
-            limits.labels(*model, name).set(limit)
+            families.limits.labels(*model, name).set(limit)
         for name in SLO_NAMES:
             self._missed.labels(*model, name)  # 0, and not nothing
-        self.tokens = Counter(
-            _PREFIX + "tenant_tokens",
-            "Tokens of each key: prompt, cached (of those) and output.",
-            ["tenant", "kind"],
-            registry=self._tenants,
-        )
-        self.cost = Counter(
-            _PREFIX + "tenant_cost", "Cost by the price list.", ["tenant"], registry=self._tenants
-        )
-        self._guard = Counter(
-            _PREFIX + "guard_decisions",
-            "Answers of the scorer by their kind; failed where there was none.",
-            ["model_name", "decision"],
-            registry=self.registry,
-        )
-        self._guard_seconds = histogram("guard_decision_seconds", "From asking it to its answer.")
-        self._http = Counter(
-            _PREFIX + "http_requests",
-            "Answers by route and status.",
-            ["route", "method", "status"],
-            registry=self.registry,
-        )
-        self._model = model
-        self.registry.register(_EngineCollector(engine, model_name, self.traffic))
+        self._guard = families.guard
+        self._guard_seconds = families.guard_seconds.labels(*model)
+        self._http = families.http
+        families.members.append(self)
+
+    @property
+    def model_name(self) -> str:
+        return self._model[0]
 
     def http(self, route: str, method: str, status: int) -> None:
         """Count an answer; status 0 is a client that went away first."""
@@ -203,15 +148,16 @@ class Metrics:
 
     def observe_steps(self) -> None:
         """Count the engine's steps since the last time."""
-        for step in new_steps(self._engine.stats().steps, self._last_step):
+        for step in new_steps(self.engine.stats().steps, self._last_step):
             self.iteration.observe(step.num_tokens)
             self._last_step = step.step_id
 
     def exposition(self, *, with_tenants: bool) -> bytes:
         """The text that Prometheus reads; ``with_tenants``: also what each key has used."""
-        self.observe_steps()
+        for each in self._families.members:
+            each.observe_steps()
         text = generate_latest(self.registry)
-        tenants = generate_latest(self._tenants) if with_tenants else b""
+        tenants = generate_latest(self._families.tenants) if with_tenants else b""
         return text + tenants + (_aliases(text) if self._aliased else b"")
 
 
@@ -300,143 +246,6 @@ class Meter:
         )
 
 
-class _EngineCollector(Collector):
-    """The engine's counters, as they are when Prometheus asks."""
-
-    def __init__(self, engine: EngineClient, model_name: str, traffic: TrafficSketch) -> None:
-        self._engine, self._traffic = engine, traffic
-        self._model = model_name
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self._engine.stats()
-        for name, text, value in (
-            ("num_requests_running", "Sequences that compute.", stats.num_running),
-            ("num_requests_waiting", "Sequences that wait.", stats.num_waiting),
-            ("kv_cache_usage_perc", "Held share of the KV pool, 0 to 1.", stats.kv_usage),
-            ("engine_ready", "1 while requests are taken.", self._engine.health().is_ready),
-        ):
-            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["model_name"])
-            gauge.add_metric([self._model], float(value))
-            yield gauge
-        for name, text, count in (
-            ("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries),
-            ("prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits),
-            ("num_preemptions", "Sequences put back.", stats.num_preemptions),
-            ("prompt_tokens", "Prompt tokens computed or found.", stats.prompt_tokens),
-            ("generation_tokens", "Tokens generated.", stats.generated_tokens),
-            ("engine_restarts", "Engine processes started again.", stats.num_restarts),
-        ):
-            counter = CounterMetricFamily(_PREFIX + name, text, labels=["model_name"])
-            counter.add_metric([self._model], float(count))
-            yield counter
-        yield self._cache_config()
-        yield from self._speculation(stats.speculation or SpeculationFigures())
-        if stats.roofline is not None:
-            yield from self._roofline(stats.roofline)
-        self._traffic.look(stats.roofline)
-        alarms = CounterMetricFamily(
-            _PREFIX + "drift_alarms",
-            "Times that traffic, or how far predictions are off, was found to have changed.",
-            labels=["model_name", "quantity"],
-        )
-        for quantity, number in self._traffic.num_alarms.items():
-            alarms.add_metric([self._model, quantity], float(number))
-        yield alarms
-
-    def _speculation(self, figures: SpeculationFigures) -> Iterable[Metric]:
-        """Drafts, verified and accepted; and what an adaptive drafter chose."""
-        choices = figures.choices or DraftChoices()
-        labels = ["model_name"]
-        for name, text, count in (
-            ("spec_decode_num_drafts", "Drafts verified.", figures.num_drafts),
-            ("spec_decode_num_draft_tokens", "Tokens of drafts.", figures.num_drafted),
-            ("spec_decode_num_accepted_tokens", "Accepted of them.", figures.num_accepted),
-            ("speculation_probes", "Tries while drafting does not pay.", choices.num_probes),
-        ):
-            counter = CounterMetricFamily(_PREFIX + name, text, labels=labels)
-            counter.add_metric([self._model], float(count))
-            yield counter
-        for name, text, label, counts in (
-            (
-                "spec_decode_num_accepted_tokens_per_pos",
-                "Accepted tokens by their position in the draft.",
-                "position",
-                dict(enumerate(figures.accepted_at)) or {0: 0},
-            ),
-            (
-                "spec_decode_num_accepted_tokens_per_rank",
-                "Accepted tokens by their rank among those of a tree in one place.",
-                "rank",
-                dict(enumerate(figures.accepted_by_rank)) or {0: 0},
-            ),
-            (
-                "speculation_steps",
-                "Steps by the length of the longest draft chosen.",
-                "length",
-                choices.steps_by_length,
-            ),
-        ):
-            counter = CounterMetricFamily(_PREFIX + name, text, labels=[*labels, label])
-            for key, number in counts.items():
-                counter.add_metric([self._model, str(key)], float(number))
-            yield counter
-        gauge = GaugeMetricFamily(
-            _PREFIX + "speculation_expected_tokens_per_second",
-            "What the latest choice of drafts is expected to give.",
-            labels=labels,
-        )
-        gauge.add_metric([self._model], choices.expected_tok_s)
-        yield gauge
-
-    def _roofline(self, report: RooflineReport) -> Iterable[Metric]:
-        """What each phase reached of the ceilings since the start; without ceilings only work."""
-        labels = ["model_name", "phase"]
-        phases = (("prefill", report.prefill), ("decode", report.decode))
-        for name, text, field in (
-            ("mfu", "Share of the compute ceiling, 0 to 1.", "mfu"),
-            ("mbu", "Share of the memory ceiling, 0 to 1.", "mbu"),
-            ("prediction_error", "Median of |predicted - measured| / measured.", "median_error"),
-        ):
-            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
-            for phase, totals in phases:
-                if (value := getattr(totals, field)) is not None:
-                    gauge.add_metric([self._model, phase], value)
-            yield gauge
-        roof = roof_of(report) or {}
-        for name, text, key in (
-            ("ceiling_flops_per_second", "Measured ceiling of products.", "flops"),
-            ("ceiling_bytes_per_second", "Measured ceiling of the memory.", "bandwidth"),
-        ):
-            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["model_name"])
-            if key in roof:
-                gauge.add_metric([self._model], roof[key])
-            yield gauge
-        for name, text, field in (
-            ("step_seconds", "Measured seconds of steps.", "seconds"),
-            ("step_predicted_seconds", "What was predicted for them.", "predicted_s"),
-            ("step_flops", "Useful floating-point operations.", "useful_flops"),
-            ("step_bytes", "Bytes moved.", "moved_bytes"),
-        ):
-            counter = CounterMetricFamily(_PREFIX + name, text, labels=labels)
-            for phase, totals in phases:
-                if (value := getattr(totals, field)) is not None:
-                    counter.add_metric([self._model, phase], value)
-            yield counter
-
-    def _cache_config(self) -> Metric:
-        config = self._engine.config
-        labels = {
-            "model_name": self._model,
-            "block_size": str(config.block_tokens),
-            "num_gpu_blocks": str(sum(config.num_blocks)),
-            "enable_prefix_caching": str(config.enable_prefix_caching),
-            "cache_dtype": config.kv_cache_dtype,
-        }
-        gauge = GaugeMetricFamily(_PREFIX + "cache_config_info", "KV pool.", labels=list(labels))
-        gauge.add_metric(list(labels.values()), 1.0)
-        return gauge
-
-
 def new_steps(steps: Sequence[StepRecord], last_id: int) -> list[StepRecord]:
     """The steps after ``last_id``; all of them if the engine has started anew."""
     if steps and steps[-1].step_id < last_id:
@@ -448,9 +257,9 @@ def _aliases(text: bytes) -> bytes:
     """The lines of the aliased metrics once more, under vLLM's prefix."""
     lines = []
     for line in text.decode().splitlines():
-        name = line.removeprefix("# HELP ").removeprefix("# TYPE ").removeprefix(_PREFIX)
+        name = line.removeprefix("# HELP ").removeprefix("# TYPE ").removeprefix(PREFIX)
         name = name.partition(" ")[0].partition("{")[0]
         stems = [name.removesuffix(end) for end in ("", "_bucket", "_count", "_sum", "_total")]
         if any(stem in ALIASED for stem in stems) and not name.endswith("_created"):
-            lines.append(line.replace(_PREFIX, "vllm:", 1))
+            lines.append(line.replace(PREFIX, "vllm:", 1))
     return ("\n".join(lines) + "\n").encode()

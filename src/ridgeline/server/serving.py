@@ -19,8 +19,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, MachineError, NoTokenError, SettingsError
-from ridgeline.core.request import FinishReason, GenerateRequest
-from ridgeline.core.sampling_params import SamplingParams
 from ridgeline.core.settings.reading import changed_settings
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.loading import Progress
@@ -28,6 +26,7 @@ from ridgeline.engine.stats import EngineStatus
 from ridgeline.server.app import build_app
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.context import Server
+from ridgeline.server.first_request import run_first_request
 from ridgeline.server.http import http_protocol
 from ridgeline.server.jobs.folder import open_data_folder
 from ridgeline.server.jobs.jobs import Jobs
@@ -35,11 +34,11 @@ from ridgeline.server.jobs.upload import MAX_UPLOAD_BYTES
 from ridgeline.server.jobs.worker import BatchWorker
 from ridgeline.server.keys import KeyRing
 from ridgeline.server.logs import log_request, setup_request_log
+from ridgeline.server.pool.pool import ModelPool, PoolPlan
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _CLOSE_S = 2.0  # after the drain, for connections that are still open
-_WARM_UP_TOKENS = 4
 _LOOK_EVERY_S = 0.5  # whether there still is an engine
 Announce = Callable[[str], None]
 
@@ -48,12 +47,14 @@ def serve(
     engine_config: EngineConfig,
     config: ServerConfig,
     *,
+    pool: PoolPlan | None = None,
     progress: Progress | None = None,
     announce: Announce = print,
     on_listening: Callable[[str], object] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let what is in progress end.
 
+    With a ``pool`` there are several models, and ``engine_config`` has the settings of all.
     ``announce`` is called with lines for the person who started it, ``on_listening`` once with the
     URL.
 
@@ -63,16 +64,17 @@ def serve(
             folder is taken.
     """
     if sys.platform == "win32":
-        asyncio.run(_serve(engine_config, config, progress, announce, on_listening))
+        asyncio.run(_serve(engine_config, config, pool, progress, announce, on_listening))
         return
     import uvloop
 
-    uvloop.run(_serve(engine_config, config, progress, announce, on_listening))
+    uvloop.run(_serve(engine_config, config, pool, progress, announce, on_listening))
 
 
 async def _serve(
     engine_config: EngineConfig,
     config: ServerConfig,
+    plan: PoolPlan | None,
     progress: Progress | None,
     announce: Announce,
     on_listening: Callable[[str], object] | None,
@@ -87,20 +89,29 @@ async def _serve(
         open_listener(config) as listener,
         closing(open_data_folder(config, listener.getsockname()[1])) as database,
     ):
-        engine = AsyncEngine(engine_config, progress=progress)
+        engines = (
+            AsyncEngine(engine_config, progress=progress)
+            if plan is None
+            else ModelPool(plan.config)
+        )
         encoder: AsyncEngine | None = None
         try:
-            await engine.start()
-            encoder = await _start_encoder(config)
-            settings = changed_settings(engine_config)
-            server = Server(engine, config, Jobs(database), settings, encoder)
+            if isinstance(engines, AsyncEngine):
+                await engines.start()
+                encoder = await _start_encoder(config)
+                settings = changed_settings(engine_config)
+                server = Server(engines, config, Jobs(database), settings, encoder)
+            else:
+                assert plan is not None
+                await engines.start(plan.models, progress=progress)
+                server = Server.of_pool(engines, config, Jobs(database))
             if server.guard is not None:
                 await server.guard.start()
             if config.log_requests:
                 setup_request_log()
             await run(server, listener, announce, on_listening)
         finally:
-            await engine.shutdown()
+            await engines.shutdown()
             if encoder is not None:
                 await encoder.shutdown()
 
@@ -131,8 +142,10 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     url = url_of(listener, server.config)
-    announce(f"Ridgeline serves {server.model_name} on {url}")
-    announce(server.engine.summary.line)
+    names = ", ".join(view.model_name for view in server.views)
+    announce(f"Ridgeline serves {names} on {url}")
+    for line in _summary(server):
+        announce(line)
     if on_listening is not None:
         on_listening(url)
     for note in start_notes(server):
@@ -156,6 +169,18 @@ async def run(
     if lost.done():
         raise EngineError(lost.result())
     lost.cancel()
+
+
+def _summary(server: Server) -> list[str]:
+    if server.pool is None:
+        return [server.engine.summary.line]
+    budget = server.pool.config.budget_bytes
+    lines = [f"Models are loaded as they are asked for, into {budget / 2**30:.2f} GiB."]
+    for model in server.pool.models:
+        needed = model.tenancy.num_bytes
+        note = "which never fits" if needed > budget else f"about {model.tenancy.load_s:.1f} s"
+        lines.append(f"{model.name}: {needed / 2**30:.2f} GiB, {note}")
+    return lines
 
 
 class Listens(Protocol):
@@ -200,7 +225,11 @@ def start_notes(server: Server) -> list[str]:
     notes = []
     if server.keys.is_open:
         notes.append("No keys are set, so only programs on this machine can call (see --api-key).")
-    if server.config.tool_call_parser == "auto" and server.tool_parser is None:
+    if (
+        server.pool is None
+        and server.config.tool_call_parser == "auto"
+        and server.tool_parser is None
+    ):
         notes.append(
             "The form of this chat template's tool calls is not known: they stay in the text, and "
             "forced ones are plain JSON (see --tool-call-parser)."
@@ -210,7 +239,7 @@ def start_notes(server: Server) -> list[str]:
 
 async def _lost(server: Server) -> str:
     """Wait until the engine is given up; returns why."""
-    while (health := server.engine.health()).status is not EngineStatus.DEAD:
+    while (health := server.monitored.health()).status is not EngineStatus.DEAD:
         await asyncio.sleep(_LOOK_EVERY_S)
     return health.reason or "The engine has ended."
 
@@ -271,7 +300,10 @@ async def _drain(server: Server, announce: Announce, stopping: asyncio.Event) ->
 
 
 async def _become_ready(server: Server, announce: Announce) -> None:
-    await warm_up(server, announce)
+    if server.pool is None:
+        await warm_up(server, announce)
+    else:
+        announce("Ready.")
     gc.collect()
     gc.freeze()  # a full collection would look at everything imported, between two tokens
 
@@ -281,16 +313,8 @@ async def warm_up(server: Server, announce: Announce) -> None:
 
     A model that gives it no token leaves the server not ready.
     """
-    ids = (server.engine.spec.vocab_size // 2,)
-    params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
-    request = GenerateRequest(request_id="warm-up", prompt=ids, params=params)
     try:
-        if not server.engine.spec.has_head:
-            await server.engine.embed(ids, request_id="warm-up")
-        else:
-            async for chunk in server.engine.generate(request):
-                if chunk.finish_reason is FinishReason.ERROR:
-                    raise NoTokenError
+        await run_first_request(server.engine)
         if server.engine.chat_template is not None:
             await server.in_thread(
                 lambda: server.chat_template.render([{"role": "user", "content": "Hello"}])

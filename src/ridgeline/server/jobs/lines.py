@@ -1,6 +1,7 @@
 """The lines of a batch: what they must look like, how they are run, what comes out."""
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import IO, Annotated, Any, Literal
@@ -22,6 +23,7 @@ from ridgeline.server.errors import ApiError, ApiFamily, bad_request, to_api_err
 from ridgeline.server.ids import new_id
 from ridgeline.server.jobs.batches import Result
 from ridgeline.server.keys import Caller
+from ridgeline.server.pool.choice import of_model
 from ridgeline.server.replies import Reply, encode
 from ridgeline.server.routes.model_operations import model_operations
 
@@ -159,7 +161,7 @@ async def run_line(server: Server, caller: Caller, place: LinePlace, line: Batch
 
 
 def _check_alive(server: Server) -> None:
-    health = server.engine.health()
+    health = server.monitored.health()
     if health.status is EngineStatus.DEAD:
         raise EngineError(f"The engine has stopped: {health.reason.rstrip('.')}.")
 
@@ -168,7 +170,7 @@ def _is_busy(server: Server, error: Exception) -> bool:
     """Whether it is not the line's fault, so that it may wait for as long as it takes."""
     if isinstance(error, OverloadedError):
         # Refused by an engine that has nothing else to do, the line is more than may wait.
-        return server.engine.num_open_requests > 0
+        return server.monitored.num_open_requests > 0
     return isinstance(error, EngineUnavailableError | MachineError)
 
 
@@ -182,8 +184,10 @@ async def _reply(operation: Operation, call: Call, body: bytes) -> Reply:
     request, _ = decode_request(_BODIES[operation.path], body, call.server.config.unknown_fields)
     if getattr(request, "stream", None):
         raise bad_request("A batch does not stream.", "stream")
-    with call.admission:
-        reply = await operation.handler(call, request)
+    choice = contextlib.nullcontext() if call.server.pool is None else of_model(call, request)
+    async with choice:
+        with call.admission:
+            reply = await operation.handler(call, request)
     assert isinstance(reply, Reply)
     return reply
 

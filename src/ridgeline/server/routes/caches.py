@@ -26,6 +26,8 @@ from ridgeline.server.schemas.generation import Usage
 async def create_cache(call: Call, request: CacheRequest) -> Reply:
     """Compute a prefix and keep its KV, for requests that name it."""
     server, caller = call.server, call.caller
+    if server.pool is not None:
+        raise bad_request("Named prefixes need a server of one model, which stays.", "model")
     model = server.check_model(request.model, caller)
     if request.tenant is not None and request.tenant != caller.tenant:
         if not caller.is_admin:

@@ -1,5 +1,7 @@
 """The operations that run the model, for the server's table and for the lines of batches."""
 
+from dataclasses import replace
+
 from ridgeline.server.endpoint import Handler, Operation
 from ridgeline.server.errors import ApiFamily
 from ridgeline.server.routes import (
@@ -40,6 +42,10 @@ from ridgeline.server.schemas.responses import ResponsesRequest
 
 def model_operations() -> list[Operation]:
     """What runs the model; lines of a batch may ask for those that are ``in_batches``."""
+    return [replace(operation, of_model=True) for operation in _operations()]
+
+
+def _operations() -> list[Operation]:
     return [
         Operation(
             method="POST",

@@ -21,6 +21,7 @@ from ridgeline.server.conversation import ChatInput
 from ridgeline.server.errors import bad_request
 from ridgeline.server.fim import fim_prompt
 from ridgeline.server.logprobs import chat_logprobs
+from ridgeline.server.pool.choice import LATEST_TAG
 from ridgeline.server.replies import EventStream, Reply, json_lines
 from ridgeline.server.routes.chat import conversation_of
 from ridgeline.server.routes.completions import prepare_completion
@@ -35,7 +36,6 @@ from ridgeline.server.schemas.ollama import (
 )
 from ridgeline.text.output import output_parser
 
-TAG = ":latest"
 _COPIED = (
     "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty",
     "frequency_penalty",
@@ -46,13 +46,13 @@ _NS = 1e9
 
 def model_of(server: Server, name: str) -> str:
     """A model's name as this server has it: Ollama puts ``:latest`` after names without a tag."""
-    return name.removesuffix(TAG) if name not in server.model_names else name
+    return name.removesuffix(LATEST_TAG) if name not in server.model_names else name
 
 
 async def ollama_chat(call: Call, request: OllamaChatRequest) -> Reply | EventStream:
     """Answer a conversation."""
     server = call.server
-    if not request.messages:
+    if request.asks_nothing:
         return _nothing_asked(call, request, {"message": {"role": "assistant", "content": ""}})
     chat = ChatRequest(
         model=model_of(server, request.model),
@@ -73,7 +73,7 @@ async def ollama_generate(call: Call, request: OllamaGenerateRequest) -> Reply |
         raise bad_request("context is not kept here; send earlier turns to /api/chat.", "context")
     if request.template:
         raise bad_request("template: the model's own is used; with raw there is none.", "template")
-    if not request.prompt and not request.suffix:
+    if request.asks_nothing:
         return _nothing_asked(call, request, {"response": ""})
     model = model_of(server, request.model)
     if not (request.raw or request.suffix):
@@ -180,7 +180,7 @@ def _text(role: str, content: str) -> ChatMessage:
 
 
 def _nothing_asked(call: Call, request: _Asked, empty: dict[str, Any]) -> Reply:
-    """A request without input loads a model, or lets it go: ours is here, and stays."""
+    """A request without input loads a model, or lets it go; the only one of a server stays."""
     model = call.server.check_model(model_of(call.server, request.model), call.caller)
     reason = "unload" if request.keep_alive in (0, "0", "0s") else "load"
     line = {"model": model, "created_at": _now(), **empty, "done": True, "done_reason": reason}

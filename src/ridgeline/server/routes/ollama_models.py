@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import ridgeline
@@ -12,8 +12,9 @@ from ridgeline.server.context import Call, Server
 from ridgeline.server.downloads import Download, download_error
 from ridgeline.server.errors import ApiError, bad_request
 from ridgeline.server.fim import fim_token_ids
+from ridgeline.server.pool.choice import LATEST_TAG
 from ridgeline.server.replies import EventStream, Reply, json_lines
-from ridgeline.server.routes.ollama import TAG, model_of
+from ridgeline.server.routes.ollama import model_of
 from ridgeline.server.routes.pooling import embeddings
 from ridgeline.server.schemas.ollama import (
     OllamaDeleteRequest,
@@ -26,6 +27,8 @@ from ridgeline.server.schemas.pooling import EmbeddingRequest, EmbeddingResponse
 
 _API_VERSION = "0.12.0"  # of Ollama, whose interface this is: its clients compare it
 _PROGRESS_S = 0.2
+_NEVER = "9999-12-31T23:59:59Z"
+_YEAR_S = 365 * 86400
 
 
 async def ollama_version(_: Call) -> Reply:
@@ -40,16 +43,24 @@ async def ollama_tags(call: Call) -> Reply:
 
 
 async def ollama_ps(call: Call) -> Reply:
-    """The models in memory: all of them, and they stay."""
+    """The models in memory, and until when they stay if nobody asks for them."""
     server = call.server
-    loaded = {
-        "expires_at": "9999-12-31T23:59:59Z",
-        "size_vram": 0,
-        "context_length": server.engine.config.max_model_len,
-    }
-    return Reply(
-        body={"models": [_card(server, name) | loaded for name in server.models_of(call.caller)]}
-    )
+    models = []
+    for name in server.models_of(call.caller):
+        view = server.view_of(name)
+        if view.model is None or view.model.state == "loaded":
+            models.append(_card(server, name) | _loaded(view))
+    return Reply(body={"models": models})
+
+
+def _loaded(server: Server) -> dict[str, Any]:
+    loaded = {"size_vram": 0, "context_length": server.facts.context, "expires_at": _NEVER}
+    if server.model is not None:
+        loaded["size"] = server.model.tenancy.num_bytes
+        if (left_s := server.model.expires_in_s) < _YEAR_S:
+            ends = datetime.now(UTC) + timedelta(seconds=left_s)
+            loaded["expires_at"] = ends.isoformat().replace("+00:00", "Z")
+    return loaded
 
 
 async def ollama_show(call: Call, request: OllamaShowRequest) -> Reply:
@@ -131,7 +142,7 @@ async def ollama_pull(call: Call, request: OllamaPullRequest) -> Reply | EventSt
         _check_may_change(call)
         _check_hub_name(name)
         download = server.downloads.start(name)
-    lines = _pulled(server, name, download)
+    lines = _pulled(name, download)
     if request.stream:
         return json_lines(lines)
     async for _ in lines:
@@ -139,12 +150,10 @@ async def ollama_pull(call: Call, request: OllamaPullRequest) -> Reply | EventSt
     return Reply(body={"status": "success"})
 
 
-async def _pulled(
-    server: Server, name: str, download: Download | None
-) -> AsyncGenerator[Any, None]:
+async def _pulled(name: str, download: Download | None) -> AsyncGenerator[Any, None]:
     yield {"status": "pulling manifest"}
     if download is not None:
-        told, digest = 0, f"sha256:{_digest(server, name)}"
+        told, digest = 0, f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
         while not await download.wait(_PROGRESS_S):
             if download.done > told:
                 told = download.done
@@ -168,7 +177,7 @@ async def ollama_delete(call: Call, request: OllamaDeleteRequest) -> Reply:
     server = call.server
     name = _named(server, request.model or request.name)
     _check_may_change(call)
-    used = (*server.model_names, server.engine.model_name, *server.engine.info.sources)
+    used = (*server.model_names, *(source for view in server.views for source in view.sources))
     if repository_of(name) in {repository_of(each) for each in used}:
         raise ApiError(409, f"{name} is in use, and so it is not deleted.", code="in_use")
     try:
@@ -209,15 +218,16 @@ def _fills_gaps(server: Server) -> bool:
 
 
 def _card(server: Server, name: str) -> dict[str, Any]:
-    summary, family = server.engine.summary, server.engine.spec.model_type
-    count = summary.num_parameters
+    server = server.view_of(name)
+    facts, family = server.facts, server.facts.family
+    count = facts.num_parameters
     shown = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
-    tagged = name if ":" in name else name + TAG
+    tagged = name if ":" in name else name + LATEST_TAG
     return {
         "name": tagged,
         "model": tagged,
         "modified_at": datetime.fromtimestamp(server.created, UTC).isoformat(),
-        "size": summary.weights_bytes,
+        "size": facts.weights_bytes,
         "digest": _digest(server, name),
         "details": {
             "parent_model": "" if server.adapter(name) is None else server.model_name,
@@ -225,11 +235,13 @@ def _card(server: Server, name: str) -> dict[str, Any]:
             "family": family,
             "families": [family],
             "parameter_size": shown,
-            "quantization_level": summary.weights_format,
+            "quantization_level": facts.weights_format,
         },
     }
 
 
 def _digest(server: Server, name: str) -> str:
-    """Names the model, its format and its layout of KV; not its bytes, as Ollama's does."""
-    return hashlib.sha256(f"{name}\0{server.engine.summary.line}".encode()).hexdigest()
+    """Names the model and its format; not its bytes, as Ollama's does."""
+    facts = server.view_of(name).facts
+    told = f"{name}\0{facts.root}\0{facts.weights_format}\0{facts.weights_bytes}"
+    return hashlib.sha256(told.encode()).hexdigest()

@@ -18,7 +18,7 @@ _MAX_WATCHERS = 64
 
 async def health(call: Call) -> Reply:
     """200 while the process serves; 503 once its engine is gone for good."""
-    state = call.server.engine.health()
+    state = call.server.monitored.health()
     is_dead = state.status is EngineStatus.DEAD
     return Reply(body={"status": "dead" if is_dead else "ok"}, status=503 if is_dead else 200)
 
@@ -34,7 +34,7 @@ async def ready(call: Call) -> Reply:
 
 def _readiness(server: Server) -> tuple[str, str | None]:
     """Whether requests are taken, in a word, and why not."""
-    state = server.engine.health()
+    state = server.monitored.health()
     status, reason = str(state.status), state.reason
     if server.is_draining:
         status, reason = "draining", "The server is shutting down."
@@ -78,7 +78,7 @@ async def version(_: Call) -> Reply:
 async def load(call: Call) -> Reply:
     """How busy the server is."""
     server = call.server
-    stats = server.engine.stats()
+    stats = server.monitored.stats()
     return Reply(
         body={
             "server_load": server.limits.running,
@@ -124,7 +124,7 @@ async def delete_tenant(call: Call) -> Reply:
         call.server.responses.delete_tenant(tenant)
     if call.server.similar is not None:
         call.server.similar.cache.delete_tenant(tenant)
-    await call.server.engine.delete_tenant(tenant)
+    await call.server.monitored.delete_tenant(tenant)
     body = {"object": "tenant.deleted", "tenant": tenant, "files": files, "batches": batches}
     return Reply(body={**body, "deleted": True})
 
@@ -151,7 +151,7 @@ async def live(call: Call) -> EventStream:
     async def events() -> AsyncGenerator[bytes, None]:
         if server.num_watchers >= _MAX_WATCHERS:
             raise ApiError(429, "As many watch as may.", retry_after_s=_LIVE_PERIOD_S)
-        view = LiveView(server.engine, server.metrics)
+        view = LiveView(server.monitored, server.metrics)
         server.num_watchers += 1
         try:
             while not server.is_draining:

@@ -3,12 +3,15 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import UNSET
+
 from ridgeline.engine.prompts import check_length
 from ridgeline.server.answers import prompt_of
 from ridgeline.server.context import Call, Server
 from ridgeline.server.conversation import ChatInput
 from ridgeline.server.errors import bad_request
 from ridgeline.server.logprobs import token_text
+from ridgeline.server.pool.pool import ModelPool, PooledModel
 from ridgeline.server.prompts import check_in_vocabulary
 from ridgeline.server.replies import Reply
 from ridgeline.server.routes.chat import message_input, tool_specs
@@ -17,6 +20,7 @@ from ridgeline.server.schemas.plain import (
     DetokenizeResponse,
     ModelCard,
     ModelList,
+    ModelRequest,
     TextFields,
     TokenizeRequest,
     TokenizeResponse,
@@ -50,14 +54,47 @@ def _anthropic_card(server: Server, name: str) -> dict[str, str]:
 
 
 def _card(server: Server, name: str) -> ModelCard:
-    adapter = server.adapter(name)
+    server = server.view_of(name)
+    adapter, facts, model = server.adapter(name), server.facts, server.model
     return ModelCard(
         id=name,
         created=server.created,
-        max_model_len=server.engine.config.max_model_len,
-        root=server.engine.model_name if adapter is None else adapter,
+        max_model_len=facts.context,
+        root=facts.root if adapter is None else adapter,
         parent=None if adapter is None else server.model_name,
+        state=UNSET if model is None else model.state,
+        memory_bytes=UNSET if model is None else model.tenancy.num_bytes,
+        load_s=UNSET if model is None else round(model.tenancy.load_s, 3),
+        failure=UNSET if model is None or model.failure is None else model.failure,
     )
+
+
+async def load_model(call: Call, request: ModelRequest) -> Reply:
+    """Load one of several models, if it is not; it is here when this answers."""
+    model = _pooled(call, request)
+    async with model_pool(call).lease(model):
+        pass
+    return Reply(body=_card(call.server, request.model))
+
+
+async def unload_model(call: Call, request: ModelRequest) -> Reply:
+    """Let one of several models go."""
+    await model_pool(call).unload(_pooled(call, request))
+    return Reply(body=_card(call.server, request.model))
+
+
+def model_pool(call: Call) -> ModelPool:
+    """The pool; ApiError 400 where there is one model, which stays."""
+    if call.server.pool is None:
+        raise bad_request("This server has one model, which stays loaded (see serve --memory).")
+    return call.server.pool
+
+
+def _pooled(call: Call, request: ModelRequest) -> PooledModel:
+    model_pool(call)
+    model = call.server.view_of(call.server.check_model(request.model, call.caller)).model
+    assert model is not None
+    return model
 
 
 async def tokenize_text(call: Call, request: TokenizeRequest) -> Reply:

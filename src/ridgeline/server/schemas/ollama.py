@@ -84,7 +84,7 @@ class OllamaMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class _Asked(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``keep_alive``: 0 of a request without input says that the model may go, else it is inert."""
+    """``keep_alive``: how long one of several models stays; without input 0 lets it go at once."""
 
     model: Name
     stream: bool = True
@@ -104,6 +104,10 @@ class OllamaChatRequest(_Asked, kw_only=True):
     messages: Annotated[list[OllamaMessage], Meta(max_length=MAX_MESSAGES)] = []
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
 
+    @property
+    def asks_nothing(self) -> bool:
+        return not self.messages
+
 
 class OllamaGenerateRequest(_Asked, kw_only=True):
     """``raw``: ``prompt`` is not put into the chat template. ``suffix``: what comes after a gap."""
@@ -115,6 +119,10 @@ class OllamaGenerateRequest(_Asked, kw_only=True):
     template: str | None = None
     context: list[int] | None = None
     raw: bool = False
+
+    @property
+    def asks_nothing(self) -> bool:
+        return not (self.prompt or self.suffix)
 
 
 class OllamaEmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -2,14 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ridgeline.server.schemas.chat import ChatMessage, Tool
 from ridgeline.server.schemas.generation import Name
 
 
 class ModelCard(Struct, kw_only=True):
-    """A model that a request can name."""
+    """A model that a request can name.
+
+    Where there are several: whether it is ``loaded``, ``loading``, ``unloaded`` or ``unloading``,
+    the memory that it takes or would take, and the seconds of loading it, measured once it was.
+    """
 
     id: str
     object: str = "model"
@@ -18,6 +22,16 @@ class ModelCard(Struct, kw_only=True):
     max_model_len: int
     root: str
     parent: str | None = None
+    state: str | UnsetType = UNSET
+    memory_bytes: int | UnsetType = UNSET
+    load_s: float | UnsetType = UNSET
+    failure: str | UnsetType = UNSET
+
+
+class ModelRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One of several models."""
+
+    model: Name
 
 
 class ModelList(Struct, kw_only=True):

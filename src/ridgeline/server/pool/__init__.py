@@ -1,0 +1,1 @@
+"""Several models in one server, which share its memory."""
