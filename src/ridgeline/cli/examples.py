@@ -44,6 +44,13 @@ EXAMPLES = {
         "ridgeline prune Qwen/Qwen3-0.6B -o qwen-sparse --pattern 2:4",
         "ridgeline prune Qwen/Qwen3-0.6B -o qwen-small --remove-ffn 0.25",
     ),
+    "distill": (
+        "ridgeline distill qwen-small --teacher Qwen/Qwen3-0.6B -o qwen-healed --train-text texts",
+    ),
+    "train-adapter": (
+        "ridgeline train-adapter Qwen/Qwen3-0.6B -o adapter --context system-prompt.txt",
+        "ridgeline train-adapter Qwen/Qwen3-0.6B -o adapter --train-text texts",
+    ),
     "eval": ("ridgeline eval qwen-int4 --against Qwen/Qwen3-0.6B",),
     "convert": ("ridgeline convert Qwen/Qwen3-0.6B qwen.gguf --format gguf --type q4_k_m",),
     "imatrix": ("ridgeline imatrix Qwen/Qwen3-0.6B -o qwen.imatrix.gguf",),

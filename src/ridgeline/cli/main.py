@@ -33,6 +33,8 @@ COMMANDS = {
     "bench": ("bench", "measure prefill and decode; also `bench serve`, `ladder` and `links`"),
     "quantize": ("quantize", "make a smaller model that answers almost the same"),
     "prune": ("prune", "make zeros, or take away layers, heads and channels"),
+    "distill": ("distill", "train a student on a teacher's answers: heal, shrink, train int3"),
+    "train-adapter": ("train_adapter", "a LoRA adapter, from text or in place of a long prompt"),
     "eval": ("eval", "perplexity of a model, and how far it is from another"),
     "profile": ("profile", "where the seconds of a step go, op by op"),
     "bench-serve": ("bench_serve", "measure an engine or a URL under load"),

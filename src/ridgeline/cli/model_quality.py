@@ -19,7 +19,7 @@ _TEXTS, _TEXT_TOKENS = 12, 400
 
 
 def add_text_options(parser: Parser) -> None:
-    """The text to calibrate with and the one to measure on, --resume and --offline."""
+    """The text to calibrate with, and `add_quality_options`."""
     parser.add_argument(
         "--calibration",
         default=argparse.SUPPRESS,
@@ -27,6 +27,11 @@ def add_text_options(parser: Parser) -> None:
         help="text, JSONL of texts or conversations, or a folder of them; default: embedded, 90 KB "
         "of Python and English",
     )
+    add_quality_options(parser)
+
+
+def add_quality_options(parser: Parser) -> None:
+    """The text to measure on, --resume and --offline."""
     parser.add_argument("--resume", action="store_true", help="go on with what is in --out")
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="text that quality is measured on"

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Ids = npt.NDArray[np.uint16]
+Ids = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,16 @@ def pack(*, documents: Sequence[EncodedDocument], weights: Mapping[str, float], 
     ]
     order = np.random.default_rng(seed).permutation(len(parts))
     return np.concatenate([parts[i] for i in order])
+
+
+class BatchStream(Protocol):
+    """What a loop trains on: batches by their number."""
+
+    length_tokens: int
+
+    def batch(self, *, number: int, num_windows: int) -> tuple[Tensor, Tensor]:
+        """Batch ``number``, as the loss takes it."""
+        ...
 
 
 class WindowStream:

@@ -17,7 +17,10 @@ _POLAR_EXPRESS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """Learning rates at the height of the schedule. Weight decay is per step, times the rate."""
+    """Learning rates at the height of the schedule. Weight decay is per step, times the rate.
+
+    Without ``muon`` all parameters are the others.
+    """
 
     matrix_lr: float = 0.012
     other_lr: float = 0.0015
@@ -25,6 +28,7 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     eps: float = 1e-10
+    muon: bool = True
     dtype: torch.dtype = torch.float32  # of Muon's iterations
 
 
@@ -53,7 +57,8 @@ class MuonAdam:
         self.others: dict[str, nn.Parameter] = {}
         self.matrices: dict[torch.Size, dict[str, nn.Parameter]] = {}
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "embed_tokens" not in name:
+            is_matrix = parameter.ndim == 2 and "embed_tokens" not in name
+            if config.muon and is_matrix:
                 self.matrices.setdefault(parameter.shape, {})[name] = parameter
                 self.state[f"{name}.momentum"] = torch.zeros_like(parameter)
             else:
@@ -90,7 +95,8 @@ class MuonAdam:
             parameter.add_(direction, alpha=-rate * scale)
 
     def _step_adam(self, name: str, parameter: nn.Parameter, number: int, lr_scale: float) -> None:
-        assert parameter.grad is not None
+        if parameter.grad is None:  # it had no part in the loss: experts without a token
+            return
         beta1, beta2 = self.config.betas
         mean, square = self.state[f"{name}.mean"], self.state[f"{name}.square"]
         mean.lerp_(parameter.grad, 1 - beta1)

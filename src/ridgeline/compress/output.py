@@ -29,6 +29,8 @@ _LEGAL = ("license", "notice", "use_policy")
 class OutputFolder:
     """``identity`` is what decides the bytes: settings, and digests of model and text.
 
+    ``config_name`` is the file that comes last.
+
     Raises:
         SettingsError: there is something at ``path`` already, and ``resume`` is false; or it is
             not from a run with this identity.
@@ -36,8 +38,15 @@ class OutputFolder:
         CorruptFileError: a shard is not what the manifest says.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
-        self.path, self._identity = path, dict(identity)
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        *,
+        resume: bool,
+        config_name: str = CONFIG_NAME,
+    ) -> None:
+        self.path, self._identity, self._config_name = path, dict(identity), config_name
         self._done: list[dict[str, Any]] = []
         if resume and (path / MANIFEST_NAME).exists():
             self._recall()
@@ -62,7 +71,7 @@ class OutputFolder:
 
     @property
     def is_complete(self) -> bool:
-        return (self.path / CONFIG_NAME).exists()
+        return (self.path / self._config_name).exists()
 
     @property
     def weights_bytes(self) -> int:
@@ -81,9 +90,14 @@ class OutputFolder:
         self._done.append({"name": name, "sha256": sha256, "bytes": sizes, "notes": notes})
         self._write_manifest()
 
+    @property
+    def work_path(self) -> Path:
+        """A folder for what is needed until the model is finished."""
+        return self.path / _STATE_FOLDER
+
     def state_path(self, run: int) -> Path:
         """Where the residual streams behind a run of ops are kept."""
-        return self.path / _STATE_FOLDER / f"streams-{run}"
+        return self.work_path / f"streams-{run}"
 
     def drop_state(self, run: int) -> None:
         with suppress(OSError):
@@ -99,8 +113,12 @@ class OutputFolder:
             is_own = file.name in (CONFIG_NAME, INDEX_NAME, MANIFEST_NAME)
             if file.is_file() and not is_own and (is_legal or is_wanted(file.name, False)):
                 copy_durably(file, self.path / file.name)
-        shutil.rmtree(self.path / _STATE_FOLDER, ignore_errors=True)
-        write_json(self.path / CONFIG_NAME, config)
+        self.commit(config)
+
+    def commit(self, config: Mapping[str, Any]) -> None:
+        """Write the config, after which the folder is whole."""
+        shutil.rmtree(self.work_path, ignore_errors=True)
+        write_json(self.path / self._config_name, config)
 
     def _write_manifest(self) -> None:
         manifest = {**self._identity, "shards": self._done}

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from ridgeline.compress.batches import WindowStream
+from ridgeline.compress.batches import BatchStream
 from ridgeline.compress.cross_entropy import cross_entropy
 from ridgeline.compress.optimizer import MuonAdam, OptimizerConfig
 from ridgeline.compress.trainable import TrainableLlama
@@ -91,7 +91,7 @@ def read_schedule(folder: Path, default: Schedule) -> Schedule:
 
 
 def save_checkpoint(
-    *, folder: Path, model: TrainableLlama, optimizer: MuonAdam, step: int, seconds: float
+    *, folder: Path, model: nn.Module, optimizer: MuonAdam, step: int, seconds: float
 ) -> None:
     """Replaces the checkpoint of ``folder``; the last rename is the commit."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
@@ -102,7 +102,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    *, folder: Path, model: TrainableLlama, optimizer: MuonAdam | None = None
+    *, folder: Path, model: nn.Module, optimizer: MuonAdam | None = None
 ) -> tuple[int, float]:
     """Reads the checkpoint into model and optimizer: (steps done, seconds spent), or zeros."""
     file = folder / "checkpoint.safetensors"
@@ -127,18 +127,20 @@ def _trim_metrics(file: Path, step: int) -> None:
 
 def train(
     *,
-    model: TrainableLlama,
+    model: nn.Module,
     loss_function: LossFunction,
-    stable: WindowStream,
-    decay: WindowStream,
+    stable: BatchStream,
+    decay: BatchStream,
     config: TrainingConfig,
     folder: Path,
     stop_at_step: int | None = None,
+    on_step: Callable[[int, int, str], None] | None = None,
 ) -> list[float]:
     """Trains ``model`` in place from the folder's checkpoint on; the losses of the steps made.
 
     ``folder`` gets ``metrics.jsonl`` and checkpoints. ``stop_at_step`` ends early, as a stop of
-    the process would, but with a checkpoint.
+    the process would, but with a checkpoint. ``on_step`` is told of each step: its number, how
+    many there are, and its loss.
     """
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = MuonAdam(model, config.optimizer)
@@ -164,6 +166,9 @@ def train(
         optimizer.step(number=step, lr_scale=scale)
         step += 1
         losses.append(loss)
+        if on_step is not None:
+            label = f"step {step} of {schedule.total_steps}, loss {loss:.4f}"
+            on_step(step, schedule.total_steps, label)
         took = time.monotonic() - began
         seconds += took
         if step % config.log_every == 0:

@@ -69,7 +69,7 @@ def load_lora(
     """
     config = read_config(folder / ADAPTER_CONFIG_NAME)
     _check_supported(config)
-    users = _users(ops, sources)
+    users = adaptable(ops, sources)
     adapter: dict[str, LoRAWeights] = {}
     with SafetensorsFile(folder / "adapter_model.safetensors") as file:
         for module, parts in _modules(file.names()).items():
@@ -102,7 +102,7 @@ def _check_supported(config: Config) -> None:
             )
 
 
-def _users(
+def adaptable(
     ops: Iterable[Op], sources: Mapping[str, TensorSource]
 ) -> dict[str, list[tuple[Weight, TensorSource]]]:
     """The weights that can be adapted, by the module that holds them in a checkpoint."""
