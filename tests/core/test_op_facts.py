@@ -31,9 +31,11 @@ def lowered():
     cases = [case for case in CASES if "vision" not in case.name]
     encoders = [case.hf_config.to_dict() for case in ENCODER_CASES]
     configs = ({"model_type": case.family} | case.config for case in cases)
-    part = shard(describe(dict(PRESETS["llama-3.2-1b"])).spec, ParallelLayout(tensor=2), 0)
+    layout = ParallelLayout(tensor=2, pipeline=3, stage_borders=(0, 2, 4, 16))
+    spec = describe(dict(PRESETS["llama-3.2-1b"])).spec
+    parts = [shard(spec, layout, rank).ops for rank in range(6)]
     whole = [op for config in (*configs, *encoders) for op in lower(describe(config).spec)]
-    return [*whole, *part.ops]
+    return [*whole, *(op for part in parts for op in part)]
 
 
 @pytest.mark.parametrize("kind", OPS, ids=lambda kind: kind.__name__)

@@ -8,6 +8,7 @@ from tests.tiny import Driver
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.executors.cpu.executor import CPUExecutor
+from ridgeline.executors.distributed.pipe import SocketPipe, wire
 from ridgeline.kernels.cpu.group import RankGroup, shared_memory
 from ridgeline.kernels.cpu.library import load_library
 from ridgeline.kernels.cpu.pool import Pool
@@ -43,9 +44,47 @@ class RankThreads:
             pool.close()
 
 
+class Together:
+    """All ranks of a layout as one executor, of which each runs every plan; what comes of it is
+    what the last of them says."""
+
+    def __init__(self, model, layout, block_tokens=16, *, make=CPUExecutor):
+        wires = wire(layout)
+        self.pipes = [SocketPipe(each, layout) for each in wires]
+        self.groups = []
+        for rank in range(layout.num_ranks):
+            tensor, *_ = layout.coordinates(rank)
+            if tensor == 0:
+                memory = shared_memory(layout.tensor)
+            self.groups.append(RankGroup(Pool(load_library(), 1), memory, tensor, layout.tensor))
+            if tensor == layout.tensor - 1:
+                os.close(memory)
+        self.parts = [
+            model.part(layout, rank, self.groups[rank], self.pipes[rank])
+            for rank in range(layout.num_ranks)
+        ]
+        self.executors = [make({ModelRole.TARGET: part}, block_tokens) for part in self.parts]
+
+    def kv_layout(self):
+        return self.executors[0].kv_layout()
+
+    def allocate_kv(self, num_blocks):
+        for executor in self.executors:
+            executor.allocate_kv(num_blocks)
+
+    def submit(self, plan):
+        return [executor.submit(plan) for executor in self.executors][-1]
+
+    def close(self):
+        for executor in self.executors:
+            executor.close()
+        for group in self.groups:
+            group.pool.close()
+
+
 def on_executor(executor, run):
     """What ``run(driver)`` gives on an executor, which is closed then."""
-    executor.allocate_kv([64] * len(executor.kv_layout().groups))
+    executor.allocate_kv([64] * len(executor.kv_layout().block_bytes))
     try:
         return run(Driver(executor))
     finally:

@@ -90,8 +90,8 @@ def test_prefill_is_cut_to_the_budget_and_decodes_go_first():
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("windows", [(None,), (9,), (None, 5, 17)], ids=str)
 @pytest.mark.parametrize("cached", [False, True], ids=["uncached", "cached"])
-@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
-def test_random_workloads_under_preemption(seed, windows, cached, max_in_flight):
+@pytest.mark.parametrize(("max_in_flight", "num_stages"), [(1, 1), (2, 1), (4, 1), (3, 2)])
+def test_random_workloads_under_preemption(seed, windows, cached, max_in_flight, num_stages):
     """A pool that holds little more than one sequence: outputs are as if each ran alone.
 
     Prompts share prefixes; with the cache on they reuse each other's blocks within two tenants.
@@ -102,6 +102,7 @@ def test_random_workloads_under_preemption(seed, windows, cached, max_in_flight)
         windows=windows,
         max_num_batched_tokens=rng.choice([3, 7, 64]),
         max_in_flight=max_in_flight,
+        num_stages=num_stages,
     )
     executor = FakeExecutor(windows=windows, max_in_flight=max_in_flight)
     common = [rng.randrange(1000) for _ in range(40)]
@@ -137,6 +138,27 @@ def test_random_workloads_under_preemption(seed, windows, cached, max_in_flight)
     assert (stats.hit_tokens > 0) is cached
     if windows == (None,) and seed == 0:
         assert scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 5, 12])
+def test_the_plans_in_a_pipeline_decode_other_sequences(num_sequences):
+    """Each of those that its stages compute at once; one sequence alone is in all of them."""
+    num_stages = 3
+    settings = {"max_in_flight": num_stages + 1, "num_stages": num_stages, "max_num_seqs": 12}
+    scheduler = make(num_blocks=(400,), max_num_batched_tokens=64, **settings)
+    executor = FakeExecutor(max_in_flight=num_stages + 1)
+    for number in range(num_sequences):
+        scheduler.add(request(number, range(3), max_tokens=30))
+    while scheduler.has_work:
+        run_ahead(scheduler, executor)
+    steady = [
+        {segment.slot for segment in plan.passes[0].segments} for plan in executor.plans[6:30]
+    ]
+    share = -(-num_sequences // num_stages)
+    assert {len(slots) for slots in steady} <= {share, share - 1, num_sequences % share or share}
+    if num_sequences >= num_stages:
+        for first, second, third in zip(steady, steady[1:], steady[2:], strict=False):
+            assert not first & second | first & third | second & third
 
 
 def test_a_sequence_that_misses_a_step_builds_on_the_plan_before_it():

@@ -12,11 +12,12 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.engine.loading import load_model
 from ridgeline.models import shard
-from ridgeline.weights import WeightSource, expanded, rows_of, weight_parts
+from ridgeline.weights import WeightSource, expanded, only_of, rows_of, weight_parts
 
 # Tied, fused and transposed tensors; experts apart, in one tensor, and interleaved in it.
 FAMILIES = ("llama", "phi3", "gpt2", "gemma2", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss")
 LAYOUT = ParallelLayout(tensor=2)
+STAGES = ParallelLayout(pipeline=2, stage_borders=(0, 1, 2))
 
 
 def _checkpoint(family, folder):
@@ -69,6 +70,13 @@ def test_a_rank_reads_its_share_of_the_file(family, tmp_path, monkeypatch):
     of_whole, read = read, 0
     for _ in weight_parts(rows_of(model.weights, shard(model.spec, LAYOUT, 1).rows)):
         pass
+    of_rank, of_stages = read, []
+    for stage in range(2):
+        read = 0
+        for _ in weight_parts(only_of(model.weights, shard(model.spec, STAGES, stage).ops)):
+            pass
+        of_stages.append(read)
     # Routers and norms are small, but for models as small as these.
     assert of_whole > 0.9 * size
-    assert read < 0.58 * of_whole
+    assert of_rank < 0.58 * of_whole
+    assert sum(of_stages) <= 1.3 * of_whole and max(of_stages) < 0.8 * of_whole  # a tied head

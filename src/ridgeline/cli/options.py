@@ -30,7 +30,9 @@ COMMON_OPTIONS = {
     "host", "port", "api_key", "served_model_name",
 }  # fmt: skip
 _NOT_OPTIONS = {"model"}
-_SHORT = {"max_tokens": ("-n",), "tensor_parallel_size": ("-tp",)}  # as in llama.cpp, vLLM
+_SHORT = {  # as in llama.cpp, vLLM
+    "max_tokens": ("-n",), "tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",),
+}  # fmt: skip
 _CLAUSE_END = re.compile(r"[.;] ")  # --help has the first clause, --help-all all of them
 _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,9})?) ?(?:B|([KMGT])(B|iB|))?", re.IGNORECASE | re.ASCII)

@@ -146,7 +146,7 @@ def resolve(
         seed=config.seed,
         verification=config.verification,
         scheduling_policy=config.scheduling_policy,
-        num_ranks=config.tensor_parallel_size,
+        num_ranks=config.num_ranks,
     )
 
 

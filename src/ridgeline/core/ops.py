@@ -40,7 +40,7 @@ from ridgeline.core.op_weights import (
     WholeOutputGate,
     WholeProduct,
 )
-from ridgeline.core.rank_ops import Gather, GatherLogits, GatherTokens
+from ridgeline.core.rank_ops import Gather, GatherLogits, GatherTokens, ReceiveHidden, SendHidden
 from ridgeline.core.spec import (
     Activation,
     ClampedSwiGLU,
@@ -81,9 +81,12 @@ __all__ = [
     "Op",
     "OutProject",
     "QKVProject",
+    "ReceiveHidden",
     "Rope",
+    "SendHidden",
     "SharedExpert",
     "ShortConv",
+    "StageOp",
     "StateOp",
     "Weight",
 ]
@@ -95,7 +98,8 @@ class Embed:
     types[token types], where there are such tables.
 
     The table's rows are those of the tokens from ``first_token`` on; rows of x of tokens that it
-    lacks, if another rank has them, mean nothing until `GatherTokens`.
+    lacks, if another rank has them, mean nothing until `GatherTokens`. ``is_tied``: the table is
+    the head's matrix, too, which may be in another stage of a pipeline.
     """
 
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ALL_REDUCE)
@@ -105,6 +109,7 @@ class Embed:
     first_position: int = 0
     types: Positions | None = None
     first_token: int = 0
+    is_tied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,10 +445,11 @@ Op = (
     Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | GrowQueries | Attend
     | LatentAttend | BidirectionalAttend | ConvProject | ShortConv | DeltaProject | GatedDelta
     | GateHeads | OutProject | MLP | GateUp | Down | MoE | SharedExpert | AddShared | AddResidual
-    | Head | Gather | GatherTokens | GatherLogits
+    | Head | Gather | GatherTokens | GatherLogits | SendHidden | ReceiveHidden
 )  # fmt: skip
 
 
 AttentionOp = Attend | LatentAttend | BidirectionalAttend
 GatherOp = Gather | GatherTokens | GatherLogits
+StageOp = SendHidden | ReceiveHidden
 StateOp = ShortConv | GatedDelta  # those that read and write the sequences' states

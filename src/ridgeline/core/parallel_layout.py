@@ -11,6 +11,8 @@ class ParallelLayout:
 
     Ranks are numbered with the tensor axis fastest, then context, pipeline and data. Experts are
     spread over the tensor × context × data ranks, so ``expert`` must divide their product.
+    ``stage_borders``: the pipeline's stage s has the layers
+    ``[stage_borders[s], stage_borders[s + 1])``; empty where that is not decided.
     """
 
     tensor: int = 1
@@ -18,6 +20,7 @@ class ParallelLayout:
     context: int = 1
     expert: int = 1
     data: int = 1
+    stage_borders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "context", "expert", "data"):
@@ -38,3 +41,9 @@ class ParallelLayout:
         tensor, rest = rank % self.tensor, rank // self.tensor
         context, rest = rest % self.context, rest // self.context
         return tensor, context, rest % self.pipeline, rest // self.pipeline
+
+    def layers_of(self, stage: int) -> tuple[int, int] | None:
+        """The layers ``[first, stop)`` of a stage; ``None`` for all."""
+        if self.pipeline == 1:
+            return None
+        return self.stage_borders[stage], self.stage_borders[stage + 1]

@@ -1,4 +1,5 @@
-"""The ops that join what ranks have computed apart; `models.shard` puts them into a rank's list."""
+"""The ops that join what ranks have computed apart: gathers, which `models.shard` puts into a
+rank's list, and what `models.lower` puts at the ends of a pipeline's stages."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -50,3 +51,19 @@ class GatherLogits(_Parts):
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.LOGITS, Collective.ITSELF)
     borders: tuple[int, ...]
     rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendHidden:
+    """x[T, D] goes to the next stage of the pipeline."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    hidden_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveHidden:
+    """x[T, D] comes from the stage before."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.ITSELF)
+    hidden_size: int

@@ -354,6 +354,7 @@ class ModelSpec:
     the two texts of a pair apart (BERT). ``embedding_norm`` norms the sum of these.
     ``embedding_scale`` multiplies embeddings, ``logit_scale`` logits; ``logit_softcap`` then
     squashes them by tanh. Without ``final_norm`` the last layer ends in a residual norm.
+    ``stage``: of ``layers`` only these, ``[first, stop)``, are computed, as a pipeline's stage.
     """
 
     model_type: str
@@ -372,6 +373,12 @@ class ModelSpec:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    stage: tuple[int, int] | None = None
+
+    @property
+    def layers_here(self) -> range:
+        """The numbers of the layers that are computed."""
+        return range(*(self.stage or (0, len(self.layers))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,7 +436,7 @@ def state_group(spec: ModelSpec) -> StateGroup | None:
     sizes = {
         index: _state_elements(layer.attention, spec.hidden_size)
         for index, layer in enumerate(spec.layers)
-        if isinstance(layer.attention, StateSpec)
+        if isinstance(layer.attention, StateSpec) and index in spec.layers_here
     }
     return StateGroup(layers=tuple(sizes), elements=tuple(sizes.values())) if sizes else None
 
@@ -444,7 +451,10 @@ def _state_elements(spec: StateSpec, hidden_size: int) -> int:
 
 
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
-    """The KV groups of a model, in order of their first layer; bidirectional layers are in none."""
+    """The KV groups of a model, in order of their first layer; bidirectional layers are in none.
+
+    A pipeline's stage has all groups, each with those of its layers that are the stage's.
+    """
     members: dict[tuple[int, int, int, int | None], list[int]] = {}
     for index, layer in enumerate(spec.layers):
         mixer = layer.attention
@@ -454,7 +464,7 @@ def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
             members.setdefault(_kv_shape(mixer), []).append(index)
     return tuple(
         KVGroup(
-            layers=tuple(layers),
+            layers=tuple(layer for layer in layers if layer in spec.layers_here),
             num_kv_heads=heads,
             k_width=k_width,
             v_width=v_width,

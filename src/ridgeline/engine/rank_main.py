@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import die_with
+from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole
 from ridgeline.engine.loading import load_model
 from ridgeline.engine.speculation import load_draft
@@ -24,7 +25,8 @@ from ridgeline.executors import create_executor
 from ridgeline.executors.distributed.channel import Channel
 from ridgeline.executors.distributed.links import exchange_seconds
 from ridgeline.executors.distributed.messages import Begin, Command, LinksMeasured
-from ridgeline.executors.distributed.serving import RankServer, fail, show_life
+from ridgeline.executors.distributed.pipe import SocketPipe
+from ridgeline.executors.distributed.serving import RankLinks, RankServer, fail, show_life
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.library import load_library
@@ -45,34 +47,40 @@ def main() -> None:
     assert isinstance(begin, Begin), "a rank begins with what to load"
     try:
         pool = Pool(load_library(), begin.num_threads)
-        group = RankGroup(pool, memory, begin.rank, begin.layout.num_ranks)
+        tensor, *_ = begin.layout.coordinates(begin.rank)
+        group = RankGroup(pool, memory, tensor, begin.layout.tensor)
         os.close(memory)
-        show_life(channel, group)
+        staged = begin.layout.pipeline > 1
+        links = RankLinks(group, SocketPipe(begin.wires, begin.layout) if staged else None)
+        show_life(channel, links)
         if begin.config is None:
             channel.send(LinksMeasured(seconds=[exchange_seconds(group, n) for n in begin.sizes]))
             channel.receive()  # until the driver is gone
             return
         with _said_once(begin.rank):
-            models = _models(begin, begin.config, group)
+            models = _models(begin, begin.config, links)
             executor = create_executor(models, begin.config)
         gc.collect()
         gc.freeze()  # a full collection would look at the whole model's objects, between two tokens
-        RankServer(channel, executor, group).run(list(models))
+        RankServer(channel, executor, links).run(list(models))
     except Exception as error:
         fail(channel, error)
 
 
-def _models(begin: Begin, config: EngineConfig, group: RankGroup) -> dict[ModelRole, ExecutorModel]:
-    """This rank's part of each model."""
+def _models(begin: Begin, config: EngineConfig, links: RankLinks) -> dict[ModelRole, ExecutorModel]:
+    """This rank's part of each model. Every stage drafts for itself."""
     # The driver has just found the files, and said what there is to say of them.
     config = replace(config, offline=True)
     with _silent():
         target = load_model(config)
         draft = load_draft(config, target)
-    models = {ModelRole.TARGET: target.model}
+    layout, group = begin.layout, links.group
+    models = {ModelRole.TARGET: target.model.part(layout, begin.rank, group, links.pipe)}
     if draft is not None:
-        models[ModelRole.DRAFT] = draft
-    return {role: model.part(begin.layout, begin.rank, group) for role, model in models.items()}
+        models[ModelRole.DRAFT] = draft.part(
+            ParallelLayout(tensor=layout.tensor), group.rank, group
+        )
+    return models
 
 
 @contextmanager

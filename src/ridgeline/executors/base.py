@@ -14,6 +14,7 @@ from ridgeline.core.spec import ModelSpec
 from ridgeline.executors.growing import GrowingTree
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.outputs import SegmentContext, SegmentRows, segment_result
+from ridgeline.executors.pipeline import AwaitedPasses, StagePipe
 from ridgeline.executors.runner import Clock, StepRunner
 from ridgeline.executors.state import SequenceState
 
@@ -45,8 +46,18 @@ class PoolExecutor(StepRunner, Generic[Pool]):
     the KV of the same weights and tokens is another.
     """
 
-    def __init__(self, name: str, specs: Mapping[ModelRole, ModelSpec], *, kernels: str) -> None:
-        super().__init__(name)
+    def __init__(
+        self,
+        name: str,
+        specs: Mapping[ModelRole, ModelSpec],
+        *,
+        kernels: str,
+        pipe: StagePipe | None = None,
+    ) -> None:
+        super().__init__(name, num_stages=pipe.num_stages if pipe else 1)
+        self._pipe = pipe
+        if pipe is not None and not pipe.is_last:
+            self.awaited = AwaitedPasses(pipe, self._record)
         self.kernels = kernels
         self.pools: dict[ModelRole, Pool] = {}
         self._specs = dict(specs)
@@ -72,7 +83,12 @@ class PoolExecutor(StepRunner, Generic[Pool]):
 
     def in_turn(self, call: Callable[[], Result]) -> Result:
         """Call on the thread that runs the steps, after those that were submitted."""
-        return self.thread.submit(call).result()
+
+        def settled() -> Result:
+            self.settle()
+            return call()
+
+        return self.thread.submit(settled).result()
 
     def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
         return {}
@@ -121,22 +137,29 @@ class PoolExecutor(StepRunner, Generic[Pool]):
         """What came of each segment, recorded in its state; ``drawn`` as `draw_tokens` gives it."""
         results = []
         for number, item in enumerate(items):
-            segment, state, tokens = item.segment, item.state, drawn[number]
+            tokens = drawn[number]
             if tokens is not None and item.wants_drawn_only:
                 result = SegmentResult(token_ids=() if tokens[0] < 0 else (tokens[0],))
             else:
                 result = segment_result(
                     item, partial(rows_of, number), masks[number], role=role, drawn=tokens
                 )
-            first_draft = segment.stop - segment.num_drafts
-            if segment.parents and result.accepted:
-                sources = [first_draft + node for node in result.accepted]
-                self.move_kv(role, state, sources, first_draft)
-            state.set_tokens(role, first_draft, result.token_ids)
-            if role is ModelRole.TARGET:
-                state.proposals.clear()
+            self._record(item, role, result)
             results.append(result)
+        if self._pipe is not None and role is ModelRole.TARGET:
+            self._pipe.tell([(result.token_ids, result.accepted) for result in results])
         return results
+
+    def _record(self, item: SegmentContext, role: ModelRole, result: SegmentResult) -> None:
+        """Note what came of a segment in the state of its sequence."""
+        segment, state = item.segment, item.state
+        first_draft = segment.stop - segment.num_drafts
+        if segment.parents and result.accepted:
+            sources = [first_draft + node for node in result.accepted]
+            self.move_kv(role, state, sources, first_draft)
+        state.set_tokens(role, first_draft, result.token_ids)
+        if role is ModelRole.TARGET:
+            state.proposals.clear()
 
     def replayed(
         self, segments: Sequence[Segment], role: ModelRole, tokens_NS: Iterable[Sequence[int]]

@@ -8,9 +8,10 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.ops import Op
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.spec import ModelSpec
+from ridgeline.executors.pipeline import StagePipe
 from ridgeline.models import shard
 from ridgeline.quant import GGUFBlocks, QuantizedTensor
-from ridgeline.weights import Adapter, Weight, WeightSource, rows_of
+from ridgeline.weights import Adapter, Weight, WeightSource, only_of, rows_of
 
 if TYPE_CHECKING:
     from ridgeline.kernels.cpu.group import RankGroup
@@ -23,7 +24,8 @@ class ExecutorModel:
     matrices that are not quantized yet; ``None`` leaves them as they are.
 
     ``adapters[i]`` is what sequences of adapter slot i + 1 run with; slot 0 is the plain model.
-    ``group`` is there if this is one rank's part of a model: its ops exchange through it.
+    ``group`` is there if this is one rank's part of a model: its ops exchange through it. So is
+    ``pipe`` where that is a stage of a pipeline.
     """
 
     spec: ModelSpec
@@ -33,9 +35,16 @@ class ExecutorModel:
     quantization: NumberFormat | None = None
     adapters: tuple[Adapter, ...] = ()
     group: "RankGroup | None" = None
+    pipe: StagePipe | None = None
 
-    def part(self, layout: ParallelLayout, rank: int, group: "RankGroup") -> "ExecutorModel":
-        """One rank's part, of whose weights no other rows are read.
+    def part(
+        self,
+        layout: ParallelLayout,
+        rank: int,
+        group: "RankGroup",
+        pipe: StagePipe | None = None,
+    ) -> "ExecutorModel":
+        """One rank's part, beside whose weights none are read.
 
         Raises:
             SettingsError: the model cannot be split so.
@@ -52,9 +61,10 @@ class ExecutorModel:
             self,
             spec=own.spec,
             ops=own.ops,
-            weights=rows_of(self.weights, own.rows),
+            weights=rows_of(only_of(self.weights, own.ops), own.rows),
             adapters=adapters,
             group=group,
+            pipe=pipe,
         )
 
     def check_not_quantized_twice(self, weight: Weight, *, may_have_its_bits: bool = False) -> None:

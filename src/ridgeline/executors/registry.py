@@ -109,12 +109,13 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
                 kv.name, model.spec.model_type,
             )  # fmt: skip
     _check_streaming(config, traits)
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         return traits.create(models, config)
     if not traits.runs_parts:
         able = ", ".join(each.name for each in _TRAITS.values() if each.runs_parts)
         raise SettingsError(
-            f"The {name} executor runs no parts of models; tensor_parallel_size is for {able}."
+            f"The {name} executor runs no parts of models; tensor_parallel_size and "
+            f"pipeline_parallel_size are for {able}."
         )
     from ridgeline.executors.distributed.executor import DistributedExecutor
 
@@ -132,8 +133,11 @@ def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:
         raise SettingsError(
             f"The {traits.name} executor keeps weights in memory; weights_memory_bytes is of cpu."
         )
-    if config.tensor_parallel_size > 1:
-        raise SettingsError("weights_memory_bytes does not work with tensor_parallel_size.")
+    if config.num_ranks > 1:
+        raise SettingsError(
+            "weights_memory_bytes does not work with tensor_parallel_size or "
+            "pipeline_parallel_size."
+        )
 
 
 def _check_states(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:

@@ -7,7 +7,7 @@ same for every executor that has a model; `forward` is what they differ in.
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ridgeline.core.errors import EngineError, InvalidRequestError
@@ -26,6 +26,7 @@ from ridgeline.core.plan import (
 )
 from ridgeline.core.result import SegmentResult, StepResult, StepTimings
 from ridgeline.executors.handle import Handle, Mask
+from ridgeline.executors.pipeline import AwaitedPass, AwaitedPasses
 from ridgeline.executors.recorder import Recorder, Recording
 from ridgeline.executors.state import SequenceState
 
@@ -37,9 +38,10 @@ MaskOf = Callable[[], Mask | None]
 class StepRunner(ABC):
     """Runs plans one after the other on a thread of its own."""
 
-    max_in_flight = 2  # one that runs, and one that is ready
+    max_in_flight = 2  # one that runs (of a pipeline, in each stage), and one that is ready
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, num_stages: int = 1) -> None:
+        self.max_in_flight = max(self.max_in_flight, num_stages + 1)
         self.states: dict[int, SequenceState] = {}
         self._name = name
         self._handles: list[Handle] = []  # submitted, perhaps not done
@@ -51,6 +53,7 @@ class StepRunner(ABC):
         self.experts_read: int | None = None  # by the target, in the plan that runs
         self.recorder: Recorder | None = None  # of the steps that run now
         self._recording: Future[Recording] | None = None
+        self.awaited: AwaitedPasses | None = None  # where later stages tell what comes of passes
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{name}-executor")
 
     @abstractmethod
@@ -69,7 +72,7 @@ class StepRunner(ABC):
         handle: Handle,
         masks: Sequence[MaskOf],
         clock: "Clock",
-    ) -> tuple[SegmentResult, ...]:
+    ) -> tuple[SegmentResult, ...] | AwaitedPass:
         """One forward pass over segments whose references are resolved, and what came of each.
 
         Waits for masks (``handle.wait_for_masks``) just before it samples, and records what it
@@ -174,6 +177,8 @@ class StepRunner(ABC):
             del self.states[slot]
         for admission in plan.admissions:
             self.states[admission.slot] = self.new_state(admission)
+        if plan.copies:
+            self.settle()
         for copy in plan.copies:
             self.copy_block(copy)
 
@@ -203,20 +208,30 @@ class StepRunner(ABC):
     ) -> tuple[SegmentResult, ...]:
         if self.recorder is not None:
             self.recorder.pass_index = index
+        self.settle([segment.slot for segment in a_pass.segments])
         tokens = [self._resolve(segment.token_ids) for segment in a_pass.segments]
         live = [number for number, resolved in enumerate(tokens) if resolved is not None]
         segments = [self._live(a_pass.segments[number], tokens[number] or ()) for number in live]
         masks = [handle.masks_of(index, number) for number in live]
-        steps = self._steps(segments, a_pass, handle, masks, clock) if live else []
+        steps, awaited = self._steps(segments, a_pass, handle, masks, clock) if live else ([], None)
         results = [SegmentResult()] * len(a_pass.segments)
         for number, *parts in zip(live, *steps, strict=True):
             results[number] = _join(parts)
+        places = []
         for segment, result in zip(a_pass.segments, results, strict=True):
+            places.append(len(self._outputs))
             missing = num_outputs(segment, a_pass) - len(result.token_ids)
             self._outputs.extend([*result.token_ids, *[_NOT_SAMPLED] * missing])
             if a_pass.num_nodes:
                 self._grown[segment.slot] = result.parents
+        if awaited is not None:
+            awaited.outputs, awaited.places = self._outputs, [places[number] for number in live]
         return tuple(results)
+
+    def settle(self, slots: Collection[int] | None = None) -> None:
+        """Have the outcomes of all passes with these slots, or of all passes."""
+        if self.awaited is not None:
+            self.awaited.settle(slots)
 
     def _steps(
         self,
@@ -225,15 +240,19 @@ class StepRunner(ABC):
         handle: Handle,
         masks: Sequence[MaskOf],
         clock: "Clock",
-    ) -> list[tuple[SegmentResult, ...]]:
-        """What each of the pass's steps gave each segment."""
+    ) -> tuple[list[tuple[SegmentResult, ...]], AwaitedPass | None]:
+        """What each of the pass's steps gave each segment; of one that a later stage tells of it is
+        nothing yet."""
         if a_pass.num_nodes:
-            return [self.grow(segments, a_pass, handle, clock)]
+            return [self.grow(segments, a_pass, handle, clock)], None
         if a_pass.num_steps > 1:
             steps = self.replay(segments, a_pass.role, a_pass.num_steps, handle, clock)
             if steps is not None:
-                return steps
-        steps = [self.forward(segments, a_pass.role, handle, masks, clock)]
+                return steps, None
+        found = self.forward(segments, a_pass.role, handle, masks, clock)
+        if isinstance(found, AwaitedPass) and a_pass.num_steps == 1:
+            return [found.results], found
+        steps = [self._settled(found)]
         while len(steps) < a_pass.num_steps and not handle.aborted.is_set():
             if not all(result.token_ids for result in steps[-1]):
                 break  # a sequence without a possible token; the others go on in the next step
@@ -241,8 +260,14 @@ class StepRunner(ABC):
                 next_segment(segment, result.token_ids[-1])
                 for segment, result in zip(segments, steps[-1], strict=True)
             ]
-            steps.append(self.forward(segments, a_pass.role, handle, masks, clock))
-        return steps
+            steps.append(self._settled(self.forward(segments, a_pass.role, handle, masks, clock)))
+        return steps, None
+
+    def _settled(self, found: tuple[SegmentResult, ...] | AwaitedPass) -> tuple[SegmentResult, ...]:
+        if isinstance(found, AwaitedPass):
+            self.settle()
+            return found.results
+        return found
 
     def _resolve(self, token_ids: Sequence[int]) -> tuple[int, ...] | None:
         """The tokens with references replaced; ``None`` if one of them was not yielded."""

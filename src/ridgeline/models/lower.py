@@ -26,7 +26,9 @@ from ridgeline.core.ops import (
     Op,
     OutProject,
     QKVProject,
+    ReceiveHidden,
     Rope,
+    SendHidden,
     Weight,
 )
 from ridgeline.core.spec import (
@@ -50,19 +52,26 @@ from ridgeline.models.lower_states import gated_delta_ops, short_conv_ops
 
 
 def lower(spec: ModelSpec) -> tuple[Op, ...]:
-    """The ops of a model, in order; ``group`` of an op indexes ``cache_groups(spec)``."""
+    """The ops of a model, or of a stage of it, in order; ``group`` of an op indexes
+    ``cache_groups(spec)``."""
     embed = Weight(name="embed", shape=(spec.vocab_size, spec.hidden_size))
     head = embed if spec.tie_embeddings else Weight(name="head", shape=embed.shape)
     group_of = {
         layer: index for index, group in enumerate(cache_groups(spec)) for layer in group.layers
     }
     states = state_group(spec)
-    ops: list[Op] = [_embed(spec, embed)]
-    if spec.embedding_norm is not None:
-        ops.append(_norm("x", "x", "embedding_norm", spec.hidden_size, spec.embedding_norm))
-    for index, layer in enumerate(spec.layers):
+    ops: list[Op] = []
+    if spec.layers_here.start:
+        ops.append(ReceiveHidden(hidden_size=spec.hidden_size))
+    else:
+        ops.append(_embed(spec, embed))
+        if spec.embedding_norm is not None:
+            ops.append(_norm("x", "x", "embedding_norm", spec.hidden_size, spec.embedding_norm))
+    for index in spec.layers_here:
         offset = states.offset(index) if states and index in states.layers else 0
-        ops += _Layer(index, group_of.get(index), spec.hidden_size, offset).ops(layer)
+        ops += _Layer(index, group_of.get(index), spec.hidden_size, offset).ops(spec.layers[index])
+    if spec.layers_here.stop < len(spec.layers):
+        return (*ops, SendHidden(hidden_size=spec.hidden_size))
     if spec.final_norm is not None:
         ops.append(_norm("x", "h", "final_norm", spec.hidden_size, spec.final_norm))
     else:
@@ -88,6 +97,7 @@ def _embed(spec: ModelSpec, embed: Weight) -> Embed:
         positions=table("positions", spec.learned_positions),
         first_position=spec.first_position,
         types=table("types", spec.token_types),
+        is_tied=spec.tie_embeddings,
     )
 
 

@@ -1,4 +1,4 @@
-"""One tensor-parallel rank's part of a lowered model: its ops, with what ranks exchange among them.
+"""One rank's part of a lowered model: its stage's ops, with what ranks exchange among them.
 
 Every matrix is split by its outputs, and what ranks computed is gathered before it is multiplied
 again. So each output is summed by one rank, in the order in which one process sums it: the results
@@ -24,8 +24,8 @@ _Heads = TypeVar("_Heads", ops.HeadNorm, ops.Rope, ops.Attend, ops.QKVProject)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """``spec`` has the rank's heads, and is otherwise the model's. ``rows`` is the half-open range
-    of each weight's first axis that the rank has, where that is not all of it."""
+    """``spec`` has the rank's heads and stage, and is otherwise the model's. ``rows`` is the
+    half-open range of each weight's first axis that the rank has, where that is not all of it."""
 
     spec: ModelSpec
     ops: tuple[Op, ...]
@@ -38,7 +38,10 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
     Raises:
         SettingsError: the model cannot be split so; says why.
     """
-    tensor, *_ = layout.coordinates(rank)
+    tensor, _, stage, _ = layout.coordinates(rank)
+    spec = replace(spec, stage=layout.layers_of(stage))
+    if layout.tensor == 1:
+        return Shard(spec=spec, ops=lower(spec), rows={})
     parts = _Parts(spec, layout.tensor, tensor)
     return Shard(
         spec=replace(spec, layers=tuple(map(parts.layer, spec.layers))),
@@ -79,7 +82,13 @@ class _Parts:
                 own = replace(op, weight=table, first_token=edges[self.rank])
                 hidden = self.spec.hidden_size
                 return own, ops.GatherTokens(borders=edges, rank=self.rank, hidden_size=hidden)
-            case ops.Norm() | ops.AddResidual() | ops.AddShared():
+            case (
+                ops.Norm()
+                | ops.AddResidual()
+                | ops.AddShared()
+                | ops.SendHidden()
+                | ops.ReceiveHidden()
+            ):
                 return (op,)
             case ops.QKVProject():
                 return (self.qkv(op),)

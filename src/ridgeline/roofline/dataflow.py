@@ -29,7 +29,9 @@ from ridgeline.core.ops import (
     Op,
     OutProject,
     QKVProject,
+    ReceiveHidden,
     Rope,
+    SendHidden,
     SharedExpert,
     ShortConv,
 )
@@ -109,6 +111,10 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return {"x": hidden}, {"x": hidden}
         case GatherLogits():
             return {}, {}
+        case SendHidden():
+            return {"x": hidden}, {}
+        case ReceiveHidden():
+            return {}, {"x": hidden}
 
 
 def passed_on(first: Op, second: Op, hidden_size: int) -> int:

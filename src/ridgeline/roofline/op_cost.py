@@ -46,7 +46,9 @@ from ridgeline.core.ops import (
     Op,
     OutProject,
     QKVProject,
+    ReceiveHidden,
     Rope,
+    SendHidden,
     SharedExpert,
     ShortConv,
     StateOp,
@@ -183,6 +185,10 @@ def _local_work(op: Op, p: _Pricing) -> Work:
         case GatherLogits():
             size = max(4.0, p.model.activation_bytes)
             return _gathered(op, op.own, op.borders[-1], p.batch.logit_rows, size)
+        case ReceiveHidden():
+            return p.moved(hidden)
+        case SendHidden():
+            return p.moved(hidden) + Work(link_bytes=p.buffers(hidden), link_messages=1)
 
 
 def _expert_outputs(op: MoE, p: _Pricing) -> Work:

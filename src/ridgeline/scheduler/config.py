@@ -20,7 +20,8 @@ class SchedulerConfig:
     ``windows[g]`` is the attention window of KV group g in tokens, ``None`` without one; each pool
     holds at least a sequence of full length. One pool more than windows is that of states, which
     are saved every ``state_tokens``. ``max_in_flight`` plans may be given out before the
-    result of the first is there. The other settings are those of `EngineConfig`.
+    result of the first is there; ``num_stages`` of them are computed at once, as of a pipeline. The
+    other settings are those of `EngineConfig`.
     """
 
     max_num_seqs: int
@@ -41,6 +42,7 @@ class SchedulerConfig:
     verification: str = "exact"
     reuse_kv: bool = True
     max_in_flight: int = 2
+    num_stages: int = 1
 
     def __post_init__(self) -> None:
         assert 1 <= self.max_in_flight <= BLOCKS_IN_FLIGHT * self.block_tokens
@@ -83,4 +85,5 @@ class SchedulerConfig:
             verification=config.verification,
             reuse_kv=config.reuse_kv,
             max_in_flight=max_in_flight,
+            num_stages=config.pipeline_parallel_size,
         )

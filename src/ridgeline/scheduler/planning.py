@@ -58,14 +58,38 @@ class Planner:
 
     def _plan_decodes(self, step: Step) -> list[Sequence]:
         """Plan the sequences that lack one token's KV; returns those that lack more."""
-        prompts = []
-        for sequence in tuple(self._lifecycle.running):
+        prompts, decodes = [], []
+        for sequence in self._lifecycle.running:
             gap = sequence.num_known - sequence.num_planned
             if gap > 1:
                 prompts.append(sequence)
-            elif gap == 1 and step.budget.tokens and sequence.status is SequenceStatus.RUNNING:
+            elif gap == 1:
+                decodes.append(sequence)
+        if self._config.num_stages > 1:
+            decodes = self._share_of_stage(decodes, step.step_id, is_alone=not prompts)
+        for sequence in decodes:
+            if step.budget.tokens and sequence.status is SequenceStatus.RUNNING:
                 self._plan_segment(sequence, 1, step)
         return prompts
+
+    def _share_of_stage(
+        self, decodes: list[Sequence], step_id: int, *, is_alone: bool
+    ) -> list[Sequence]:
+        """What a step decodes of a pipeline, whose stages compute several at once: its share of the
+        sequences, none that a step has which may still be in one of the stages.
+
+        Where there are none but those, a step that is to do nothing else waits for their tokens in
+        the first stage.
+        """
+        num_stages = self._config.num_stages
+        free = [
+            sequence
+            for sequence in decodes
+            if not sequence.num_in_flight or sequence.promised_step <= step_id - num_stages
+        ]
+        if not free and is_alone:
+            free = decodes
+        return free[: -(-len(decodes) // num_stages)]
 
     def _plan_prompts(self, step: Step, prompts: list[Sequence], now_s: float) -> None:
         """Give what is left of the budget to prompts, whether they run or wait, by policy."""

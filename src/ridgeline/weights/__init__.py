@@ -13,6 +13,7 @@ from ridgeline.weights.source import (
     DummyWeights,
     WeightSource,
     expanded_weights,
+    only_of,
     rows_of,
     weight_parts,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "load_lora",
     "load_weights",
     "locate_model",
+    "only_of",
     "rows_of",
     "stored_tensors",
     "stream_packed_weights",

@@ -1,7 +1,7 @@
 """Weights of a checkpoint under their canonical names, all shapes checked before a byte is read."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +83,7 @@ def stream_weights(
     quantization: Scheme | None = None,
     progress: Progress | None = None,
     rows: RowRanges | None = None,
+    only: Collection[str] | None = None,
 ) -> Iterator[tuple[str, Array]]:
     """Yield (canonical name, weight) in file order, for callers that pack or move each in turn.
 
@@ -91,7 +92,7 @@ def stream_weights(
     several ops read, such as a tied head, comes once. Values are not looked at: NaN passes. A
     weight that is stacked from several tensors comes when its last part has been read. Weights that
     the scheme ``quantization`` stores in parts are expanded, one at a time. Of weights in ``rows``
-    no others are read.
+    no others are read. With ``only``, weights of other names are checked, but not read.
 
     Raises (at the first step, before any weight is read, unless a file fails later):
         WeightsMismatchError: tensors are missing, left over or of another shape; names them.
@@ -103,11 +104,17 @@ def stream_weights(
         checkpoint: TensorStore = files
         if quantization is not None:
             checkpoint = QuantizedCheckpoint(files, quantization)
-        places_of = stacks.wanted(match_tensors(checkpoint, shapes, sources, ignored, rows))
+        matched = match_tensors(checkpoint, shapes, sources, ignored, rows, only)
+        places_of = stacks.wanted(matched, only)
         count = ByteCount(progress, sum(map(checkpoint.num_bytes, places_of)))
         for tensor, places in places_of.items():
             advance = count.of(next(iter(places.values()))[0])
-            yield from stacks.join(read_places(checkpoint, tensor, places, dtype, advance))
+            for name, weight in stacks.join(
+                read_places(checkpoint, tensor, places, dtype, advance)
+            ):
+                if only is None or name in only:
+                    yield name, weight
+                del weight  # before the next one is read
 
 
 def read_places(
@@ -173,10 +180,12 @@ def match_tensors(
     sources: Mapping[str, TensorSource],
     ignored: Sequence[str],
     rows: RowRanges | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Places]:
     """Checkpoint tensor to the weights that it holds, in file order, once all of them fit.
 
-    Their places are those of the wanted ``rows``; ``shapes`` are of whole weights.
+    Their places are those of the wanted ``rows``; ``shapes`` are of whole weights. Copies are
+    compared if ``only`` names what they are copies of, or is missing.
     """
     rows = rows or {}
     available, sources = frozenset(checkpoint.names()), dict(sources)
@@ -222,6 +231,8 @@ def match_tensors(
                 "checkpoint is quantized in a way that Ridgeline does not read."
             )
     for copy in available & copies.keys():
+        if only is not None and not any(name in only for name in users[copies[copy]]):
+            continue
         wanted = next((rows[name] for name in users[copies[copy]] if name in rows), None)
         if not _same_values(checkpoint, copy, copies[copy], wanted):
             raise WeightsMismatchError(

@@ -40,6 +40,7 @@ def stream_packed_weights(
     quantization: Scheme | None = None,
     progress: Progress | None = None,
     rows: RowRanges | None = None,
+    only: Collection[str] | None = None,
 ) -> Iterator[tuple[str, Weight]]:
     """Yield (canonical name, weight); quantized ones as `QuantizedTensor` or `GGUFBlocks`.
 
@@ -58,6 +59,7 @@ def stream_packed_weights(
         quantization=quantization,
         progress=progress,
         rows=rows,
+        only=only,
         cut_stacks=False,
     ):
         if index is None:
@@ -97,13 +99,8 @@ def stream_weight_parts(
         checkpoint: TensorStore = files
         if quantization is not None:
             checkpoint = QuantizedCheckpoint(files, quantization)
-        places_of = {
-            tensor: places
-            for tensor, places in stacks.wanted(
-                match_tensors(checkpoint, shapes, sources, ignored, rows)
-            ).items()
-            if any(stacks.place(name)[0] in wanted for names in places.values() for name in names)
-        }
+        matched = match_tensors(checkpoint, shapes, sources, ignored, rows, only)
+        places_of = stacks.wanted(matched, wanted)
         count = ByteCount(progress, sum(map(checkpoint.num_bytes, places_of)))
         for tensor, places in places_of.items():
             advance = count.of(next(iter(places.values()))[0])

@@ -11,12 +11,13 @@ import numpy as np
 
 from ridgeline.core.arrays import Array
 from ridgeline.core.ops import Op
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.models import TensorSource
 from ridgeline.quant import Scheme
 from ridgeline.weights.digest import content_digest, weight_files
 from ridgeline.weights.dummy import stream_dummy_weights
 from ridgeline.weights.gguf.shards import part_names
-from ridgeline.weights.loading import stream_weights
+from ridgeline.weights.loading import stream_weights, weight_shapes
 from ridgeline.weights.packed import (
     Weight,
     WeightPart,
@@ -41,7 +42,8 @@ class CheckpointWeights:
     """The weights of a folder or GGUF file, as `stream_packed_weights` yields them.
 
     ``items`` raises what that raises, before it yields anything unless a file fails later. ``rows``
-    are the wanted ones of weights of which not all are.
+    are the wanted ones of weights of which not all are; ``only`` names the wanted weights, if not
+    all are.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class CheckpointWeights:
     quantization: Scheme | None = None
     progress: Progress | None = None
     rows: RowRanges = field(default_factory=dict)
+    only: Collection[str] | None = None
 
     @property
     def may_be_quantized(self) -> bool:
@@ -65,8 +68,12 @@ class CheckpointWeights:
         return stream(self.path, **self._arguments())
 
     def parts(self, only: Collection[str] | None = None) -> Iterator[WeightPart]:
-        """The same, but stacks one matrix at a time; see `stream_weight_parts`."""
-        return stream_weight_parts(self.path, **self._arguments(), only=only)
+        """The same, or ``only`` some of them, but stacks one matrix at a time; see
+        `stream_weight_parts`."""
+        arguments = self._arguments()
+        if only is not None:
+            arguments["only"] = only
+        return stream_weight_parts(self.path, **arguments)
 
     def num_bytes(self) -> int:
         """Bytes of the files; 0 for what cannot be read."""
@@ -92,6 +99,8 @@ class CheckpointWeights:
         )
         if self.rows:
             meaning += (sorted(self.rows.items()),)
+        if self.only is not None:
+            meaning += (sorted(self.only),)
         return hashlib.sha256(repr((content, meaning)).encode()).hexdigest()
 
     def _arguments(self) -> dict[str, Any]:
@@ -105,15 +114,21 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyWeights:
-    """Random weights; see `dummy_weights`. ``rows`` as in `CheckpointWeights`."""
+    """Random weights; see `dummy_weights`. ``rows`` and ``only`` as in `CheckpointWeights`."""
 
     ops: Sequence[Op]
     dtype: str
     seed: int
     rows: RowRanges = field(default_factory=dict)
+    only: Collection[str] | None = None
 
     def items(self) -> Iterator[tuple[str, Array]]:
-        return stream_dummy_weights(self.ops, dtype=self.dtype, seed=self.seed, rows=self.rows)
+        for name, weight in stream_dummy_weights(
+            self.ops, dtype=self.dtype, seed=self.seed, rows=self.rows
+        ):
+            if self.only is None or name in self.only:
+                yield name, weight
+            del weight  # before the next one is made
 
     def digest(self) -> str:
         """Names all that decides what ``items`` yields."""
@@ -144,8 +159,22 @@ def expanded_weights(source: WeightSource, dtype: str) -> dict[str, Array]:
     return {name: expanded(weight, dtype) for name, weight in source.items()}
 
 
+def only_of(source: WeightSource, ops: Sequence[Op]) -> WeightSource:
+    """The weights that ``ops`` read, of a source that has more; the others are not read."""
+    names = weight_shapes(ops)
+    match source:
+        case CheckpointWeights():
+            return replace(source, only=frozenset(names))
+        case DummyWeights():
+            own = [op for op in source.ops if any(w.name in names for w in op_weights(op))]
+            return replace(source, ops=own, only=frozenset(names))
+    return {name: weight for name, weight in source.items() if name in names}
+
+
 def rows_of(source: WeightSource, rows: RowRanges) -> WeightSource:
     """The same weights, but of those in ``rows`` no other rows, which are not read either."""
+    if not rows:
+        return source
     if isinstance(source, CheckpointWeights | DummyWeights):
         assert not source.rows
         return replace(source, rows=rows)

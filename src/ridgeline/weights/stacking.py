@@ -1,6 +1,6 @@
 """Weights that are stacked from one tensor for each expert."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ridgeline.core.arrays import Array, empty
@@ -26,12 +26,18 @@ class Stacks:
         """The weight that ``name`` is part of and its index in it; itself if it is no part."""
         return self.places.get(name, (name, None))
 
-    def wanted(self, places_of: Mapping[str, Places]) -> dict[str, Places]:
-        """The tensors of which something is read."""
+    def wanted(
+        self, places_of: Mapping[str, Places], only: Collection[str] | None = None
+    ) -> dict[str, Places]:
+        """The tensors of which something is read, if ``only`` these weights are."""
+
+        def is_wanted(name: str) -> bool:
+            return name not in self.unwanted and (only is None or self.place(name)[0] in only)
+
         return {
             tensor: places
             for tensor, places in places_of.items()
-            if any(name not in self.unwanted for names in places.values() for name in names)
+            if any(is_wanted(name) for names in places.values() for name in names)
         }
 
     def join(self, weights: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:

@@ -16,7 +16,8 @@ _NATIVE = (
     ops.GrowQueries, ops.Attend, ops.LatentProject, ops.LatentAttend, ops.BidirectionalAttend,
     ops.ConvProject, ops.ShortConv, ops.DeltaProject, ops.GatedDelta, ops.GateHeads,
     ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE, ops.AddShared, ops.AddResidual, ops.Head,
-    ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens, ops.GatherLogits,
+    ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens, ops.GatherLogits, ops.SendHidden,
+    ops.ReceiveHidden,
 )  # fmt: skip
 _NEVER_CUT = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ridgeline.core.arrays import Array
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
-from ridgeline.core.ops import Op
+from ridgeline.core.ops import Op, SendHidden, StageOp
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec, RopeSpec, cache_groups
@@ -33,6 +33,7 @@ from ridgeline.executors.cpu.weights import PackedWeights, pack_weights
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import DrawnRow, SegmentContext, SegmentRows, draw_tokens
+from ridgeline.executors.pipeline import AwaitedPass
 from ridgeline.executors.runner import Clock, MaskOf
 from ridgeline.executors.state import SequenceState
 from ridgeline.kernels.cpu.library import ABI_VERSION, chosen_level
@@ -94,6 +95,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             self.name,
             {role: model.spec for role, model in models.items()},
             kernels=f"{level or chosen_level()}/{ABI_VERSION}/{PACKING_VERSION}",
+            pipe=models[ModelRole.TARGET].pipe,
         )
         groups = (model.group for model in models.values() if model.group is not None)
         self._pool = next((group.pool for group in groups), None) or shared_pool(level)
@@ -157,9 +159,12 @@ class CPUExecutor(PoolExecutor[KVCache]):
         handle: Handle,
         masks: Sequence[MaskOf],
         clock: Clock,
-    ) -> tuple[SegmentResult, ...]:
+    ) -> tuple[SegmentResult, ...] | AwaitedPass:
         batch, logits_NV = self._run_batch(segments, role, clock)
         model = self._models[role]
+        if logits_NV is None:
+            assert self.awaited is not None
+            return self.awaited.add(batch.items, role)
         handle.wait_for_masks()
         set_masks = [mask() for mask in masks]
         drawn = self.draw_tokens(batch, logits_NV, set_masks)
@@ -171,15 +176,17 @@ class CPUExecutor(PoolExecutor[KVCache]):
 
     def _run_batch(
         self, segments: Sequence[Segment], role: ModelRole, clock: Clock
-    ) -> tuple[CPUBatch, Floats]:
+    ) -> tuple[CPUBatch, Floats | None]:
+        """A pass as far as logits, unless it goes on in the next stage of a pipeline."""
         states = cast(Mapping[int, CPUSequence], self.states)
         batch = build_batch(segments, states, role, self.pools[role])
         model = self._models[role]
         model.program.reserve(batch.num_tokens)
         clock.lap("prepare_s")
+        goes_on = self.awaited is not None and role is ModelRole.TARGET
         with self._recorded():
             self._run_program(model, batch)
-            logits_NV = self._logits_of(model, batch)
+            logits_NV = None if goes_on else self._logits_of(model, batch)
         self._note_experts(role, model)
         clock.lap("forward_s")
         return batch, logits_NV
@@ -188,6 +195,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
         self, segments: Sequence[Segment], role: ModelRole, clock: Clock
     ) -> list[tuple[SegmentContext, Array]]:
         batch, logits_NV = self._run_batch(segments, role, clock)
+        assert logits_NV is not None, "a draft model is whole in every stage"
         self._note_pass(role)
         stops = [0, *accumulate(num_kept_rows(each.segment) for each in batch.items)]
         return [
@@ -269,8 +277,11 @@ class CPUExecutor(PoolExecutor[KVCache]):
         struct = batch.struct()
 
         def run_cut(op: Op) -> None:
-            assert model.cuts is not None
-            model.cuts.run(op, batch)
+            if isinstance(op, StageOp):
+                self._pass_on(op, model, batch)
+            else:
+                assert model.cuts is not None
+                model.cuts.run(op, batch)
 
         tables, addresses = _length_dependent_tables(model.program, batch)
         model.program.run(
@@ -281,6 +292,15 @@ class CPUExecutor(PoolExecutor[KVCache]):
             run_cut if self._spans is None else self._spans.timed(run_cut),
         )
         del tables
+
+    def _pass_on(self, op: StageOp, model: _Model, batch: CPUBatch) -> None:
+        """Hidden states to the next stage of the pipeline, or from the one before."""
+        assert self._pipe is not None
+        rows_TD = model.program.rows(Buffer.X, batch.num_tokens)
+        if isinstance(op, SendHidden):
+            self._pipe.send(rows_TD)
+        else:
+            rows_TD[...] = self._pipe.receive(rows_TD.shape, "float32")
 
     def _logits_of(self, model: _Model, batch: CPUBatch) -> Floats:
         """Logits ``[N, V]``; overwritten by the next pass."""

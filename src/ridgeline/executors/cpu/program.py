@@ -63,8 +63,9 @@ class Program:
     """The native ops of a model, without its LM head, which `head` runs on chosen rows.
 
     ``ropes`` are the rotary tables in their order; those whose frequencies depend on a sequence's
-    length come from the caller, step by step. ``cuts`` are ops that the caller runs: each with the
-    number of native ops before it. ``group`` are the ranks that a model's ops exchange with.
+    length come from the caller, step by step. ``cuts`` are ops that the caller runs, as it does
+    those between a pipeline's stages: each with the number of native ops before it. ``group`` are
+    the ranks that a model's ops exchange with.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Program:
         self.native: list[int] = []  # the place of each native op among the model's
         self.cuts: list[tuple[int, ops.Op]] = []
         for place, op in enumerate(model_ops):
-            if op in cuts:
+            if op in cuts or isinstance(op, ops.StageOp):
                 self.cuts.append((self._num_ops, op))
             else:
                 self.native.append(place)

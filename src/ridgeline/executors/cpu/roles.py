@@ -26,10 +26,13 @@ def packed_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role | ops.LatentA
     """What is done with each matrix; what is missing is a vector."""
     roles: dict[str, Role | ops.LatentAttend] = {}
     for op in model_ops:
+        is_tied = isinstance(op, ops.Embed) and op.is_tied
         for use in weight_uses(op):
             match use.role:
+                case Role.TABLE if is_tied:  # it is held as the head is
+                    roles[use.weight.name] = Role.HEAD
                 case Role.PRODUCT | Role.HEAD | Role.TABLE | Role.ROUTER:
-                    roles[use.weight.name] = use.role  # an embedding that is tied is the head
+                    roles[use.weight.name] = use.role
                 case Role.EXPANSION:
                     assert isinstance(op, ops.LatentAttend)
                     roles[use.weight.name] = op

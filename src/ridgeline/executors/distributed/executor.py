@@ -13,12 +13,12 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, RidgelineError, SettingsError
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.host import usable_cores
-from ridgeline.core.ops import GatherOp, Op
+from ridgeline.core.ops import GatherOp, Op, SendHidden
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.protocols import Executor, KVLayout
 from ridgeline.core.result import StepResult
-from ridgeline.core.spec import ModelSpec, kv_groups
+from ridgeline.core.spec import ModelSpec, kv_groups, state_group
 from ridgeline.executors.distributed.links import SIZES, Link, link_of
 from ridgeline.executors.distributed.messages import (
     AbortStep,
@@ -35,6 +35,7 @@ from ridgeline.executors.distributed.messages import (
 )
 from ridgeline.executors.distributed.ranks import Ranks, Silence
 from ridgeline.executors.distributed.serving import is_masked
+from ridgeline.executors.distributed.stages import layout_of
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.models import shard
@@ -43,10 +44,10 @@ from ridgeline.models import shard
 class DistributedExecutor(Executor):
     """See `ridgeline.core.protocols.Executor` for the contract.
 
-    Every rank runs every plan with its part of the weights and of the KV cache, samples the same
-    tokens, and so needs no word from another about what to compute next. What they exchange among
-    each other stands in their lists of ops. When a rank is lost, all steps fail and all ranks are
-    ended.
+    Every rank runs every plan with its part of the weights and of the KV cache. Those of the last
+    stage sample the same tokens, of which those before hear from them; the driver says nothing
+    between plans. What they exchange among each other stands in their lists of ops. When a rank is
+    lost, all steps fail and all ranks are ended.
 
     Args:
         models: their weights are read by the ranks, each its part.
@@ -58,8 +59,6 @@ class DistributedExecutor(Executor):
         RidgelineError: what a rank raised as it loaded its part.
     """
 
-    max_in_flight = 2
-
     def __init__(
         self,
         models: Mapping[ModelRole, ExecutorModel],
@@ -69,10 +68,11 @@ class DistributedExecutor(Executor):
         silence: Silence | None = None,
     ) -> None:
         self._name = executor
-        layout = ParallelLayout(tensor=config.tensor_parallel_size)
         self._specs = {role: model.spec for role, model in models.items()}
-        for spec in self._specs.values():
-            shard(spec, layout, 0)  # what cannot be split is refused before a process starts
+        layout = layout_of(models[ModelRole.TARGET], config, executor)
+        self.layout = layout
+        for role, spec in self._specs.items():
+            shard(spec, self._layout_of(role), 0)  # refused before a process starts, if it is
         self._block_tokens = config.block_tokens
         self._steps: dict[int, _Step] = {}
         self._calls: dict[int, _Call] = {}
@@ -81,7 +81,7 @@ class DistributedExecutor(Executor):
         self._all_loaded: Future[None] = Future()
         self._lock = threading.Lock()
         self._failure: RidgelineError | None = None
-        own = replace(config, tensor_parallel_size=1, executor=executor)
+        own = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1, executor=executor)
         num_threads = max(1, usable_cores() // layout.num_ranks)
         self._ranks = Ranks(
             [
@@ -109,6 +109,10 @@ class DistributedExecutor(Executor):
         return self._loaded[0].kernels
 
     @property
+    def max_in_flight(self) -> int:
+        return self.layout.pipeline + 1
+
+    @property
     def num_ranks(self) -> int:
         return len(self._ranks.pids)
 
@@ -125,14 +129,28 @@ class DistributedExecutor(Executor):
     @property
     def link(self) -> Link:
         """What exchanges took when the ranks were started."""
-        return link_of(self._loaded[0].link_s, SIZES, self.num_ranks)
+        peers = self.layout.tensor if self.layout.tensor > 1 else 2  # two stages
+        return link_of(self._loaded[0].link_s, SIZES, peers)
 
     def exchanges(self, role: ModelRole = ModelRole.TARGET) -> tuple[Op, ...]:
-        """What is exchanged in a pass of a model, in order, as rank 0 has it."""
-        layout = ParallelLayout(tensor=self.num_ranks)
+        """What is exchanged in a pass of a model, in order, as the first rank of each stage has
+        it."""
+        layout = self._layout_of(role)
         return tuple(
-            op for op in shard(self._specs[role], layout, 0).ops if isinstance(op, GatherOp)
+            op
+            for rank in range(0, layout.num_ranks, layout.tensor)
+            for op in shard(self._specs[role], layout, rank).ops
+            if isinstance(op, GatherOp | SendHidden)
         )
+
+    def _layout_of(self, role: ModelRole) -> ParallelLayout:
+        """How a model is spread: a draft model is whole in every stage."""
+        is_target = role is ModelRole.TARGET
+        return self.layout if is_target else ParallelLayout(tensor=self.layout.tensor)
+
+    def busy_s(self) -> list[float]:
+        """Seconds that each rank has computed steps, until half a second ago."""
+        return [life.busy_s for life in self._ranks.lives()]
 
     def exchanged(self) -> list[tuple[int, int]]:
         """Bytes that each rank has sent to others, and its exchanges, until half a second ago."""
@@ -142,7 +160,11 @@ class DistributedExecutor(Executor):
         return self._specs[role]
 
     def weight_formats(self, role: ModelRole = ModelRole.TARGET) -> Mapping[str, NumberFormat]:
-        return self._loaded[0].roles[role].formats
+        return {
+            name: form
+            for loaded in self._loaded.values()
+            for name, form in loaded.roles[role].formats.items()
+        }
 
     def kv_layout(self, role: ModelRole = ModelRole.TARGET) -> KVLayout:
         """Blocks as all ranks together store them: one rank's part after the other."""
@@ -152,6 +174,7 @@ class DistributedExecutor(Executor):
             block_tokens=self._block_tokens,
             groups=kv_groups(self._specs[role]),
             block_bytes=tuple(map(sum, zip(*(part.block_bytes for part in parts), strict=True))),
+            states=state_group(self._specs[role]),
             digest=hashlib.sha256(f"ranks/{digests}".encode()).hexdigest(),
         )
 
@@ -205,9 +228,10 @@ class DistributedExecutor(Executor):
     def _check_formats(self) -> None:
         """Ranks choose what they hold quantized weights in by what is in their part."""
         for role in self._specs:
-            first, *others = (loaded.roles[role].formats for loaded in self._loaded.values())
-            for name, form in first.items():
-                if any(other[name] != form for other in others):
+            found = self.weight_formats(role)
+            for loaded in self._loaded.values():
+                formats = loaded.roles[role].formats
+                for name in (name for name, form in formats.items() if found[name] != form):
                     raise SettingsError(
                         f"The codes of {name} are of one kind in the part of one rank and of "
                         "another kind in that of another, which would not give the tokens of one "
@@ -236,7 +260,7 @@ class DistributedExecutor(Executor):
                     if self._calls[number].take(rank, data):
                         del self._calls[number]
                 case Ran(step_id=step_id) if step_id in self._steps:
-                    done = self._steps[step_id].take(report, self.num_ranks)
+                    done = self._steps[step_id].take(report, self.layout)
                     if done:
                         del self._steps[step_id]
                 case _:
@@ -284,15 +308,17 @@ class _Step(Handle):
             self._ranks.send(AbortStep(step_id=self.plan.step_id))
         super().abort()
 
-    def take(self, ran: Ran, num_ranks: int) -> bool:
-        """Whether all ranks have run it."""
+    def take(self, ran: Ran, layout: ParallelLayout) -> bool:
+        """Whether all ranks of the last stage have run it."""
         self._ran.append(ran)
-        if len(self._ran) < num_ranks:
+        if len(self._ran) < layout.tensor:
             return False
         if len({each.checksum for each in self._ran}) > 1:
             self.fail(EngineError("The ranks do not agree on the tokens of a step."))
             return True
         result: StepResult = next(each.result for each in self._ran if each.result is not None)
+        if layout.pipeline > 1:  # the others have not said how many theirs were
+            result = replace(result, experts_read=None)
         self.future.set_result(result)
         return True
 

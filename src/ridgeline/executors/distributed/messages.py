@@ -11,6 +11,7 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
+from ridgeline.executors.distributed.pipe import Wires
 
 
 class Begin(msgspec.Struct, tag=True, frozen=True):
@@ -18,7 +19,7 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     process. `Loaded` or `RankFailed` follows.
 
     With ``sizes`` it loads nothing, and measures exchanges of parts of these bytes: then
-    `LinksMeasured`.
+    `LinksMeasured`. ``wires`` are its sockets to other stages, where there are some.
     """
 
     layout: ParallelLayout
@@ -26,6 +27,7 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     num_threads: int
     config: EngineConfig | None = None
     sizes: tuple[int, ...] = ()
+    wires: Wires = Wires()
 
 
 class Allocate(msgspec.Struct, tag=True, frozen=True):
@@ -90,7 +92,8 @@ class LinksMeasured(msgspec.Struct, tag=True, frozen=True):
 
 
 class Loaded(msgspec.Struct, tag=True, frozen=True):
-    """The rank has its part of the models. ``link_s`` are seconds of exchanges of `links.SIZES`."""
+    """The rank has its part of the models. ``link_s`` are seconds of exchanges of `links.SIZES`
+    with the others of its stage, or else with the next stage."""
 
     kernels: str
     link_s: list[float]
@@ -98,7 +101,8 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ran(msgspec.Struct, tag=True, frozen=True):
-    """A plan was run. ``result`` is there if it is rank 0's; ``checksum`` is of its tokens."""
+    """A plan was run, says a rank of the last stage. ``result`` is there if it is the first of
+    them; ``checksum`` is of its tokens."""
 
     step_id: int
     checksum: int
@@ -120,9 +124,11 @@ class RankFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Alive(msgspec.Struct, tag=True, frozen=True):
-    """Every second: processor time so far, bytes sent to other ranks and exchanges with them."""
+    """Now and then: seconds of processor time and of steps so far, without those that it waited
+    for other stages; bytes sent to other ranks and exchanges with them."""
 
     cpu_s: float
+    busy_s: float
     sent_bytes: int
     num_exchanges: int
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from ridgeline.core import errors
 from ridgeline.core.errors import EngineError, RidgelineError
 from ridgeline.executors.distributed.channel import Channel
 from ridgeline.executors.distributed.messages import Alive, Begin, Loaded, RankFailed, Report
+from ridgeline.executors.distributed.pipe import wire
 from ridgeline.kernels.cpu.group import shared_memory
 
 # What a rank's process runs. It reads models as the engine does, which this package may not import.
@@ -131,12 +133,7 @@ class Ranks:
 
     def _live(self, commands: Sequence[Begin]) -> None:
         try:
-            memory = shared_memory(len(commands))
-            try:
-                for command in commands:
-                    self._ranks.append(_start(command, memory))
-            finally:
-                os.close(memory)
+            self._start_all(commands)
         except BaseException as error:
             self._end()
             self._failure = error
@@ -146,6 +143,19 @@ class Ranks:
         for number in range(len(self._ranks)):
             threading.Thread(target=self._hear, args=(number,), daemon=True).start()
         self._watch()
+
+    def _start_all(self, commands: Sequence[Begin]) -> None:
+        layout = commands[0].layout
+        all_wires, memories = wire(layout), list[int]()
+        try:
+            for command, wires in zip(commands, all_wires, strict=True):
+                tensor, *_ = layout.coordinates(command.rank)
+                if tensor == 0:  # the first of a stage, whose ranks share memory
+                    memories.append(shared_memory(layout.tensor))
+                self._ranks.append(_start(replace(command, wires=wires), memories[-1]))
+        finally:
+            for descriptor in (*memories, *(end for each in all_wires for end in each.descriptors)):
+                os.close(descriptor)
 
     def _hear(self, number: int) -> None:
         rank = self._ranks[number]
@@ -201,12 +211,12 @@ def _start(command: Begin, memory: int) -> _Rank:
                 str(its.fileno()), str(memory), str(os.getpid()), str(level),
             ],
             stdin=subprocess.DEVNULL,
-            pass_fds=(its.fileno(), memory),
+            pass_fds=(its.fileno(), memory, *command.wires.descriptors),
             env=environment,
             start_new_session=True,  # Ctrl-C at a terminal is for the driver
         )  # fmt: skip
     channel: Channel[Report] = Channel(ours, Report)
-    life = Alive(cpu_s=0.0, sent_bytes=0, num_exchanges=0)
+    life = Alive(cpu_s=0.0, busy_s=0.0, sent_bytes=0, num_exchanges=0)
     rank = _Rank(process, channel, time.monotonic(), life)
     channel.send(command)
     return rank

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -32,9 +33,44 @@ from ridgeline.executors.distributed.messages import (
     RankFailed,
     RunPlan,
 )
+from ridgeline.executors.distributed.pipe import SocketPipe
 from ridgeline.kernels.cpu.group import RankGroup
 
 ALIVE_S = 0.5  # between two signs of life
+
+
+@dataclass(slots=True)
+class RankLinks:
+    """What one rank exchanges with others through: ``group`` with those that have other parts of
+    the same layers, ``pipe`` with other stages. ``steps_s`` is what its steps took so far."""
+
+    group: RankGroup
+    pipe: SocketPipe | None
+    steps_s: float = 0.0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pipe is None or self.pipe.is_last
+
+    def exchange_seconds(self, num_bytes: int) -> float:
+        """What it takes to exchange so many bytes; all ranks measure together."""
+        if self.pipe is not None and self.group.num_ranks == 1:
+            return self.pipe.exchange_seconds(num_bytes)
+        return exchange_seconds(self.group, num_bytes)
+
+    def life(self) -> Alive:
+        sent_bytes, num_exchanges = self.group.counts()
+        waited_s = 0.0
+        if self.pipe is not None:
+            sent_bytes += self.pipe.sent_bytes
+            num_exchanges += self.pipe.num_sent
+            waited_s = self.pipe.waited_s
+        return Alive(
+            cpu_s=time.process_time(),
+            busy_s=max(0.0, self.steps_s - waited_s),
+            sent_bytes=sent_bytes,
+            num_exchanges=num_exchanges,
+        )
 
 
 class RankServer:
@@ -44,8 +80,8 @@ class RankServer:
     code: they end without unwinding, and nothing is left to save.
     """
 
-    def __init__(self, channel: Channel[Command], executor: Executor, group: RankGroup) -> None:
-        self._channel, self._executor, self._group = channel, executor, group
+    def __init__(self, channel: Channel[Command], executor: Executor, links: RankLinks) -> None:
+        self._channel, self._executor, self._links = channel, executor, links
         self._steps: dict[int, StepHandle] = {}
         # What takes its turn among the steps, or waits for them, is not for the thread that reads.
         self._waiting = ThreadPoolExecutor(max_workers=executor.max_in_flight + 1)
@@ -55,7 +91,7 @@ class RankServer:
         self._tell(
             Loaded(
                 kernels=self._executor.kernels,
-                link_s=[exchange_seconds(self._group, size) for size in SIZES],
+                link_s=[self._links.exchange_seconds(size) for size in SIZES],
                 roles={role: self._loaded(role) for role in roles},
             )
         )
@@ -94,11 +130,14 @@ class RankServer:
 
     def _await(self, step_id: int) -> None:
         result = self._steps.pop(step_id).result()
+        self._links.steps_s += result.timings.total_s
+        if not self._links.is_last_stage:
+            return
         self._tell(
             Ran(
                 step_id=step_id,
                 checksum=checksum(result),
-                result=result if self._group.rank == 0 else None,
+                result=result if self._links.group.rank == 0 else None,
             )
         )
 
@@ -134,20 +173,13 @@ def fail(channel: Channel[Command], error: Exception) -> NoReturn:
     os._exit(1)
 
 
-def show_life(channel: Channel[Command], group: RankGroup) -> None:
+def show_life(channel: Channel[Command], links: RankLinks) -> None:
     """From a thread of its own, tell the driver now and then that this process runs."""
 
     def tell() -> NoReturn:
         while True:
-            sent_bytes, num_exchanges = group.counts()
             try:
-                channel.send(
-                    Alive(
-                        cpu_s=time.process_time(),
-                        sent_bytes=sent_bytes,
-                        num_exchanges=num_exchanges,
-                    )
-                )
+                channel.send(links.life())
             except OSError:
                 os._exit(0)
             time.sleep(ALIVE_S)

@@ -12,6 +12,7 @@ from ridgeline.executors.base import PoolExecutor
 from ridgeline.executors.handle import Handle
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.outputs import SegmentContext, SegmentRows, num_logit_rows
+from ridgeline.executors.pipeline import AwaitedPass
 from ridgeline.executors.reference.batch import Batch, build_batch
 from ridgeline.executors.reference.forward import Forward
 from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
@@ -37,6 +38,7 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
             self.name,
             {role: model.spec for role, model in models.items()},
             kernels=str(torch.__version__),
+            pipe=models[ModelRole.TARGET].pipe,
         )
         self._models = dict(models)
         self._weights = {
@@ -71,9 +73,11 @@ class ReferenceExecutor(PoolExecutor[ReferenceKVCache]):
         handle: Handle,
         masks: Sequence[MaskOf],
         clock: Clock,
-    ) -> tuple[SegmentResult, ...]:
+    ) -> tuple[SegmentResult, ...] | AwaitedPass:
         spans: list[OpSpan] = []
         batch, rows_of = self._run_batch(segments, role, clock, spans)
+        if self.awaited is not None and role is ModelRole.TARGET:
+            return self.awaited.add(batch.segments, role)
         handle.wait_for_masks()
         set_masks = [mask() for mask in masks]
         undrawn = [None] * len(segments)

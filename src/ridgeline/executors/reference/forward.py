@@ -15,6 +15,7 @@ from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
 from ridgeline.executors.reference.states import StateAccess, run_gated_delta, run_short_conv
 from ridgeline.executors.reference.token_ops import TokenOps
 from ridgeline.kernels import reference as kernels
+from ridgeline.kernels.tensors import as_array, as_tensor
 
 _OF_LOGITS = (ops.Head, ops.GatherLogits)  # on the rows that are wanted
 
@@ -60,6 +61,14 @@ class Forward(TokenOps):
     def step(self, op: ops.Op) -> None:
         """Run one op; the head is run by `logits`, on the rows that are wanted."""
         match op:
+            case ops.SendHidden():
+                assert self._model.pipe is not None
+                self._model.pipe.send(as_array(self.buffers["x"]))
+            case ops.ReceiveHidden():
+                assert self._model.pipe is not None
+                shape = len(self._tokens.ids_T), op.hidden_size
+                rows = self._model.pipe.receive(shape, self._model.dtype)
+                self.buffers["x"] = as_tensor(rows)
             case ops.KVWrite():
                 self._write_kv(op)
             case ops.Attend():

@@ -1,0 +1,47 @@
+"""How a model is spread over ranks; a pipeline is cut by the price of its layers."""
+
+from dataclasses import replace
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.errors import SettingsError
+from ridgeline.core.parallel_layout import ParallelLayout
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.priced import priced_model
+from ridgeline.models import lower
+from ridgeline.roofline.batch import make_batch
+from ridgeline.roofline.op_cost import op_work
+from ridgeline.roofline.pipeline import stage_borders
+
+_SPANS = ((511, 512),) * 8  # of a step that decodes, by whose bytes a model is cut
+
+
+def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> ParallelLayout:
+    """How a model is spread.
+
+    Raises:
+        SettingsError: there are more stages than layers.
+    """
+    tensor, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    if num_stages == 1:
+        return ParallelLayout(tensor=tensor)
+    if num_stages > len(model.spec.layers):
+        raise SettingsError(
+            f"The model has {len(model.spec.layers)} layers, too few for {num_stages} stages; "
+            "lower pipeline_parallel_size."
+        )
+    costs = layer_costs(model, executor, kv_cache_dtype=config.kv_cache_dtype)
+    borders = stage_borders(costs, num_stages)
+    return ParallelLayout(tensor=tensor, pipeline=num_stages, stage_borders=borders)
+
+
+def layer_costs(
+    model: ExecutorModel, executor: str, *, kv_cache_dtype: str = "auto"
+) -> list[float]:
+    """Bytes that each layer moves in a step that decodes a few sequences; the embedding is with the
+    first layer, and the head with the last."""
+    priced = priced_model(model, executor, kv_cache_dtype=kv_cache_dtype)
+    batch = make_batch(_SPANS)
+    return [
+        sum(op_work(op, batch, priced).num_bytes for op in lower(replace(model.spec, stage=stage)))
+        for stage in ((layer, layer + 1) for layer in range(len(model.spec.layers)))
+    ]
