@@ -57,7 +57,7 @@ void apply(Context& c, const Rows& rows, const Target* targets, int count, bool 
     Product products[kMaxTargets];
     for (last = first; last < count && same_panels(matrix, targets[last].linear->matrix); ++last)
       products[last - first] = {&targets[last].linear->matrix, targets[last].linear->bias,
-                                targets[last].out, targets[last].stride};
+                                targets[last].out, targets[last].stride, targets[last].logits};
     void* scratch = c.panels.get<char>(panel_bytes(matrix, rows.num_tokens));
     Panels panels = panels_in(matrix, rows.num_tokens, scratch);
     fill_panels(c.pool, matrix, rows, panels);

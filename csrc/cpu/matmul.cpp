@@ -4,6 +4,7 @@
 
 #include "elementwise.h"
 #include "matmul_tile.h"
+#include "sample.h"
 
 namespace rl {
 namespace {
@@ -78,6 +79,13 @@ int64_t tiles_per_item(const rl_matrix& m, const Panels& panels, int64_t tiles_i
   return std::max(std::min(by_size, by_balance), least);
 }
 
+// `count` logits of a token, of which `place` is that of their largest among `maxima`.
+void finish_logits(const LogitsOutput& logits, float* row, int count, int64_t place) {
+  for (int i = 0; logits.scale != 1 && i < count; ++i) row[i] *= logits.scale;
+  if (logits.softcap > 0) soft_cap(row, logits.softcap, count);
+  if (logits.maxima) logits.maxima[place] = largest_of_run(row, count);
+}
+
 void store_tile(const Product& product, int64_t tile, int64_t first_token, int M,
                 const float* result) {
   int64_t row = tile * kTileRows;
@@ -90,6 +98,9 @@ void store_tile(const Product& product, int64_t tile, int64_t first_token, int M
       std::memcpy(out, result, kTileRows * sizeof(float));  // of a size that the compiler knows
     else
       std::memcpy(out, result, static_cast<size_t>(rows) * sizeof(float));
+    if (product.logits)
+      finish_logits(*product.logits, out, rows,
+                    (first_token + m) * num_tiles(*product.matrix) + tile);
   }
 }
 

@@ -5,12 +5,20 @@
 
 namespace rl {
 
+// What becomes of logits as they leave the kernel: they are scaled and capped, and the largest of each
+// tile is noted (sample.h).
+struct LogitsOutput {
+  float scale, softcap;  // 1, 0: none
+  float* maxima;         // [tokens, tiles], or null
+};
+
 // How a product leaves the kernel.
 struct Product {
   const rl_matrix* matrix;
   const float* bias;  // [rows] or null
   float* out;         // row t begins at out + t * stride
   int64_t stride;
+  const LogitsOutput* logits = nullptr;
 };
 
 // Several matrices times the same panels.

@@ -110,7 +110,7 @@ RL_INLINE inline void add_block(const uint8_t* block, int64_t next_tile, bool fi
 // Fetches the bytes of N tiles in their order, and behind these tiles those of the next N. One of several
 // panels fetches its share of the tiles that are `count` tiles behind instead, which the same thread
 // multiplies next: the memory has the time of all panels for them.
-template <int N, int M>
+template <int F, int N, int M>
 class Prefetch {
  public:
   Prefetch(const rl_matrix& matrix, const uint8_t* tile, int count, const Panels& panels,
@@ -149,10 +149,10 @@ class Prefetch {
     at_ += share_;
   }
 
-  // The more tokens, the less the memory is asked for, and the later a line that is a little late. For one or
-  // two, Zen 4 and 5, for which this level is, stream a tile best where nothing is asked for ahead.
+  // The more tokens, the less the memory is asked for, and the later a line that is a little late. For
+  // one, and two whose codes are bytes, Zen 4 streams a tile best where nothing is asked for.
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
-  static constexpr int64_t kAhead = M <= 2 ? 0 : 8192;
+  static constexpr int64_t kAhead = M == 1 || (M == 2 && F == RL_Q8) ? 0 : 8192;
 #else
   static constexpr int64_t kAhead = M <= 2 ? 4096 : 8192;
 #endif
@@ -243,7 +243,7 @@ void multiply_tiles(const rl_matrix& matrix, const uint8_t* tile, const uint8_t*
     const int next_units = has_min ? 0 : units * M;
     const float* x_scales = panels.panel_scales(panel);
     const float* x_sums = has_min ? panels.panel_sums(panel) : nullptr;
-    Prefetch<N, M> prefetch(matrix, tile, count, panels, panel);
+    Prefetch<F, N, M> prefetch(matrix, tile, count, panels, panel);
     int steps_left = 0;
     for (int s = 0; s < num_steps; ++s) {
       if (steps_left == 0) {

@@ -103,10 +103,15 @@ void Pool::share(uint32_t num_tiles, Call call, const void* body) {
 
 void Pool::take_tiles(uint32_t epoch, int thread) {
   int num_runs = num_threads();
-  for (int i = 0; i < num_runs; ++i) take_run(epoch, (thread + i) % num_runs, thread);
+  for (int i = 0; i < num_runs; ++i) {
+    // A run's at once: a counter that all threads write takes each of them from its stream of memory.
+    const uint32_t done = take_run(epoch, (thread + i) % num_runs, thread);
+    if (done > 0) done_.fetch_add(done, std::memory_order_release);
+  }
 }
 
-void Pool::take_run(uint32_t epoch, int run, int thread) {
+uint32_t Pool::take_run(uint32_t epoch, int run, int thread) {
+  uint32_t done = 0;
   std::atomic<uint64_t>& next = runs_[static_cast<size_t>(run)].next;
   uint64_t seen = next.load(std::memory_order_acquire);
   while (epoch_of(seen) == epoch) {
@@ -122,9 +127,10 @@ void Pool::take_run(uint32_t epoch, int run, int thread) {
     } catch (...) {
       if (!failed_.exchange(true)) failure_ = std::current_exception();
     }
-    done_.fetch_add(1, std::memory_order_release);
+    ++done;
     seen = next.load(std::memory_order_acquire);
   }
+  return done;
 }
 
 void Pool::work(int thread) {

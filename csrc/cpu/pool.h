@@ -63,7 +63,7 @@ class Pool {
   void share(uint32_t num_tiles, Call call, const void* body);
   void work(int thread);
   void take_tiles(uint32_t epoch, int thread);
-  void take_run(uint32_t epoch, int run, int thread);
+  uint32_t take_run(uint32_t epoch, int run, int thread);  // how many tiles it did
   void wait_for_epoch_after(uint32_t epoch);
 
   // A thread's run of tiles: the epoch in the high half, the next tile in the low one.

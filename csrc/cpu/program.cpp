@@ -7,6 +7,7 @@
 #include "elementwise.h"
 #include "matmul.h"
 #include "ops.h"
+#include "sample.h"
 
 using namespace rl;
 
@@ -68,20 +69,16 @@ struct rl_program {
     }
   }
 
-  // logits[num_rows, V] of rows of buffer h.
-  void run_head(Context& c, const int32_t* rows, int32_t num_rows, float* logits) const {
+  // logits[num_rows, V] of rows of buffer h, and the largest of each run of them unless that is null.
+  void run_head(Context& c, const int32_t* rows, int32_t num_rows, float* logits,
+                float* maxima) const {
     int32_t width = head.matrix.columns, vocab = vocab_size();
     float* dense = c.gathered.get<float>(static_cast<int64_t>(num_rows) * width);
     for (int32_t i = 0; i < num_rows; ++i)
       std::copy_n(c.row(RL_H, rows[i]), width, dense + static_cast<int64_t>(i) * width);
-    Target target{&head, logits, vocab};
+    const LogitsOutput output{head_scale, head_softcap, maxima};
+    Target target{&head, logits, vocab, &output};
     apply(c, {dense, width, num_rows, width}, &target, 1, false);
-    if (head_scale != 1 || head_softcap > 0)
-      for_tokens(c.pool, num_rows, [&](int32_t i) {
-        float* row = logits + static_cast<int64_t>(i) * vocab;
-        for (int32_t v = 0; v < head.matrix.rows; ++v) row[v] *= head_scale;
-        if (head_softcap > 0) soft_cap(row, head_softcap, head.matrix.rows);
-      });
     if (logit_parts.empty()) return;
     auto* bytes = reinterpret_cast<uint8_t*>(logits);
     Parts parts{bytes, logit_parts.back(), bytes, logit_parts.back(), logit_parts.data(), num_rows};
@@ -392,7 +389,7 @@ int32_t rl_head(rl_program* p, rl_pool* pool, const int32_t* rows, int32_t num_r
                 float* logits) try {
   rl_batch none{};
   Context c = p->context(pool, &none, nullptr, nullptr);
-  run_part(c.pool, RL_PART_HEAD, [&] { p->run_head(c, rows, num_rows, logits); });
+  run_part(c.pool, RL_PART_HEAD, [&] { p->run_head(c, rows, num_rows, logits, nullptr); });
   return 0;
 } catch (const std::bad_alloc&) {
   return -1;
@@ -402,7 +399,10 @@ int32_t rl_decode(rl_program* p, rl_pool* pool, const rl_batch* batch, const rl_
                   const rl_adapter* const* adapters, const rl_sampling* rows, int32_t num_steps,
                   const volatile int32_t* abort, int32_t* tokens) try {
   int32_t count = batch->num_sequences, vocab = p->vocab_size();
-  float* logits = p->logits.get<float>(static_cast<int64_t>(count) * vocab);
+  // The largest logit of each run, unless some are another rank's.
+  const int64_t runs = num_runs_of(vocab);
+  float* logits = p->logits.get<float>(count * (vocab + runs));
+  float* maxima = p->logit_parts.empty() ? logits + static_cast<int64_t>(count) * vocab : nullptr;
   std::vector<int32_t> token_ids(batch->token_ids, batch->token_ids + count);
   std::vector<int32_t> positions(batch->positions, batch->positions + count);
   std::vector<int32_t> hidden_rows(static_cast<size_t>(count));
@@ -416,9 +416,12 @@ int32_t rl_decode(rl_program* p, rl_pool* pool, const rl_batch* batch, const rl_
   for (int32_t done = 0; done < num_steps;) {
     int32_t failed = rl_run(p, pool, 0, static_cast<int32_t>(p->ops.size()), &step, groups, nullptr,
                             adapters);
-    if (failed || rl_head(p, pool, hidden_rows.data(), count, logits)) return -1;
+    if (failed) return -1;
+    Context c = p->context(pool, &step, groups, adapters);
+    run_part(c.pool, RL_PART_HEAD,
+             [&] { p->run_head(c, hidden_rows.data(), count, logits, maxima); });
     int32_t* drawn = tokens + static_cast<int64_t>(done) * count;
-    if (rl_sample(pool, draws.data(), count, vocab, drawn)) return -1;
+    draw_tokens(c.pool, draws.data(), count, vocab, maxima, drawn);
     ++done;
     if (*abort || *std::min_element(drawn, drawn + count) < 0) return done;
     for (int32_t s = 0; s < count; ++s) {

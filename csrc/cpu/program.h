@@ -6,8 +6,8 @@
 #include <new>
 #include <vector>
 
-#include "activations.h"
 #include "group.h"
+#include "matmul.h"
 #include "pool.h"
 #include "ridgeline_cpu.h"
 
@@ -89,6 +89,7 @@ struct Target {
   const rl_linear* linear;
   float* out;
   int64_t stride;
+  const LogitsOutput* logits = nullptr;
 };
 constexpr int kMaxTargets = 6;
 void apply(Context& context, const Rows& rows, const Target* targets, int count, bool adapted);

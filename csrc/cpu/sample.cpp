@@ -1,47 +1,24 @@
 // From a row of logits to a token, in the order of ridgeline.decoding.sampling: mask, minimum
 // length, temperature, top-k, top-p, min-p, and the draw by Gumbel-max with counter-based noise
-// (Philox4x32-10, Salmon et al., SC'11; see ridgeline.core.philox for the counter).
+// (noise.h).
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <new>
+#include <numeric>
 #include <vector>
 
-#include "pool.h"
-#include "ridgeline_cpu.h"
-#include "simd.h"
+#include "elementwise.h"
+#include "noise.h"
+#include "sample.h"
 
 namespace rl {
 namespace {
-
-constexpr double kMostNoise = 16.64;  // -log(-log u) for the largest u, 1 - 2^-24
 
 struct Candidate {
   int32_t token;
   float logit;  // (logit - largest) / temperature, so at most 0
 };
-
-// The noise of tokens 4 c to 4 c + 3.
-struct Words {
-  uint32_t of[4];
-};
-
-Words philox(uint32_t c0, const rl_sampling& row) {
-  uint32_t c[4] = {c0, row.position, row.sample_index, 0};
-  uint32_t k0 = static_cast<uint32_t>(row.seed), k1 = static_cast<uint32_t>(row.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    uint64_t p0 = static_cast<uint64_t>(c[0]) * 0xD2511F53u;
-    uint64_t p1 = static_cast<uint64_t>(c[2]) * 0xCD9E8D57u;
-    uint32_t next[4] = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
-                        static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
-    std::copy_n(next, 4, c);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return {{c[0], c[1], c[2], c[3]}};
-}
-
-double uniform(uint32_t word) { return (static_cast<double>(word >> 9) + 0.5) * 0x1p-23; }
-double gumbel(double u) { return -std::log(-std::log(u)); }
 
 float exp_of(float x) { return exp(splat(x))[0]; }
 
@@ -64,32 +41,99 @@ class Allowed {
   bool bars_;
 };
 
+// A row's logits, and the largest of each run of them, by which most runs are passed over.
+struct Logits {
+  const float* row;
+  const float* maxima;
+  int32_t vocab;
+
+  int32_t num_runs() const { return num_runs_of(vocab); }
+  int32_t end_of_run(int32_t run) const { return std::min(vocab, (run + 1) * kRunTokens); }
+};
+
+// Logits less the largest, by temperature.
+struct Relative {
+  float largest, inverse;
+
+  // The largest is 0 even where a temperature next to zero has an infinite inverse.
+  float operator()(float logit) const {
+    return logit == largest ? 0.0f : (logit - largest) * inverse;
+  }
+  vf operator()(vf logits) const {
+    return select((vi)(logits == largest), vf{}, (logits - largest) * inverse);
+  }
+};
+
 // The best allowed token, the first of equals; -1 if there is none, or what is not a number.
-int32_t best_token(const rl_sampling& row, int32_t vocab, const Allowed& allowed) {
+int32_t best_token(const Logits& logits, const Allowed& allowed) {
   bool free = allowed.everything();
   int32_t best = -1;
   float most = -INFINITY;
-  for (int32_t v = 0; v < vocab; ++v) {
-    float logit = row.logits[v];
-    if (logit != logit && (free || allowed(v))) return -1;
-    if (logit > most && (free || allowed(v))) {
-      most = logit;
-      best = v;
+  for (int32_t run = 0; run < logits.num_runs(); ++run) {
+    if (logits.maxima[run] <= most) continue;
+    for (int32_t v = run * kRunTokens; v < logits.end_of_run(run); ++v) {
+      float logit = logits.row[v];
+      if (logit != logit && (free || allowed(v))) return -1;
+      if (logit > most && (free || allowed(v))) {
+        most = logit;
+        best = v;
+      }
     }
   }
   return best;
 }
 
-// What a row may still draw: its logits relative to the best, those that cannot come left out.
-std::vector<Candidate> candidates_of(const rl_sampling& row, int32_t vocab, int32_t best,
-                                     float least, const Allowed& allowed) {
-  const float largest = row.logits[best], inverse = 1.0f / row.temperature;
+// A number that at least k logits reach: the k-th largest maximum of 8 k parts or more.
+float reached_by(const Logits& logits, int32_t k) {
+  constexpr int32_t kPartsForEach = 8;
+  const int32_t runs = logits.num_runs();
+  if (k > runs / kPartsForEach) return -INFINITY;
+  const int32_t runs_each = runs / (kPartsForEach * k);
+  std::vector<float> largest;
+  for (int32_t first = 0; first < runs; first += runs_each)
+    largest.push_back(*std::max_element(logits.maxima + first,
+                                        logits.maxima + std::min(first + runs_each, runs)));
+  std::nth_element(largest.begin(), largest.begin() + k - 1, largest.end(), std::greater<float>());
+  return largest[static_cast<size_t>(k - 1)];
+}
+
+// The sum of e^logit over a whole row, and a relative logit from which on they sum up to more than p of that.
+struct Nucleus {
+  double total;
+  float least;
+};
+Nucleus nucleus_of(const Logits& logits, const Relative& relative, double p) {
+  constexpr float kFrom[] = {-INFINITY, -12, -8, -4, -2};
+  constexpr int kSteps = 5;
+  constexpr int32_t kTokensAtOnce = 1024;  // whose sums are floats
+  constexpr double kRounding = 1e-5;
+  double mass[kSteps] = {};
+  for (int32_t first = 0; first < logits.vocab; first += kTokensAtOnce) {
+    vf sums[kSteps] = {};
+    over(std::min(kTokensAtOnce, logits.vocab - first), [&](int v, int count) {
+      vf logit = relative(load_some(logits.row + first + v, count));
+      for (int lane = count; lane < W; ++lane) logit[lane] = -INFINITY;
+      const vf weights = exp(logit);
+      for (int i = 0; i < kSteps; ++i) sums[i] += select((vi)(logit >= kFrom[i]), weights, vf{});
+    });
+    for (int i = 0; i < kSteps; ++i) mass[i] += sum(sums[i]);
+  }
+  int step = kSteps - 1;
+  while (step > 0 && mass[step] < (p + kRounding) * mass[0]) --step;
+  return {mass[0], kFrom[step]};
+}
+
+// What a row may still draw: its relative logits from `least` on.
+std::vector<Candidate> candidates_of(const Logits& logits, const Relative& relative, float least,
+                                     const Allowed& allowed) {
   const bool free = allowed.everything();
   std::vector<Candidate> candidates;
-  for (int32_t v = 0; v < vocab; ++v) {
-    // The best is 0 even where a temperature next to zero has an infinite inverse.
-    float logit = row.logits[v] == largest ? 0.0f : (row.logits[v] - largest) * inverse;
-    if (logit >= least && logit > -INFINITY && (free || allowed(v))) candidates.push_back({v, logit});
+  for (int32_t run = 0; run < logits.num_runs(); ++run) {
+    if (relative(logits.maxima[run]) < least) continue;
+    for (int32_t v = run * kRunTokens; v < logits.end_of_run(run); ++v) {
+      float logit = relative(logits.row[v]);
+      if (logit >= least && logit > -INFINITY && (free || allowed(v))) candidates.push_back({v, logit});
+    }
   }
   return candidates;
 }
@@ -114,8 +158,8 @@ void keep_top_k(std::vector<Candidate>& candidates, int32_t k) {
 
 // Keeps the smallest set of best tokens whose probabilities reach p, the best of all even where p
 // is so small that it is 0 as a float. A histogram finds the logit near which they do; only those
-// near it are sorted.
-void keep_top_p(std::vector<Candidate>& candidates, double p) {
+// near it are sorted. `total` is the mass of all that there were, or 0 if that is the candidates'.
+void keep_top_p(std::vector<Candidate>& candidates, double p, double total) {
   if (p >= 1 || candidates.empty()) return;
   constexpr int kBins = 1024;
   constexpr float kBinWidth = 1.0f / 32;  // the last bin holds everything below -32
@@ -124,7 +168,6 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
     return bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;
   };
   std::vector<double> mass(kBins);
-  double total = 0;
   for (size_t i = 0; i < candidates.size(); i += W) {
     int count = static_cast<int>(std::min<size_t>(W, candidates.size() - i));
     vf logits = splat(-INFINITY);
@@ -132,7 +175,7 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
     vf weights = exp(logits);
     for (int lane = 0; lane < count; ++lane) mass[bin_of(logits[lane])] += weights[lane];
   }
-  for (double m : mass) total += m;
+  if (total == 0) total = std::accumulate(mass.begin(), mass.end(), 0.0);
   double reached = 0;
   int last = 0;
   while (last < kBins - 1 && reached + mass[last] < p * total) reached += mass[last++];
@@ -149,70 +192,121 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
   });
 }
 
-// The candidate with the largest logit plus noise. Noise is -log(-log u), so a candidate beats a
-// score only if -log u < e^(logit - score), and so 1 - u less than that: most are told without a
-// logarithm. Candidates are in order of their tokens, four of which share one call of Philox.
-int32_t best_with_noise(const rl_sampling& row, int32_t best, const std::vector<Candidate>& from) {
-  uint32_t block = static_cast<uint32_t>(best) / 4;
-  Words words = philox(block, row);
-  double most = -INFINITY;
-  int32_t token = -1;
-  auto consider = [&](const Candidate& c) {
-    uint32_t id = static_cast<uint32_t>(c.token);
-    if (id / 4 != block) words = philox(block = id / 4, row);
-    double u = uniform(words.of[id % 4]);
-    if (token >= 0 && 1 - u > 1.001 * exp_of(c.logit - static_cast<float>(most))) return;
-    double score = c.logit + gumbel(u);
-    if (score > most || (score == most && c.token < token)) {
-      most = score;
-      token = c.token;
+// Finds the candidate with the largest logit plus noise, the best first: the others have to beat it. Noise is
+// -log(-log u), so a candidate beats a score only if -log u < e^(logit - score), and so 1 - u less than
+// that: most are told without a logarithm. Of candidates in order four share one call of Philox.
+class Contest {
+ public:
+  Contest(const rl_sampling& row, int32_t best)
+      : row_(row),
+        block_(static_cast<uint32_t>(best) / 4),
+        words_(philox(block_, row)),
+        most_(gumbel(uniform(words_.of[best % 4]))),
+        token_(best) {}
+
+  bool may_win(float logit, double u) const {
+    return !(1 - u > 1.001 * exp_of(logit - static_cast<float>(most_)));
+  }
+  void consider(const Candidate& c) {
+    const uint32_t id = static_cast<uint32_t>(c.token);
+    if (id / 4 != block_) words_ = philox(block_ = id / 4, row_);
+    const double u = uniform(words_.of[id % 4]);
+    if (!may_win(c.logit, u)) return;
+    const double score = c.logit + gumbel(u);
+    if (score > most_ || (score == most_ && c.token < token_)) {
+      most_ = score;
+      token_ = c.token;
     }
-  };
-  for (const auto& c : from)  // the likeliest first: what follows has to beat it
-    if (c.token == best) consider(c);
-  for (const auto& c : from) consider(c);
-  return token;
+  }
+  int32_t winner() const { return token_; }
+
+ private:
+  const rl_sampling& row_;
+  uint32_t block_;
+  Words<uint32_t> words_;
+  double most_;
+  int32_t token_;
+};
+
+// A draw among all allowed tokens with logits from `least` on. Of those whose noise one call makes, none is
+// looked at if the largest logit with the largest noise of them does not win.
+int32_t draw_of_all(const rl_sampling& row, const Logits& logits, const Relative& relative, int32_t best,
+                    float least, const Allowed& allowed) {
+  const bool free = allowed.everything();
+  Contest contest(row, best);
+  constexpr int32_t kRuns = kNoiseTokens / kRunTokens;
+  for (int32_t run = 0; run < logits.num_runs(); run += kRuns) {
+    const int32_t last = std::min(run + kRuns, logits.num_runs()), first = run * kRunTokens;
+    const float largest = relative(largest_of_run(logits.maxima + run, last - run));
+    if (largest < least || !contest.may_win(largest, kMostUniform) ||
+        !contest.may_win(largest, most_uniform(first, row)))
+      continue;
+    for (int32_t v = first; v < logits.end_of_run(last - 1); ++v) {
+      const float logit = relative(logits.row[v]);
+      if (logit >= least && logit > -INFINITY && (free || allowed(v))) contest.consider({v, logit});
+    }
+  }
+  return contest.winner();
 }
 
-int32_t draw(const rl_sampling& row, int32_t vocab) {
+int32_t draw(const rl_sampling& row, const Logits& logits) {
   Allowed allowed(row);
-  int32_t best = best_token(row, vocab, allowed);
+  int32_t best = best_token(logits, allowed);
   if (best < 0 && allowed.bars()) {
     allowed.stop_barring();
-    best = best_token(row, vocab, allowed);
+    best = best_token(logits, allowed);
   }
   if (best < 0 || row.temperature == 0) return best;
-  if (row.logits[best] == INFINITY) return best;
+  if (logits.row[best] == INFINITY) return best;
 
   const float least_share = row.min_p > 0 ? std::log(row.min_p) : -INFINITY;
-  // Top-p looks at all probabilities. Otherwise what the noise cannot lift above the best token's
-  // score need not be looked at.
-  float least = -INFINITY;
-  if (row.top_p >= 1) {
-    uint32_t id = static_cast<uint32_t>(best);
-    double score = gumbel(uniform(philox(id / 4, row).of[id % 4]));
-    least = std::max(static_cast<float>(score - kMostNoise), least_share);
-  }
-  auto candidates = candidates_of(row, vocab, best, least, allowed);
+  const Relative relative{logits.row[best], 1.0f / row.temperature};
+  const bool free = allowed.everything(), of_all = row.top_k <= 0 || row.top_k >= logits.vocab;
+  if (of_all && row.top_p >= 1) return draw_of_all(row, logits, relative, best, least_share, allowed);
+
+  Nucleus nucleus{0, -INFINITY};
+  if (free && of_all) nucleus = nucleus_of(logits, relative, row.top_p);
+  if (free && !of_all) nucleus.least = relative(reached_by(logits, row.top_k));
+  auto candidates = candidates_of(logits, relative, nucleus.least, allowed);
   bool reorders = row.top_k > 0 && static_cast<size_t>(row.top_k) < candidates.size();
   keep_top_k(candidates, row.top_k);
-  keep_top_p(candidates, row.top_p);
+  keep_top_p(candidates, row.top_p, nucleus.total);
   drop_if(candidates, [&](const Candidate& c) { return c.logit < least_share; });
   if (reorders)
     std::sort(candidates.begin(), candidates.end(),
               [](const Candidate& a, const Candidate& b) { return a.token < b.token; });
-  return best_with_noise(row, best, candidates);
+  Contest contest(row, best);
+  for (const Candidate& c : candidates) contest.consider(c);
+  return contest.winner();
 }
 
 }  // namespace
+
+void draw_tokens(Pool& pool, const rl_sampling* rows, int32_t num_rows, int32_t vocab_size,
+                 const float* maxima, int32_t* tokens) {
+  const int32_t runs = num_runs_of(vocab_size);
+  auto draw_row = [&](int64_t i, int) {
+    const float* logits = rows[i].logits;
+    if (maxima) {
+      tokens[i] = draw(rows[i], {logits, maxima + i * runs, vocab_size});
+      return;
+    }
+    std::vector<float> own(static_cast<size_t>(runs));
+    for (int32_t run = 0; run < runs; ++run) {
+      const int32_t first = run * kRunTokens;
+      own[static_cast<size_t>(run)] =
+          largest_of_run(logits + first, std::min(kRunTokens, vocab_size - first));
+    }
+    tokens[i] = draw(rows[i], {logits, own.data(), vocab_size});
+  };
+  run_part(pool, RL_PART_SAMPLE, [&] { pool.run(num_rows, draw_row); });
+}
+
 }  // namespace rl
 
 extern "C" int32_t rl_sample(rl_pool* pool, const rl_sampling* rows, int32_t num_rows,
                              int32_t vocab_size, int32_t* tokens) try {
-  auto& threads = *reinterpret_cast<rl::Pool*>(pool);
-  rl::run_part(threads, RL_PART_SAMPLE, [&] {
-    threads.run(num_rows, [&](int64_t i, int) { tokens[i] = rl::draw(rows[i], vocab_size); });
-  });
+  rl::draw_tokens(*reinterpret_cast<rl::Pool*>(pool), rows, num_rows, vocab_size, nullptr, tokens);
   return 0;
 } catch (const std::bad_alloc&) {
   return -1;
