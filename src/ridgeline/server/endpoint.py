@@ -136,7 +136,9 @@ class Endpoint:
             await self._reply(call, arguments, sender)
 
     async def _reply(self, call: Call, arguments: list[Any], sender: "_Sender") -> None:
-        if self._operation.generates:
+        # A request without input may let a model go, and needs none for that.
+        asks_nothing = any(getattr(each, "asks_nothing", False) for each in arguments)
+        if self._operation.generates and not asks_nothing:
             call.server.metrics.count("received")
             check_task(call.server.engine.info, wants_pooled=False)
         reply = await self._operation.handler(call, *arguments)
