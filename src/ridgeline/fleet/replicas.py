@@ -19,6 +19,7 @@ from ridgeline.core import wire
 from ridgeline.core.config import DEFAULT_KV_SHARE, EngineConfig
 from ridgeline.core.errors import EngineError, SettingsError
 from ridgeline.core.host import available_memory_bytes
+from ridgeline.executors import default_executor, executor_traits
 from ridgeline.fleet.config import RouterConfig
 from ridgeline.fleet.policies import PolicyName
 from ridgeline.fleet.serving import run
@@ -61,8 +62,12 @@ def serve_replicas(
     """
     import uvloop
 
-    if engine_config.executor == "cuda":
-        raise SettingsError("Replicas share a machine's processors; executor cuda has one engine.")
+    name = engine_config.executor
+    traits = executor_traits(default_executor() if name == "auto" else name)
+    if traits.missing() is None and traits.device_bytes() is not None:
+        raise SettingsError(
+            f"Replicas share a machine's processors; executor {traits.name} has one engine."
+        )
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
     with tempfile.TemporaryDirectory(prefix="ridgeline-") as folder:  # mode 0700
