@@ -88,15 +88,16 @@ def test_disconnects_free_their_slots(served, http, stream, size, counted):
     address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
     body = json.dumps({**LONG, "stream": stream}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    stats = served.server.engine.stats
+    held = stats().kv_usage  # by prefixes that other tests named
     for index in range(rounds(size, 20, 500)):
         connection = socket.create_connection(address)
         connection.sendall(head % len(body) + body)
         time.sleep((index % 7) * 0.004)
         connection.close()
-    stats = served.server.engine.stats
     wait_until(lambda: served.server.limits.running == 0, 2, "requests stay open")
     wait_until(lambda: stats().num_running + stats().num_waiting == 0, 2, "sequences still run")
-    wait_until(lambda: stats().kv_usage == 0, 2, "KV is still held")
+    wait_until(lambda: stats().kv_usage <= held, 2, "KV is still held")
     counted(index + 1)
 
 

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import ridgeline
+from ridgeline.core.errors import EngineUnavailableError
 from ridgeline.engine.stats import EngineStatus
-from ridgeline.server.context import Call, Server
+from ridgeline.server.context import SHUTTING_DOWN, Call, Server
 from ridgeline.server.errors import ApiError
 from ridgeline.server.live import LiveView
 from ridgeline.server.replies import EventStream, Reply, event
@@ -157,6 +158,7 @@ async def live(call: Call) -> EventStream:
             while not server.is_draining:
                 yield event(view.snapshot())
                 await asyncio.sleep(_LIVE_PERIOD_S)
+            raise EngineUnavailableError(SHUTTING_DOWN)
         finally:
             server.num_watchers -= 1
 
