@@ -128,8 +128,12 @@ def test_outputs_are_those_without(open_llm, expected, drafter, engine):
             num_accepted += accepted(outputs)
         scheduler = llm._engine.loop._scheduler
         assert (scheduler.num_preemptions > 0) == (engine == "tight")
-    promises_none = drafter.startswith("adaptive") or drafter in part_names("drafters")
-    assert num_accepted > (0 if promises_none else 50)
+    # A choice by price has no room for drafts where steps take nine tokens; a window leaves little
+    # to look up; other packages promise nothing.
+    promises_none = drafter in part_names("drafters") or (
+        drafter.startswith("adaptive") and engine == "chunked"
+    )
+    assert promises_none or num_accepted > (10 if engine == "windowed" else 50)
 
 
 class TwoContinuations(NgramDrafter):

@@ -195,6 +195,17 @@ def test_the_routers_own_headers_are_its_own(tmp_path):
     assert b"guess" not in seen[0][0]
 
 
+def test_headers_of_one_connection_are_not_passed_on(tmp_path):
+    back = b"connection: x-mine, close", b"x-mine: 1", b"x-kept: 2"
+    with routed(tmp_path, [answer(200, b"{}", *back)]) as (client, seen):
+        sent = {"connection": "keep-alive, X-Hop", "x-hop": "3", "x-through": "4"}
+        found = client.post("/v1/completions", json=BODY, headers=sent)
+    assert "x-mine" not in found.headers
+    assert found.headers["x-kept"] == "2"
+    assert b"x-hop" not in seen[0][0].lower()
+    assert b"x-through: 4" in seen[0][0].lower()
+
+
 def test_a_public_router_uses_no_engine_without_keys(tmp_path):
     with routed(tmp_path, [answer(200)], host="0.0.0.0") as (client, seen):
         port = client.base_url.port

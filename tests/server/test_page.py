@@ -1,8 +1,10 @@
 """The web page in Chromium: it streams, stops, shows what is going on, and calls nobody else."""
 
+import asyncio
 import json
 import os
 import re
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -81,7 +83,17 @@ def test_chat_streams(page):
     assert page.text_content(".turn.assistant")
 
 
-def test_stop_works(page, page_server):
+def test_stop_works(page, page_server, monkeypatch):
+    engine = page_server.server.engine
+    generate = engine.generate
+
+    async def slowly(request):
+        async with aclosing(generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(engine, "generate", slowly)  # or it may end before the browser looks
     set_max_tokens(page, 1500)
     page.eval_on_selector("#temperature", "input => input.value = 0")  # which meets no end token
     page.click("#tab-completion")

@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -124,6 +125,22 @@ def loading_bar(*, of_bytes: bool = True) -> Iterator[ProgressCallback]:
             bar.update(task, completed=done, total=total or None, description=label[:32])
 
         yield update
+
+
+@contextmanager
+def resumable_run(out: Path) -> Iterator[ProgressCallback]:
+    """A `loading_bar` of work whose finished parts are in ``out``; Ctrl-C says how to go on."""
+    try:
+        with loading_bar(of_bytes=False) as progress:
+            yield progress
+    except KeyboardInterrupt:
+        print(f"Stopped; --resume goes on with {out}.", file=sys.stderr)
+        raise
+
+
+def announce(what: object) -> None:
+    """A line about what comes, beside the output."""
+    error_console.print(f"{what}", markup=False)
 
 
 def progress_lines() -> ProgressCallback:

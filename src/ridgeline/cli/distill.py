@@ -1,10 +1,9 @@
 """``ridgeline distill``: a student that learns a teacher's answers, or the text itself."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from ridgeline.cli.display import loading_bar, output_console
+from ridgeline.cli.display import output_console, resumable_run
 from ridgeline.cli.model_quality import add_quality_options, print_quality, quality_documents
 from ridgeline.cli.options import Parser, add_settings, given_settings
 from ridgeline.compress.recipe import EMBEDDED
@@ -54,20 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
     documents = quality_documents(student, arguments)
     text = training_text(arguments.train_text, student.loaded)
     text.check_apart(documents)
-    try:
-        with loading_bar(of_bytes=False) as progress:
-            report = distill(
-                student,
-                teacher,
-                arguments.out,
-                recipe,
-                text,
-                resume=arguments.resume,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        print(f"Stopped; --resume goes on with {arguments.out}.", file=sys.stderr)
-        raise
+    with resumable_run(arguments.out) as progress:
+        report = distill(
+            student,
+            teacher,
+            arguments.out,
+            recipe,
+            text,
+            resume=arguments.resume,
+            progress=progress,
+        )
     output_console().print(
         f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights, {recipe.steps} steps of "
         f"{recipe.step_tokens:,} tokens ({text.source}: {len(text.tokens):,}), loss "

@@ -1,11 +1,10 @@
 """``ridgeline prune``: a model with zeros in its matrices, or a smaller one, and its quality."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.cli.display import error_console, loading_bar, output_console
+from ridgeline.cli.display import announce, output_console, resumable_run
 from ridgeline.cli.model_quality import (
     add_text_options,
     calibration,
@@ -45,20 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
     check_source(model)
     documents = quality_documents(model, arguments)
     text = calibration(model, recipe, arguments, documents) if recipe.is_calibrated else None
-    try:
-        with loading_bar(of_bytes=False) as progress:
-            report = prune(
-                model,
-                arguments.out,
-                recipe,
-                text,
-                resume=arguments.resume,
-                progress=progress,
-                announce=lambda need: error_console.print(f"{need}", markup=False),
-            )
-    except KeyboardInterrupt:
-        print(f"Stopped; --resume goes on with {arguments.out}.", file=sys.stderr)
-        raise
+    with resumable_run(arguments.out) as progress:
+        report = prune(
+            model,
+            arguments.out,
+            recipe,
+            text,
+            resume=arguments.resume,
+            progress=progress,
+            announce=announce,
+        )
     _print_report(report, recipe)
     if documents:
         print_quality(model, report.path, documents)

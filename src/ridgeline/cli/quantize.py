@@ -1,12 +1,11 @@
 """``ridgeline quantize``: a model folder in fewer bits, calibrated, with its quality measured."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.cli.config_file import ConfigFile
-from ridgeline.cli.display import error_console, loading_bar, output_console
+from ridgeline.cli.display import announce, output_console, resumable_run
 from ridgeline.cli.model_quality import (
     add_text_options,
     calibration,
@@ -61,20 +60,16 @@ def run(arguments: argparse.Namespace) -> int:
     check_source(model)
     documents = quality_documents(model, arguments)
     text = calibration(model, recipe, arguments, documents) if recipe.is_calibrated else None
-    try:
-        with loading_bar(of_bytes=False) as progress:
-            report = quantize(
-                model,
-                arguments.out,
-                recipe,
-                text,
-                resume=arguments.resume,
-                progress=progress,
-                announce=lambda need: error_console.print(f"{need}", markup=False),
-            )
-    except KeyboardInterrupt:
-        print(f"Stopped; --resume goes on with {arguments.out}.", file=sys.stderr)
-        raise
+    with resumable_run(arguments.out) as progress:
+        report = quantize(
+            model,
+            arguments.out,
+            recipe,
+            text,
+            resume=arguments.resume,
+            progress=progress,
+            announce=announce,
+        )
     _print_report(report, recipe, text)
     if documents:
         # The file leaves the head in float, for others; here it gets fewer bits, too.

@@ -1,11 +1,10 @@
 """``ridgeline train-adapter``: a LoRA adapter from text, or in the place of a prompt."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.cli.display import loading_bar, output_console
+from ridgeline.cli.display import output_console, resumable_run
 from ridgeline.cli.distill import add_training_options
 from ridgeline.cli.options import Parser, given_settings
 from ridgeline.cli.text_lines import read_texts
@@ -88,22 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
         unseen = examples[_UNSEEN - 1 :: _UNSEEN] or examples[-1:]
         seen = [each for each in examples if each not in unseen]
         identity["context"] = digest(examples)
-    try:
-        with loading_bar(of_bytes=False) as progress:
-            report = adapted.train(
-                arguments.out,
-                identity,
-                context_loss(adapted, seen, dtype)
-                if seen
-                else next_token_loss(adapted.adapted, dtype),
-                recipe,
-                ExampleStream(seen, windows, recipe.micro_batch_tokens) if seen else windows,
-                resume=arguments.resume,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        print(f"Stopped; --resume goes on with {arguments.out}.", file=sys.stderr)
-        raise
+    with resumable_run(arguments.out) as progress:
+        report = adapted.train(
+            arguments.out,
+            identity,
+            context_loss(adapted, seen, dtype) if seen else next_token_loss(adapted.adapted, dtype),
+            recipe,
+            ExampleStream(seen, windows, recipe.micro_batch_tokens) if seen else windows,
+            resume=arguments.resume,
+            progress=progress,
+        )
     console = output_console()
     console.print(
         f"{report.path}: {report.weights_bytes / 1e6:,.2f} MB, rank {adapted.rank}, "

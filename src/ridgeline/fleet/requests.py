@@ -50,8 +50,11 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 def end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers that are passed on, in either direction."""
-    return [each for each in headers if each[0] not in _HOP_BY_HOP]
+    """Headers that are passed on, in either direction: not those of one connection, which
+    ``Connection`` may name more of (RFC 9110, 7.6.1)."""
+    named = (name for key, value in headers if key == b"connection" for name in value.split(b","))
+    left_out = _HOP_BY_HOP.union(name.strip().lower() for name in named)
+    return [each for each in headers if each[0] not in left_out]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ridgeline.core.request import CompletionChunk
-from ridgeline.server.semantic.cache import SemanticCache
+from ridgeline.server.semantic.cache import MAX_ANSWER_BYTES, SemanticCache
 from ridgeline.server.semantic.policy import EntryThreshold, binomial_interval
 
 SCOPE = ("tenant", b"")
@@ -127,3 +127,22 @@ def test_scopes_and_entries_are_bounded_and_apart():
     assert cache.delete("tenant 1", found.entry.id)
     assert cache.delete_tenant("tenant 0") + cache.delete_tenant("tenant 1") == 19
     assert cache.num_entries == 0
+
+
+def test_one_tenant_drives_out_its_own_entries_alone_and_long_answers_are_not_kept():
+    draw = np.random.default_rng(0)
+    cache = SemanticCache(max_error=0.5, max_entries=10, audit=0.0)
+    few, many = ("few", b""), ("many", b"")
+    mine = unit(draw.normal(size=8))
+    cache.learn(few, cache.nearest(few, mine), chunk("mine"), is_right=False)
+    for number in range(30):
+        found = cache.nearest(many, unit(draw.normal(size=8)))
+        cache.learn(many, found, chunk(str(number)), is_right=False)
+    assert cache.nearest(few, mine).entry.answer.text == "mine"
+    assert cache.num_entries == 10
+    cache.delete_tenant("many")
+    long = unit(draw.normal(size=8))
+    cache.learn(many, cache.nearest(many, long), chunk("x" * MAX_ANSWER_BYTES), is_right=False)
+    assert cache.num_entries == 2
+    cache.learn(few, cache.nearest(few, long), chunk("é" * MAX_ANSWER_BYTES), is_right=False)
+    assert cache.num_entries == 2

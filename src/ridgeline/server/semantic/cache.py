@@ -1,7 +1,7 @@
 """`SemanticCache`: answers to questions that were like this one, while few enough are wrong."""
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +11,8 @@ import numpy.typing as npt
 from ridgeline.core.request import CompletionChunk
 from ridgeline.server.ids import new_id
 from ridgeline.server.semantic.policy import EntryThreshold, binomial_interval
+
+MAX_ANSWER_BYTES = 64 << 10  # of its text: longer ones are not kept
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +82,9 @@ class _Rows:
 
 
 class SemanticCache:
-    """Entries of all tenants, each found in its own scope alone; bounded in number.
+    """Entries of all tenants, each found in its own scope alone; bounded in number, and each in
+    size (`MAX_ANSWER_BYTES`). What has not been near longest goes first, of the tenant that has the
+    most.
 
     The answer of the nearest entry is given where the chance that it is wrong is at most
     ``max_error``. Some of these (``audit``, a share) are answered anew as well, later: once their
@@ -137,13 +141,17 @@ class SemanticCache:
             found.entry.threshold.observe(found.similarity, is_right)
             if is_right:
                 return
+        if len(answer.text.encode()) > MAX_ANSWER_BYTES:
+            return
         entry = SemanticEntry(scope, found.vector, answer)
         if scope not in self._rows:
             self._rows[scope] = _Rows(len(found.vector))
         self._rows[scope].add(entry)
         self._entries[entry.id] = entry
-        while len(self._entries) > self._max_entries:
-            self._drop(next(iter(self._entries.values())))
+        if len(self._entries) > self._max_entries:
+            held = Counter(entry.scope[0] for entry in self._entries.values())
+            largest = max(held, key=held.__getitem__)
+            self._drop(next(e for e in self._entries.values() if e.scope[0] == largest))
 
     def audited(self, found: Nearest, *, is_right: bool) -> None:
         """A hit was answered anew, and compared."""
