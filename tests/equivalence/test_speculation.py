@@ -128,12 +128,11 @@ def test_outputs_are_those_without(open_llm, expected, drafter, engine):
             num_accepted += accepted(outputs)
         scheduler = llm._engine.loop._scheduler
         assert (scheduler.num_preemptions > 0) == (engine == "tight")
-    # A choice by price has no room for drafts where steps take nine tokens; a window leaves little
-    # to look up; other packages promise nothing.
-    promises_none = drafter in part_names("drafters") or (
-        drafter.startswith("adaptive") and engine == "chunked"
-    )
-    assert promises_none or num_accepted > (10 if engine == "windowed" else 50)
+    is_adaptive = drafter.startswith("adaptive")
+    if drafter in part_names("drafters") or (is_adaptive and engine == "chunked"):
+        return  # which promise nothing; nine tokens a step leave no room that is worth it
+    fewest = 0 if is_adaptive else 10 if engine == "windowed" else 50  # windows: little to look up
+    assert num_accepted > fewest
 
 
 class TwoContinuations(NgramDrafter):
