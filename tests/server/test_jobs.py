@@ -1,6 +1,7 @@
 """Files and batches through the API: results equal online ones, states are legal."""
 
 import asyncio
+import dataclasses
 import errno
 import json
 import os
@@ -279,6 +280,21 @@ def with_key(server, letter):
     client = server.client()
     client.headers["authorization"] = f"Bearer {letter * 32}"
     return client
+
+
+def test_files_of_a_key_have_a_total(keyed, monkeypatch):
+    server = keyed.server
+    monkeypatch.setattr(server, "config", dataclasses.replace(server.config, file_storage_mib=1))
+    form = {"data": {"purpose": "user_data"}, "files": {"file": ("a", b"x" * 600_000)}}
+    with with_key(keyed, "a") as ours, with_key(keyed, "b") as theirs:
+        first = upload(ours, b"x" * 600_000, purpose="user_data")
+        refused = ours.post("/v1/files", **form)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "file_storage_limit")
+        upload(theirs, b"x" * (1 << 20), purpose="user_data")
+        assert theirs.post("/v1/files", **form).status_code == 413  # before it is read
+        assert ours.delete(f"/v1/files/{first['id']}").json()["deleted"]
+        assert ours.post("/v1/files", **form).status_code == 200
+        assert len(list(server.jobs.files._folder.iterdir())) == 2
 
 
 def test_deleting_a_tenant_removes_what_it_stored_and_nobody_elses(keyed, tmp_path):

@@ -81,6 +81,7 @@ class ServerConfig:
             server have too (ridgeline route): their streams go on elsewhere when it is lost.
         keep_responses_s: seconds for which responses are kept, so that previous_response_id finds
             them; without it none is.
+        file_storage_mib: files of a key's tenant in all, in MiB, beyond which it uploads no more.
         batch_concurrency: batch lines that run at once, at the lowest priority.
         batch_price_factor: what a batch token costs relative to an online one.
         price_input: price of 1M prompt tokens; with it, usage has the cost.
@@ -138,6 +139,7 @@ class ServerConfig:
     encryption_key_file: str | None = None
     router_key_file: str | None = None
     keep_responses_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
+    file_storage_mib: Annotated[int, Meta(ge=1, le=1 << 30)] = 10_240
     batch_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 8
     batch_price_factor: Annotated[float, Meta(ge=0, le=1e6)] = 0.5
     price_input: Price | None = None

@@ -100,12 +100,18 @@ class FileStore:
         size = write_durably(path, write, encryption, _content_name(tenant, file_id))
         return self._insert(db, file_id, tenant, filename, purpose, size)
 
+    async def check_room(self, tenant: str, limit: int) -> None:
+        """That a tenant's files leave room for one more; ApiError 413 if not."""
+        await self._database.run(lambda db: _check_room(db, tenant, limit - 1))
+
     async def adopt(
-        self, file_id: str, tenant: str, filename: str, purpose: str, size: int
+        self, file_id: str, tenant: str, filename: str, purpose: str, size: int, *, limit: int
     ) -> StoredFile:
-        """Take over an upload that is complete and synced."""
+        """Take over an upload that is complete and synced; ApiError 413 if the tenant's files would
+        take more than ``limit`` bytes."""
 
         def work(db: sqlite3.Connection) -> StoredFile:
+            _check_room(db, tenant, limit - size)
             self._database.on_rollback(self.path(file_id).unlink)
             self.temporary(file_id).rename(self.path(file_id))
             sync_folder(self._folder)
@@ -218,6 +224,15 @@ class FileStore:
             self.path(file_id).unlink()
         with contextlib.suppress(DiskError):  # the next deletion tries again
             await self._database.erase()
+
+
+def _check_room(db: sqlite3.Connection, tenant: str, most: int) -> None:
+    (held,) = db.execute(
+        "SELECT COALESCE(SUM(bytes), 0) FROM files WHERE tenant = ?", (tenant,)
+    ).fetchone()
+    if held > most:
+        text = f"Your files take {held / (1 << 20):.1f} MiB, which leaves no room; delete some."
+        raise ApiError(413, text, code="file_storage_limit")
 
 
 def _content_name(tenant: str, file_id: str) -> str:

@@ -16,7 +16,8 @@ PURPOSES = ("batch", "user_data")
 async def upload_file(call: Call, receive: Receive) -> Reply:
     """Store a file; once this answers, a crash does not lose it."""
     files, tenant, file_id = call.server.jobs.files, call.caller.tenant, new_id("file-")
-    temporary = files.temporary(file_id)
+    temporary, limit = files.temporary(file_id), call.server.config.file_storage_mib << 20
+    await files.check_room(tenant, limit)
     try:
         upload = Upload(
             call.headers.get(b"content-type", b""),
@@ -31,7 +32,8 @@ async def upload_file(call: Call, receive: Receive) -> Reply:
             if unknown.startswith("expires_after"):
                 raise bad_request(f"{unknown}: files do not expire; delete them.", "expires_after")
             raise bad_request(f"{unknown}: this field is not known.", unknown)
-        file = await files.adopt(file_id, tenant, upload.filename or "upload", purpose, upload.size)
+        name = upload.filename or "upload"
+        file = await files.adopt(file_id, tenant, name, purpose, upload.size, limit=limit)
     finally:
         await call.server.in_thread(lambda: temporary.unlink(missing_ok=True))
     return Reply(body=file.json())
