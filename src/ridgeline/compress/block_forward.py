@@ -58,6 +58,7 @@ class BlockForward(TokenOps):
             ),
         )
         self._lengths = lengths
+        self._kv: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by layer
         if x_TD is not None:
             self.buffers["x"] = x_TD
 
@@ -71,7 +72,7 @@ class BlockForward(TokenOps):
         """Run one op; the head leaves logits ``[T, V]`` in the buffer ``logits``."""
         match op:
             case ops.KVWrite():
-                pass
+                self._kv[op.layer] = self.buffers["k"], self.buffers.get("v")
             case ops.Attend() | ops.LatentAttend():
                 self.buffers["h"] = torch.cat(list(self._attended(op))).flatten(1)
             case ops.ShortConv():
@@ -99,10 +100,10 @@ class BlockForward(TokenOps):
 
     def _attended(self, op: ops.Attend | ops.LatentAttend) -> Iterator[torch.Tensor]:
         """Attention output ``[S, H, v]`` of some rows of each sequence after the other."""
-        first = 0
+        first, (k_TKd, v_TKd) = 0, self._kv[op.layer]
         for length in self._lengths:
             part = slice(first, first + length)
-            q_SHd, k_CKd = self.buffers["q"][part], self.buffers["k"][part]
+            q_SHd, k_CKd = self.buffers["q"][part], k_TKd[part]
             for start in range(0, length, _QUERY_ROWS):
                 stop = min(start + _QUERY_ROWS, length)
                 low = 0 if op.window is None else max(0, start - op.window + 1)
@@ -116,10 +117,11 @@ class BlockForward(TokenOps):
                 if isinstance(op, ops.LatentAttend):
                     yield latent.attend(op, rows, k_CKd[low:stop], seen, self._weight)
                 else:
+                    assert v_TKd is not None
                     yield kernels.attend(
                         rows,
                         k_CKd[low:stop],
-                        self.buffers["v"][part][low:stop],
+                        v_TKd[part][low:stop],
                         seen,
                         scale=op.scale,
                         cap=op.softcap,

@@ -10,6 +10,7 @@ from ridgeline.compress.block_forward import BlockForward, Key, layer_ops, seein
 from ridgeline.core import ops
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import UnsupportedModelError
+from ridgeline.core.spec import shares_kv
 from ridgeline.engine.loading import LoadedModel, load_model
 from ridgeline.evaluation import Document, LogProbabilities, log_softmax
 from ridgeline.kernels.tensors import as_tensor
@@ -30,13 +31,19 @@ class LayeredModel:
         """Find a model and read all but its weights.
 
         Raises:
-            ModelFileError, MachineError: as `load_model`; it is an encoder or a classifier.
+            ModelFileError, MachineError: as `load_model`; it is an encoder or a classifier, or its
+                layers share KV.
         """
         loaded = load_model(EngineConfig(model=name, dtype="float32", offline=offline))
         if not loaded.model.spec.has_head:
             raise UnsupportedModelError(
                 "Models that generate no text are not calibrated; --quantization int8 quantizes "
                 "them as they are loaded."
+            )
+        if shares_kv(loaded.model.spec):
+            raise UnsupportedModelError(
+                "Models whose layers read K and V of other layers are not calibrated layer by "
+                "layer; --quantization int8 quantizes them as they are loaded."
             )
         return cls(loaded=loaded, runs=tuple(layer_ops(loaded.model.ops)))
 

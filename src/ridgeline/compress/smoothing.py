@@ -62,7 +62,7 @@ def _reading(op: ops.Op) -> Iterator[ops.Weight]:
     """The matrices of an op that multiply its source."""
     match op:
         case ops.QKVProject():
-            yield from (op.query, op.key, op.value)
+            yield from (weight for weight in (op.query, op.key, op.value) if weight is not None)
         case ops.LatentProject():
             yield from (op.query_latent or op.query, op.latent)
         case ops.MLP():

@@ -128,13 +128,14 @@ class Norm:
 class QKVProject:
     """q[T, H, d], k[T, K, d], v[T, K, d] = src[T, D] times three matrices, plus biases if any.
 
-    ``clip`` bounds the results to [−clip, clip].
+    ``clip`` bounds the results to [−clip, clip]. Of a layer that reads the K and V of another it
+    is q alone: there are no other matrices, and K is 0.
     """
 
     facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
     query: Product
-    key: KVProduct
-    value: KVProduct
+    key: KVProduct | None
+    value: KVProduct | None
     query_bias: Bias | None
     key_bias: KVBias | None
     value_bias: KVBias | None
@@ -169,12 +170,12 @@ class LatentProject:
 class HeadNorm:
     """Normalise each head of q[T, H, d] and of k[T, K, d], or all heads together, by ``scope``.
 
-    Biases have the shapes of the gains.
+    Biases have the shapes of the gains. Without ``key`` K is 0.
     """
 
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
     query: Gain
-    key: Gain
+    key: Gain | None
     spec: NormSpec
     num_heads: int
     num_kv_heads: int
@@ -186,7 +187,7 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotate q[T, H, d] and k[T, K, d] by their positions.
+    """Rotate q[T, H, d] and k[T, K, d] by their positions; K may be 0.
 
     ``query_start`` and ``key_start`` are the first elements of a head that are rotated;
     ``head_dim`` and ``key_dim`` the whole widths of a head of q and of k.

@@ -150,7 +150,10 @@ class AttentionSpec:
     positions, or if ``norm_after_rope`` behind them (Hunyuan). ``bidirectional``: a token sees
     those after it, too, as far as those before it (encoders); then nothing of it is cached.
     ``output_gate``: each head's output is multiplied by the sigmoid of a projection of the layer's
-    input (Qwen3-Next), biased if q is.
+    input (Qwen3-Next), biased if q is. ``kv_layer``: the earlier layer whose K and V this one reads
+    instead of its own (cross-layer attention, Brandon et al. 2024, arXiv 2405.12981); it has no
+    matrices, biases and norm for K and V, and nothing of it is cached. KV heads, head width and
+    window are that layer's.
     """
 
     num_heads: int
@@ -170,6 +173,7 @@ class AttentionSpec:
     bidirectional: bool = False
     query_growth: QueryGrowth | None = None
     output_gate: bool = False
+    kv_layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,7 +455,9 @@ def _state_elements(spec: StateSpec, hidden_size: int) -> int:
 
 
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
-    """The KV groups of a model, in order of their first layer; bidirectional layers are in none.
+    """The KV groups of a model, in order of their first layer.
+
+    Layers that are bidirectional, or read the K and V of another, are in none.
 
     A pipeline's stage has all groups, each with those of its layers that are the stage's.
     """
@@ -459,9 +465,9 @@ def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     for index, layer in enumerate(spec.layers):
         mixer = layer.attention
         if isinstance(mixer, MLASpec) or (
-            isinstance(mixer, AttentionSpec) and not mixer.bidirectional
+            isinstance(mixer, AttentionSpec) and not mixer.bidirectional and mixer.kv_layer is None
         ):
-            members.setdefault(_kv_shape(mixer), []).append(index)
+            members.setdefault(kv_shape(mixer), []).append(index)
     return tuple(
         KVGroup(
             layers=tuple(layer for layer in layers if layer in spec.layers_here),
@@ -474,7 +480,13 @@ def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     )
 
 
-def _kv_shape(attention: AttentionSpec | MLASpec) -> tuple[int, int, int, int | None]:
+def shares_kv(spec: ModelSpec) -> bool:
+    """Whether some layers read the K and V of others."""
+    mixers = (layer.attention for layer in spec.layers)
+    return any(isinstance(each, AttentionSpec) and each.kv_layer is not None for each in mixers)
+
+
+def kv_shape(attention: AttentionSpec | MLASpec) -> tuple[int, int, int, int | None]:
     """KV heads, widths of K and V, and the window."""
     if isinstance(attention, MLASpec):
         return 1, attention.latent_dim + attention.rope_dim, 0, None

@@ -12,7 +12,7 @@ from ridgeline.core.parts import load_part, part_names
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
 from ridgeline.core.settings.reading import default_of
-from ridgeline.core.spec import state_group
+from ridgeline.core.spec import shares_kv, state_group
 from ridgeline.executors.cpu.traits import TRAITS as CPU
 from ridgeline.executors.cuda.traits import TRAITS as CUDA
 from ridgeline.executors.reference.traits import TRAITS as REFERENCE
@@ -51,6 +51,7 @@ def default_executor(
     dtype: str | None = None,
     encodes: bool = False,
     has_states: bool = False,
+    has_shared_kv: bool = False,
 ) -> str:
     """The name that ``auto`` stands for: the fastest that runs here and can do what is asked."""
     return next(
@@ -60,6 +61,7 @@ def default_executor(
         and block_tokens % traits.block_multiple == 0
         and (traits.runs_encoders or not encodes)
         and (traits.keeps_states or not has_states)
+        and (traits.shares_kv or not has_shared_kv)
         and traits.is_here()
     )
 
@@ -81,6 +83,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
             dtype=target.dtype,
             encodes=encodes,
             has_states=state_group(target.spec) is not None,
+            has_shared_kv=shares_kv(target.spec),
         )
     traits = executor_traits(name)
     if encodes and not traits.runs_encoders:
@@ -88,7 +91,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
             f"The {name} executor runs models that generate text, and this one of type "
             f"{target.spec.model_type} is an encoder or a classifier; use the cpu executor."
         )
-    _check_states(models, config, traits)
+    _check_caches(models, config, traits)
     for owner in _TRAITS.values():
         for field in () if owner is traits or owner.settings is None else fields(owner.settings):
             if getattr(config, field.name) not in (default_of(field), "off"):
@@ -140,12 +143,18 @@ def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:
         )
 
 
-def _check_states(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:
+def _check_caches(models: Models, config: EngineConfig, traits: ExecutorTraits) -> None:
     """
     Raises:
-        SettingsError: a model keeps states, which something that is set cannot deal with.
+        SettingsError: a model keeps states or shares KV among layers, which something that is set
+            cannot deal with.
     """
     for role, model in models.items():
+        if not traits.shares_kv and shares_kv(model.spec):
+            raise SettingsError(
+                f"Layers of the family {model.spec.model_type} read K and V of other layers, which "
+                f"the {traits.name} executor does not support; use the cpu executor."
+            )
         if state_group(model.spec) is None:
             continue
         family = model.spec.model_type

@@ -56,6 +56,7 @@ class ExecutorTraits:
         compresses_kv: whether a request may leave tokens out of its KV.
         streams_weights: whether weights may stay on disk between steps.
         keeps_states: whether it runs models with states of sequences beside KV.
+        shares_kv: whether it runs models some of whose layers read the K and V of others.
         device_bytes: all memory of the device that holds weights and KV; ``None`` for the host's.
     """
 
@@ -81,6 +82,7 @@ class ExecutorTraits:
     compresses_kv: bool = True
     streams_weights: bool = False
     keeps_states: bool = True
+    shares_kv: bool = True
     device_bytes: Callable[[], float | None] = lambda: None
 
     def check_formats(self, weights: NumberFormat | None, kv: NumberFormat | None) -> None:

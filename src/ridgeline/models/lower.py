@@ -43,7 +43,8 @@ from ridgeline.core.spec import (
     NormScope,
     NormSpec,
     ShortConvSpec,
-    cache_groups,
+    kv_groups,
+    kv_shape,
     state_group,
 )
 from ridgeline.models.lower_latent import latent_attention_ops
@@ -56,9 +57,7 @@ def lower(spec: ModelSpec) -> tuple[Op, ...]:
     ``cache_groups(spec)``."""
     embed = Weight(name="embed", shape=(spec.vocab_size, spec.hidden_size))
     head = embed if spec.tie_embeddings else Weight(name="head", shape=embed.shape)
-    group_of = {
-        layer: index for index, group in enumerate(cache_groups(spec)) for layer in group.layers
-    }
+    group_of = _groups_of_layers(spec)
     states = state_group(spec)
     ops: list[Op] = []
     if spec.layers_here.start:
@@ -83,6 +82,23 @@ def lower(spec: ModelSpec) -> tuple[Op, ...]:
     bias = Weight(name="head_bias", shape=(spec.vocab_size,)) if spec.head_bias else None
     ops.append(Head(weight=head, softcap=spec.logit_softcap, bias=bias, scale=spec.logit_scale))
     return tuple(ops)
+
+
+def _groups_of_layers(spec: ModelSpec) -> dict[int, int]:
+    """The group that each layer's K and V are in, its own or those that it reads."""
+    groups = enumerate(kv_groups(replace(spec, stage=None)))
+    group_of = {layer: index for index, group in groups for layer in group.layers}
+    for index, layer in enumerate(spec.layers):
+        own = layer.attention
+        if isinstance(own, AttentionSpec) and own.kv_layer is not None:
+            assert own.kv_layer < index, "K and V of a layer that comes later"
+            source = spec.layers[own.kv_layer].attention
+            assert isinstance(source, AttentionSpec), "K and V that are not stored as such"
+            assert source.kv_layer is None, "K and V of a layer without"
+            assert not own.bidirectional
+            assert kv_shape(own) == kv_shape(source), "K and V of another shape or window"
+            group_of[index] = group_of[own.kv_layer]
+    return group_of
 
 
 def _embed(spec: ModelSpec, embed: Weight) -> Embed:
@@ -114,6 +130,11 @@ def _norm(src: str, dst: str, name: str, width: int, spec: NormSpec) -> Norm:
 
 def _is_gated(layer: LayerSpec) -> bool:
     return isinstance(layer.attention, AttentionSpec) and layer.attention.output_gate
+
+
+def _own_kv_heads(spec: AttentionSpec) -> int:
+    """KV heads that the layer computes."""
+    return spec.num_kv_heads if spec.kv_layer is None else 0
 
 
 class _Layer:
@@ -193,17 +214,21 @@ class _Layer:
 
     def attention(self, spec: AttentionSpec, src: str) -> list[Op]:
         q_width = spec.num_heads * spec.head_dim
-        kv_width = spec.num_kv_heads * spec.head_dim
+        own_kv_heads = _own_kv_heads(spec)
+        kv_width = own_kv_heads * spec.head_dim
+        key, value = (self.weight(name, kv_width, self.hidden_size) for name in "kv")
+        key_bias, value_bias = (self.weight(f"{name}_bias", kv_width) for name in "kv")
+        has_bias = spec.qkv_bias and own_kv_heads > 0
         ops: list[Op] = [
             QKVProject(
                 query=self.weight("q", q_width, self.hidden_size),
-                key=self.weight("k", kv_width, self.hidden_size),
-                value=self.weight("v", kv_width, self.hidden_size),
+                key=key if own_kv_heads else None,
+                value=value if own_kv_heads else None,
                 query_bias=self.weight("q_bias", q_width) if spec.qkv_bias else None,
-                key_bias=self.weight("k_bias", kv_width) if spec.qkv_bias else None,
-                value_bias=self.weight("v_bias", kv_width) if spec.qkv_bias else None,
+                key_bias=key_bias if has_bias else None,
+                value_bias=value_bias if has_bias else None,
                 num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
+                num_kv_heads=own_kv_heads,
                 head_dim=spec.head_dim,
                 src=src,
                 clip=spec.qkv_clip,
@@ -229,7 +254,7 @@ class _Layer:
             return [*ops, both_ways, out]
         assert self.group is not None
         attend = Attend(
-            layer=self.index,
+            layer=self.index if spec.kv_layer is None else spec.kv_layer,
             group=self.group,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
@@ -252,7 +277,7 @@ class _Layer:
             if growth is None
             else (GrowQueries(growth=growth, num_heads=spec.num_heads, head_dim=spec.head_dim),)
         )
-        ops += [write, *grow, attend]
+        ops += [*((write,) if own_kv_heads else ()), *grow, attend]
         if spec.output_gate:
             bias = self.weight("gate_heads_bias", q_width) if spec.qkv_bias else None
             gate = self.weight("gate_heads", q_width, self.hidden_size)
@@ -273,7 +298,7 @@ class _Layer:
             rope = Rope(
                 spec=spec.rope,
                 num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
+                num_kv_heads=_own_kv_heads(spec),
                 head_dim=spec.head_dim,
                 key_dim=spec.head_dim,
             )
@@ -293,16 +318,18 @@ class _Layer:
                     return self.weight(name, heads * spec.head_dim)
 
         assert norm.gain
+        own_kv_heads = _own_kv_heads(spec)
+        has_bias = norm.bias and own_kv_heads > 0
         return HeadNorm(
             query=gain("q_norm", spec.num_heads),
-            key=gain("k_norm", spec.num_kv_heads),
+            key=gain("k_norm", own_kv_heads) if own_kv_heads else None,
             spec=norm,
             num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
+            num_kv_heads=own_kv_heads,
             head_dim=spec.head_dim,
             scope=spec.qk_norm_scope,
             query_bias=gain("q_norm_bias", spec.num_heads) if norm.bias else None,
-            key_bias=gain("k_norm_bias", spec.num_kv_heads) if norm.bias else None,
+            key_bias=gain("k_norm_bias", own_kv_heads) if has_bias else None,
         )
 
     def mlp(self, spec: MLPSpec, src: str) -> MLP:

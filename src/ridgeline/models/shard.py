@@ -40,6 +40,7 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
     """
     tensor, _, stage, _ = layout.coordinates(rank)
     spec = replace(spec, stage=layout.layers_of(stage))
+    _check_shared_kv(spec)
     if layout.tensor == 1:
         return Shard(spec=spec, ops=lower(spec), rows={})
     parts = _Parts(spec, layout.tensor, tensor)
@@ -48,6 +49,18 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
         ops=tuple(part for op in lower(spec) for part in parts.of(op)),
         rows=parts.rows,
     )
+
+
+def _check_shared_kv(spec: ModelSpec) -> None:
+    """Refuse a stage one of whose layers reads the K and V of a layer before the stage."""
+    for layer in spec.layers_here:
+        attention = spec.layers[layer].attention
+        source = attention.kv_layer if isinstance(attention, AttentionSpec) else None
+        if source is not None and source not in spec.layers_here:
+            raise SettingsError(
+                f"Layer {layer} of this {spec.model_type} model reads K and V of layer {source}, "
+                "which another stage of the pipeline would have; lower pipeline_parallel_size."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +150,8 @@ class _Parts:
         own = replace(
             op,
             query=self.part(op.query, q),
-            key=self.part(op.key, kv),
-            value=self.part(op.value, kv),
+            key=self.optional(op.key, kv),
+            value=self.optional(op.value, kv),
             query_bias=self.optional(op.query_bias, q),
             key_bias=self.optional(op.key_bias, kv),
             value_bias=self.optional(op.value_bias, kv),
@@ -153,7 +166,7 @@ class _Parts:
             op = replace(
                 op,
                 query=self.part(op.query, q),
-                key=self.part(op.key, kv),
+                key=self.optional(op.key, kv),
                 query_bias=self.optional(op.query_bias, q),
                 key_bias=self.optional(op.key_bias, kv),
             )
@@ -237,7 +250,9 @@ class _Parts:
         return self.own(self.borders(num_heads)), self.kv_heads(num_kv_heads)
 
     def kv_heads(self, num_kv_heads: int) -> Range:
-        """This rank's KV heads: one of them, if there are fewer than ranks."""
+        """This rank's KV heads: one of them, if there are fewer than ranks, but for none."""
+        if not num_kv_heads:
+            return 0, 0
         first = self.rank * num_kv_heads // self.num_ranks
         return first, max(first + 1, (self.rank + 1) * num_kv_heads // self.num_ranks)
 

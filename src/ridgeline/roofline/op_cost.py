@@ -99,7 +99,8 @@ class _Pricing:
 
     def kv_heads(self, op: QKVProject | HeadNorm | Rope | KVWrite | AttentionOp) -> float:
         """KV heads that this rank holds."""
-        return op.num_kv_heads / num_kv_parts(op.num_kv_heads, self.model.layout)
+        heads = op.num_kv_heads  # none of a layer that reads those of another
+        return heads / num_kv_parts(heads, self.model.layout) if heads else 0.0
 
     def kv_row_bytes(self, op: KVWrite | AttentionOp) -> float:
         """Of K and V of a token in one layer, on this rank."""

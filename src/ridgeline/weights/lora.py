@@ -114,10 +114,12 @@ def adaptable(
             case OutProject():
                 weights = [op.weight]
             case MLP():
-                weights = [weight for weight in (op.gate, op.up, op.down) if weight is not None]
+                weights = [op.gate, op.up, op.down]
             case _:
                 continue
         for weight in weights:
+            if weight is None:
+                continue
             source = sources[weight.name]
             for name in (source.name, *source.other_names):
                 users.setdefault(name.removesuffix(".weight"), []).append((weight, source))

@@ -35,6 +35,7 @@ from ridgeline.kernels.cpu.structs import (
     Buffer,
     GatedDelta,
     Linear,
+    Matrix,
     Norm,
     Routing,
 )
@@ -210,8 +211,8 @@ class Program:
             case ops.QKVProject():
                 library.rl_add_qkv(
                     handle, _BUFFERS[op.src], self._linear(op.query, op.query_bias),
-                    self._linear(op.key, op.key_bias), self._linear(op.value, op.value_bias),
-                    op.clip or 0.0,
+                    self._or_empty(op.key, op.key_bias, op.query),
+                    self._or_empty(op.value, op.value_bias, op.query), op.clip or 0.0,
                 )  # fmt: skip
             case ops.HeadNorm():
                 library.rl_add_head_norm(
@@ -384,6 +385,16 @@ class Program:
     def _optional(self, weight: ops.Weight | None, bias: ops.Weight | None) -> Any:
         return None if weight is None else self._linear(weight, bias)
 
+    def _or_empty(
+        self, weight: ops.Weight | None, bias: ops.Weight | None, like: ops.Weight
+    ) -> Any:
+        """A product, or one without rows of a matrix like another."""
+        if weight is not None:
+            return self._linear(weight, bias)
+        empty = Matrix.from_buffer_copy(self._packed(like).struct)
+        empty.rows = 0
+        return self._keep(Linear(matrix=empty))
+
     def _stack(self, name: str, bias: ops.Weight | None) -> Any:
         """One product for each matrix of a stack, with the rows of a stacked bias."""
         matrices = self._weights.matrices[name]
@@ -466,8 +477,8 @@ def _widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
         match op:
             case ops.QKVProject():
                 at_least(Buffer.QUERY, op.query.shape[0])
-                at_least(Buffer.KEY, op.key.shape[0])
-                at_least(Buffer.VALUE, op.value.shape[0])
+                for buffer, weight in ((Buffer.KEY, op.key), (Buffer.VALUE, op.value)):
+                    at_least(buffer, 0 if weight is None else weight.shape[0])
             case ops.LatentProject():
                 at_least(Buffer.QUERY, op.query.shape[0])
                 at_least(Buffer.KEY, op.latent.shape[0])

@@ -166,7 +166,7 @@ class CallList:
             (op.key, "k", op.num_kv_heads),
             (op.value, "v", op.num_kv_heads),
         )
-        product = self._linear([weight for weight, _, _ in parts], op.query_bias)
+        product = self._linear([weight for weight, _, _ in parts if weight], op.query_bias)
         widths = [heads * op.head_dim for _, _, heads in parts]
         source = "x" if norm is not None else op.src
 

@@ -79,6 +79,7 @@ def _device_bytes() -> float:
 TRAITS = ExecutorTraits(
     name="cuda",
     keeps_states=False,
+    shares_kv=False,
     create=_create,
     is_here=lambda: missing_for_gpu() is None,
     missing=missing_for_gpu,

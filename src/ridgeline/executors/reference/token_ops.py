@@ -90,6 +90,8 @@ class TokenOps:
                 buffers["h"] = buffers["h"] * torch.sigmoid(gate)
             case ops.HeadNorm():
                 for name, ref, add in (("q", op.query, op.query_bias), ("k", op.key, op.key_bias)):
+                    if ref is None:
+                        continue
                     buffers[name] = kernels.normalise_heads(
                         buffers[name],
                         self._weight(ref),
@@ -99,7 +101,8 @@ class TokenOps:
                     )
             case ops.Rope():
                 tables = self._rope_tables(op.spec)
-                for name, start in (("q", op.query_start), ("k", op.key_start)):
+                keys = (("k", op.key_start),) if op.num_kv_heads else ()
+                for name, start in (("q", op.query_start), *keys):
                     buffers[name] = kernels.rotate(
                         buffers[name], tables, start=start, interleaved=op.spec.interleaved
                     )
@@ -176,6 +179,8 @@ class TokenOps:
             ("k", op.key, op.key_bias, op.num_kv_heads),
             ("v", op.value, op.value_bias, op.num_kv_heads),
         ):
+            if weight is None:
+                continue
             rows = self._linear(self.buffers[op.src], weight, bias)
             if op.clip is not None:
                 rows = rows.clamp(-op.clip, op.clip)
