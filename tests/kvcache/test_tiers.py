@@ -17,7 +17,6 @@ def make_entry(number: int, *, tenant: str = "t", size: int = 1000) -> Entry:
         key=number.to_bytes(32, "big"),
         root_key=b"r" * 32,
         uid=number.to_bytes(16, "big"),
-        parent_uid=b"p" * 16,
         tenant=tenant,
         token_ids=(number, 2, 3),
         sizes=(size // 4, size - size // 4),
@@ -53,7 +52,6 @@ def test_what_is_put_is_found_and_equal(make_tier):
         key = entry.header.key
         assert tier.may_have(key)
         assert tier.get(key) == entry
-        assert tier.header(key) == entry.header
         assert entry.of_group(0) + entry.of_group(1) == entry.kv
     assert tier.usage().num_entries == 5
     assert not tier.may_have(b"x" * 32)
@@ -224,7 +222,6 @@ def test_an_encrypted_tier_is_found_again_with_its_key_only(tmp_path, encrypted)
     for entry in entries:
         tier.put(entry)
     assert tier.get(entries[0].header.key) == entries[0]
-    assert tier.header(entries[0].header.key) == entries[0].header
     assert encrypted().get(entries[1].header.key) == entries[1]
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("*/*.kv"))
     for plain in (entries[0].kv[:16], entries[1].kv[-16:], b"somebody", b"RLKV"):

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = ServerConfig(**given_settings(arguments, ServerConfig))
     # By priority, so that batch jobs run in what online requests leave; tenants share.
     settings = {"scheduling_policy": "priority"} | engine_settings(arguments)
-    if "kv_disk_tier_path" not in settings:
+    if settings.keys().isdisjoint(("kv_disk_tier_path", "kv_redis_url")):
         settings.pop("encryption_key_file", None)  # it is the data folder's then
     engine_config = with_overrides(EngineConfig(model=arguments.model), **settings)
     opens = webbrowser.open if arguments.open else None

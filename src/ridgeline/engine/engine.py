@@ -82,6 +82,9 @@ class Engine:
         self.speculation = make_speculation(
             config, resolved, self.executor, constraints=self.grammars, price=price
         )
+        digest = kv_digest(
+            config, self.executor, spec=spec, dtype=resolved.dtype, folder=loaded.folder
+        )
         self.scheduler = Scheduler(
             SchedulerConfig.of_engine(
                 config,
@@ -91,15 +94,13 @@ class Engine:
             ),
             self.speculation,
             price=price,
-            transfers=make_transfers(config, self.executor),
+            transfers=make_transfers(config, self.executor, digest),
         )
         self.info = EngineInfo(
             name=loaded.name,
             spec=spec,
             config=resolved,
-            kv_digest=kv_digest(
-                config, self.executor, spec=spec, dtype=resolved.dtype, folder=loaded.folder
-            ),
+            kv_digest=digest,
             tokenizer=loaded.tokenizer,
             eos_token_ids=loaded.eos_token_ids,
             chat_template=loaded.chat_template,

@@ -1,38 +1,52 @@
 """KV tiers as the configuration wants them, and the name of what KV is interchangeable."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.encryption import Encryption
 from ridgeline.core.protocols import Executor
+from ridgeline.core.settings.kv import REDIS_PASSWORD
 from ridgeline.core.spec import ModelSpec
 from ridgeline.kvcache import PrefixCache
-from ridgeline.kvcache.tiers import DiskTier, RamTier, Tier, Transfers
+from ridgeline.kvcache.tiers import DiskTier, RamTier, RedisTier, Tier, Transfers
+from ridgeline.roofline.storage import cache_folder
 from ridgeline.weights.digest import content_digest
 
 _KNOWN_DIGESTS = "weights.json"
 
 
 def make_transfers(
-    config: EngineConfig, executor: Executor
+    config: EngineConfig, executor: Executor, digest: str
 ) -> Callable[[PrefixCache], Transfers] | None:
-    """What `Scheduler` takes as ``transfers``; ``None`` without tiers.
+    """What `Scheduler` takes as ``transfers``; ``None`` without tiers. ``digest``: `kv_digest`.
 
     Raises:
         DiskError: the disk tier's folder cannot be used.
-        SettingsError: the encryption key cannot be used.
+        MissingDependencyError: a package that a tier needs is not installed.
+        SettingsError: the encryption key or the Redis server cannot be used.
     """
+    encryption = Encryption.from_file(config.encryption_key_file)
     tiers: list[Tier] = []
     if config.kv_ram_tier_bytes:
         tiers.append(RamTier(config.kv_ram_tier_bytes, ttl_s=config.kv_ttl_s))
     if config.kv_disk_tier_path is not None:
         folder = Path(config.kv_disk_tier_path)
-        encryption = Encryption.from_file(config.encryption_key_file)
         tiers.append(
             DiskTier(
                 folder, config.kv_disk_tier_bytes, ttl_s=config.kv_ttl_s, encryption=encryption
+            )
+        )
+    if config.kv_redis_url is not None:
+        tiers.append(
+            RedisTier(
+                config.kv_redis_url,
+                namespace=digest,
+                password=os.environ.get(REDIS_PASSWORD),
+                ttl_s=config.kv_ttl_s,
+                encryption=encryption,
             )
         )
     if not tiers:
@@ -45,7 +59,7 @@ def kv_digest(
 ) -> str:
     """Names all that KV depends on beside prompt, adapter slot and salt.
 
-    Within one engine that is the layout. With a disk tier, which other engines read, it is also
+    Within one engine that is the layout. With tiers that other engines read, it is also
     the weights and the adapters (all bytes of their files), the spec, and what computes with them
     in which formats: the executor, its kernels and dtype, and the quantization on load.
 
@@ -53,11 +67,13 @@ def kv_digest(
         DiskError: the weights cannot be read again.
     """
     layout = executor.kv_layout().digest
-    if config.kv_disk_tier_path is None:
+    folder_of_tier = config.kv_disk_tier_path
+    if folder_of_tier is None and config.kv_redis_url is None:
         return layout
     paths = [] if folder is None or config.load_format == "dummy" else [folder]
     paths += map(Path, config.adapters.values())
-    weights = content_digest(paths, memory=Path(config.kv_disk_tier_path) / _KNOWN_DIGESTS)
+    memory = cache_folder() if folder_of_tier is None else Path(folder_of_tier)
+    weights = content_digest(paths, memory=memory / _KNOWN_DIGESTS)
     random_weights = (config.load_format, config.seed if config.load_format == "dummy" else 0)
     computed = (executor.name, executor.kernels, dtype, config.quantization)
     parts = (layout, weights, random_weights, spec, *computed)

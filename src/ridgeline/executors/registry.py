@@ -169,6 +169,7 @@ def _check_caches(models: Models, config: EngineConfig, traits: ExecutorTraits) 
             "kv_ram_tier_bytes": config.kv_ram_tier_bytes > 0,
             "tensor_parallel_size": config.tensor_parallel_size > 1,
             "kv_disk_tier_path": config.kv_disk_tier_path is not None,
+            "kv_redis_url": config.kv_redis_url is not None,
         }
         for name, is_set in lacking.items():
             if is_set:

@@ -10,7 +10,7 @@ from ridgeline.core.plan import BlockCopy, BlockTableUpdate, StateSave
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache
 from ridgeline.kvcache.sequence_states import SequenceStates
-from ridgeline.kvcache.tiers import Load, Transfers
+from ridgeline.kvcache.tiers import Load, Look, Transfers
 
 _NEVER = sys.maxsize
 
@@ -145,24 +145,37 @@ class SequenceKV:
             marks = (num_nodes * size, (len(token_ids) - 1) // size * size)
             self._states.start_from(checkpoint, self.num_computed, marks)
 
+    def look_for_rest(self, token_ids: Sequence[int]) -> Look | None:
+        """Have tiers that are unsure find out what they have after the prefix that is reused.
+
+        Meanwhile the sequence holds nothing; ``None`` where all is known.
+        """
+        if self._transfers is None or self._root_key is None:
+            return None
+        look = self._transfers.look(self._root_key, Match(self._nodes, self._tables), token_ids)
+        if look is not None:
+            self.release()
+        return look
+
     def load_rest(
-        self, token_ids: Sequence[int], is_worth: Callable[[int, int], bool]
+        self, token_ids: Sequence[int], compute_s: Callable[[int, int], float]
     ) -> Load | None:
         """Start to load what tiers have after the prefix that is reused.
 
-        ``is_worth(num_tokens, context)`` is asked whether to load rather than compute them. If so,
-        the load holds the prefix, and the sequence nothing.
+        ``compute_s(num_tokens, context)`` says what it takes to compute them instead: no more is
+        loaded than in that time. The load holds the prefix, and the sequence nothing.
         """
         num_nodes, size = len(self._nodes), self._cache.block_tokens
         if self._transfers is None or self._root_key is None:
             return None
         if self.num_computed != num_nodes * size:
             return None
-        count = self._transfers.find(self._root_key, Match(self._nodes, self._tables), token_ids)
-        if not count or not is_worth(count * size, num_nodes * size):
-            return None
         match = Match(list(self._nodes), [list(table) for table in self._tables])
-        load = self._transfers.load(self._root_key, match, token_ids)
+        count, load_s = self._transfers.find(self._root_key, match, token_ids)
+        limit_s = compute_s(count * size, num_nodes * size)
+        if not count or load_s >= limit_s:
+            return None
+        load = self._transfers.load(self._root_key, match, token_ids, limit_s=limit_s)
         if load is not None:
             self.release()
         return load

@@ -74,7 +74,8 @@ class Sequence:
     text can end it before. ``is_plain``: nothing but samples is wanted of it, without masks.
     It waits in ``lane`` (`QueuePolicy`); ``order`` numbers requests as they arrive;
     ``postponed``: its deadline cannot be met any more.
-    ``may_load``: the tiers were not asked since it waits. ``drafts`` counts what was verified.
+    ``may_look``: the tiers have not looked for its prefix; ``may_load``: they were not asked for it
+    since it waits. ``drafts`` counts what was verified.
     """
 
     request: Request
@@ -90,6 +91,7 @@ class Sequence:
     stop_token_ids: frozenset[int] = field(init=False)
     order: int = 0
     postponed: bool = False
+    may_look: bool = True
     may_load: bool = True
     num_planned: int = 0
     num_known: int = 0

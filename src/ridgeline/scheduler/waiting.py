@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
+from math import inf
 
 from ridgeline.core.errors import InvalidRequestError, OverloadedError
 from ridgeline.core.request import Request
-from ridgeline.kvcache.tiers import Load, Transfers
+from ridgeline.kvcache.tiers import Load, Look, Transfers
 from ridgeline.scheduler.batching import create_batching
 from ridgeline.scheduler.config import SchedulerConfig
 from ridgeline.scheduler.overload import DrainRate
@@ -40,7 +41,7 @@ class Waiting:
         )
         self._queue = WaitingQueue(policy)
         self._holders: dict[Sequence, None] = {}
-        self._loading: dict[Sequence, Load] = {}
+        self._loading: dict[Sequence, Load | Look] = {}
         self._forks: dict[int, list[Sequence]] = {}  # held back, by request
         self._num_forks = 0
         self._drain_rate = DrainRate()
@@ -199,14 +200,22 @@ class Waiting:
         return True
 
     def start_load(self, sequence: Sequence) -> bool:
-        """Have the tiers load what they have of a sequence that may enter, if that beats computing.
+        """Have the tiers load what they have of a sequence that may enter, if that beats computing;
+        those that are unsure look first.
 
         This is how a sequence that was preempted comes back: swapped in, or computed again.
         """
+        if sequence.may_look:
+            sequence.may_look = False
+            look = sequence.kv.look_for_rest(sequence.token_ids)
+            if look is not None:
+                self.remove(sequence)
+                self._loading[sequence] = look
+                return True
         if not sequence.may_load:
             return False
         sequence.may_load = False
-        load = sequence.kv.load_rest(sequence.token_ids, self._is_load_worth)
+        load = sequence.kv.load_rest(sequence.token_ids, self._compute_s)
         if load is None:
             return False
         self.remove(sequence)
@@ -244,9 +253,5 @@ class Waiting:
             return False
         return now_s + self._pricing.remaining_s(sequence) > deadline_s
 
-    def _is_load_worth(self, num_tokens: int, context: int) -> bool:
-        assert self._transfers is not None
-        load_s = self._transfers.block_s * num_tokens / self._config.block_tokens
-        return not self._pricing.is_calibrated or load_s < self._pricing.segment_s(
-            num_tokens, context
-        )
+    def _compute_s(self, num_tokens: int, context: int) -> float:
+        return self._pricing.segment_s(num_tokens, context) if self._pricing.is_calibrated else inf

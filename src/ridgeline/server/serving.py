@@ -82,8 +82,8 @@ async def _serve(
     # A port or data folder that is taken and bad key files are found before the model is loaded.
     KeyRing(config).check_policy(engine_config.scheduling_policy)
     check_certificate(config)
-    has_tier = engine_config.kv_disk_tier_path is not None
-    if has_tier and engine_config.encryption_key_file != config.encryption_key_file:
+    tiers = (engine_config.kv_disk_tier_path, engine_config.kv_redis_url)
+    if any(tiers) and engine_config.encryption_key_file != config.encryption_key_file:
         raise SettingsError("encryption_key_file must be that of the data folder in both settings.")
     with (
         open_listener(config) as listener,

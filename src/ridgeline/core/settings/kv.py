@@ -1,8 +1,11 @@
 """Settings of the KV cache: its pool, what is kept of it for later, and where."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
+from ridgeline.core.errors import SettingsError
 from ridgeline.core.kv_formats import kv_dtype_name
 from ridgeline.core.settings.bounds import Count, Meta, NumBytes, Seconds
 from ridgeline.core.settings.reading import Needs, Reads, Tries
@@ -12,6 +15,22 @@ STATE_CHECKPOINT_TOKENS = 4096
 _PREFIXES = Needs("enable_prefix_caching", lambda config: config.enable_prefix_caching)
 _REUSE = Needs("reuse_kv", lambda config: config.reuse_kv)
 _FOLDER = Needs("kv_disk_tier_path", lambda config: config.kv_disk_tier_path is not None)
+_LASTING = Needs(
+    "kv_disk_tier_path or kv_redis_url",
+    lambda config: config.kv_disk_tier_path is not None or config.kv_redis_url is not None,
+)
+REDIS_PASSWORD = "RIDGELINE_REDIS_PASSWORD"
+
+
+def _url_without_password(name: str, value: str | None) -> str | None:
+    """Settings are shown; so the password must not be one."""
+    has_password = False
+    if value is not None:
+        with suppress(ValueError):
+            has_password = urlsplit(value).password is not None or "password=" in value
+    if has_password:
+        raise SettingsError(f"{name} is shown: give the password in {REDIS_PASSWORD} instead.")
+    return value
 
 
 def _kv_format(_name: str, value: str) -> str:
@@ -37,8 +56,11 @@ class KVSettings:
         kv_ram_tier_bytes: keep KV that the pool has no room for in this much of the memory.
         kv_disk_tier_path: keep it in this folder as well, where it survives a restart.
         kv_disk_tier_bytes: the most that the folder may hold.
+        kv_redis_url: keep it in this server of the Redis protocol as well (redis://, rediss:// for
+            TLS, unix://), which engines of one model share; its password comes from the environment
+            variable RIDGELINE_REDIS_PASSWORD.
         encryption_key_file: file of a key (32 bytes, or 64 hexadecimal digits, its owner's alone)
-            with which that folder is encrypted, and a server's data folder as well.
+            with which folder and server keep KV encrypted, and a server's data folder as well.
     """
 
     kv_cache_dtype: Annotated[str, Reads(_kv_format), Tries(values=("int8", "fp8"))] = "auto"
@@ -51,4 +73,5 @@ class KVSettings:
     kv_ram_tier_bytes: Annotated[int, Meta(ge=0, le=2**62), _PREFIXES, _REUSE] = 0
     kv_disk_tier_path: Annotated[str | None, _PREFIXES, _REUSE] = None
     kv_disk_tier_bytes: Annotated[NumBytes, _FOLDER] = 10 * 2**30
-    encryption_key_file: Annotated[str | None, _FOLDER] = None
+    kv_redis_url: Annotated[str | None, Reads(_url_without_password), _PREFIXES, _REUSE] = None
+    encryption_key_file: Annotated[str | None, _LASTING] = None

@@ -1,10 +1,11 @@
-"""KV blocks beyond the pool: in memory, on disk, and in what else satisfies `Tier`."""
+"""KV blocks beyond the pool: in memory, on disk, in Redis, and in what else satisfies `Tier`."""
 
 from ridgeline.kvcache.tiers.disk import DiskTier
 from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, decode_entry, encode_entry
 from ridgeline.kvcache.tiers.ram import RamTier
-from ridgeline.kvcache.tiers.tier import BlockIO, Tier, TierUsage
-from ridgeline.kvcache.tiers.transfer_thread import Load, TransferStats
+from ridgeline.kvcache.tiers.redis import RedisTier
+from ridgeline.kvcache.tiers.tier import BlockIO, LocalTier, Tier, TierUsage
+from ridgeline.kvcache.tiers.transfer_thread import Load, Look, TransferStats
 from ridgeline.kvcache.tiers.transfers import Transfers
 
 __all__ = [
@@ -13,7 +14,10 @@ __all__ = [
     "Entry",
     "EntryHeader",
     "Load",
+    "LocalTier",
+    "Look",
     "RamTier",
+    "RedisTier",
     "Tier",
     "TierUsage",
     "TransferStats",

@@ -1,6 +1,5 @@
 """KV entries on disk: a file for each, in a folder for each tenant."""
 
-import hashlib
 import logging
 import os
 import shutil
@@ -15,15 +14,13 @@ from typing import IO, TypeVar
 from ridgeline.core.encryption import MAGIC, Encryption
 from ridgeline.core.errors import CorruptFileError, DiskError
 from ridgeline.kvcache.tiers.entry import (
-    PREFIX_BYTES,
     Entry,
-    EntryHeader,
+    content_name,
     decode_entry,
-    decode_header,
     encode_entry,
-    header_length,
+    tenant_mark,
 )
-from ridgeline.kvcache.tiers.tier import TierUsage
+from ridgeline.kvcache.tiers.tier import LocalTier, TierUsage
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +36,7 @@ class _File:
     used_s: float
 
 
-class DiskTier:
+class DiskTier(LocalTier):
     """See `Tier`. What is in the folder at the start is found again, the last use included.
 
     Files appear under their names whole (written aside, then renamed); what a crash or a full disk
@@ -77,9 +74,6 @@ class DiskTier:
     def may_have(self, key: bytes) -> bool:
         return key in self._files
 
-    def header(self, key: bytes) -> EntryHeader | None:
-        return self._read(key, _read_header)
-
     def get(self, key: bytes) -> Entry | None:
         return self._read(key, _read_entry)
 
@@ -88,12 +82,12 @@ class DiskTier:
 
     def put(self, entry: Entry) -> None:
         key = entry.header.key
-        data = self._encryption.seal(encode_entry(entry), _content_name(key))
+        data = self._encryption.seal(encode_entry(entry), content_name(key))
         if len(data) > self._capacity_bytes:
             return
         self._remove(key)
         self._evict(len(data))
-        folder = self._path / _folder_name(entry.header.tenant)
+        folder = self._path / tenant_mark(entry.header.tenant)
         final = folder / (key.hex() + _SUFFIX)
         temporary = final.with_suffix(f".{os.getpid()}{_TEMPORARY}")
         try:
@@ -113,7 +107,7 @@ class DiskTier:
         self._num_bytes += len(data)
 
     def delete_tenant(self, tenant: str) -> int:
-        name = _folder_name(tenant)
+        name = tenant_mark(tenant)
         keys = [key for key, file in self._files.items() if file.folder == name]
         for key in keys:
             self._num_bytes -= self._files.pop(key).num_bytes
@@ -168,7 +162,7 @@ class DiskTier:
         path = self._file_path(key, file)
         try:
             with path.open("rb") as plain:
-                found = read(self._encryption.reader(plain, _content_name(key)))
+                found = read(self._encryption.reader(plain, content_name(key)))
             file.used_s = self._clock()
             os.utime(path, (file.used_s, file.used_s))
         except CorruptFileError as error:
@@ -216,15 +210,6 @@ def _steady_clock() -> Callable[[], float]:
     return lambda: offset_s + time.monotonic()
 
 
-def _folder_name(tenant: str) -> str:
-    """Names of tenants may hold anything; those of folders may not."""
-    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
-
-
-def _content_name(key: bytes) -> str:
-    return f"kv {key.hex()}"
-
-
 def _is_encrypted(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
@@ -232,8 +217,3 @@ def _is_encrypted(path: Path) -> bool:
 
 def _read_entry(file: IO[bytes]) -> Entry:
     return decode_entry(file.read())
-
-
-def _read_header(file: IO[bytes]) -> EntryHeader:
-    prefix = file.read(PREFIX_BYTES)
-    return decode_header(prefix + file.read(header_length(prefix)))

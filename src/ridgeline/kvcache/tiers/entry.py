@@ -6,13 +6,14 @@ the KV's own BLAKE2b, so that it can be read and trusted alone.
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ridgeline.core.errors import CorruptFileError
 
-_MAGIC = b"RLKV0001"
+_MAGIC = b"RLKV0002"
 _PREFIX = struct.Struct("<8sI16s")
 PREFIX_BYTES = _PREFIX.size
 MAX_HEADER_BYTES = 2**24
@@ -22,27 +23,22 @@ MAX_HEADER_BYTES = 2**24
 class EntryHeader:
     """Names a block exactly.
 
-    ``key`` finds it; ``root_key``, ``parent_uid`` and ``token_ids`` verify it. ``uid`` is a random
-    number that its children refer to, so that a chain of entries is verified token by token, and
-    nothing rests on the hash. ``sizes[g]`` are the bytes of KV group g.
+    ``key`` finds it; ``root_key``, ``token_ids`` and ``uid`` (`block_uid`) verify it. So a
+    collision of keys is a miss, and all engines give the same block the same names.
+    ``sizes[g]`` are the bytes of KV group g.
     """
 
     key: bytes
     root_key: bytes
     uid: bytes
-    parent_uid: bytes
     tenant: str
     token_ids: tuple[int, ...]
     sizes: tuple[int, ...]
     kv_digest: bytes
 
-    def is_block(self, *, root_key: bytes, parent_uid: bytes, token_ids: tuple[int, ...]) -> bool:
-        """Whether it is these tokens after that parent."""
-        return (
-            self.root_key == root_key
-            and self.parent_uid == parent_uid
-            and self.token_ids == token_ids
-        )
+    def is_block(self, *, root_key: bytes, uid: bytes, token_ids: tuple[int, ...]) -> bool:
+        """Whether it is these tokens after those that ``uid`` stands for as well."""
+        return self.root_key == root_key and self.uid == uid and self.token_ids == token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +59,28 @@ class Entry:
         return len(self.kv) + 4 * len(self.header.token_ids) + 256
 
 
+def block_uid(parent_uid: bytes, token_ids: Sequence[int]) -> bytes:
+    """32 bytes of BLAKE2b over the parent's (a root's key at first) and the tokens.
+
+    Another hash than that of keys: one block is taken for another only where both collide.
+    """
+    tokens = struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return hashlib.blake2b(parent_uid + tokens, digest_size=32).digest()
+
+
 def digest(data: bytes) -> bytes:
     """16 bytes of BLAKE2b."""
     return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def tenant_mark(tenant: str) -> str:
+    """A tenant where entries lie: names may hold anything, those of folders may not."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
+
+
+def content_name(key: bytes) -> str:
+    """What an encrypted entry is bound to (`ridgeline.core.encryption`)."""
+    return f"kv {key.hex()}"
 
 
 def encode_entry(entry: Entry) -> bytes:

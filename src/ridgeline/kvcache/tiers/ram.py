@@ -4,11 +4,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from ridgeline.kvcache.tiers.entry import Entry, EntryHeader
-from ridgeline.kvcache.tiers.tier import TierUsage
+from ridgeline.kvcache.tiers.entry import Entry
+from ridgeline.kvcache.tiers.tier import LocalTier, TierUsage
 
 
-class RamTier:
+class RamTier(LocalTier):
     """See `Tier`. Entries that were not used for ``ttl_s`` seconds are forgotten."""
 
     def __init__(
@@ -26,10 +26,6 @@ class RamTier:
 
     def may_have(self, key: bytes) -> bool:
         return key in self._entries
-
-    def header(self, key: bytes) -> EntryHeader | None:
-        entry = self.get(key)
-        return None if entry is None else entry.header
 
     def get(self, key: bytes) -> Entry | None:
         return self._entries[key][0] if self.touch(key) else None

@@ -1,21 +1,22 @@
 """The thread between the executor's blocks and the tiers, and the jobs that it is given."""
 
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import inf
 
 from ridgeline.kvcache.block_pool import NO_BLOCK
 from ridgeline.kvcache.prefix_cache import Match, Node
-from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, digest
+from ridgeline.kvcache.tiers.entry import Entry, EntryHeader, block_uid, digest
 from ridgeline.kvcache.tiers.tier import BlockIO, Tier
 
 _BATCH = 32  # blocks that are exported or imported at once, between two steps
 _SMOOTHING = 0.2
 _EXPIRE_EVERY_S = 1.0  # while there are no jobs
+_FORGET_S = 30.0  # a tier that was too slow is tried again
 
 
 @dataclass(slots=True)
@@ -46,6 +47,14 @@ class Touch:
     gone: list[Node] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
+class Look:
+    """Keys of which tiers are to find out whether they have them."""
+
+    keys: list[bytes]
+    is_done: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Delete:
     """What the tiers are to forget; ``done`` is called on the thread once they have."""
@@ -60,7 +69,7 @@ class Load:
 
     ``tables[g][i]`` is where the KV of group g of node i goes, or `NO_BLOCK`. ``headers`` are those
     of the entries that were found, verified and imported, in order. ``deleted`` tenants are those
-    whose KV must not enter the cache any more.
+    whose KV must not enter the cache any more. After ``limit_s`` no more is asked for.
     """
 
     root_key: bytes
@@ -69,12 +78,31 @@ class Load:
     keys: list[bytes]
     tables: list[list[int]]
     headers: list[EntryHeader]
+    limit_s: float = inf
     deleted: set[str] = field(default_factory=set)
     is_done: bool = False
 
 
-Job = Save | Load | Touch | Delete
-Done = list[Save] | Load | Touch
+Job = Save | Load | Look | Touch | Delete
+Done = list[Save] | Load | Look | Touch
+
+
+class BlockSeconds:
+    """Running mean of the seconds that a block takes; 0 before the first, and long after the last,
+    so that what was slow is tried again."""
+
+    def __init__(self) -> None:
+        self._mean_s, self._noted_s = 0.0, -inf
+
+    @property
+    def mean_s(self) -> float:
+        return self._mean_s if time.monotonic() < self._noted_s + _FORGET_S else 0.0
+
+    def note(self, block_s: float) -> None:
+        """So long a block took."""
+        mean_s = self.mean_s
+        self._mean_s = mean_s + _SMOOTHING * (block_s - mean_s) if mean_s else block_s
+        self._noted_s = time.monotonic()
 
 
 class TransferThread:
@@ -86,7 +114,8 @@ class TransferThread:
     def __init__(
         self, tiers: Sequence[Tier], block_io: BlockIO, stats: TransferStats, *, in_thread: bool
     ) -> None:
-        self.block_s = 0.0  # running mean of what a block takes to load; 0 before the first
+        self.get_s = [BlockSeconds() for _ in tiers]  # out of each tier
+        self.import_s = BlockSeconds()  # and into the pool
         self._tiers = tiers
         self._io = block_io
         self._stats = stats
@@ -159,6 +188,10 @@ class TransferThread:
                 match job:
                     case Load():
                         self._load(job)
+                    case Look():
+                        for tier in self._tiers:
+                            tier.look([key for key in job.keys if tier.is_unsure(key)])
+                        self._done.put(job)
                     case Touch():
                         self._touch_all(job)
                     case Delete(tenant=tenant, done=done):
@@ -175,32 +208,19 @@ class TransferThread:
             for save in live:
                 save.is_started = True
         try:
-            new = [save for save in live if not self._adopt(save)]
+            has = self._tiers[-1].touch_all([save.node.key for save in live])
+            new = [save for save in live if save.node.key not in has]
             if new:
                 self._export(new)
         except Exception:  # the executor has failed, and the engine will say so
             self._stats.failures += len(live)
         self._done.put(live)
 
-    def _adopt(self, save: Save) -> bool:
-        """Whether the last tier has the node already. The node goes by the number of its entry."""
-        node, parent_uid = save.node, _uid_of_parent(save.node)
-        for tier in self._tiers:
-            header = tier.header(node.key)
-            if header is not None and header.is_block(
-                root_key=node.root_key, parent_uid=parent_uid, token_ids=node.token_ids
-            ):
-                node.uid = header.uid
-                return self._tiers[-1].may_have(node.key)
-        return False
-
     def _touch_all(self, touch: Touch) -> None:
         """Count entries as used, parents last, so that they outlive their children."""
-        for node in reversed(touch.nodes):
-            has_entry = [tier.touch(node.key) for tier in self._tiers]
-            if not has_entry[-1]:
-                touch.gone.append(node)
-        touch.gone.reverse()
+        keys = [node.key for node in reversed(touch.nodes)]
+        has = [tier.touch_all(keys) for tier in self._tiers]
+        touch.gone += [node for node in touch.nodes if node.key not in has[-1]]
         self._done.put(touch)
 
     def _export(self, saves: list[Save]) -> None:
@@ -213,22 +233,22 @@ class TransferThread:
             parts = {index: data[n * size : (n + 1) * size] for n, index in enumerate(holders)}
             for index in range(len(saves)):
                 exported[index].append(parts.get(index, b""))
+        entries = []
         for save, parts_of in zip(saves, exported, strict=True):
             node, kv = save.node, b"".join(parts_of)
-            node.uid = node.uid or os.urandom(16)
             header = EntryHeader(
                 key=node.key,
                 root_key=node.root_key,
-                uid=node.uid,
-                parent_uid=_uid_of_parent(node),
+                uid=_uid(node),
                 tenant=node.tenant,
                 token_ids=node.token_ids,
                 sizes=tuple(map(len, parts_of)),
                 kv_digest=digest(kv),
             )
-            for tier in self._tiers:
-                tier.put(Entry(header, kv))
-            self._stats.saved_blocks += 1
+            entries.append(Entry(header, kv))
+        for tier in self._tiers:
+            tier.put_all(entries)
+        self._stats.saved_blocks += len(entries)
 
     def _load(self, load: Load) -> None:
         started_s = time.perf_counter()
@@ -237,41 +257,45 @@ class TransferThread:
                 entries = self._entries(load, first=len(load.headers))
                 if not entries:
                     break
+                importing_s = time.perf_counter()
                 self._import(load, entries)
+                now_s = time.perf_counter()
+                self.import_s.note((now_s - importing_s) / len(entries))
+                if now_s > started_s + load.limit_s:
+                    break
         except Exception:  # the executor has failed, and the engine will say so
             self._stats.failures += 1
-        if load.headers:
-            block_s = (time.perf_counter() - started_s) / len(load.headers)
-            change = block_s - self.block_s
-            self.block_s += _SMOOTHING * change if self.block_s else change
         self._done.put(load)
 
     def _entries(self, load: Load, *, first: int) -> list[Entry]:
-        """The next entries of a load, each verified to be its tokens after the one before it."""
-        entries: list[Entry] = []
-        if load.headers:
-            parent_uid = load.headers[-1].uid
-        else:
-            parent_uid = load.match.nodes[-1].uid if load.match.nodes else load.root_key
-        for number in range(first, min(first + _BATCH, len(load.keys))):
-            entry = self._entry(load, number, parent_uid)
-            if entry is None:
-                break
-            entries.append(entry)
-            parent_uid = entry.header.uid
-        return entries
+        """The next entries of a load, each verified to be its tokens after the one before it.
 
-    def _entry(self, load: Load, number: int, parent_uid: bytes) -> Entry | None:
-        """One entry, from the first tier that has it; the faster ones get it as well."""
+        They come from the first tier that has them; the faster ones get them as well.
+        """
+        keys = load.keys[first : first + _BATCH]
+        found: dict[bytes, tuple[int, Entry]] = {}
         for level, tier in enumerate(self._tiers):
-            entry = tier.get(load.keys[number])
-            if entry is not None and entry.header.is_block(
-                root_key=load.root_key, parent_uid=parent_uid, token_ids=load.token_ids[number]
+            missing = [key for key in keys if key not in found]
+            started_s = time.perf_counter()
+            got = tier.get_all(missing) if missing else {}
+            if got:
+                self.get_s[level].note((time.perf_counter() - started_s) / len(got))
+            found |= {key: (level, entry) for key, entry in got.items()}
+        if load.headers:
+            uid = load.headers[-1].uid
+        else:
+            uid = _uid(load.match.nodes[-1]) if load.match.nodes else load.root_key
+        verified: list[tuple[int, Entry]] = []
+        for key, token_ids in zip(keys, load.token_ids[first:], strict=False):
+            uid = block_uid(uid, token_ids)
+            if key not in found or not found[key][1].header.is_block(
+                root_key=load.root_key, uid=uid, token_ids=token_ids
             ):
-                for faster in self._tiers[:level]:
-                    faster.put(entry)
-                return entry
-        return None
+                break
+            verified.append(found[key])
+        for level, tier in enumerate(self._tiers):
+            tier.put_all([entry for origin, entry in verified if origin > level])
+        return [entry for _, entry in verified]
 
     def _import(self, load: Load, entries: list[Entry]) -> None:
         first = len(load.headers)
@@ -287,10 +311,14 @@ class TransferThread:
         load.headers += [entry.header for entry in entries]
 
 
-def _uid_of_parent(node: Node) -> bytes:
-    """The number of the parent's entry; one that was not saved is given a number now."""
-    parent = node.parent
-    if parent is None:
-        return node.root_key
-    parent.uid = parent.uid or os.urandom(16)
-    return parent.uid
+def _uid(node: Node) -> bytes:
+    """The name of a node in the tiers; those before it are given theirs as well."""
+    chain = []
+    each: Node | None = node
+    while each is not None and not each.uid:
+        chain.append(each)
+        each = each.parent
+    uid = node.root_key if each is None else each.uid
+    for each in reversed(chain):
+        uid = each.uid = block_uid(uid, each.token_ids)
+    return uid

@@ -10,7 +10,9 @@ without it what follows cannot be loaded.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from math import inf
 
 from ridgeline.kvcache.block_pool import NO_BLOCK
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache, block_key
@@ -18,6 +20,7 @@ from ridgeline.kvcache.tiers.tier import BlockIO, Tier
 from ridgeline.kvcache.tiers.transfer_thread import (
     Delete,
     Load,
+    Look,
     Save,
     Touch,
     TransferStats,
@@ -48,19 +51,20 @@ class Transfers:
         self._limit = max(8, min(pool.num_blocks for pool in cache.pools) // 2)
         self._saves: dict[Node, Save] = {}
         self._loads: dict[Load, None] = {}
+        self._num_looks = 0
         self._touched: dict[Node, None] = {}  # to be told to the tiers
         self._is_touching = False
         self._thread = TransferThread(self._tiers, block_io, self.stats, in_thread=in_thread)
 
     @property
     def is_busy(self) -> bool:
-        """Whether transfers hold blocks that will come free."""
-        return bool(self._loads or self._saves)
+        """Whether transfers hold blocks that will come free, or somebody waits for a look."""
+        return bool(self._loads or self._saves or self._num_looks)
 
-    @property
-    def block_s(self) -> float:
-        """Expected seconds to load a block; 0 before the first."""
-        return self._thread.block_s
+    def block_s(self, level: int) -> float:
+        """Expected seconds to load a block out of a tier; 0 where that is not known."""
+        get_s = self._thread.get_s[level].mean_s
+        return get_s + self._thread.import_s.mean_s if get_s else 0.0
 
     def save(self, node: Node) -> None:
         """Write a node of the cache to the tiers, unless that was done or it has lost blocks."""
@@ -84,13 +88,37 @@ class Transfers:
         """
         self._touched.update(dict.fromkeys(nodes))
 
-    def find(self, root_key: bytes, match: Match, token_ids: Sequence[int]) -> int:
-        """How many blocks after a match the tiers seem to have."""
-        return len(self._keys_after(root_key, match, token_ids)[0])
+    def find(self, root_key: bytes, match: Match, token_ids: Sequence[int]) -> tuple[int, float]:
+        """How many blocks after a match the tiers seem to have, and the seconds to load them."""
+        levels = [self._level(key) for key, _ in self._held_after(root_key, match, token_ids)]
+        return len(levels), sum(self.block_s(level) for level in levels if level is not None)
 
-    def load(self, root_key: bytes, match: Match, token_ids: Sequence[int]) -> Load | None:
-        """Start to load what the tiers have after a match, as far as blocks are free."""
-        keys, tokens = self._keys_after(root_key, match, token_ids)
+    def look(self, root_key: bytes, match: Match, token_ids: Sequence[int]) -> Look | None:
+        """Have the tiers find out what they have after a match, where they are unsure of it."""
+        keys = []
+        for key, _ in self._keys_after(root_key, match, token_ids):
+            if any(tier.is_unsure(key) for tier in self._tiers):
+                keys.append(key)
+            elif self._level(key) is None:
+                break
+        if not keys:
+            return None
+        look = Look(keys)
+        self._num_looks += 1
+        self._thread.put(look)
+        return look
+
+    def load(
+        self, root_key: bytes, match: Match, token_ids: Sequence[int], *, limit_s: float = inf
+    ) -> Load | None:
+        """Start to load what the tiers have after a match, as far as blocks are free.
+
+        After ``limit_s`` it ends with what is there.
+        """
+        keys, tokens = [], []
+        for key, token_ids_of in self._held_after(root_key, match, token_ids):
+            keys.append(key)
+            tokens.append(token_ids_of)
         for group, pool in enumerate(self._cache.pools):
             pool.share(match.tables[group])  # and so they are not evicted for what comes
         count = self._num_that_fit(len(match.nodes), len(keys))
@@ -101,7 +129,7 @@ class Transfers:
         for group, pool in enumerate(self._cache.pools):
             first = self._first_needed(group, len(match.nodes), count)
             tables.append([NO_BLOCK] * first + pool.allocate(count - first))
-        load = Load(root_key, match, tokens[:count], keys[:count], tables, [])
+        load = Load(root_key, match, tokens[:count], keys[:count], tables, [], limit_s)
         self._loads[load] = None
         self._thread.put(load)
         return load
@@ -116,6 +144,9 @@ class Transfers:
             match done:
                 case Load():
                     self._land(done)
+                case Look():
+                    done.is_done = True
+                    self._num_looks -= 1
                 case Touch():
                     self._is_touching = False
                     self._save_again(done.gone)
@@ -168,19 +199,25 @@ class Transfers:
 
     def _keys_after(
         self, root_key: bytes, match: Match, token_ids: Sequence[int]
-    ) -> tuple[list[bytes], list[tuple[int, ...]]]:
-        """Keys and tokens of the blocks after a match that some tier may have, without a gap."""
+    ) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+        """Keys and tokens of the blocks after a match, all but the one that ends the tokens."""
         size = self._cache.block_tokens
-        keys, tokens = [], []
         key = match.nodes[-1].key if match.nodes else root_key
         for start in range(len(match.nodes) * size, len(token_ids) - size, size):
-            tokens.append(tuple(token_ids[start : start + size]))
-            key = block_key(key, tokens[-1])
-            if not any(tier.may_have(key) for tier in self._tiers):
-                tokens.pop()
-                break
-            keys.append(key)
-        return keys, tokens
+            tokens = tuple(token_ids[start : start + size])
+            key = block_key(key, tokens)
+            yield key, tokens
+
+    def _held_after(
+        self, root_key: bytes, match: Match, token_ids: Sequence[int]
+    ) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+        """Those of them that some tier may have, without a gap."""
+        after = self._keys_after(root_key, match, token_ids)
+        return takewhile(lambda each: self._level(each[0]) is not None, after)
+
+    def _level(self, key: bytes) -> int | None:
+        """The first tier that may have an entry."""
+        return next((n for n, tier in enumerate(self._tiers) if tier.may_have(key)), None)
 
     def _first_needed(self, group: int, num_matched: int, count: int) -> int:
         """Of ``count`` nodes after a match, the first whose KV the tokens after them can see."""
@@ -234,7 +271,7 @@ class Transfers:
                 break
             node = inserted
             if not node.is_kept:
-                node.uid, node.is_kept = header.uid, True
+                node.is_kept = True
             self.stats.loaded_blocks += 1
         if node is not None:
             self._cache.prune(node)

@@ -1,0 +1,210 @@
+"""The tier in a real Redis server: what two engines share, and what they do when it fails."""
+
+import os
+import random
+import time
+
+import pytest
+from tests.engine.test_kv_tiers import ask as ask_engine
+from tests.fakes import FakeExecutor
+from tests.kvcache.redis_server import start_redis
+from tests.kvcache.test_tiers import make_entry
+from tests.scheduler.test_scheduler import expected_output, request
+from tests.scheduler.test_tiers import ask, make_with_tiers, run_saves
+
+from ridgeline.core.config import EngineConfig
+from ridgeline.core.encryption import Encryption
+from ridgeline.core.errors import SettingsError
+from ridgeline.core.settings.kv import REDIS_PASSWORD
+from ridgeline.kvcache.tiers import RedisTier
+from ridgeline.kvcache.tiers import redis as redis_tier
+
+NUM_FAULTS = int(os.environ.get("REDIS_FAULTS", "200"))
+
+
+def tier_of(server, **settings):
+    return RedisTier(server.url, namespace="model", **settings)
+
+
+def keys_of(*numbers):
+    return [make_entry(number).header.key for number in numbers]
+
+
+def found(tier, *numbers):
+    tier.look(keys_of(*numbers))
+    return tier.get_all(keys_of(*numbers))
+
+
+def test_what_one_puts_another_finds(redis_server):
+    first, second = tier_of(redis_server), tier_of(redis_server)
+    entries = [make_entry(number, size=900_000) for number in range(9)]
+    first.put_all(entries)
+    assert second.is_unsure(entries[0].header.key)
+    assert not second.may_have(entries[0].header.key)
+    assert found(second, *range(9)) == {each.header.key: each for each in entries}
+    assert found(second, 10) == {}
+    assert not second.is_unsure(keys_of(10)[0])
+    assert second.touch_all(keys_of(1, 10, 3)) == set(keys_of(1, 3))
+    other = RedisTier(redis_server.url, namespace="another")
+    assert found(other, *range(9)) == {}
+
+
+def test_entries_expire_unless_they_are_used(redis_server):
+    tier = tier_of(redis_server, ttl_s=0.4)
+    tier.put_all([make_entry(0), make_entry(1)])
+    for _ in range(3):
+        time.sleep(0.2)
+        tier.touch_all(keys_of(0))
+    assert set(found(tier, 0, 1)) == set(keys_of(0))
+
+
+def test_a_tenants_entries_are_deleted_also_after_the_server_was_away(redis_server, monkeypatch):
+    monkeypatch.setattr(redis_tier, "_ABSENT_S", 0.05)
+    tier, others = tier_of(redis_server), RedisTier(redis_server.url, namespace="another")
+    for each in (tier, others):
+        each.put_all([make_entry(number, tenant="ab"[number % 2]) for number in range(2500)])
+    assert tier.delete_tenant("b") == 2500
+    assert tier.delete_tenant("b") == 0
+    assert set(found(others, 0, 1)) == set(keys_of(0))
+    redis_server.pause()
+    assert tier.delete_tenant("a") == 0
+    assert tier.is_absent
+    redis_server.resume()
+    wait_for(lambda: not tier.is_absent)
+    assert redis_server.client().dbsize() == 0
+
+
+def wait_for(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_only_the_key_reads_what_is_encrypted(redis_server):
+    entry = make_entry(0, tenant="somebody", size=200_000)
+    tier = tier_of(redis_server, encryption=Encryption(b"k" * 32))
+    tier.put_all([entry])
+    (name,) = redis_server.client().keys()
+    stored = redis_server.client().get(name)
+    assert not any(plain in stored for plain in (entry.kv[:16], b"somebody", b"RLKV"))
+    assert found(tier, 0) == {entry.header.key: entry}
+    redis_server.client().copy(name, name[:-1] + b"f")
+    assert found(tier, 15) == {}  # another's name
+    other = tier_of(redis_server, encryption=Encryption(b"x" * 32))
+    assert found(other, 0) == {}
+    assert other.usage().num_failures == 1
+    assert redis_server.client().dbsize() == 0
+
+
+def test_a_full_server_is_read_and_no_longer_written():
+    server = start_redis("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
+    tier = tier_of(server)
+    tier.put_all([make_entry(number, size=200_000) for number in range(20)])
+    kept = found(tier, *range(20))
+    assert 0 < len(kept) < 20
+    failures = tier.usage().num_failures
+    assert failures > 0
+    tier.put_all([make_entry(30)])
+    assert tier.usage().num_failures == failures
+    assert tier.touch_all(keys_of(30)) == keys_of(30)  # so that it is not written again and again
+    server.close()
+
+
+def test_a_silent_server_costs_its_bound_once(redis_server):
+    tier = tier_of(redis_server)
+    tier.put_all([make_entry(0)])
+    redis_server.pause()
+    started_s = time.monotonic()
+    for _ in range(20):
+        assert tier.get_all(keys_of(0)) == {}
+    assert time.monotonic() - started_s < 1
+    assert not tier.may_have(keys_of(0)[0])
+    assert not tier.is_unsure(keys_of(0)[0])
+
+
+def test_passwords_are_asked_for_and_never_settings():
+    server = start_redis("--requirepass", "secret")
+    assert found(tier_of(server, password="secret"), 0) == {}
+    for password in (None, "wrong"):
+        with pytest.raises(SettingsError, match="refuses") as error:
+            tier_of(server, password=password)
+        assert "wrong" not in str(error.value)
+    server.close()
+    for url in ("redis://:secret@host", "redis://host?password=secret"):
+        with pytest.raises(SettingsError, match=REDIS_PASSWORD) as error:
+            EngineConfig(kv_redis_url=url)
+        assert "secret" not in str(error.value)
+    with pytest.raises(SettingsError, match="no URL of a Redis server"):
+        RedisTier("http://host", namespace="m")
+
+
+def test_an_engine_starts_without_its_server(model_folder):
+    plain = ask_engine(model_folder)
+    assert ask_engine(model_folder, kv_redis_url="unix:///nowhere") == plain
+
+
+def test_a_second_engine_hits_and_another_dtype_does_not(model_folder, redis_server):
+    plain = ask_engine(model_folder)
+    shared = {"kv_redis_url": redis_server.url, "kv_ram_tier_bytes": 2**20}
+    assert ask_engine(model_folder, **shared) == plain
+    assert ask_engine(model_folder, **shared) == (56, plain[1])
+    assert ask_engine(model_folder, dtype="float32", **shared)[0] == 0
+    assert ask_engine(model_folder, salt="tenant", **shared)[0] == 0
+
+
+def faulty_runs(server, count, monkeypatch, seed=0):
+    """Two engines with one server, to which something happens between requests and within them."""
+    monkeypatch.setattr(redis_tier, "_ABSENT_S", 0.02)
+    monkeypatch.setattr(redis_tier, "_TIMEOUT_S", 0.02)
+    rng, hits = random.Random(seed), 0
+    executors = [FakeExecutor(), FakeExecutor()]
+    schedulers = [
+        make_with_tiers(each, [tier_of(server)], in_thread=True, num_blocks=(64,))
+        for each in executors
+    ]
+
+    def corrupt():
+        client = server.client()
+        client.config_set("maxmemory", 0)
+        for name in client.scan_iter():
+            client.setrange(name, rng.randrange(32, client.strlen(name)), b"\x00\xff")
+
+    def refill():
+        server.client().config_set("maxmemory", rng.choice([0, 1]))
+
+    def restart():
+        server.kill()
+        server.start()
+
+    faults = [corrupt, refill, restart, server.pause, server.client().flushall]
+    for number in range(count):
+        prompt = [rng.randrange(3)] * 17 + [rng.randrange(4)] * 24
+        which = rng.randrange(2)
+        before = schedulers[which].num_loads
+        _, output = ask(schedulers[which], executors[which], number % 2, prompt, max_tokens=3)
+        assert output == expected_output(request(number % 2, prompt, max_tokens=3), 0, 64)
+        hits += schedulers[which].num_loads - before
+        for scheduler in schedulers:
+            pool = scheduler.prefix_cache.pools[0]
+            pool.release(pool.allocate(pool.num_free))
+        server.resume()
+        if rng.random() < 0.5:
+            rng.choice(faults)()
+        else:
+            time.sleep(0.03)
+    server.resume()
+    for scheduler in schedulers:
+        run_saves(scheduler)
+        scheduler.close()
+    return hits
+
+
+def test_no_fault_of_the_server_changes_a_token(redis_server, monkeypatch):
+    assert faulty_runs(redis_server, 40, monkeypatch) > 0
+
+
+@pytest.mark.slow
+def test_many_faults_of_the_server_change_no_token(redis_server, monkeypatch, counted):
+    assert faulty_runs(redis_server, 5 * NUM_FAULTS, monkeypatch, seed=1) > NUM_FAULTS / 10
+    counted(5 * NUM_FAULTS)
