@@ -33,7 +33,7 @@ def test_a_server_names_its_extra(line):
     done = run(line)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
-    assert done.stderr.endswith("pip install 'ridgeline[server]'.\n")
+    assert done.stderr.endswith("[server]'.\n")
     assert done.stderr.count("\n") == 1
 
 

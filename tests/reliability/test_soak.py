@@ -1,6 +1,6 @@
 """Item 36: hours of mixed load change neither memory nor what is held at idle.
 
-``RIDGELINE_SOAK_MINUTES`` says how long (30).
+``SOAK_MINUTES`` says how long (30).
 """
 
 import itertools
@@ -17,7 +17,7 @@ import pytest
 from tests.reliability.process import serve_process
 from tests.reliability.test_service import is_idle, wait_until
 
-MINUTES = float(os.environ.get("RIDGELINE_SOAK_MINUTES", "30"))
+MINUTES = float(os.environ.get("SOAK_MINUTES", "30"))
 WARM_UP = 0.3  # of the time; what is kept up to a bound fills first
 MB_PER_HOUR = 1.0
 WORDS = ["the", "cat", "sat", "on", "mat", "naïve", "café", "日本", "\n", "0"]

@@ -245,6 +245,17 @@ def test_admin_endpoints_need_the_admin_key(guarded):
     assert usage["object"] == "list"
 
 
+def test_without_any_key_whoever_is_on_this_machine_is_the_admin(served, roomy_folder, tmp_path):
+    with served.client() as client:
+        assert client.get("/admin/usage").status_code == 200
+    key = {"admin_api_key": "a" * 32}
+    with running(roomy_folder, data_dir=tmp_path, **key) as server, server.client() as client:
+        assert client.get("/v1/models").status_code == 200
+        refused = client.get("/admin/usage")
+    assert refused.status_code == 403
+    assert "--admin-api-key" in refused.json()["error"]["message"]
+
+
 def test_what_others_use_is_the_admins_to_see(guarded):
     body = {"prompt": "the cat", "max_tokens": 1}
     with guarded.client(headers={"x-api-key": FAST}) as client:

@@ -11,6 +11,8 @@ import psutil
 import pytest
 from tests.server.running import running_pool
 
+from ridgeline.core.errors import SettingsError
+
 MIB = 1 << 20
 BUDGET = 260 * MIB  # two of these models, and never three
 ADMIN = {"Authorization": "Bearer admin"}
@@ -208,3 +210,11 @@ def test_metrics_tell_the_models_apart(http):
         assert f'ridgeline:e2e_request_latency_seconds_count{{model_name="{name}"}}' in text
     assert 'ridgeline:model_loads_total{model_name="b"}' in text
     assert text.count("# TYPE ridgeline:num_requests_running ") == 1
+
+
+def test_a_budget_in_which_nothing_fits_is_refused_at_the_start(tmp_path):
+    with (
+        pytest.raises(SettingsError, match="No model fits: the smallest needs"),
+        running_pool(["embedded"], data_dir=tmp_path, engine=ENGINE, memory_bytes=1 << 10),
+    ):
+        pass

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.markup import escape
 from rich.table import Table
 
 from ridgeline.cli.display import output_console
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             value = "\n".join(f"{key} {entry}" for key, entry in value.items())
         elif isinstance(value, list):
             value = " ".join(value)
-        table.add_row(name, str(value))
+        table.add_row(name, escape(str(value)))
     output_console().print(table)
     return 0
 
@@ -61,7 +62,6 @@ def collect() -> dict[str, Any]:
         native_kernels_run,
         native_level,
     )
-    from ridgeline.kernels.flash_attention import flash_attention_versions
     from ridgeline.models import model_types
 
     facts: dict[str, Callable[[], Any]] = {
@@ -80,7 +80,7 @@ def collect() -> dict[str, Any]:
         "executors": lambda: {
             name: executor_traits(name).missing() or "runs" for name in executor_names()
         },
-        "flash_attention": flash_attention_versions,
+        "flash_attention": _flash_attention,
         "step_price": _step_price,
         "model_types": lambda: list(model_types()),
         "parts": list_parts,
@@ -92,8 +92,16 @@ def _answer(fact: Callable[[], Any]) -> Any:
     """The fact, or the sentence that says why there is none: bug reports need the others."""
     try:
         return fact()
+    except ModuleNotFoundError as error:
+        return f"needs {error.name}"
     except (RidgelineError, OSError) as error:
         return str(error)
+
+
+def _flash_attention() -> Any:
+    from ridgeline.kernels.flash_attention import flash_attention_versions
+
+    return flash_attention_versions()
 
 
 def _step_price() -> str:

@@ -86,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if package != "torch" and package not in _SERVER_PACKAGES:
             raise
         extra = "torch" if package == "torch" else "server"
-        print(
-            f"error: This command needs {error.name}: pip install 'ridgeline[{extra}]'.",
-            file=sys.stderr,
-        )
+        from ridgeline.core.extras import install_command
+
+        needed = f"This command needs {package}: {install_command(extra)}."
+        print(f"error: {needed}", file=sys.stderr)
         return MissingDependencyError.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

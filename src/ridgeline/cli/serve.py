@@ -122,7 +122,8 @@ def _pool(
     limits = (arguments.memory, arguments.model_ttl, arguments.model_wait)
     if not arguments.models and all(limit is None for limit in limits):
         return None
-    from ridgeline.server.pool.plan import EMBEDDED, pool_plan
+    from ridgeline.server.pool.plan import pool_plan
+    from ridgeline.weights import EMBEDDED
 
     return pool_plan(
         engine_config,

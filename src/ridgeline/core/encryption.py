@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 from ridgeline.core.errors import CorruptFileError, MissingDependencyError, SettingsError
+from ridgeline.core.extras import install_command
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -45,7 +46,7 @@ class Encryption:
                 import cryptography  # noqa: F401
             except ImportError as error:
                 raise MissingDependencyError(
-                    "Encryption needs cryptography: pip install 'ridgeline[encryption]'."
+                    f"Encryption needs cryptography: {install_command('encryption')}."
                 ) from error
 
     @classmethod

@@ -20,7 +20,6 @@ from ridgeline.roofline.calibration import (
     Calibration,
     calibration_path,
     describe,
-    doubts,
     load,
     measured_elsewhere,
 )
@@ -57,8 +56,7 @@ def make_observer(
         calibration = with_link(calibration, executor.link)
     if config.weights_memory_bytes is not None:
         calibration = None  # its steps do not wait for a disk, and are not to be corrected by those
-    level = logging.WARNING if calibration and any(doubts(calibration)) else logging.INFO
-    _log.log(level, "Steps are priced by a model that is %s.", describe(calibration))
+    _log.info("Steps are priced by a model that is %s.", describe(calibration))
     return Observer(priced, StepPredictor(priced, calibration) if calibration else None)
 
 

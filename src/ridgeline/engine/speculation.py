@@ -13,7 +13,7 @@ from ridgeline.engine.loading import LoadedModel, Progress, load_model
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.scheduler import DraftModel, DraftModelConfig, Speculation
 from ridgeline.scheduler.pricing import DEFAULT_PRICE
-from ridgeline.weights import Adapter, embedded_draft_folder
+from ridgeline.weights import EMBEDDED, Adapter, embedded_draft_folder
 
 
 def load_draft(
@@ -27,7 +27,7 @@ def load_draft(
         SettingsError: none is named, or it has another vocabulary.
     """
     name = config.draft_model
-    if name is None and config.model is None:
+    if name is None and config.model in (None, EMBEDDED):
         name = str(embedded_draft_folder())
     if config.speculation in ("draft", "combined") and name is None:
         raise SettingsError(

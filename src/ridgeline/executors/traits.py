@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
+from ridgeline.core.extras import install_command
 from ridgeline.core.formats import NumberFormat
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor
@@ -19,7 +20,13 @@ from ridgeline.roofline import PricedModel
 if TYPE_CHECKING:
     from ridgeline.executors.model import ExecutorModel
 
-NEEDS_TORCH = "needs PyTorch: pip install 'ridgeline[torch]'; the cpu executor does not."
+
+def needs_torch(executor: str) -> str:
+    """What an executor that is all PyTorch says where that is not installed."""
+    return (
+        f"The {executor} executor needs PyTorch: {install_command('torch')}; the cpu executor "
+        "does not."
+    )
 
 
 def has_torch() -> bool:

@@ -317,10 +317,11 @@ class Call:
 
     ``path`` is the route's pattern, ``prompt_field`` its field for what the model reads;
     ``is_probe``: it only asks how the server is. ``routed``: what a router said of it.
-    ``arrival_s`` is on the ``time.monotonic`` clock. ``published_s``: when there was the first text
-    that a user sees; ``is_complete``: no output is missing. ``replayed_tokens`` of the output were
-    made before; ``cache_hits`` has, for each prompt that was looked up, the id of what was found.
-    Closing ``admission`` gives back the place that `admit` took.
+    ``problem``: what the caller was told of an error. ``arrival_s`` is on the ``time.monotonic``
+    clock. ``published_s``: when there was the first text that a user sees; ``is_complete``: no
+    output is missing. ``replayed_tokens`` of the output were made before; ``cache_hits`` has, for
+    each prompt that was looked up, the id of what was found. Closing ``admission`` gives back the
+    place that `admit` took.
     """
 
     server: Server
@@ -336,6 +337,7 @@ class Call:
     family: ApiFamily = ApiFamily.OPENAI
     prompt_field: str = "prompt"
     outcome: str = "ok"
+    problem: str = ""
     ignored_fields: list[str] = field(default_factory=list)
     ttft_s: float | None = None
     published_s: float | None = None
@@ -349,6 +351,12 @@ class Call:
     admission: ExitStack = field(default_factory=ExitStack)
     reservation: Reservation | None = None
     routed: Routed | None = None
+
+    def check_admin(self) -> None:
+        """ApiError 403 if this is the admin's to ask, and another asks."""
+        if not self.server.keys.may_administer(self.caller):
+            text = "This needs the admin key (--admin-api-key, or admin_sha256 in the key file)."
+            raise ApiError(403, text)
 
     def admit(self, *, num_outputs: int = 1, max_tokens: int | None = 0) -> ExitStack:
         """Take a place among the requests in progress, before anything costly is done for it.

@@ -109,8 +109,8 @@ class Endpoint:
             await self._fail(call, sender, error)
 
     async def _arguments(self, call: Call, scope: Scope, receive: Receive) -> list[Any]:
-        if self._operation.needs_admin and not call.caller.is_admin:
-            raise ApiError(403, "This needs the admin key.")
+        if self._operation.needs_admin:
+            call.check_admin()
         if self._operation.reads_raw:
             return [receive]
         if self._decoder is None:
@@ -211,7 +211,7 @@ class Endpoint:
 
     async def _fail(self, call: Call, sender: "_Sender", error: Exception) -> None:
         api_error = to_api_error(error, call.prompt_field)
-        call.outcome = f"error {api_error.status}"
+        call.outcome, call.problem = f"error {api_error.status}", api_error.message
         if self._operation.generates and (api_error.status == 429 or api_error.status >= 500):
             call.server.metrics.count("failed")
         if not isinstance(error, ApiError | RidgelineError):

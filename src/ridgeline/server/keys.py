@@ -92,6 +92,10 @@ class KeyRing:
         """Whether there are no keys, so that anyone on this machine may call."""
         return self._open
 
+    def may_administer(self, caller: Caller) -> bool:
+        """Whether a caller may use what is the admin's: anyone, where there is no key at all."""
+        return caller.is_admin or not self._callers
+
     def check_policy(self, scheduling_policy: str) -> None:
         """SettingsError if some keys go before others, and the queue has another order."""
         if scheduling_policy != "priority" and any(

@@ -12,6 +12,7 @@ from ridgeline.server.context import Call
 _log = logging.getLogger("ridgeline.requests")
 _to_terminal = False
 _MAX_PATH_CHARS = 200
+_MAX_ERROR_CHARS = 300
 
 
 def setup_request_log() -> None:
@@ -56,6 +57,8 @@ def log_request(
             "output_tokens": call.output_tokens,
             "outcome": call.outcome,
         }
+        if call.problem:
+            entry["error"] = call.problem[:_MAX_ERROR_CHARS]
     _log.info("%s", as_text(entry) if _to_terminal else json.dumps(entry))
 
 
@@ -73,4 +76,6 @@ def as_text(entry: Mapping[str, Any]) -> str:
         parts.append(json.dumps(entry["tenant"])[1:-1])
     if entry.get("outcome", "ok") not in ("ok", f"error {entry['status']}"):
         parts.append(entry["outcome"])
+    if "error" in entry:
+        parts.append(json.dumps(entry["error"], ensure_ascii=False)[1:-1])
     return " · ".join(parts)

@@ -3,7 +3,7 @@
 from ridgeline.weights.checkpoint import Checkpoint
 from ridgeline.weights.dummy import dummy_weights
 from ridgeline.weights.loading import load_weights, stream_weights, weight_shapes
-from ridgeline.weights.location import download_model, embedded_draft_folder, locate_model
+from ridgeline.weights.location import EMBEDDED, download_model, embedded_draft_folder, locate_model
 from ridgeline.weights.lora import Adapter, LoRAWeights, load_lora
 from ridgeline.weights.packed import Weight, expanded, stream_packed_weights
 from ridgeline.weights.progress import Progress
@@ -20,6 +20,7 @@ from ridgeline.weights.source import (
 from ridgeline.weights.storing import stored_tensors
 
 __all__ = [
+    "EMBEDDED",
     "Adapter",
     "Checkpoint",
     "CheckpointWeights",

@@ -14,6 +14,7 @@ from ridgeline.weights.hub_gguf import download_gguf
 from ridgeline.weights.names import short_name
 from ridgeline.weights.progress import Progress
 
+EMBEDDED = "embedded"  # the name of the model that comes with Ridgeline; a folder is ./embedded
 _EMBEDDED = ("assets", "target")
 _EMBEDDED_DRAFT = ("assets", "draft")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
@@ -33,16 +34,15 @@ def locate_model(
 ) -> Path:
     """The folder of model ``name``, downloaded if need be; it has a config and, if needed, weights.
 
-    ``name`` is ``None`` for the embedded model, a folder, a user's alias (`read_aliases`) of
-    another name, or a name on the Hugging Face hub. A GGUF
-    model is named by its file, or by a folder or hub name with its quantization, as in
-    ``owner/name:Q4_K_M``; then the path is the file's (the first, if it is split). With
-    ``offline`` (or ``HF_HUB_OFFLINE=1``) only what was downloaded before is used. Without
-    ``need_weights`` they are neither downloaded nor looked for. ``accept`` is called with the
-    folder (or GGUF file) and may raise: before weights are downloaded, but for GGUF, which has all
-    in one file. ``HF_TOKEN`` gives access to gated and private models, ``HF_HOME`` says where
-    downloads are kept. ``progress`` is called with the bytes downloaded, the bytes to download and
-    the model's name, possibly from other threads.
+    ``name`` is ``None`` or ``embedded`` for the embedded model, a folder, a user's alias
+    (`read_aliases`) of another name, or a name on the Hugging Face hub. A GGUF model is named by
+    its file, or by a folder or hub name with its quantization, as in ``owner/name:Q4_K_M``; then
+    the path is the file's (the first, if it is split). With ``offline`` (or ``HF_HUB_OFFLINE=1``)
+    only what was downloaded before is used. Without ``need_weights`` they are neither downloaded
+    nor looked for. ``accept`` is called with the folder (or GGUF file) and may raise: before
+    weights are downloaded, but for GGUF, which has all in one file. ``HF_TOKEN`` gives access to
+    gated and private models, ``HF_HOME`` says where downloads are kept. ``progress`` is called with
+    the bytes downloaded, the bytes to download and the model's name, possibly from other threads.
 
     Raises:
         ModelNotFoundError: no such folder, hub model or revision, no access, or files are missing.
@@ -51,7 +51,7 @@ def locate_model(
         NetworkError: the hub cannot be reached and the model was not downloaded before.
         DiskError: the download does not fit, or may not be written.
     """
-    if name is None:
+    if name is None or name == EMBEDDED:
         return _checked(_embedded_folder(_EMBEDDED), need_weights, accept)
     path = os.path.expanduser(name)
     if not os.path.exists(path):

@@ -42,7 +42,7 @@ class SchedulingSettings:
     """
 
     max_model_len: Count | None = None
-    max_num_seqs: Annotated[Count, Tries(values=(8, 16, 32, 128, 256))] = 64
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1 << 16), Tries(values=(8, 16, 32, 128, 256))] = 64
     max_num_batched_tokens: Annotated[Count, Tries(values=(256, 512, 1024, 4096))] = 2048
     max_num_waiting: Count | None = None
     scheduling_policy: Annotated[

@@ -7,6 +7,7 @@ from typing import get_args
 
 from ridgeline.core import ops
 from ridgeline.core.errors import MissingDependencyError, SettingsError
+from ridgeline.core.extras import install_command
 from ridgeline.executors.traits import has_torch
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def cut_ops(model_ops: Sequence[ops.Op]) -> tuple[ops.Op, ...]:
         names = ", ".join(sorted({type(op).__name__ for op in cuts}))
         raise MissingDependencyError(
             f"The cpu executor has no kernel for {names}, which the reference runs, and that "
-            "needs PyTorch: pip install 'ridgeline[torch]'."
+            f"needs PyTorch: {install_command('torch')}."
         )
     if cuts:
         counts = Counter(type(op).__name__ for op in cuts)

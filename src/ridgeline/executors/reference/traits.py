@@ -3,11 +3,11 @@
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import MissingDependencyError
 from ridgeline.core.protocols import Executor
-from ridgeline.executors.traits import NEEDS_TORCH, ExecutorTraits, Models, has_torch
+from ridgeline.executors.traits import ExecutorTraits, Models, has_torch, needs_torch
 
 
 def _missing() -> str | None:
-    return None if has_torch() else f"The reference executor {NEEDS_TORCH}"
+    return None if has_torch() else needs_torch("reference")
 
 
 def _create(models: Models, config: EngineConfig) -> Executor:

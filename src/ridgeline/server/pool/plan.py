@@ -10,9 +10,9 @@ from ridgeline.core.host import available_memory_bytes
 from ridgeline.roofline.memory import USABLE_SHARE
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.pool.pool import PoolConfig, PoolPlan, ServedModel
+from ridgeline.weights import EMBEDDED
 from ridgeline.weights.aliases import read_aliases
 
-EMBEDDED = "embedded"
 _OF_ONE = ("draft_model", "adapters", "kv_disk_tier_path")
 
 

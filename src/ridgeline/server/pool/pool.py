@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.errors import EngineUnavailableError, RidgelineError
+from ridgeline.core.errors import EngineUnavailableError, RidgelineError, SettingsError
 from ridgeline.engine.async_engine import AsyncEngine
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.loading import Progress, describe_model
@@ -122,7 +122,7 @@ class ModelPool:
     ) -> None:
         """Find every model, and begin to serve; none is loaded yet.
 
-        Raises what describing a model raises.
+        Raises what describing a model raises, and SettingsError where none of them can fit.
         """
         now = time.monotonic()
         for named in models:
@@ -143,6 +143,12 @@ class ModelPool:
                     engine=AsyncEngine(needs.config),
                     keep_s=self.config.ttl_s,
                 )
+            )
+        least, budget = min(m.tenancy.num_bytes for m in self.models), self.config.budget_bytes
+        if least > budget:
+            raise SettingsError(
+                f"No model fits: the smallest needs {_gib(least)}, and all together have "
+                f"{_gib(budget)} (--memory)."
             )
         self._begin(self._run())
 

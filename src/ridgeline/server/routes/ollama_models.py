@@ -139,7 +139,7 @@ async def ollama_pull(call: Call, request: OllamaPullRequest) -> Reply | EventSt
     name = _named(server, request.model or request.name)
     download = None
     if name not in server.model_names:
-        _check_may_change(call)
+        call.check_admin()
         _check_hub_name(name)
         download = server.downloads.start(name)
     lines = _pulled(name, download)
@@ -176,7 +176,7 @@ async def ollama_delete(call: Call, request: OllamaDeleteRequest) -> Reply:
 
     server = call.server
     name = _named(server, request.model or request.name)
-    _check_may_change(call)
+    call.check_admin()
     used = (*server.model_names, *(source for view in server.views for source in view.sources))
     if repository_of(name) in {repository_of(each) for each in used}:
         raise ApiError(409, f"{name} is in use, and so it is not deleted.", code="in_use")
@@ -196,11 +196,6 @@ def _check_hub_name(name: str) -> None:
     except RidgelineError as error:
         text = f"model: {name[:96]!r} is no name on the hub, such as owner/name."
         raise bad_request(text, "model") from error
-
-
-def _check_may_change(call: Call) -> None:
-    if not (call.caller.is_admin or call.server.keys.is_open):
-        raise ApiError(403, "This needs the admin key.")
 
 
 def _named(server: Server, name: str | None) -> str:
