@@ -1,5 +1,6 @@
 """Several models in one server: each loaded for those who ask for it, in a process of its own."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -11,7 +12,11 @@ import psutil
 import pytest
 from tests.server.running import running_pool
 
+from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import SettingsError
+from ridgeline.server.config import ServerConfig
+from ridgeline.server.pool.plan import pool_plan
+from ridgeline.server.pool.pool import ModelPool
 
 MIB = 1 << 20
 BUDGET = 260 * MIB  # two of these models, and never three
@@ -212,9 +217,7 @@ def test_metrics_tell_the_models_apart(http):
     assert text.count("# TYPE ridgeline:num_requests_running ") == 1
 
 
-def test_a_budget_in_which_nothing_fits_is_refused_at_the_start(tmp_path):
-    with (
-        pytest.raises(SettingsError, match="No model fits: the smallest needs"),
-        running_pool(["embedded"], data_dir=tmp_path, engine=ENGINE, memory_bytes=1 << 10),
-    ):
-        pass
+def test_a_budget_in_which_nothing_fits_is_refused_at_the_start():
+    plan = pool_plan(EngineConfig(**ENGINE), ["embedded"], ServerConfig(), memory_bytes=1 << 10)
+    with pytest.raises(SettingsError, match="No model fits: the smallest needs"):
+        asyncio.run(ModelPool(plan.config).start(plan.models))
