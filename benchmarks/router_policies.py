@@ -14,7 +14,7 @@ from statistics import fmean
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.fleet.policies import POLICIES, EngineChoice, Policy, Wanted
-from ridgeline.fleet.simulation import FleetTraffic, simulate_fleet
+from ridgeline.fleet.simulation import FleetTraffic, SimulatedMachine, simulate_fleet
 from ridgeline.models import PRESETS, describe, lower
 from ridgeline.planning import catalogue_machine
 from ridgeline.planning.workload import Arrival
@@ -115,10 +115,10 @@ def run(
     rate = RATES[name] * replicas / 8 * load
     arrivals = shape(name, requests=requests, rate_rps=rate, seed=seed)
     config = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2048, max_model_len=16384)
-    return simulate_fleet(
-        model, machine.calibration, arrivals, config, policy, count=replicas,
-        kv_pool_bytes=_KV_BYTES,
-    )  # fmt: skip
+    simulated = SimulatedMachine.of_model(
+        model, machine.calibration, config, kv_pool_bytes=_KV_BYTES
+    )
+    return simulate_fleet(simulated, arrivals, policy, count=replicas)
 
 
 def main() -> None:

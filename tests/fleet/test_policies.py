@@ -3,8 +3,10 @@
 from ridgeline.fleet.breaker import CircuitBreaker, RetryBudget
 from ridgeline.fleet.policies import (
     POLICIES,
+    ByPrice,
     EngineChoice,
     EngineLoad,
+    LoadColumns,
     Wanted,
     placement_price,
 )
@@ -25,15 +27,18 @@ def first(policy, *engines, wanted=WANTED):
 
 
 def test_a_placement_costs_its_own_seconds_and_those_of_others():
-    alone = placement_price(WANTED, engine("a"))
-    assert alone.added_s == 0
-    assert abs(alone.ttft_s - (1000 * 1e-4 + 0.01)) < 1e-12
-    shared = placement_price(WANTED, engine("a", num_running=4, context_tokens=4000))
-    assert abs(shared.added_s - (4 * 0.1 + 4 * 1e-4 * 50)) < 1e-12
-    queued = placement_price(WANTED, engine("a", num_pending=2, pending_tokens=3000))
-    assert abs(queued.ttft_s - alone.ttft_s - 0.3) < 1e-12
-    full = placement_price(WANTED, engine("a", num_running=8, context_tokens=8000))
-    assert full.ttft_s > shared.ttft_s + 100 * 0.01 / 8
+    engines = [
+        engine("alone"),
+        engine("shared", num_running=4, context_tokens=4000),
+        engine("queued", num_pending=2, pending_tokens=3000),
+        engine("full", num_running=8, context_tokens=8000),
+    ]
+    price = placement_price(WANTED, LoadColumns.of_choices(engines))
+    assert price.added_s[0] == 0
+    assert abs(price.ttft_s[0] - (1000 * 1e-4 + 0.01)) < 1e-12
+    assert abs(price.added_s[1] - (4 * 0.1 + 4 * 1e-4 * 50)) < 1e-12
+    assert abs(price.ttft_s[2] - price.ttft_s[0] - 0.3) < 1e-12
+    assert price.ttft_s[3] > price.ttft_s[1] + 100 * 0.01 / 8
 
 
 def test_by_price_a_cached_prefix_is_worth_its_seconds_and_no_more():
@@ -43,6 +48,12 @@ def test_by_price_a_cached_prefix_is_worth_its_seconds_and_no_more():
     assert first("price", free, crowded) == "free"
     slow = LinearPrice(pass_s=0.1, token_s=1e-3)
     assert first("price", engine("slow", price=slow), engine("fast", num_running=2)) == "fast"
+    equal = [engine(name) for name in "abcdef"]
+    names, columns = [each.name for each in equal], LoadColumns.of_choices(equal)
+    for session in range(20):
+        wanted = Wanted(prompt_tokens=9, output_tokens=9, session=b"%d" % session)
+        best = names[ByPrice().cheapest(wanted, columns, names)]
+        assert best == first("price", *equal, wanted=wanted)
 
 
 def test_the_others():

@@ -4,25 +4,19 @@ import pytest
 from tests.planning.questions import CATALOGUE, model
 
 from ridgeline.core.config import EngineConfig
+from ridgeline.fleet import simulation
 from ridgeline.fleet.policies import POLICIES
-from ridgeline.fleet.simulation import simulate_fleet
+from ridgeline.fleet.simulation import SimulatedMachine, simulate_fleet
 from ridgeline.planning import Arrival, catalogue_machine, poisson, simulate
 
 CONFIG = EngineConfig(max_num_seqs=16, max_model_len=4096)
 MODEL, CALIBRATION = model("qwen2.5-0.5b"), catalogue_machine(CATALOGUE, "l4").calibration
 KV_BYTES = 1e9
+MACHINE = SimulatedMachine.of_model(MODEL, CALIBRATION, CONFIG, kv_pool_bytes=KV_BYTES)
 
 
 def run(arrivals, policy="price", count=1):
-    return simulate_fleet(
-        MODEL,
-        CALIBRATION,
-        arrivals,
-        CONFIG,
-        POLICIES[policy](),
-        count=count,
-        kv_pool_bytes=KV_BYTES,
-    )
+    return simulate_fleet(MACHINE, arrivals, POLICIES[policy](), count=count)
 
 
 def times(traffic):
@@ -68,3 +62,15 @@ def test_the_price_keeps_prefixes_where_they_are():
     by_price, in_turn = (run(agents(60), policy, count=3) for policy in ("price", "round-robin"))
     assert by_price.hit_share > in_turn.hit_share + 0.1
     assert by_price.traffic.mean_ttft_s < in_turn.traffic.mean_ttft_s
+
+
+def test_replicas_are_run_as_if_each_arrival_looked_at_all(monkeypatch):
+    arrivals = poisson(
+        rate_rps=250, num_requests=150, prompt_tokens=400, output_tokens=60, spread=0.9, seed=3
+    )
+    lazy = run(arrivals, "least-loaded", count=6)
+    monkeypatch.setattr(simulation, "_SURE", 0.0)
+    eager = run(arrivals, "least-loaded", count=6)
+    assert lazy.num_requests == eager.num_requests
+    for ours, theirs in zip(times(lazy.traffic), times(eager.traffic), strict=True):
+        assert ours[1:] == pytest.approx(theirs[1:], rel=1e-9)

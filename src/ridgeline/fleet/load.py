@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ridgeline.core.protocols import StepPrice
 from ridgeline.fleet.policies import EngineChoice, EngineLoad, Wanted
 from ridgeline.fleet.prefixes import PrefixView
+from ridgeline.scheduler.pricing import LinearPrice
 
 
 class LoadTracker:
@@ -19,7 +19,13 @@ class LoadTracker:
         return TrackedRequest(self, wanted, blocks)
 
     def choice(
-        self, name: str, blocks: Sequence[bytes], *, price: StepPrice, pass_s: float, max_seqs: int
+        self,
+        name: str,
+        blocks: Sequence[bytes],
+        *,
+        price: LinearPrice,
+        pass_s: float,
+        max_seqs: int,
     ) -> EngineChoice:
         """The engine as policies see it, for a prompt with these blocks."""
         load = EngineLoad(

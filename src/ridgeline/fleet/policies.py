@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ridgeline.core.protocols import StepPrice
+import numpy as np
+import numpy.typing as npt
+
+from ridgeline.scheduler.pricing import LinearPrice
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 PolicyName = Literal["price", "least-loaded", "prefix", "session", "round-robin"]
 
@@ -19,7 +25,7 @@ class EngineLoad:
     ``pass_s``: of a step, before anything is in it. ``max_seqs`` run at once.
     """
 
-    price: StepPrice
+    price: LinearPrice
     pass_s: float
     max_seqs: int
     pending_tokens: int = 0
@@ -30,14 +36,6 @@ class EngineLoad:
     @property
     def num_requests(self) -> int:
         return self.num_pending + self.num_running
-
-    @property
-    def step_s(self) -> float:
-        """Predicted seconds of a decode step of those that run."""
-        if not self.num_running:
-            return self.pass_s
-        context = self.context_tokens // self.num_running
-        return self.pass_s + self.num_running * self.price.segment_seconds(1, context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +64,45 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LoadColumns:
+    """The loads of engines as columns, an element for each: what `EngineLoad` says, and how many
+    tokens of the prompt are cached. Of the price, what `LinearPrice` is made of."""
+
+    pass_s: Floats
+    token_s: Floats
+    pair_s: Floats
+    max_seqs: Integers
+    pending_tokens: Integers
+    num_pending: Integers
+    num_running: Integers
+    context_tokens: Integers
+    cached_tokens: Integers
+
+    @classmethod
+    def of_choices(cls, choices: Sequence[EngineChoice]) -> "LoadColumns":
+        rows = [
+            (load.pass_s, load.price.token_s, load.price.pair_s, load.max_seqs,
+             load.pending_tokens, load.num_pending, load.num_running, load.context_tokens,
+             each.cached_tokens)
+            for each in choices
+            for load in [each.load]
+        ]  # fmt: skip
+        seconds = np.array([row[:3] for row in rows], np.float64).T
+        counts = np.array([row[3:] for row in rows], np.int64).T
+        return cls(*seconds, *counts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPrice:
-    """Predicted seconds: to the request's first token, and those that it adds to all others."""
+    """Predicted seconds for each engine: to the request's first token, and those that it adds to
+    all others."""
 
-    ttft_s: float
-    added_s: float
+    ttft_s: Floats
+    added_s: Floats
 
     @property
-    def weighted_s(self) -> float:
+    def weighted_s(self) -> Floats:
         """Seconds as they are felt: a second before the first token as ten within the output.
 
         So much a chat may take of either: 0.5 s to the first token, and 5 s for a hundred more.
@@ -82,26 +110,33 @@ class PlacementPrice:
         return self.ttft_s + self.added_s / 10
 
 
-def placement_price(wanted: Wanted, candidate: EngineChoice) -> PlacementPrice:
-    """What it costs to place a request on an engine.
+def placement_price(wanted: Wanted, engines: LoadColumns) -> PlacementPrice:
+    """What it costs to place a request on each of the engines.
 
     The prompts before it are computed first, then its own, whose cached part is free. Those who
     decode wait while its prompt is computed, and then half of its tokens long (they end at any time
     meanwhile) for its part of each step. Where all places are taken, a place is free when one
     output in ``max_seqs`` ends: it waits for that, and whoever comes later does.
     """
-    load, price = candidate.load, candidate.load.price
-    cached = min(candidate.cached_tokens, max(0, wanted.prompt_tokens - 1))
-    own_s = price.segment_seconds(wanted.prompt_tokens - cached, cached)
-    pending_s = price.segment_seconds(load.pending_tokens, 0) if load.pending_tokens else 0.0
-    middle = wanted.prompt_tokens + wanted.output_tokens // 2
-    part_s = price.segment_seconds(1, middle)
-    ahead = max(0, load.num_requests + 1 - load.max_seqs)
-    queue_s = ahead * wanted.output_tokens * load.step_s / load.max_seqs
-    together = min(load.num_requests, load.max_seqs)
+
+    def segment_s(num_tokens: Integers | int, context: Integers | int) -> Floats:
+        pairs = num_tokens * (context + (num_tokens + 1) / 2)
+        return engines.token_s * num_tokens + engines.pair_s * pairs
+
+    running = engines.num_running
+    requests = engines.num_pending + running
+    cached = np.minimum(engines.cached_tokens, max(0, wanted.prompt_tokens - 1))
+    own_s = segment_s(wanted.prompt_tokens - cached, cached)
+    pending_s = segment_s(engines.pending_tokens, 0)
+    part_s = segment_s(1, wanted.prompt_tokens + wanted.output_tokens // 2)
+    context = engines.context_tokens // np.maximum(running, 1)
+    step_s = engines.pass_s + running * segment_s(1, context)
+    ahead = np.maximum(0, requests + 1 - engines.max_seqs)
+    queue_s = ahead * wanted.output_tokens * step_s / engines.max_seqs
+    together = np.minimum(requests, engines.max_seqs)
     return PlacementPrice(
-        ttft_s=queue_s + pending_s + own_s + load.step_s,
-        added_s=load.num_running * own_s + together * part_s * wanted.output_tokens / 2,
+        ttft_s=queue_s + pending_s + own_s + step_s,
+        added_s=running * own_s + together * part_s * wanted.output_tokens / 2,
     )
 
 
@@ -109,10 +144,18 @@ class ByPrice:
     """The least predicted seconds for all, those who are there and the one who comes."""
 
     def ranked(self, wanted: Wanted, candidates: Sequence[EngineChoice]) -> list[EngineChoice]:
-        def key(each: EngineChoice) -> tuple[float, int]:
-            return placement_price(wanted, each).weighted_s, _weight(wanted.session, each.name)
+        prices = placement_price(wanted, LoadColumns.of_choices(candidates)).weighted_s.tolist()
+        order = sorted(
+            range(len(candidates)),
+            key=lambda n: (prices[n], _weight(wanted.session, candidates[n].name)),
+        )
+        return [candidates[n] for n in order]
 
-        return sorted(candidates, key=key)
+    def cheapest(self, wanted: Wanted, engines: LoadColumns, names: Sequence[str]) -> int:
+        """The index of the first of `ranked`."""
+        seconds = placement_price(wanted, engines).weighted_s
+        equal = np.flatnonzero(seconds == seconds.min()).tolist()
+        return min(equal, key=lambda n: _weight(wanted.session, names[n]) if equal[1:] else 0)
 
 
 class LeastLoaded:

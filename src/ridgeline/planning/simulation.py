@@ -17,7 +17,6 @@ from ridgeline.planning.workload import Arrival
 from ridgeline.roofline import PricedModel
 from ridgeline.roofline.calibration import Calibration
 from ridgeline.roofline.predict import StepPredictor
-from ridgeline.roofline.price import Phase, phase_of
 from ridgeline.scheduler import Scheduler, SchedulerConfig, Speculation
 
 _TOKEN = 1
@@ -54,7 +53,7 @@ class PhaseSeconds:
     def seconds(self, plan: StepPlan) -> float:
         total = self._price.seconds(plan)
         segments = [segment for a_pass in plan.passes for segment in a_pass.segments]
-        prefills = [segment for segment in segments if phase_of(segment) is Phase.PREFILL]
+        prefills = [each for each in segments if each.stop - each.start - each.num_drafts > 1]
         added = sum(self._price.segment_seconds(s.num_tokens, s.start) for s in prefills)
         prefill_s = total if len(prefills) == len(segments) else min(total, added)
         self.prefill_s += prefill_s
@@ -109,6 +108,15 @@ def make_loop(
     speculation: Speculation | None = None,
 ) -> tuple[EngineLoop, Scheduler]:
     """The engine's own scheduler and loop over an executor, on a virtual clock."""
+    settings = scheduler_settings(executor, config, kv_pool_bytes=kv_pool_bytes)
+    scheduler = Scheduler(settings, speculation, price=price, clock=clock)
+    return EngineLoop(executor, scheduler, None, clock=clock), scheduler
+
+
+def scheduler_settings(
+    executor: Executor, config: EngineConfig, *, kv_pool_bytes: float
+) -> SchedulerConfig:
+    """What an engine's scheduler would be told, with so much KV; allocates it."""
     layout = executor.kv_layout()
     pool = config.kv_cache_memory_bytes or int(kv_pool_bytes)
     resolved = resolve(
@@ -120,14 +128,12 @@ def make_loop(
         free_bytes=0,
     )
     executor.allocate_kv(resolved.num_blocks)
-    settings = SchedulerConfig.of_engine(
+    return SchedulerConfig.of_engine(
         config,
         resolved,
         windows=tuple(group.window for group in layout.groups),
         max_in_flight=executor.max_in_flight,
     )
-    scheduler = Scheduler(settings, speculation, price=price, clock=clock)
-    return EngineLoop(executor, scheduler, None, clock=clock), scheduler
 
 
 def run_arrivals(

@@ -53,12 +53,8 @@ def pass_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> Ter
     if len(ceilings.levels) > 1:
         rate = ceilings.bytes_per_s(pass_work(model, batch).num_bytes)
     reading = NEAR if rate > _IN_CACHE * memory else STREAM
-    fixed = _token_terms(model, batch, ceilings)
-    alone, overlaps = dict(fixed.alone), []
-    for name, num_bytes, arithmetic in fixed.products:
-        family, _, form = name.partition("/")
-        own = min(rate, ceilings.kernel_bytes_per_s.get(form, rate))
-        overlaps.append(Overlap(family, {f"{reading}/{name}": num_bytes / own}, arithmetic))
+    terms = product_terms(model, batch, ceilings, rate, reading)
+    alone, overlaps = terms.alone, [*terms.overlaps]
     alone[SEQUENCE] = float(batch.num_segments)
     alone[SEGMENT] = float(batch.num_segments * sum(n for _, n in model.attention_ops))
     peak = ceilings.peak_flops(model.activations)
@@ -66,8 +62,26 @@ def pass_terms(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> Ter
         work = op_work(op, batch, model)
         _add(alone, OTHER, max(work.num_bytes / rate, work.flops / peak) * count)
     for part in _attention_parts(batch):
-        overlaps.append(_attention(model, part, ceilings, rate, alone))
+        overlaps.append(attention_overlap(model, part, ceilings, rate, alone))
     return Terms(alone, tuple(overlaps))
+
+
+def product_terms(
+    model: PricedModel,
+    batch: BatchShape,
+    ceilings: Ceilings,
+    rate: float | None = None,
+    reading: str = STREAM,
+) -> Terms:
+    """Those of ops on single tokens, whose matrices are read at a rate: main memory's, if none is
+    given."""
+    fixed, overlaps = _token_terms(model, batch, ceilings), []
+    for name, num_bytes, arithmetic in fixed.products:
+        family, _, form = name.partition("/")
+        own = rate or ceilings.memory.bytes_per_s
+        own = min(own, ceilings.kernel_bytes_per_s.get(form, own))
+        overlaps.append(Overlap(family, {f"{reading}/{name}": num_bytes / own}, arithmetic))
+    return Terms(dict(fixed.alone), tuple(overlaps))
 
 
 def roof_seconds(model: PricedModel, batch: BatchShape, ceilings: Ceilings) -> float:
@@ -188,7 +202,7 @@ def _link_seconds(work: Work, ceilings: Ceilings) -> float:
     return work.link_bytes / ceilings.link_bytes_per_s + latency
 
 
-def _attention(
+def attention_overlap(
     model: PricedModel, batch: BatchShape, ceilings: Ceilings, rate: float, alone: Amounts
 ) -> Overlap:
     """K and V are read once for each segment, and loaded once for a few rows of queries."""
