@@ -1,26 +1,21 @@
-// Linear attention by the gated delta rule (Yang et al. 2024, arXiv 2412.06464), in its recurrent form
-// for prompts as well: token by token in one order.
+// Linear attention by the gated delta rule (Yang et al. 2024, arXiv 2412.06464), in its recurrent form.
+#include "head_matrix.h"
 #include "short_conv.h"
 
 namespace rl {
 namespace {
 
-constexpr int32_t kColumns = 32;  // of a head's matrix, of a tile
-constexpr int kVectors = kColumns / W;
-constexpr int kChains = 4;  // sums in flight of each column
-
 struct GatedDelta : Op {
   rl_gated_delta shape;
   Convolution convolution;
-  int64_t offset;  // of the heads' matrices in the state
+  HeadMatrices matrices;
   const float *decay_log, *decay_bias, *gain;
   rl_norm norm;
 
   GatedDelta(const rl_gated_delta& shape, Convolution conv)
       : shape(shape),
         convolution(std::move(conv)),
-        offset(convolution.offset +
-               static_cast<int64_t>(convolution.length - 1) * convolution.channels) {}
+        matrices{convolution.end(), shape.num_value_heads, shape.key_dim, shape.value_dim} {}
 
   int32_t keys() const { return shape.num_key_heads * shape.key_dim; }
   int32_t values() const { return shape.num_value_heads * shape.value_dim; }
@@ -35,12 +30,18 @@ struct GatedDelta : Op {
           store_some(c.row(RL_QUERY, row) + i, sum * sigmoid(sum), n);
         });
     for_tokens(c.pool, c.num_tokens(), [&](int32_t row) { prepare(c, row); });
-    int32_t parts = static_cast<int32_t>(ceil_div(shape.value_dim, kColumns));
-    int64_t tiles = static_cast<int64_t>(parts) * shape.num_value_heads;
-    c.pool.run(c.batch.num_sequences * tiles, [&](int64_t tile, int) {
-      int32_t part = static_cast<int32_t>(tile % tiles);
-      run_tile(c, c.batch.sequences[tile / tiles], part / parts, part % parts * kColumns);
-    });
+    int32_t shared = shape.num_value_heads / shape.num_key_heads;
+    matrices.run(
+        c,
+        [&](int32_t row, int32_t head) {
+          return c.row(RL_QUERY, row) + 2 * keys() + head * shape.value_dim;
+        },
+        [&](int32_t row, int32_t head) { return out(c, row) + head * shape.value_dim; },
+        [&](HeadMatrix& matrix, int32_t row, int32_t head, float* value) {
+          const float* query = c.row(RL_QUERY, row) + head / shared * shape.key_dim;
+          const float* factors = c.row(RL_VALUE, row) + head;
+          step(matrix, query, query + keys(), factors[0], factors[shape.num_value_heads], value);
+        });
     for_tokens(c.pool, c.num_tokens(), [&](int32_t row) { finish(c, row); });
   }
 
@@ -55,9 +56,8 @@ struct GatedDelta : Op {
     float *beta = c.row(RL_VALUE, row), *decay = beta + shape.num_value_heads;
     for (int32_t head = 0; head < shape.num_value_heads; ++head) {
       beta[head] = 1 / (1 + std::exp(-beta[head]));
-      float x = decay[head] + decay_bias[head];
-      float softplus = x > 20 ? x : std::log1p(std::exp(x));
-      decay[head] = std::exp(-std::exp(decay_log[head]) * softplus);
+      decay[head] =
+          std::exp(-std::exp(decay_log[head]) * softplus(decay[head] + decay_bias[head]));
     }
   }
 
@@ -71,74 +71,17 @@ struct GatedDelta : Op {
     over(shape.key_dim, [&](int i, int n) { store_some(x + i, load_some(x + i, n) * scale, n); });
   }
 
-  // Columns from `first` on of one head's matrix, through all tokens of a sequence.
-  void run_tile(const Context& c, const rl_sequence& sequence, int32_t head, int32_t first) const {
-    int32_t count = std::min(kColumns, shape.value_dim - first), rows = shape.key_dim;
-    int32_t key_head = head / (shape.num_value_heads / shape.num_key_heads);
-    int64_t place = offset + static_cast<int64_t>(head) * rows * shape.value_dim + first;
-    alignas(64) float matrix[RL_MAX_KEY_DIM * kColumns] = {};
-    if (sequence.start)
-      for (int32_t i = 0; i < rows; ++i)
-        std::copy_n(sequence.state + place + i * shape.value_dim, count, matrix + i * kColumns);
-    auto store_matrix = [&](float* state) {
-      for (int32_t i = 0; i < rows; ++i)
-        std::copy_n(matrix + i * kColumns, count, state + place + i * shape.value_dim);
-    };
-    for (int32_t t = 0; t < sequence.num_tokens; ++t) {
-      save_states(sequence, sequence.start + t, store_matrix);
-      int32_t row = sequence.first_row + t;
-      const float* query = c.row(RL_QUERY, row) + key_head * rows;
-      const float* factors = c.row(RL_VALUE, row) + head;
-      alignas(64) float value[kColumns] = {};
-      std::copy_n(c.row(RL_QUERY, row) + 2 * keys() + head * shape.value_dim + first, count, value);
-      step(matrix, query, query + keys(), factors[0], factors[shape.num_value_heads], value);
-      std::copy_n(value, count, out(c, row) + head * shape.value_dim + first);
-    }
-    store_matrix(sequence.state);
-  }
-
   // One token: `value` becomes the output.
-  void step(float* matrix, const float* query, const float* key, float beta, float decay,
-            float* value) const {
-    vf sums[kChains][kVectors] = {};
-    for_rows([&](int32_t i, int chain) {
-      RL_UNROLL
-      for (int j = 0; j < kVectors; ++j)
-        sums[chain][j] = fma(load(matrix + i * kColumns + j * W), splat(key[i]), sums[chain][j]);
-    });
-    vf change[kVectors];
+  static void step(HeadMatrix& matrix, const float* query, const float* key, float beta,
+                   float decay, float* value) {
+    vf sums[HeadMatrix::kVectors], change[HeadMatrix::kVectors];
+    matrix.read(key, sums);
     RL_UNROLL
-    for (int j = 0; j < kVectors; ++j)
-      change[j] = (load(value + j * W) - total(sums, j) * decay) * beta;
+    for (int j = 0; j < HeadMatrix::kVectors; ++j)
+      change[j] = (load(value + j * W) - sums[j] * decay) * beta;
+    matrix.update(decay, key, change, query, sums);
     RL_UNROLL
-    for (int chain = 0; chain < kChains; ++chain)
-      for (int j = 0; j < kVectors; ++j) sums[chain][j] = vf{};
-    for_rows([&](int32_t i, int chain) {
-      RL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        float* place = matrix + i * kColumns + j * W;
-        vf changed = fma(splat(key[i]), change[j], load(place) * decay);
-        store(place, changed);
-        sums[chain][j] = fma(changed, splat(query[i]), sums[chain][j]);
-      }
-    });
-    RL_UNROLL
-    for (int j = 0; j < kVectors; ++j) store(value + j * W, total(sums, j));
-  }
-
-  // Calls body(row, chain) for the rows of a matrix, which take the chains by turns.
-  template <class Body>
-  RL_INLINE void for_rows(const Body& body) const {
-    int32_t i = 0;
-    for (; i + kChains <= shape.key_dim; i += kChains) {
-      RL_UNROLL
-      for (int chain = 0; chain < kChains; ++chain) body(i + chain, chain);
-    }
-    for (int chain = 0; i + chain < shape.key_dim; ++chain) body(i + chain, chain);
-  }
-
-  static vf total(const vf (&sums)[kChains][kVectors], int j) {
-    return (sums[0][j] + sums[1][j]) + (sums[2][j] + sums[3][j]);
+    for (int j = 0; j < HeadMatrix::kVectors; ++j) store(value + j * W, sums[j]);
   }
 
   // Each head's output, normed and gated.

@@ -206,7 +206,7 @@ std::unique_ptr<Op> make_moe(int source, const rl_routing& routing, const rl_lin
   op->source = source, op->routing = routing, op->router = router, op->correction = correction;
   op->borders = borders, op->rank = rank;
   for (int e = 0; e < borders[rank + 1] - borders[rank]; ++e)
-    op->experts.push_back({gate[e], up[e], down[e], activation});
+    op->experts.push_back({gate ? gate[e] : rl_linear{}, up[e], down[e], activation});
   return op;
 }
 

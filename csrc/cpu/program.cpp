@@ -239,6 +239,16 @@ int32_t rl_add_gated_delta(rl_program* p, int64_t offset, const rl_gated_delta* 
   });
 }
 
+int32_t rl_add_selective_scan(rl_program* p, int64_t offset, const rl_selective_scan* shape,
+                              const float* conv, const float* conv_bias, const float* decay_log,
+                              const float* step_bias, const float* skip, const float* gain,
+                              const rl_norm* norm) {
+  return p->add([&] {
+    return make_selective_scan(offset, *shape, conv, conv_bias, decay_log, step_bias, skip, gain,
+                               *norm);
+  });
+}
+
 int32_t rl_add_gate_heads(rl_program* p, int32_t source, const rl_linear* linear) {
   GateHeads op;
   op.source = source, op.linear = *linear;

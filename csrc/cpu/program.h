@@ -115,6 +115,10 @@ std::unique_ptr<Op> make_moe(int source, const rl_routing& routing, const rl_lin
 std::unique_ptr<Op> make_gated_delta(int64_t offset, const rl_gated_delta& shape, const float* conv,
                                      const float* decay_log, const float* decay_bias,
                                      const float* gain, const rl_norm& norm);
+std::unique_ptr<Op> make_selective_scan(int64_t offset, const rl_selective_scan& shape,
+                                        const float* conv, const float* conv_bias,
+                                        const float* decay_log, const float* step_bias,
+                                        const float* skip, const float* gain, const rl_norm& norm);
 std::unique_ptr<Op> make_short_conv(int64_t offset, int32_t channels, int32_t length,
                                     const float* weight, const float* bias);
 std::unique_ptr<Op> make_latent_project(int source, const rl_linear* query_latent,

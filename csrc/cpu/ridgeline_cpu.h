@@ -22,7 +22,7 @@ extern "C" {
 #define RL_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a function does. Packed bytes have a version of their own (PACKING_VERSION). */
-#define RL_ABI_VERSION 13
+#define RL_ABI_VERSION 14
 RL_API int32_t rl_abi_version(void);
 RL_API const char* rl_isa_name(void);
 
@@ -335,6 +335,24 @@ typedef struct {
 RL_API int32_t rl_add_gated_delta(rl_program* program, int64_t offset, const rl_gated_delta* shape,
                                   const float* conv, const float* decay_log,
                                   const float* decay_bias, const float* gain, const rl_norm* norm);
+/* Mamba-2's state space, with the convolution before it and the gate and the norm after it, from
+ * RL_QUERY (x, B and C side by side), RL_KEY (the gate) and RL_VALUE (the steps, beside room for as
+ * many decays) to h[T, num_heads * head_dim] (SelectiveScan of ridgeline.core.ops has the formula). The
+ * state has the inputs of the convolution from element `offset` on, and then each head's matrix
+ * [state_dim, head_dim]. conv is [channels, conv_length] with a bias or none, decay_log, step_bias and
+ * skip [num_heads], gain [num_heads * head_dim]. state_dim is at most RL_MAX_KEY_DIM. */
+typedef struct {
+  int32_t num_heads; /* a multiple of num_groups */
+  int32_t head_dim;
+  int32_t num_groups; /* of heads that share B and C, and of outputs that are normed together */
+  int32_t state_dim;
+  int32_t conv_length;
+} rl_selective_scan;
+RL_API int32_t rl_add_selective_scan(rl_program* program, int64_t offset,
+                                     const rl_selective_scan* shape, const float* conv,
+                                     const float* conv_bias, const float* decay_log,
+                                     const float* step_bias, const float* skip, const float* gain,
+                                     const rl_norm* norm);
 /* h[T, rows] *= sigmoid(linear . source), after attention. */
 RL_API int32_t rl_add_gate_heads(rl_program* program, int32_t source, const rl_linear* linear);
 RL_API int32_t rl_add_out_project(rl_program* program, const rl_linear* linear);

@@ -60,6 +60,9 @@ struct Convolution {
             weights[static_cast<size_t>(i) * length + j];
   }
 
+  // The element of the state behind its own.
+  int64_t end() const { return offset + static_cast<int64_t>(length - 1) * channels; }
+
   // For vectors of n channels from i on of each row of the batch: input(row, i, n) is what enters,
   // and output(row, i, n, sum) takes what comes out.
   template <class Input, class Output>

@@ -59,6 +59,7 @@ rl_program* Model::program(const Level& level, bool lengthwise) {
   add_latent_attention(level, program);
   add_short_conv(level, program);
   add_gated_delta(level, program);
+  add_selective_scan(level, program);
   level.rl_add_norm(program, RL_X, RL_H, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
   add("final norm", 0);
   rl_linear head = linear(kVocab, kHidden, true);
@@ -200,6 +201,27 @@ void Model::add_gated_delta(const Level& level, rl_program* program) {
   level.rl_add_gate_heads(program, RL_N, &heads);
   add("gate of heads", 1);
   rl_linear out = linear(kHidden, values);
+  level.rl_add_out_project(program, &out);
+  add("output projection", 1);
+  level.rl_add_residual(program, 1.0f);
+  add("residual", 0);
+}
+
+void Model::add_selective_scan(const Level& level, rl_program* program) {
+  level.rl_add_norm(program, RL_X, RL_H, &kRmsNorm, vector(kHidden, 1), nullptr, kHidden);
+  add("norm", 0);
+  int width = kScan.num_heads * kScan.head_dim;
+  rl_linear mixed = linear(kScanned, kHidden), gate = linear(width, kHidden);
+  rl_linear step = linear(kScan.num_heads, kHidden, true);
+  level.rl_add_qkv(program, RL_H, &mixed, &gate, &step, 0);
+  add("what the state space reads", 1);
+  const float *conv = vector(kScanned * kScan.conv_length), *conv_bias = vector(kScanned);
+  const float *log = vector(kScan.num_heads), *bias = vector(kScan.num_heads);
+  const float *skip = vector(kScan.num_heads), *gain = vector(width, 1);
+  level.rl_add_selective_scan(program, kScanOffset, &kScan, conv, conv_bias, log, bias, skip, gain,
+                              &kRmsNorm);
+  add("selective scan", 0);
+  rl_linear out = linear(kHidden, width);
   level.rl_add_out_project(program, &out);
   add("output projection", 1);
   level.rl_add_residual(program, 1.0f);

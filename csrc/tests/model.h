@@ -20,7 +20,10 @@ class Model {
   static constexpr rl_gated_delta kDelta{2, 4, 6, 10, 3};
   static constexpr int kMixed = 2 * 2 * 6 + 4 * 10;  // channels of its convolution
   static constexpr int kDeltaOffset = kStateOffset + kChannels * (kConvLength - 1);
-  static constexpr int kState = kDeltaOffset + 2 * kMixed + 4 * 6 * 10;  // elements
+  static constexpr rl_selective_scan kScan{4, 10, 2, 9, 3};
+  static constexpr int kScanned = 4 * 10 + 2 * 2 * 9;  // channels of its convolution
+  static constexpr int kScanOffset = kDeltaOffset + 2 * kMixed + 4 * 6 * 10;
+  static constexpr int kState = kScanOffset + 2 * kScanned + 4 * 9 * 10;  // elements
 
   // Weights of one format, packed by `level`; any level reads them. Minimums has every other matrix.
   Model(const Level& level, const Format& format) : level_(level), format_(format) {}
@@ -45,6 +48,7 @@ class Model {
   void add(const std::string& name, int products) { ops_.push_back({name, products}); }
   void add_attention(const Level& level, rl_program* program);
   void add_gated_delta(const Level& level, rl_program* program);
+  void add_selective_scan(const Level& level, rl_program* program);
   void add_short_conv(const Level& level, rl_program* program);
   void add_latent_attention(const Level& level, rl_program* program);
   void add_feed_forward(const Level& level, rl_program* program);

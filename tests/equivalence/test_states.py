@@ -13,7 +13,7 @@ from ridgeline.kernels.cpu.library import native_kernels_run
 
 pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
 CASES = {case.id: case for case in STATE_CASES}
-TELLING = ("lfm2-biases", "qwen3_next-biases")  # of each kind of state
+TELLING = ("lfm2-biases", "qwen3_next-biases", "nemotron_h-dense")  # of each kind of state
 
 
 def open_llm(folder, **settings):

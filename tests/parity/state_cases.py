@@ -42,7 +42,81 @@ def _hybrid(family: str, name: str, **changes: object) -> Case:
     return Case(family=family, name=name, changes=_HYBRID | changes)
 
 
+_SCAN: dict[str, object] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 40,  # wider than one tile of the kernel
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_expand": 2,
+    "hidden_size": 80,
+}
+_GRANITE: dict[str, object] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 40,
+    "intermediate_size": 24,
+    "num_local_experts": 6,
+    "embedding_multiplier": 1.4,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.8,
+    "pad_token_id": 0,
+}
+_NEMOTRON: dict[str, object] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "head_dim": 24,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 40,
+    "n_groups": 2,
+    "ssm_state_size": 12,
+    "conv_kernel": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.7,
+    "layer_norm_epsilon": 0.03,
+    "mlp_hidden_act": "relu2",
+}
+
+
+def _case(family: str, name: str, base: dict[str, object], **changes: object) -> Case:
+    return Case(family=family, name=name, changes=base | changes)
+
+
 STATE_CASES = [
+    _case("granitemoehybrid", "experts", _SCAN | _GRANITE, mamba_proj_bias=True),
+    _case(
+        "granitemoehybrid",
+        "dense-rope",
+        _SCAN | _GRANITE,
+        num_local_experts=0,
+        position_embedding_type="rope",
+        mamba_conv_bias=False,
+        mamba_d_conv=3,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    _case("bamba", "plain", _SCAN, attn_layer_indices=[1], attention_bias=True),
+    _case("nemotron_h", "experts", _NEMOTRON),
+    _case(
+        "nemotron_h",
+        "dense",
+        _NEMOTRON,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
+        use_bias=True,
+        mlp_bias=True,
+    ),
+    _case(
+        "mamba2",
+        "plain",
+        {
+            "num_heads": 4,
+            "head_dim": 32,
+            "n_groups": 2,
+            "state_size": 12,
+            "layer_norm_epsilon": 0.03,
+        },
+    ),
     _hybrid("qwen3_next", "experts", **_EXPERTS),
     _hybrid(
         "qwen3_next",
@@ -67,4 +141,7 @@ STATE_CASES = [
     _lfm2("biases", conv_bias=True, conv_L_cache=5, tie_word_embeddings=False, hidden_size=288),
 ]
 
-STATE_TELLING = ("lfm2-biases", "qwen3_next-biases", "qwen3_5_text-tied")
+STATE_TELLING = (
+    "lfm2-biases", "qwen3_next-biases", "qwen3_5_text-tied", "granitemoehybrid-experts",
+    "nemotron_h-dense", "nemotron_h-experts",
+)  # fmt: skip

@@ -16,13 +16,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ridgeline.core import ops
+from ridgeline.core.weight_uses import op_weights
 from ridgeline.executors.reference import latent
-from ridgeline.executors.reference.states import run_gated_delta, run_short_conv
+from ridgeline.executors.reference.states import run_state_op
 from ridgeline.executors.reference.token_ops import TokenOps, Tokens
 from ridgeline.kernels import reference as kernels
 
 _QUERY_ROWS = 256  # whose scores are there at once
-_ADDS_OF_A_LAYER = 2
 
 Key = tuple[str, int | None]
 """A matrix: a weight's name, and its place in a stack of experts."""
@@ -75,12 +75,8 @@ class BlockForward(TokenOps):
                 self._kv[op.layer] = self.buffers["k"], self.buffers.get("v")
             case ops.Attend() | ops.LatentAttend():
                 self.buffers["h"] = torch.cat(list(self._attended(op))).flatten(1)
-            case ops.ShortConv():
-                self.buffers["h"] = run_short_conv(
-                    op, self.buffers, self._ranges(), self._states(op), self._weight
-                )
-            case ops.GatedDelta():
-                self.buffers["h"] = run_gated_delta(
+            case ops.ShortConv() | ops.GatedDelta() | ops.SelectiveScan():
+                self.buffers["h"] = run_state_op(
                     op, self.buffers, self._ranges(), self._states(op), self._weight
                 )
             case ops.Head():
@@ -149,17 +145,20 @@ class _FreshStates:
 def layer_ops(model_ops: Sequence[ops.Op]) -> list[tuple[ops.Op, ...]]:
     """The ops in runs between which the residual stream is all that is alive.
 
-    First the embedding, then each layer, which ends where its second branch joins, and then the
+    First the embedding, then each layer, which ends where its last branch joins, and then the
     final norm and the head.
     """
     runs: list[tuple[ops.Op, ...]] = [(model_ops[0],)]
-    current: list[ops.Op] = []
+    branch: list[ops.Op] = []
+    layer = None
     for op in model_ops[1:]:
-        current.append(op)
-        if sum(isinstance(each, ops.AddResidual) for each in current) == _ADDS_OF_A_LAYER:
-            runs.append(tuple(current))
-            current = []
-    return [*runs, tuple(current)]
+        branch.append(op)
+        if isinstance(op, ops.AddResidual):
+            names = (weight.name for each in branch for weight in op_weights(each))
+            before, layer = layer, next(name.split(".")[1] for name in names if "." in name)
+            runs[-1:] = [(*runs[-1], *branch)] if layer == before else [runs[-1], tuple(branch)]
+            branch = []
+    return [*runs, tuple(branch)]
 
 
 @contextmanager

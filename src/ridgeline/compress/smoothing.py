@@ -68,9 +68,10 @@ def _reading(op: ops.Op) -> Iterator[ops.Weight]:
         case ops.MLP():
             yield from ((op.up,) if op.gate is None else (op.gate, op.up))
         case ops.MoE():
-            yield from (op.router, op.gate, op.up)
+            yield from (op.router, op.up, *(() if op.gate is None else (op.gate,)))
         case ops.SharedExpert():
-            yield from (op.gate, op.up, *(() if op.output_gate is None else (op.output_gate,)))
+            optional = (op.gate, op.output_gate)
+            yield from (op.up, *(weight for weight in optional if weight is not None))
         case _:
             pass
 

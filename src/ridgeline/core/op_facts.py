@@ -49,6 +49,7 @@ class Role(Enum):
     OUTPUT_GATE = "output gate"  # one row, which scales an expert's output
     CONVOLUTION = "convolution"  # the weights of each channel's last inputs
     DECAY = "decay"  # the logarithm of how fast each head forgets
+    SKIP = "skip"  # what each head's input is times, beside its matrix
     GAIN = "gain"  # of a norm
     BIAS = "bias"
     SINKS = "sinks"  # a logit for each head

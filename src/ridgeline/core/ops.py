@@ -50,7 +50,15 @@ from ridgeline.core.spec import (
     RopeSpec,
     RoutingSpec,
 )
-from ridgeline.core.state_ops import ConvProject, DeltaProject, GatedDelta, GateHeads, ShortConv
+from ridgeline.core.state_ops import (
+    ConvProject,
+    DeltaProject,
+    GatedDelta,
+    GateHeads,
+    ScanProject,
+    SelectiveScan,
+    ShortConv,
+)
 
 __all__ = [
     "MLP",
@@ -83,6 +91,8 @@ __all__ = [
     "QKVProject",
     "ReceiveHidden",
     "Rope",
+    "ScanProject",
+    "SelectiveScan",
     "SendHidden",
     "SharedExpert",
     "ShortConv",
@@ -375,7 +385,8 @@ class Down:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoE:
-    """h[T, D] = Σ over a token's experts e of weight · down_e(act(gate_e src) · up_e src).
+    """h[T, D] = Σ over a token's experts e of weight · down_e(act(gate_e src) · up_e src), or of
+    weight · down_e(act(up_e src)) where there are no gates.
 
     ``router``[E, D], ``gate`` and ``up``[E, F, D], ``down``[E, D, F]; all of them may have biases.
     Of the stacked weights only the experts are read that some token goes to. With ``borders`` each
@@ -387,7 +398,7 @@ class MoE:
     router: Router
     router_bias: WholeBias | None
     correction_bias: WholeBias | None
-    gate: Experts
+    gate: Experts | None
     up: Experts
     down: ExpertsByColumns
     gate_bias: ExpertsBias | None
@@ -402,10 +413,11 @@ class MoE:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpert:
-    """shared[T, D] = down(act(gate src) · up src), times σ(output_gate · src) if there is one."""
+    """shared[T, D] = down(act(gate src) · up src), or down(act(up src)) where there is no gate;
+    times σ(output_gate · src) if there is one."""
 
     facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.LATER)
-    gate: Product
+    gate: Product | None
     up: Product
     down: ProductByColumns
     output_gate: OutputGate | None
@@ -445,12 +457,13 @@ class Head:
 Op = (
     Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | GrowQueries | Attend
     | LatentAttend | BidirectionalAttend | ConvProject | ShortConv | DeltaProject | GatedDelta
-    | GateHeads | OutProject | MLP | GateUp | Down | MoE | SharedExpert | AddShared | AddResidual
-    | Head | Gather | GatherTokens | GatherLogits | SendHidden | ReceiveHidden
+    | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Down | MoE
+    | SharedExpert | AddShared | AddResidual | Head | Gather | GatherTokens | GatherLogits
+    | SendHidden | ReceiveHidden
 )  # fmt: skip
 
 
 AttentionOp = Attend | LatentAttend | BidirectionalAttend
 GatherOp = Gather | GatherTokens | GatherLogits
 StageOp = SendHidden | ReceiveHidden
-StateOp = ShortConv | GatedDelta  # those that read and write the sequences' states
+StateOp = ShortConv | GatedDelta | SelectiveScan  # those that read and write the sequences' states

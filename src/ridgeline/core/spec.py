@@ -244,7 +244,39 @@ class GatedDeltaSpec:
         return 2 * keys + values
 
 
-StateSpec = ShortConvSpec | GatedDeltaSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Spec:
+    """Mamba-2's selective state space (Dao and Gu 2024, arXiv 2405.21060).
+
+    x, B and C pass a causal convolution along the sequence of ``conv_length`` inputs, and SiLU.
+    Each head keeps a matrix of ``state_dim`` by ``head_dim``, which forgets and takes in by a step
+    that depends on the token; consecutive heads share the B and C of one of ``num_groups``. The
+    outputs are multiplied by the SiLU of a gate, and then normed, those of each group together.
+    ``conv_bias`` is the convolution's, ``bias`` that of the projections around.
+    """
+
+    rope: ClassVar[None] = None
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    conv_length: int
+    norm: NormSpec
+    conv_bias: bool = True
+    bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of x, and of the gate and the output, of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Elements of x, B and C of a token, which the convolution is over."""
+        return self.width + 2 * self.num_groups * self.state_dim
+
+
+StateSpec = ShortConvSpec | GatedDeltaSpec | Mamba2Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +335,7 @@ class RoutingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpertSpec:
-    """A gated feed-forward network that every token goes through, beside its experts.
+    """A feed-forward network that every token goes through, beside its experts.
 
     ``gated_output``: its output is multiplied by the sigmoid of a learned number (Qwen2-MoE).
     """
@@ -314,7 +346,8 @@ class SharedExpertSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoESpec:
-    """A mixture of gated feed-forward networks of ``width`` each (Shazeer et al. 2017)."""
+    """A mixture of feed-forward networks of ``width`` each (Shazeer et al. 2017), gated or not, as
+    is the one that all tokens share."""
 
     num_experts: int
     width: int
@@ -322,12 +355,13 @@ class MoESpec:
     routing: RoutingSpec
     bias: bool = False
     shared: SharedExpertSpec | None = None
+    gated: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer: normed attention, or what stands in its place, and normed feed-forward, each added
-    to the residual.
+    to the residual; or only one of the two (Nemotron-H, Mamba-2), without a norm for the other.
 
     A post norm is applied to a branch's output before it is added (Gemma 2 and 3; OLMo 2, which
     has no other norms); a residual norm to the sum, which goes on normed (BERT, whose only norms
@@ -335,8 +369,8 @@ class LayerSpec:
     ``mlp_norm``. ``residual_scale`` multiplies each branch as it is added.
     """
 
-    attention: AttentionSpec | MLASpec | StateSpec
-    mlp: MLPSpec | MoESpec
+    attention: AttentionSpec | MLASpec | StateSpec | None
+    mlp: MLPSpec | MoESpec | None
     attention_norm: NormSpec | None
     mlp_norm: NormSpec | None
     attention_post_norm: NormSpec | None = None
@@ -452,6 +486,8 @@ def _state_elements(spec: StateSpec, hidden_size: int) -> int:
         case GatedDeltaSpec():
             matrices = spec.num_value_heads * spec.key_dim * spec.value_dim
             return (spec.conv_length - 1) * spec.num_channels + matrices
+        case Mamba2Spec():
+            return (spec.conv_length - 1) * spec.num_channels + spec.width * spec.state_dim
 
 
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:

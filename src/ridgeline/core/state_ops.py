@@ -1,4 +1,5 @@
-"""The ops of layers that keep states in place of KV: short convolutions, the gated delta rule.
+"""The ops of layers that keep states in place of KV: short convolutions, the gated delta rule,
+Mamba-2's state space.
 
 `core.ops` has the shapes and the buffers. K and G are key heads and value heads, L the length of a
 convolution.
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
-from ridgeline.core.op_weights import Bias, Convolution, Decay, Gain, Product
+from ridgeline.core.op_weights import Bias, Convolution, Decay, Gain, Product, Skip
 from ridgeline.core.spec import NormSpec
 
 
@@ -102,6 +103,62 @@ class GatedDelta:
     def product_elements(self) -> int:
         """That a token is multiplied with: S is read by the key, changed, and read by the query."""
         return 3 * self.num_value_heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanProject:
+    """From src[T, D]: q[T, H·p + 2·G·n], which is x, B and C side by side, k[T, H·p], the gate of
+    the output, and v[T, H], the steps, plus biases if any."""
+
+    facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
+    mixed: Product
+    gate: Product
+    step: Product
+    mixed_bias: Bias | None
+    gate_bias: Bias | None
+    step_bias: Bias | None
+    src: str = "h"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveScan:
+    """h[T, H·p] of what `ScanProject` gives, token by token (arXiv 2405.21060, equation 1 with the
+    scalar A of §3), for H heads of p elements, G groups of B and C, and n elements of each of them.
+
+    q passes a causal convolution and SiLU, as before `GatedDelta`, plus a bias if any. With
+    s = softplus(step + step_offset), the head's matrix S[n, p] becomes
+    exp(−exp(decay_log) · s) · S + B ⊗ s·x, and its output is Sᵀ C + skip · x. That is multiplied by
+    silu(gate), and of each group of heads normed together, with a gain[H·p].
+
+    The sequence's state has the last L − 1 rows of q before the convolution, oldest first, from
+    element ``offset`` on, and then S of each head; before its first token these are 0.
+    """
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
+    layer: int
+    offset: int
+    conv: Convolution
+    conv_bias: Bias | None
+    decay_log: Decay
+    step_offset: Bias
+    skip: Skip
+    gain: Gain
+    norm: NormSpec
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+
+    @property
+    def state_elements(self) -> int:
+        """Of a sequence's state."""
+        channels, length = self.conv.shape
+        return (length - 1) * channels + self.num_heads * self.state_dim * self.head_dim
+
+    @property
+    def product_elements(self) -> int:
+        """That a token is multiplied with: S takes in B ⊗ x, and is read by C."""
+        return 2 * self.num_heads * self.state_dim * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ def cache_key(
     """SHA-256 over the KV layout, the adapter, the tenant's salt and, where the rotation of
     positions depends on the prompt's length, that (docs/decisions/0004-dynamic-rope.md)."""
     parts = [layout_digest, str(adapter), salt]
-    for rope in {layer.attention.rope for layer in spec.layers}:
+    for rope in {layer.attention.rope for layer in spec.layers if layer.attention}:
         match rope and rope.scaling:
             case DynamicScaling(original_max_position=limit) if num_prompt_tokens > limit:
                 parts.append(str(num_prompt_tokens))

@@ -150,6 +150,7 @@ class ModelDefinition:
                 names = [template.replace("{i}", str(index)) for template in templates]
                 if names[0] in heights:
                     attention = self.spec.layers[index].attention
+                    assert attention is not None
                     assert not isinstance(attention, ShortConvSpec), "it has no heads"
                     heads = attention.num_heads
                     stops = list(accumulate(heights[name] // heads for name in names))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ridgeline.core.spec import ModelSpec, MoESpec, RoutingSpec, Scoring, SharedExpertSpec
 from ridgeline.models.config import ConfigReader
 from ridgeline.models.family import Family, TensorSource
-from ridgeline.models.fields import read_activation, read_sizes
+from ridgeline.models.fields import read_activation
 from ridgeline.models.granite import MULTIPLIERS
 from ridgeline.models.granite import build as build_dense
 from ridgeline.models.moe_config import (
@@ -14,6 +14,7 @@ from ridgeline.models.moe_config import (
     ignore_training,
     read_num_experts,
     read_top_k,
+    read_width,
 )
 from ridgeline.models.tensor_names import (
     LLAMA_IGNORED,
@@ -25,24 +26,27 @@ from ridgeline.models.tensor_names import (
 
 def build(config: ConfigReader) -> ModelSpec:
     """Softmax over the chosen experts' logits, as if all had been normalised."""
-    ignore_training(config)
-    sizes = read_sizes(config, max_position=2048)
-    num_experts = read_num_experts(config, "num_local_experts", "num_experts")
     shared = config.integer("shared_intermediate_size", minimum=0, maximum=2**22, default=0)
-    moe = MoESpec(
+    moe = replace(read_experts(config), shared=SharedExpertSpec(width=shared) if shared else None)
+    spec = build_dense(config)
+    layers = tuple(replace(layer, mlp=moe) for layer in spec.layers)
+    return replace(spec, model_type=config.text("model_type"), layers=layers)
+
+
+def read_experts(config: ConfigReader) -> MoESpec:
+    """The experts, without one that is shared."""
+    ignore_training(config)
+    num_experts = read_num_experts(config, "num_local_experts", "num_experts")
+    return MoESpec(
         num_experts=num_experts,
-        width=sizes.mlp_width,
+        width=read_width(config, "intermediate_size"),
         activation=read_activation(config, "hidden_act", default="silu"),
         routing=RoutingSpec(
             top_k=read_top_k(config, num_experts, default=2),
             scoring=Scoring.SOFTMAX,
             normalised=True,
         ),
-        shared=SharedExpertSpec(width=shared) if shared else None,
     )
-    spec = build_dense(config)
-    layers = tuple(replace(layer, mlp=moe) for layer in spec.layers)
-    return replace(spec, model_type=config.text("model_type"), layers=layers)
 
 
 _EXPERTS = "model.layers.{i}.block_sparse_moe"

@@ -10,6 +10,7 @@ A tied head reads ``embed``. ``sinks`` and ``gate_heads`` are attention's; `lowe
 """
 
 from dataclasses import replace
+from typing import Any
 
 from ridgeline.core.ops import (
     MLP,
@@ -36,6 +37,7 @@ from ridgeline.core.spec import (
     GatedDeltaSpec,
     LayerSpec,
     LongRopeScaling,
+    Mamba2Spec,
     MLASpec,
     MLPSpec,
     ModelSpec,
@@ -43,13 +45,14 @@ from ridgeline.core.spec import (
     NormScope,
     NormSpec,
     ShortConvSpec,
+    StateSpec,
     kv_groups,
     kv_shape,
     state_group,
 )
 from ridgeline.models.lower_latent import latent_attention_ops
 from ridgeline.models.lower_moe import moe_ops
-from ridgeline.models.lower_states import gated_delta_ops, short_conv_ops
+from ridgeline.models.lower_states import gated_delta_ops, mamba2_ops, short_conv_ops
 
 
 def lower(spec: ModelSpec) -> tuple[Op, ...]:
@@ -150,43 +153,51 @@ class _Layer:
         if layer.parallel:
             assert layer.attention_norm is not None, "parallel branches share their norm"
             assert layer.mlp_norm is None, "parallel branches share their norm"
-        add, ops = AddResidual(scale=layer.residual_scale), list[Op]()
+        assert not layer.parallel or (layer.attention and layer.mlp)
+        ops = list[Op]()
         src = "x"
         if layer.attention_norm is not None:
             # h does not outlive the first branch, nor attention, after which a gate reads it again.
             src = "n" if layer.parallel or _is_gated(layer) else "h"
             ops.append(self.norm("x", src, "attention_norm", layer.attention_norm))
-        ops += self.mixer(layer, src)
-        if layer.attention_post_norm is not None:
-            ops.append(self.norm("h", "h", "attention_post_norm", layer.attention_post_norm))
-        ops.append(add)
+        if layer.attention is not None:
+            ops += self.mixer(layer.attention, src)
+            if layer.attention_post_norm is not None:
+                ops.append(self.norm("h", "h", "attention_post_norm", layer.attention_post_norm))
+            ops.append(AddResidual(scale=layer.residual_scale))
         if layer.attention_residual_norm is not None:
             spec = layer.attention_residual_norm
             ops.append(self.norm("x", "x", "attention_residual_norm", spec))
-        src = src if layer.parallel else "x"
+        if layer.mlp is not None:
+            ops += self.feed_forward(layer, layer.mlp, src if layer.parallel else "x")
+        return ops
+
+    def feed_forward(self, layer: LayerSpec, mlp: MLPSpec | MoESpec, src: str) -> list[Op]:
+        """The second branch, with its norms."""
+        ops = list[Op]()
         if layer.mlp_norm is not None:
             src = "h"
             ops.append(self.norm("x", src, "mlp_norm", layer.mlp_norm))
-        if isinstance(layer.mlp, MoESpec):
-            ops += moe_ops(layer.mlp, src, hidden_size=self.hidden_size, weight=self.weight)
+        if isinstance(mlp, MoESpec):
+            ops += moe_ops(mlp, src, hidden_size=self.hidden_size, weight=self.weight)
         else:
-            ops.append(self.mlp(layer.mlp, src))
+            ops.append(self.mlp(mlp, src))
         if layer.mlp_post_norm is not None:
             ops.append(self.norm("h", "h", "mlp_post_norm", layer.mlp_post_norm))
-        ops.append(add)
+        ops.append(AddResidual(scale=layer.residual_scale))
         if layer.mlp_residual_norm is not None:
             ops.append(self.norm("x", "x", "mlp_residual_norm", layer.mlp_residual_norm))
         return ops
 
-    def mixer(self, layer: LayerSpec, src: str) -> list[Op]:
+    def mixer(self, spec: AttentionSpec | MLASpec | StateSpec, src: str) -> list[Op]:
         """Attention, or what stands in its place."""
-        match layer.attention:
+        match spec:
             case AttentionSpec():
-                return self.attention(layer.attention, src)
+                return self.attention(spec, src)
             case MLASpec():
                 assert self.group is not None
                 return latent_attention_ops(
-                    layer.attention,
+                    spec,
                     src,
                     layer=self.index,
                     group=self.group,
@@ -194,23 +205,21 @@ class _Layer:
                     weight=self.weight,
                 )
             case GatedDeltaSpec():
-                return gated_delta_ops(
-                    layer.attention,
-                    src,
-                    layer=self.index,
-                    offset=self.offset,
-                    hidden_size=self.hidden_size,
-                    weight=self.weight,
-                )
+                return gated_delta_ops(spec, src, **self.state_place)
+            case Mamba2Spec():
+                return mamba2_ops(spec, src, **self.state_place)
             case ShortConvSpec():
-                return short_conv_ops(
-                    layer.attention,
-                    src,
-                    layer=self.index,
-                    offset=self.offset,
-                    hidden_size=self.hidden_size,
-                    weight=self.weight,
-                )
+                return short_conv_ops(spec, src, **self.state_place)
+
+    @property
+    def state_place(self) -> dict[str, Any]:
+        """What lowering of what keeps states is told of the layer."""
+        return {
+            "layer": self.index,
+            "offset": self.offset,
+            "hidden_size": self.hidden_size,
+            "weight": self.weight,
+        }
 
     def attention(self, spec: AttentionSpec, src: str) -> list[Op]:
         q_width = spec.num_heads * spec.head_dim

@@ -8,13 +8,14 @@ and so on, ``shared.gate``, ``shared.up``, ``shared.down`` and ``shared.output_g
 from collections.abc import Callable
 
 from ridgeline.core.ops import AddShared, MoE, Op, SharedExpert, Weight
-from ridgeline.core.spec import MoESpec
+from ridgeline.core.spec import ClampedSwiGLU, MoESpec
 
 
 def moe_ops(
     spec: MoESpec, src: str, *, hidden_size: int, weight: Callable[..., Weight]
 ) -> list[Op]:
     """The ops from ``src`` to ``h``; ``weight(name, *shape)`` names a weight of the layer."""
+    assert spec.gated or not isinstance(spec.activation, ClampedSwiGLU), "which has a gate"
     count, width, routing = spec.num_experts, spec.width, spec.routing
 
     def bias(name: str, *shape: int) -> Weight | None:
@@ -24,10 +25,10 @@ def moe_ops(
         router=weight("router", count, hidden_size),
         router_bias=weight("router_bias", count) if routing.bias else None,
         correction_bias=weight("correction_bias", count) if routing.correction_bias else None,
-        gate=weight("experts.gate", count, width, hidden_size),
+        gate=weight("experts.gate", count, width, hidden_size) if spec.gated else None,
         up=weight("experts.up", count, width, hidden_size),
         down=weight("experts.down", count, hidden_size, width),
-        gate_bias=bias("gate", width),
+        gate_bias=bias("gate", width) if spec.gated else None,
         up_bias=bias("up", width),
         down_bias=bias("down", hidden_size),
         routing=routing,
@@ -37,8 +38,9 @@ def moe_ops(
     if spec.shared is None:
         return [experts]
     output_gate = weight("shared.output_gate", 1, hidden_size)
+    shared_gate = weight("shared.gate", spec.shared.width, hidden_size)
     shared = SharedExpert(
-        gate=weight("shared.gate", spec.shared.width, hidden_size),
+        gate=shared_gate if spec.gated else None,
         up=weight("shared.up", spec.shared.width, hidden_size),
         down=weight("shared.down", hidden_size, spec.shared.width),
         output_gate=output_gate if spec.shared.gated_output else None,

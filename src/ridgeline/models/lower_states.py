@@ -3,7 +3,10 @@
 Canonical names below ``layers.{i}.``. Of short convolutions: ``conv_in_gate``, ``conv_out_gate``,
 ``conv_value``, ``conv``, ``conv_out``, and the same with ``_bias``. Of the gated delta rule:
 ``delta_query``, ``delta_key``, ``delta_value``, ``delta_gate``, ``delta_beta``, ``delta_decay``,
-``delta_conv``, ``delta_decay_log``, ``delta_decay_bias``, ``delta_norm`` and ``delta_out``.
+``delta_conv``, ``delta_decay_log``, ``delta_decay_bias``, ``delta_norm`` and ``delta_out``. Of
+Mamba-2: ``scan_mixed``, ``scan_gate``, ``scan_step`` and ``scan_out``, each perhaps with ``_bias``,
+``scan_conv`` and its bias, ``scan_decay_log`` (A), ``scan_step_offset`` (the bias of Δ),
+``scan_skip`` (D) and ``scan_norm``.
 """
 
 from collections.abc import Callable
@@ -14,10 +17,12 @@ from ridgeline.core.ops import (
     GatedDelta,
     Op,
     OutProject,
+    ScanProject,
+    SelectiveScan,
     ShortConv,
     Weight,
 )
-from ridgeline.core.spec import GatedDeltaSpec, ShortConvSpec
+from ridgeline.core.spec import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 
 
 def short_conv_ops(
@@ -97,4 +102,52 @@ def gated_delta_ops(
             value_dim=spec.value_dim,
         ),
         OutProject(weight=weight("delta_out", hidden_size, values), bias=None),
+    ]
+
+
+def mamba2_ops(
+    spec: Mamba2Spec,
+    src: str,
+    *,
+    layer: int,
+    offset: int,
+    hidden_size: int,
+    weight: Callable[..., Weight],
+) -> list[Op]:
+    """Projections, the scan with all that is around it, and the projection of its output."""
+    assert spec.norm.gain
+    assert not spec.norm.bias
+
+    def bias(name: str, size: int, *, there: bool = spec.bias) -> Weight | None:
+        return weight(f"{name}_bias", size) if there else None
+
+    heads, channels = spec.num_heads, spec.num_channels
+    return [
+        ScanProject(
+            mixed=weight("scan_mixed", channels, hidden_size),
+            gate=weight("scan_gate", spec.width, hidden_size),
+            step=weight("scan_step", heads, hidden_size),
+            mixed_bias=bias("scan_mixed", channels),
+            gate_bias=bias("scan_gate", spec.width),
+            step_bias=bias("scan_step", heads),
+            src=src,
+        ),
+        SelectiveScan(
+            layer=layer,
+            offset=offset,
+            conv=weight("scan_conv", channels, spec.conv_length),
+            conv_bias=bias("scan_conv", channels, there=spec.conv_bias),
+            decay_log=weight("scan_decay_log", heads),
+            step_offset=weight("scan_step_offset", heads),
+            skip=weight("scan_skip", heads),
+            gain=weight("scan_norm", spec.width),
+            norm=spec.norm,
+            num_heads=heads,
+            head_dim=spec.head_dim,
+            num_groups=spec.num_groups,
+            state_dim=spec.state_dim,
+        ),
+        OutProject(
+            weight=weight("scan_out", hidden_size, spec.width), bias=bias("scan_out", hidden_size)
+        ),
     ]

@@ -219,11 +219,11 @@ class _Parts:
 
     def experts(self, op: ops.MoE) -> ops.MoE:
         """Each rank has some of the experts, whole."""
-        edges = self.borders(op.gate.shape[0])
+        edges = self.borders(op.up.shape[0])
         rows = self.own(edges)
         return replace(
             op,
-            gate=self.part(op.gate, rows),
+            gate=self.optional(op.gate, rows),
             up=self.part(op.up, rows),
             down=self.part(op.down, rows),
             gate_bias=self.optional(op.gate_bias, rows),

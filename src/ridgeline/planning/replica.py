@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.core.errors import InvalidRequestError
 from ridgeline.core.parallel_layout import ParallelLayout
-from ridgeline.core.spec import AttentionSpec, GatedDeltaSpec, MLASpec, ModelSpec
+from ridgeline.core.spec import AttentionSpec, GatedDeltaSpec, Mamba2Spec, MLASpec, ModelSpec
 from ridgeline.models import lower
 from ridgeline.planning.machine import Machine
 from ridgeline.planning.question import Question
@@ -95,6 +95,9 @@ def splits(spec: ModelSpec, tensor: int) -> bool:
                 return False
         elif isinstance(attention, MLASpec):
             if attention.num_heads % tensor:  # every rank has the latents
+                return False
+        elif isinstance(attention, Mamba2Spec):
+            if attention.num_heads % tensor:
                 return False
         elif isinstance(attention, GatedDeltaSpec):
             if attention.num_key_heads % tensor:

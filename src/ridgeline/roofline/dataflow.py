@@ -31,6 +31,8 @@ from ridgeline.core.ops import (
     QKVProject,
     ReceiveHidden,
     Rope,
+    ScanProject,
+    SelectiveScan,
     SendHidden,
     SharedExpert,
     ShortConv,
@@ -83,6 +85,12 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             values = op.num_value_heads * op.value_dim
             read = {"q": op.conv.shape[0], "k": values, "v": 2 * op.num_value_heads}
             return read, {"h": values}
+        case ScanProject():
+            outputs = zip("qkv", (op.mixed, op.gate, op.step), strict=True)
+            return {op.src: hidden}, {name: weight.shape[0] for name, weight in outputs}
+        case SelectiveScan():
+            values = op.num_heads * op.head_dim
+            return {"q": op.conv.shape[0], "k": values, "v": op.num_heads}, {"h": values}
         case GateHeads():
             width = op.weight.shape[0]
             return {op.src: hidden, "h": width}, {"h": width}

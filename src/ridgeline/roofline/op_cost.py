@@ -48,6 +48,8 @@ from ridgeline.core.ops import (
     QKVProject,
     ReceiveHidden,
     Rope,
+    ScanProject,
+    SelectiveScan,
     SendHidden,
     SharedExpert,
     ShortConv,
@@ -161,6 +163,13 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             values = op.num_value_heads * op.value_dim
             moved = op.conv.shape[0] + 2 * (values + op.num_value_heads)
             return _state_op(op, p) + p.moved(moved / p.ranks)
+        case ScanProject():
+            outputs = op.mixed.shape[0] + op.gate.shape[0] + op.step.shape[0]
+            return p.products(op) + p.moved(hidden + outputs / p.ranks)
+        case SelectiveScan():
+            values = op.num_heads * op.head_dim
+            moved = op.conv.shape[0] + 2 * values + op.num_heads
+            return _state_op(op, p) + p.moved(moved / p.ranks)
         case GateHeads():
             return p.products(op) + p.moved(hidden + 2 * op.weight.shape[0] / p.ranks)
         case OutProject():
@@ -211,7 +220,7 @@ def _own_experts(op: Op) -> float:
     """The share of the experts that this rank has, of a list that was made for it."""
     if not isinstance(op, MoE):
         return 1.0
-    return op.gate.shape[0] / op.router.shape[0]
+    return op.up.shape[0] / op.router.shape[0]
 
 
 def _gathered(op: GatherOp, own: float, width: int, rows: float, element_bytes: float) -> Work:

@@ -15,14 +15,14 @@ _log = logging.getLogger(__name__)
 _NATIVE = (
     ops.Embed, ops.Norm, ops.QKVProject, ops.HeadNorm, ops.Rope, ops.KVWrite,
     ops.GrowQueries, ops.Attend, ops.LatentProject, ops.LatentAttend, ops.BidirectionalAttend,
-    ops.ConvProject, ops.ShortConv, ops.DeltaProject, ops.GatedDelta, ops.GateHeads,
-    ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE, ops.AddShared, ops.AddResidual, ops.Head,
-    ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens, ops.GatherLogits, ops.SendHidden,
-    ops.ReceiveHidden,
+    ops.ConvProject, ops.ShortConv, ops.DeltaProject, ops.GatedDelta, ops.ScanProject,
+    ops.SelectiveScan, ops.GateHeads, ops.OutProject, ops.MLP, ops.SharedExpert, ops.MoE,
+    ops.AddShared, ops.AddResidual, ops.Head, ops.GateUp, ops.Down, ops.Gather, ops.GatherTokens,
+    ops.GatherLogits, ops.SendHidden, ops.ReceiveHidden,
 )  # fmt: skip
 _NEVER_CUT = (
     ops.KVWrite, ops.Attend, ops.LatentAttend, ops.BidirectionalAttend, ops.ShortConv,
-    ops.GatedDelta, ops.Head,
+    ops.GatedDelta, ops.SelectiveScan, ops.Head,
 )  # fmt: skip
 
 

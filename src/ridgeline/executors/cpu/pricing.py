@@ -68,5 +68,13 @@ def _format(
             return layers
         case Role.ROUTER | Role.EXPANSION:
             return own
-        case Role.GAIN | Role.BIAS | Role.SINKS | Role.POSITIONS | Role.CONVOLUTION | Role.DECAY:
+        case (
+            Role.GAIN
+            | Role.BIAS
+            | Role.SINKS
+            | Role.POSITIONS
+            | Role.CONVOLUTION
+            | Role.DECAY
+            | Role.SKIP
+        ):
             return FLOAT32

@@ -38,6 +38,7 @@ from ridgeline.kernels.cpu.structs import (
     Matrix,
     Norm,
     Routing,
+    SelectiveScan,
 )
 from ridgeline.models import inverse_frequencies, rope_attention_factor
 
@@ -276,6 +277,23 @@ class Program:
                     self._vector(op.decay_log), self._vector(op.decay_bias),
                     self._vector(op.gain), self._keep(_norm_struct(op.norm)),
                 )  # fmt: skip
+            case ops.ScanProject():
+                library.rl_add_qkv(
+                    handle, _BUFFERS[op.src], self._linear(op.mixed, op.mixed_bias),
+                    self._linear(op.gate, op.gate_bias), self._linear(op.step, op.step_bias), 0.0,
+                )  # fmt: skip
+            case ops.SelectiveScan():
+                scan = SelectiveScan(
+                    num_heads=op.num_heads, head_dim=op.head_dim, num_groups=op.num_groups,
+                    state_dim=op.state_dim, conv_length=op.conv.shape[1],
+                )  # fmt: skip
+                vectors = (
+                    op.conv, op.conv_bias, op.decay_log, op.step_offset, op.skip, op.gain
+                )  # fmt: skip
+                library.rl_add_selective_scan(
+                    handle, op.offset, self._keep(scan), *map(self._vector, vectors),
+                    self._keep(_norm_struct(op.norm)),
+                )  # fmt: skip
             case ops.GateHeads():
                 library.rl_add_gate_heads(
                     handle, _BUFFERS[op.src], self._linear(op.weight, op.bias)
@@ -317,7 +335,7 @@ class Program:
                 return
             case ops.SharedExpert():
                 library.rl_add_mlp(
-                    handle, _BUFFERS[op.src], Buffer.SHARED, self._linear(op.gate, None),
+                    handle, _BUFFERS[op.src], Buffer.SHARED, self._optional(op.gate, None),
                     self._linear(op.up, None), self._linear(op.down, None),
                     self._keep(_activation_struct(op.activation)), self._vector(op.output_gate),
                 )  # fmt: skip
@@ -351,7 +369,8 @@ class Program:
         self._library.rl_add_moe(
             self._handle, _BUFFERS[op.src], self._keep(_routing_struct(op.routing, op.router)),
             self._linear(op.router, op.router_bias), self._vector(op.correction_bias),
-            self._stack(op.gate.name, op.gate_bias), self._stack(op.up.name, op.up_bias),
+            op.gate and self._stack(op.gate.name, op.gate_bias),
+            self._stack(op.up.name, op.up_bias),
             self._stack(op.down.name, op.down_bias),
             self._keep(_activation_struct(op.activation)),
             self._borders(op.borders) if op.borders else None,
@@ -490,6 +509,10 @@ def _widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
                 at_least(Buffer.QUERY, mixed)
                 at_least(Buffer.KEY, op.gate.shape[0])
                 at_least(Buffer.VALUE, 2 * op.beta.shape[0])
+            case ops.ScanProject():
+                at_least(Buffer.QUERY, op.mixed.shape[0])
+                at_least(Buffer.KEY, op.gate.shape[0])
+                at_least(Buffer.VALUE, 2 * op.step.shape[0])
             case ops.OutProject():
                 at_least(Buffer.H, op.weight.shape[1])
             case ops.Down():

@@ -38,7 +38,7 @@ def packed_roles(model_ops: Iterable[ops.Op]) -> Mapping[str, Role | ops.LatentA
                     roles[use.weight.name] = op
                 case Role.GAIN | Role.BIAS | Role.SINKS | Role.POSITIONS:
                     pass
-                case Role.OUTPUT_GATE | Role.CONVOLUTION | Role.DECAY:
+                case Role.OUTPUT_GATE | Role.CONVOLUTION | Role.DECAY | Role.SKIP:
                     pass
     return roles
 

@@ -80,5 +80,12 @@ def _op_width(op: ops.Op) -> int:
             return 0
         case ops.GateHeads():
             return 2 * op.weight.shape[0]
-        case ops.ConvProject() | ops.ShortConv() | ops.DeltaProject() | ops.GatedDelta():
+        case (
+            ops.ConvProject()
+            | ops.ShortConv()
+            | ops.DeltaProject()
+            | ops.GatedDelta()
+            | ops.ScanProject()
+            | ops.SelectiveScan()
+        ):
             raise AssertionError("a model with states, which this executor refuses")

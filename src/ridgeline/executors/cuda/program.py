@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
+from ridgeline.core.errors import EngineError
 from ridgeline.core.spec import NormKind, NormScope, RopeSpec
 from ridgeline.executors.cuda.attention import ModelAttention
 from ridgeline.executors.cuda.inputs import PassInput
@@ -394,6 +395,8 @@ class CallList:
         return call
 
     def _moe(self, op: ops.MoE) -> Call:
+        if op.gate is None:
+            raise EngineError("The cuda executor has no kernel for experts without gates.")
         matrices, tensor = self._weights.matrices, self._tensor
         router, bias = tensor(op.router), tensor(op.router_bias)
         assert router is not None
@@ -416,6 +419,7 @@ class CallList:
         return call
 
     def _shared(self, op: ops.SharedExpert) -> Call:
+        assert op.gate is not None, "as the experts beside it"
         first, down = self._linear([op.gate, op.up], None), self._linear([op.down], None)
         output_gate = self._tensor(op.output_gate)
 

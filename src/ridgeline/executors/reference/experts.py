@@ -46,7 +46,7 @@ def run_moe(
         x_TD,
         experts_Tk,
         weights_Tk,
-        gate_EFD=weight(op.gate),
+        gate_EFD=optional(op.gate),
         up_EFD=weight(op.up),
         down_EDF=weight(op.down),
         gate_bias_EF=optional(op.gate_bias),
@@ -71,7 +71,7 @@ def run_shared(
     op: ops.SharedExpert, x_TD: torch.Tensor, weight: Callable[[ops.Weight], torch.Tensor]
 ) -> torch.Tensor:
     """``[T, D]``: all tokens through the shared expert."""
-    gate = functional.linear(x_TD, weight(op.gate))
+    gate = None if op.gate is None else functional.linear(x_TD, weight(op.gate))
     up = functional.linear(x_TD, weight(op.up))
     out = functional.linear(kernels.gated(gate, up, op.activation), weight(op.down))
     if op.output_gate is None:

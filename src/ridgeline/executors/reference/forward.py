@@ -12,7 +12,7 @@ from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.batch import Batch, SegmentInput
 from ridgeline.executors.reference.kv_cache import ReferenceKVCache, kv_rows
-from ridgeline.executors.reference.states import StateAccess, run_gated_delta, run_short_conv
+from ridgeline.executors.reference.states import StateAccess, run_state_op
 from ridgeline.executors.reference.token_ops import TokenOps
 from ridgeline.kernels import reference as kernels
 from ridgeline.kernels.tensors import as_array, as_tensor
@@ -77,12 +77,8 @@ class Forward(TokenOps):
                 self._attend_both_ways(op)
             case ops.LatentAttend():
                 self._attend_latent(op)
-            case ops.ShortConv():
-                self.buffers["h"] = run_short_conv(
-                    op, self.buffers, self._batch.ranges(), self._states(op), self._weight
-                )
-            case ops.GatedDelta():
-                self.buffers["h"] = run_gated_delta(
+            case ops.ShortConv() | ops.GatedDelta() | ops.SelectiveScan():
+                self.buffers["h"] = run_state_op(
                     op, self.buffers, self._batch.ranges(), self._states(op), self._weight
                 )
             case _:

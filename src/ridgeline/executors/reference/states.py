@@ -1,6 +1,7 @@
 """The ops on states of sequences: what they read before a segment, and leave in it and after it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +59,23 @@ class StateAccess:
         return block
 
 
+def run_state_op(
+    op: ops.StateOp,
+    buffers: Buffers,
+    ranges: Ranges,
+    states: States,
+    weight: Callable[[ops.Weight], torch.Tensor],
+) -> torch.Tensor:
+    """What an op on states makes of each segment: the buffer ``h``."""
+    match op:
+        case ops.ShortConv():
+            return run_short_conv(op, buffers, ranges, states, weight)
+        case ops.GatedDelta():
+            return run_gated_delta(op, buffers, ranges, states, weight)
+        case ops.SelectiveScan():
+            return run_selective_scan(op, buffers, ranges, states, weight)
+
+
 def run_short_conv(
     op: ops.ShortConv,
     buffers: Buffers,
@@ -90,34 +108,95 @@ def run_gated_delta(
     """``[T, G·v]``: convolution, rule, norm and gate of each segment."""
     outputs = []
     wide = kernels.wide
-    past, channels = op.conv.shape[1] - 1, op.conv.shape[0]
     matrix_shape = (op.num_value_heads, op.key_dim, op.value_dim)
     for item, first, last in ranges:
-        before = states.before(item)
-        mixed, rows = kernels.short_conv(
-            buffers["q"][first:last],
-            before[: past * channels].view(past, channels),
-            weight(op.conv),
-            None,
-        )
+        convolved = _Convolved(states, item, buffers["q"][first:last], weight(op.conv), None)
         beta_SG, decay_SG = wide(buffers["v"][first:last]).chunk(2, dim=-1)
         log_G, bias_G = wide(weight(op.decay_log)), wide(weight(op.decay_bias))
-        inputs = _split(op, functional.silu(mixed))._replace(
+        inputs = _split(op, functional.silu(convolved.out_SD))._replace(
             beta_SG=torch.sigmoid(beta_SG), decay_SG=kernels.decay_factors(decay_SG, log_G, bias_G)
         )
-        wanted, state = states.wanted(item), before[past * channels :].view(matrix_shape)
-        out_SGv = []
-        for index, (out_Gv, after) in enumerate(kernels.gated_delta(inputs, state)):
-            if index in wanted:
-                states.write(wanted[index], rows[index : index + past], state)
-            out_SGv.append(out_Gv)
-            state = after
-        states.write(wanted[len(out_SGv)], rows[len(out_SGv) :], state)
-        normed = kernels.normalise(torch.stack(out_SGv), wide(weight(op.gain)), op.norm)
+        out_SGv = convolved.through(matrix_shape, partial(kernels.gated_delta, inputs))
+        normed = kernels.normalise(out_SGv, wide(weight(op.gain)), op.norm)
         gate_SGv = wide(buffers["k"][first:last]).view(normed.shape)
         gated = normed * functional.silu(gate_SGv)
         outputs.append(gated.to(buffers["k"].dtype).flatten(1))
     return torch.cat(outputs)
+
+
+def run_selective_scan(
+    op: ops.SelectiveScan,
+    buffers: Buffers,
+    ranges: Ranges,
+    states: States,
+    weight: Callable[[ops.Weight], torch.Tensor],
+) -> torch.Tensor:
+    """``[T, H·p]``: convolution, scan, gate and norm of each segment."""
+    outputs = []
+    wide = kernels.wide
+    log_H, offset_H, skip_H, gain = (
+        wide(weight(each)) for each in (op.decay_log, op.step_offset, op.skip, op.gain)
+    )
+    bias_D = None if op.conv_bias is None else weight(op.conv_bias)
+    values, groups = op.num_heads * op.head_dim, op.num_groups * op.state_dim
+    for item, first, last in ranges:
+        convolved = _Convolved(states, item, buffers["q"][first:last], weight(op.conv), bias_D)
+        x, write, read = torch.split(
+            functional.silu(convolved.out_SD), [values, groups, groups], dim=-1
+        )
+        step_SH = functional.softplus(wide(buffers["v"][first:last]) + offset_H)
+        inputs = kernels.ScanInputs(
+            torch.unflatten(x, -1, (op.num_heads, -1)),
+            torch.unflatten(write, -1, (op.num_groups, -1)),
+            torch.unflatten(read, -1, (op.num_groups, -1)),
+            step_SH,
+            torch.exp(-log_H.exp() * step_SH),
+        )
+        matrix_shape = (op.num_heads, op.state_dim, op.head_dim)
+        out_SHp = convolved.through(matrix_shape, partial(kernels.selective_scan, inputs))
+        out_SI = (out_SHp + skip_H[:, None] * inputs.x_SHp).flatten(1)
+        gated = out_SI * functional.silu(wide(buffers["k"][first:last]))
+        grouped = torch.unflatten(gated, -1, (op.num_groups, -1))
+        normed = kernels.normalise(grouped, gain.view(op.num_groups, -1), op.norm)
+        outputs.append(normed.flatten(1).to(buffers["k"].dtype))
+    return torch.cat(outputs)
+
+
+class _Convolved:
+    """What a segment's rows become by the convolution before a recurrence, ``out_SD``, and the rest
+    of the state, which the recurrence takes through the tokens."""
+
+    def __init__(
+        self,
+        states: States,
+        item: Any,
+        inputs_SD: torch.Tensor,
+        weight_DL: torch.Tensor,
+        bias_D: torch.Tensor | None,
+    ) -> None:
+        self._states, self._item = states, item
+        before, (channels, length) = states.before(item), weight_DL.shape
+        self._past, size = length - 1, (length - 1) * channels
+        self._matrices = before[size:]
+        self.out_SD, self._rows = kernels.short_conv(
+            inputs_SD, before[:size].view(self._past, channels), weight_DL, bias_D
+        )
+
+    def through(
+        self,
+        shape: tuple[int, int, int],
+        recurrence: Callable[[torch.Tensor], Iterable[tuple[torch.Tensor, torch.Tensor]]],
+    ) -> torch.Tensor:
+        """Outputs of all tokens; states that are wanted are stored."""
+        wanted, state = self._states.wanted(self._item), self._matrices.view(shape)
+        outputs = []
+        for index, (out, after) in enumerate(recurrence(state)):
+            if index in wanted:
+                self._states.write(wanted[index], self._rows[index : index + self._past], state)
+            outputs.append(out)
+            state = after
+        self._states.write(wanted[len(outputs)], self._rows[len(outputs) :], state)
+        return torch.stack(outputs)
 
 
 def _split(op: ops.GatedDelta, mixed: torch.Tensor) -> kernels.DeltaInputs:

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from ridgeline.core import ops
-from ridgeline.core.spec import ClampedSwiGLU, RopeSpec
+from ridgeline.core.spec import RopeSpec
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.experts import run_moe, run_shared
 from ridgeline.kernels import reference as kernels
@@ -85,6 +85,11 @@ class TokenOps:
                 buffers["k"] = self._linear(source, op.gate, None)
                 factors = [self._linear(source, part, None) for part in (op.beta, op.decay)]
                 buffers["v"] = torch.cat(factors, dim=-1)
+            case ops.ScanProject():
+                source = buffers[op.src]
+                buffers["q"] = self._linear(source, op.mixed, op.mixed_bias)
+                buffers["k"] = self._linear(source, op.gate, op.gate_bias)
+                buffers["v"] = self._linear(source, op.step, op.step_bias)
             case ops.GateHeads():
                 gate = self._linear(buffers[op.src], op.weight, op.bias)
                 buffers["h"] = buffers["h"] * torch.sigmoid(gate)
@@ -191,8 +196,5 @@ class TokenOps:
 
     def _gate_up(self, op: ops.MLP | ops.GateUp, x_TD: torch.Tensor) -> torch.Tensor:
         up = self._linear(x_TD, op.up, op.up_bias)
-        if op.gate is None:
-            assert not isinstance(op.activation, ClampedSwiGLU), "which has a gate"
-            return kernels.activate(up, op.activation)
-        gate = self._linear(x_TD, op.gate, op.gate_bias)
+        gate = None if op.gate is None else self._linear(x_TD, op.gate, op.gate_bias)
         return kernels.gated(gate, up, op.activation)

@@ -134,6 +134,16 @@ class GatedDelta(ctypes.Structure):
     )
 
 
+class SelectiveScan(ctypes.Structure):
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("num_groups", c_int32),
+        ("state_dim", c_int32),
+        ("conv_length", c_int32),
+    )
+
+
 class Norm(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("unit_offset", c_int32), ("eps", c_float))
 
@@ -249,6 +259,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rl_add_short_conv": (I32, (P, I64, I32, I32, P, P)),
     "rl_add_delta_project": (I32, (P, I32, *[P] * 6)),
     "rl_add_gated_delta": (I32, (P, I64, *[P] * 6)),
+    "rl_add_selective_scan": (I32, (P, I64, *[P] * 8)),
     "rl_add_gate_heads": (I32, (P, I32, P)),
     "rl_add_out_project": (I32, (P, P)),
     "rl_add_mlp": (I32, (P, I32, I32, P, P, P, P, P)),

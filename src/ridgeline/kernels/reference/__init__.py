@@ -21,10 +21,12 @@ from ridgeline.kernels.reference.latent_attention import (
 from ridgeline.kernels.reference.moe import route, run_experts
 from ridgeline.kernels.reference.norm import normalise, normalise_heads
 from ridgeline.kernels.reference.rope import rope_tables, rotate
+from ridgeline.kernels.reference.selective_scan import ScanInputs, selective_scan
 from ridgeline.kernels.reference.short_conv import short_conv
 
 __all__ = [
     "DeltaInputs",
+    "ScanInputs",
     "absorbing_is_cheaper",
     "activate",
     "attend",
@@ -40,6 +42,7 @@ __all__ = [
     "rotate",
     "route",
     "run_experts",
+    "selective_scan",
     "short_conv",
     "softcap",
     "visible",

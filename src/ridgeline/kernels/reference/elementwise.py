@@ -27,9 +27,12 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def gated(
-    gate: torch.Tensor, up: torch.Tensor, activation: Activation | ClampedSwiGLU
+    gate: torch.Tensor | None, up: torch.Tensor, activation: Activation | ClampedSwiGLU
 ) -> torch.Tensor:
-    """act(gate) · up, or gpt-oss's clamped variant of it, elementwise."""
+    """act(gate) · up, or gpt-oss's clamped variant of it, elementwise; act(up) without a gate."""
+    if gate is None:
+        assert not isinstance(activation, ClampedSwiGLU), "which has a gate"
+        return activate(up, activation)
     if isinstance(activation, ClampedSwiGLU):
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
         return (up + 1) * gate * torch.sigmoid(activation.alpha * gate)

@@ -45,7 +45,7 @@ def run_experts(
     experts_Tk: torch.Tensor,
     weights_Tk: torch.Tensor,
     *,
-    gate_EFD: torch.Tensor,
+    gate_EFD: torch.Tensor | None,
     up_EFD: torch.Tensor,
     down_EDF: torch.Tensor,
     gate_bias_EF: torch.Tensor | None = None,
@@ -66,11 +66,13 @@ def run_experts(
     outputs_TkD = h_TD.new_zeros(*experts_Tk.shape, h_TD.shape[-1])
     for chosen in touched:
         expert = chosen - first_expert
-        if not 0 <= expert < len(gate_EFD):
+        if not 0 <= expert < len(up_EFD):
             continue
         rows, columns = (experts_Tk == chosen).nonzero(as_tuple=True)
         h = h_TD[rows]
-        gate = functional.linear(h, gate_EFD[expert], _row(gate_bias_EF, expert))
+        gate = None
+        if gate_EFD is not None:
+            gate = functional.linear(h, gate_EFD[expert], _row(gate_bias_EF, expert))
         up = functional.linear(h, up_EFD[expert], _row(up_bias_EF, expert))
         inner = gated(gate, up, activation)
         result = functional.linear(inner, down_EDF[expert], _row(down_bias_ED, expert))

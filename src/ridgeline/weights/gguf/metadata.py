@@ -85,6 +85,7 @@ def _decoder(
     layer = spec.layers[0]
     attention, mlp = layer.attention, layer.mlp
     assert isinstance(attention, AttentionSpec)
+    assert mlp is not None, "of families with GGUF files"
     # Of layers of two kinds those that see everything have the rope that is scaled.
     ropes = [each.attention for each in spec.layers if isinstance(each.attention, AttentionSpec)]
     rope = next((each.rope for each in ropes if each.window is None), attention.rope)
