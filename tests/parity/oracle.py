@@ -15,11 +15,12 @@ from tests.parity.routers import RouterWatch, random_sparse
 DECODED = 32
 _UNIT_OFFSET = (
     "gemma", "gemma2", "gemma3_text", "gemma3", "nemotron", "qwen3_next", "qwen3_5_text",
+    "qwen3_5_moe_text", "qwen3_5_moe",
 )  # fmt: skip
 _HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
 _TIED = (
     "gemma", "gemma2", "gemma3_text", "gemma3", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe",
-    "gpt2", "lfm2", "smollm3", "starcoder2", "youtu",
+    "gpt2", "lfm2", "lfm2_moe", "smollm3", "starcoder2", "youtu",
 )  # fmt: skip
 _FORGETS_LENGTH = ("bamba",)  # of its cache: tokens are at 0 unless positions are given
 # Types that transformers does not know by their name.
@@ -30,6 +31,7 @@ _TEXT_TYPES = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 _TOWER = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14}
 _SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
@@ -41,6 +43,7 @@ _VISION = {
     "qwen2_5_vl": _QWEN_TOWER | {"fullatt_block_indexes": [0]},
     "qwen3_vl": _QWEN_TOWER | {"deepstack_visual_indexes": [0]},
     "qwen3_vl_moe": _QWEN_TOWER | {"deepstack_visual_indexes": [0]},
+    "qwen3_5_moe": _QWEN_TOWER,
 }
 
 

@@ -17,9 +17,11 @@ def random_sparse(
     that its eps, 1e-6, shows.
     """
     values = torch.randn(shape, generator=generator)
-    if name.endswith("e_score_correction_bias"):
+    if name.endswith(("e_score_correction_bias", "expert_bias")):
         return values * (0.05 if "statics" in name else 0.2)  # beside scores that add up to 1
-    if name.endswith(("mlp.gate.weight", "router.weight", "mlp.gate.wg.weight")):
+    if name.endswith(
+        ("mlp.gate.weight", "feed_forward.gate.weight", "router.weight", "mlp.gate.wg.weight")
+    ):
         return values * 2.0 / math.sqrt(shape[-1])
     if "q_a_proj" in name or "kv_a_proj" in name:
         values *= 0.5 if name.endswith("bias") else 1.1 / math.sqrt(shape[-1])

@@ -1,6 +1,6 @@
 """Tiny models of the families that keep states of sequences."""
 
-from tests.parity.cases import THETA, Case
+from tests.parity.cases import SIZES, THETA, Case
 
 _KINDS = ["conv", "full_attention", "conv", "conv"]
 _LFM2: dict[str, object] = {
@@ -10,6 +10,14 @@ _LFM2: dict[str, object] = {
     "block_multiple_of": 8,
     "pad_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+}
+
+_LFM2_EXPERTS: dict[str, object] = {
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
 }
 
 
@@ -136,6 +144,18 @@ STATE_CASES = [
         linear_num_value_heads=2,
         attention_bias=True,
     ),
+    _hybrid("qwen3_5_moe_text", "plain", **_EXPERTS),
+    Case(family="qwen3_5_moe", name="vision", changes={"text_config": SIZES | _HYBRID | _EXPERTS}),
+    _case("lfm2_moe", "plain", _LFM2 | _LFM2_EXPERTS),
+    _case(
+        "lfm2_moe",
+        "untied",
+        _LFM2 | _LFM2_EXPERTS,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        num_dense_layers=2,
+        tie_word_embeddings=False,
+    ),
     _lfm2("plain"),
     # Wider than one tile of the kernel for convolutions.
     _lfm2("biases", conv_bias=True, conv_L_cache=5, tie_word_embeddings=False, hidden_size=288),
@@ -143,5 +163,5 @@ STATE_CASES = [
 
 STATE_TELLING = (
     "lfm2-biases", "qwen3_next-biases", "qwen3_5_text-tied", "granitemoehybrid-experts",
-    "nemotron_h-dense", "nemotron_h-experts",
+    "nemotron_h-dense", "nemotron_h-experts", "lfm2_moe-plain",
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """LFM2 (Liquid AI, arXiv 2511.23404): gated short convolutions, and attention in a few layers."""
 
+from collections.abc import Sequence
+
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
 from ridgeline.core.spec import (
     Activation,
@@ -7,13 +9,14 @@ from ridgeline.core.spec import (
     LayerSpec,
     MLPSpec,
     ModelSpec,
+    MoESpec,
     NormKind,
     NormSpec,
     ShortConvSpec,
 )
 from ridgeline.models.config import ConfigReader, show
 from ridgeline.models.family import Family, TensorSource
-from ridgeline.models.fields import FULL, read_heads, read_sizes
+from ridgeline.models.fields import FULL, Sizes, read_heads, read_sizes
 from ridgeline.models.rope_config import extended_context, read_rope
 from ridgeline.models.tensor_names import LLAMA_IGNORED, LLAMA_TENSORS, layer_tensors
 
@@ -35,6 +38,14 @@ def build(config: ConfigReader) -> ModelSpec:
     for name in ("block_use_swiglu", "use_pos_enc"):
         config.refuse(name, unless=(True,))
     sizes = read_sizes(config, max_position=128_000, vocab_size=65_536, mlp_width=_width(config))
+    mlp = MLPSpec(width=sizes.mlp_width, activation=Activation.SILU)
+    return conv_decoder(config, model_type="lfm2", sizes=sizes, mlps=[mlp] * sizes.num_layers)
+
+
+def conv_decoder(
+    config: ConfigReader, *, model_type: str, sizes: Sizes, mlps: Sequence[MLPSpec | MoESpec]
+) -> ModelSpec:
+    """Attention in some layers, short convolutions in the others, and these networks."""
     heads = read_heads(config, sizes.hidden_size, num_kv_heads=8)
     eps = config.number("norm_eps", minimum=1e-15, maximum=1.0, default=1e-5)
     norm = NormSpec(kind=NormKind.RMS, eps=eps)
@@ -53,7 +64,6 @@ def build(config: ConfigReader) -> ModelSpec:
         length=config.integer("conv_L_cache", minimum=2, maximum=MAX_CONV_LENGTH, default=3),
         bias=config.boolean("conv_bias", default=False),
     )
-    mlp = MLPSpec(width=sizes.mlp_width, activation=Activation.SILU)
     layers = (
         LayerSpec(
             attention=attention if kind == FULL else conv,
@@ -61,10 +71,10 @@ def build(config: ConfigReader) -> ModelSpec:
             attention_norm=norm,
             mlp_norm=norm,
         )
-        for kind in _kinds(config, sizes.num_layers)
+        for kind, mlp in zip(_kinds(config, sizes.num_layers), mlps, strict=True)
     )
     return ModelSpec(
-        model_type="lfm2",
+        model_type=model_type,
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
         layers=tuple(layers),

@@ -1,12 +1,15 @@
-"""Qwen 3.5, dense: as Qwen3-Next, with projections of their own and one feed-forward network."""
+"""Qwen 3.5: as Qwen3-Next, with projections of their own; one feed-forward network, or experts."""
 
 import logging
+from dataclasses import replace
 
-from ridgeline.core.spec import MLPSpec, ModelSpec
+from ridgeline.core.spec import MLPSpec, ModelSpec, SharedExpertSpec
 from ridgeline.models.config import ConfigReader
-from ridgeline.models.family import Family, TensorSource
+from ridgeline.models.family import Family
 from ridgeline.models.fields import read_activation, read_sizes
 from ridgeline.models.known_keys import refuse_unsupported
+from ridgeline.models.moe_config import EXPERT_KEYS, QWEN_MOE_TENSORS, read_width
+from ridgeline.models.qwen2_moe import read_qwen_moe
 from ridgeline.models.qwen3_next import (
     GATED_HEADS,
     HYBRID_IGNORED,
@@ -36,18 +39,35 @@ def build(config: ConfigReader) -> ModelSpec:
     )
 
 
+def build_moe(config: ConfigReader) -> ModelSpec:
+    """Experts in every layer, and one that all tokens share."""
+    config.ignore("mtp_num_hidden_layers")
+    config.ignore("mtp_use_dedicated_embeddings")
+    sizes = read_sizes(config, max_position=32_768, mlp_width=0)
+    shared = SharedExpertSpec(
+        width=read_width(config, "shared_expert_intermediate_size"), gated_output=True
+    )
+    activation = read_activation(config, "hidden_act", default="silu")
+    moe = read_qwen_moe(config, activation, shared=shared, normalised=True)
+    return hybrid_decoder(
+        config, model_type="qwen3_5_moe_text", sizes=sizes, mlps=[moe] * sizes.num_layers
+    )
+
+
 def build_with_vision(config: ConfigReader) -> ModelSpec:
     """The text model of a config that has a vision tower beside it."""
+    model_type = config.text("model_type")
     _log.warning(
-        "This qwen3_5 model has a vision tower, which is left out: it reads text, not images."
+        "This %s model has a vision tower, which is left out: it reads text, not images.",
+        model_type,
     )
     for name in _VISION_KEYS:
         config.ignore(name)
     text = config.section("text_config")
-    refuse_unsupported(text, computed=HYBRID_KEYS)
+    refuse_unsupported(text, computed=HYBRID_KEYS | EXPERT_KEYS)
     tied = text.boolean("tie_word_embeddings", default=False)
     config.refuse("tie_word_embeddings", unless=(tied,))
-    return build(text)
+    return (build_moe if model_type == "qwen3_5_moe" else build)(text)
 
 
 _PROJECTIONS = {
@@ -74,17 +94,27 @@ FAMILY = Family(
     ignored=HYBRID_IGNORED,
     computes=HYBRID_KEYS,
 )
-FAMILY_WITH_VISION = Family(
-    model_type="qwen3_5",
-    build=build_with_vision,
-    tensors={
-        name: TensorSource(
-            name=source.name.replace("model.", "model.language_model."), squeeze=source.squeeze
-        )
-        for name, source in _TENSORS.items()
-    },
-    fused=_FUSED,
-    fused_heads=GATED_HEADS,
-    ignored=(*HYBRID_IGNORED, r"(model\.)?visual\..*"),
-    computes=HYBRID_KEYS,
+MOE_FAMILY = replace(
+    FAMILY,
+    model_type="qwen3_5_moe_text",
+    build=build_moe,
+    tensors=_TENSORS | QWEN_MOE_TENSORS,
+    computes=HYBRID_KEYS | EXPERT_KEYS,
 )
+
+
+def _beside_vision(model_type: str, text: Family) -> Family:
+    return replace(
+        text,
+        model_type=model_type,
+        build=build_with_vision,
+        tensors={
+            name: replace(source, name=source.name.replace("model.", "model.language_model."))
+            for name, source in text.tensors.items()
+        },
+        ignored=(*HYBRID_IGNORED, r"(model\.)?visual\..*"),
+    )
+
+
+FAMILY_WITH_VISION = _beside_vision("qwen3_5", FAMILY)
+MOE_FAMILY_WITH_VISION = _beside_vision("qwen3_5_moe", MOE_FAMILY)
