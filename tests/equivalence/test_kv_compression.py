@@ -18,6 +18,7 @@ SETTINGS = {
     "max_num_seqs": 4,
 }  # fmt: skip
 WINDOW = {"window": 40, "sinks": 4}
+SNAP = {"method": "snapkv", "window": 16, "budget": 40}
 HOW = {
     "chunked": {"max_num_batched_tokens": 24},
     "preempted": {"pool_blocks": 20, "others": True},
@@ -42,45 +43,52 @@ def prompts():
     return [[rng.randrange(290) for _ in range(length)] for length in (150, 7, 60, 120)]
 
 
-def params(number, **settings):
+def params(number, compression):
     return SamplingParams(
-        n=2, temperature=0.8, seed=number, max_tokens=50, kv_compression=WINDOW, **settings
+        n=2, temperature=0.8, seed=number, max_tokens=50, kv_compression=compression
     )
 
 
-def outputs(llm, batches, *, others=False):
+def outputs(llm, batches, *, compression=WINDOW, others=False):
     """Of the prompts of each batch, behind ``others`` that see everything."""
     found, plain = [], SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     for numbers in batches:
         before = [prompts()[3]] * 2 if others else []
         given = [*before, *(prompts()[number] for number in numbers)]
-        results = llm.generate(given, [plain] * len(before) + [params(n) for n in numbers])
+        results = llm.generate(
+            given, [plain] * len(before) + [params(n, compression) for n in numbers]
+        )
         found += [[s.token_ids for s in result.outputs] for result in results[len(before) :]]
     llm._loop.check_integrity()
     return found
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_the_same_in_any_company(folders, how):
+@pytest.mark.parametrize(
+    ("how", "compression"),
+    [*((how, WINDOW) for how in HOW), *((how, SNAP) for how in HOW if how != "windowed layers")],
+    ids=lambda value: value if isinstance(value, str) else value.get("method", "window"),
+)
+def test_the_same_in_any_company(folders, how, compression):
     model = str(folders / ("window" if how == "windowed layers" else "plain"))
     with LLM(model, **SETTINGS) as llm:
-        alone = outputs(llm, [[number] for number in range(4)])
+        alone = outputs(llm, [[number] for number in range(4)], compression=compression)
         block_bytes = llm.config.kv_cache_bytes // llm.config.num_blocks[0]
     settings = dict(HOW[how])
     others = settings.pop("others", False)
     if blocks := settings.pop("pool_blocks", None):
         settings["kv_cache_memory_bytes"] = blocks * block_bytes
     with LLM(model, **SETTINGS | settings) as llm:
-        assert outputs(llm, [range(4)], others=others) == alone
+        assert outputs(llm, [range(4)], compression=compression, others=others) == alone
         if how == "preempted":
             assert llm._engine.scheduler.num_preemptions > 0
 
 
-def test_both_executors_agree_and_it_is_another_text(folders):
+@pytest.mark.parametrize("compression", [WINDOW, SNAP], ids=["window", "snapkv"])
+def test_both_executors_agree_and_it_is_another_text(folders, compression):
     found = []
     for executor in ("cpu", "reference"):
         with LLM(str(folders / "plain"), **SETTINGS | {"executor": executor}) as llm:
-            greedy = SamplingParams(temperature=0.0, max_tokens=30, kv_compression=WINDOW)
+            greedy = SamplingParams(temperature=0.0, max_tokens=30, kv_compression=compression)
             found.append(llm.generate(prompts()[:1], greedy)[0].outputs[0].token_ids)
             plain = SamplingParams(temperature=0.0, max_tokens=30)
             whole = llm.generate(prompts()[:1], plain)[0].outputs[0].token_ids
@@ -98,18 +106,27 @@ def test_a_window_that_reaches_everything_changes_nothing_and_is_not_cached(fold
     assert first.outputs[0].token_ids == third.outputs[0].token_ids
 
 
-def test_blocks_behind_the_window_are_free(folders):
+@pytest.mark.parametrize(
+    ("compression", "most"),
+    [
+        # 4 tokens are in 1 block and 40 in 4 at the most; 2 more are written, of a step in flight.
+        (WINDOW, 1 + 4 + 2),
+        # 24 chosen tokens are in 2 blocks; from token 134 on there are 76 more, in 6 blocks.
+        (SNAP, 2 + 6),
+    ],
+    ids=["window", "snapkv"],
+)
+def test_blocks_that_are_not_seen_are_free(folders, compression, most):
     with LLM(str(folders / "plain"), **SETTINGS) as llm:
         pool = llm._engine.scheduler._kv._cache.pools[0]
         long = SamplingParams(
-            temperature=0.0, max_tokens=60, ignore_eos=True, kv_compression=WINDOW
+            temperature=0.0, max_tokens=60, ignore_eos=True, kv_compression=compression
         )
         stream = llm.stream(prompts()[0], long)
         held = []
         for _ in stream:
             held.append(pool.num_blocks - pool.num_free)
-    # 4 tokens are in 1 block and 40 in 4 at the most; 2 more are written, of a step in flight.
-    assert max(held[5:-1]) <= 1 + 4 + 2
+    assert max(held[5:-1]) <= most
 
 
 def test_the_price_is_of_what_is_seen():
@@ -128,7 +145,12 @@ def test_the_price_is_of_what_is_seen():
     [
         ({"window": 0}, "kv_compression.window must"),
         ({"sinks": 4}, "must have a window"),
-        ({"window": 9, "method": "snapkv"}, "must be streaming_llm"),
+        ({"window": 9, "method": "h2o"}, "must be streaming_llm or snapkv"),
+        ({"window": 9, "method": "snapkv"}, "must have a budget"),
+        ({"budget": 9, "method": "snapkv"}, "kv_compression.budget must"),
+        ({"budget": 99, "method": "snapkv", "sinks": 4}, "no sinks with snapkv"),
+        ({"window": 9, "budget": 99}, "no budget with streaming_llm"),
+        ({"windows": 9}, "may have method, window, sinks, budget"),
     ],
 )
 def test_mistakes(given, reason):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from ridgeline.core.kv_compression import KVWindow
+from ridgeline.core.kv_compression import KVSelection, KVWindow
 from ridgeline.core.pooling import Pooling
 from ridgeline.core.sampling_params import SamplingParams
 
@@ -157,7 +157,9 @@ class Segment(NamedTuple):
     free to be written again.
 
     With a ``window`` a token sees no others than that says, in layers with full attention; entries
-    of the block tables between sinks and window stand for nothing.
+    of the block tables between sinks and window stand for nothing. With a ``selection`` the segment
+    ends a prompt, and computes all tokens that choose; once a layer has attended, the chosen
+    tokens are moved. No other sequence has the blocks that they are moved to.
 
     ``state_saves`` are at positions that the segment computes, or the steps that repeat it.
 
@@ -178,6 +180,7 @@ class Segment(NamedTuple):
     outputs: Outputs = Outputs()
     state_saves: tuple[StateSave, ...] = ()
     window: KVWindow | None = None
+    selection: KVSelection | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -278,4 +281,6 @@ def _check_segment(segment: Segment, *, replayed: bool) -> None:
     grown = bool(segment.parents) and set(segment.parents) == {GROWN}
     assert grown or all(-1 <= parent < i for i, parent in enumerate(segment.parents))
     assert not segment.num_drafts or segment.outputs.sample
+    chosen = segment.selection
+    assert chosen is None or (segment.start <= chosen.start and segment.stop == chosen.stop)
     assert not replayed or (segment.outputs == Outputs(sample=True) and not segment.num_drafts)

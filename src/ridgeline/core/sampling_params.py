@@ -48,7 +48,8 @@ class SamplingParams:
         prompt_logprobs: the same for each prompt token but the first.
         structured_outputs: what the output must be: {"json": schema}, {"regex": pattern},
             {"choice": [texts]}, {"grammar": Lark} or {"format": name}.
-        kv_compression: which tokens stay in the KV cache: {"window": tokens, "sinks": tokens}.
+        kv_compression: which tokens stay in the KV cache: {"window": tokens, "sinks": tokens}, or
+            {"method": "snapkv", "budget": tokens}.
 
     Log-probabilities are those of the raw model, before penalties, temperature and truncation.
 

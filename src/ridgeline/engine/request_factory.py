@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ridgeline.core.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
+from ridgeline.core.kv_compression import KVCompression
 from ridgeline.core.philox import derive_seed
 from ridgeline.core.request import Request
 from ridgeline.core.sampling_params import SamplingParams
+from ridgeline.core.spec import AttentionSpec, shares_kv
 from ridgeline.engine.cache_keys import cache_key
 from ridgeline.engine.info import EngineInfo
 from ridgeline.engine.prompts import check_token_ids
@@ -79,7 +81,7 @@ class RequestFactory:
             )
         check_task(info, wants_pooled=wants_pooled)
         if params.kv_compression is not None:
-            _check_compression(info)
+            _check_compression(info, params.kv_compression)
         room = 0 if wants_logits or wants_pooled else 1
         length = len(token_ids) + len(output_token_ids)
         if length + room > info.config.max_model_len:
@@ -148,16 +150,29 @@ def _check_continued(params: SamplingParams, output: Sequence[int], ends: Sequen
         raise InvalidRequestError("The output that is to go on has ended.")
 
 
-def _check_compression(info: EngineInfo) -> None:
+def _check_compression(info: EngineInfo, compression: KVCompression) -> None:
     """Raise `InvalidRequestError` if this engine leaves nothing out of a request's KV."""
-    config = info.config
+    config, num_choosing = info.config, compression.num_choosing
     reasons = {
         f"executor {config.executor}": not executor_traits(config.executor).compresses_kv,
         "reuse_kv off": not config.num_blocks,
     }
+    if num_choosing:
+        mixers = [layer.attention for layer in info.spec.layers]
+        plain = (isinstance(each, AttentionSpec) and each.window is None for each in mixers)
+        reasons |= {
+            "layers that are not full attention over K and V (method snapkv)": not all(plain),
+            "layers that share KV (method snapkv)": shares_kv(info.spec),
+            "several ranks (method snapkv)": config.num_ranks > 1,
+        }
     for reason, is_so in reasons.items():
         if is_so:
             raise InvalidRequestError(f"kv_compression does not work with {reason}.")
+    if num_choosing > config.max_num_batched_tokens:
+        raise InvalidRequestError(
+            f"kv_compression.window must be at most max_num_batched_tokens "
+            f"({config.max_num_batched_tokens}) with snapkv: its tokens are computed together."
+        )
 
 
 def check_task(info: EngineInfo, *, wants_pooled: bool) -> None:

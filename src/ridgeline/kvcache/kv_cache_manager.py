@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from ridgeline.core.config import MIN_STATES, blocks_per_sequence
 from ridgeline.core.errors import InvalidRequestError, OutOfMemoryError, OverloadedError
-from ridgeline.core.kv_compression import KVWindow
+from ridgeline.core.kv_compression import KVSelection, KVWindow
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import PrefixCache
 from ridgeline.kvcache.reports import KVUsage
@@ -43,10 +43,17 @@ class KVCacheManager:
         tenant: str = "",
         max_length: int,
         seen: KVWindow | None = None,
+        selection: KVSelection | None = None,
     ) -> SequenceKV:
         """What a sequence holds that has no blocks yet; see `SequenceKV`."""
         return SequenceKV(
-            self._cache, self._transfers, root_key, tenant=tenant, max_length=max_length, seen=seen
+            self._cache,
+            self._transfers,
+            root_key,
+            tenant=tenant,
+            max_length=max_length,
+            seen=seen,
+            selection=selection,
         )
 
     def has_free(self, count: int) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ridgeline.core.config import blocks_per_sequence
-from ridgeline.core.kv_compression import KVWindow
+from ridgeline.core.kv_compression import KVSelection, KVWindow
 from ridgeline.core.plan import BlockCopy, BlockTableUpdate, StateSave
 from ridgeline.kvcache.block_pool import NO_BLOCK, BlockPool
 from ridgeline.kvcache.prefix_cache import Match, Node, PrefixCache
@@ -32,14 +32,16 @@ class SequenceKV:
     sequence's states (`SequenceStates`), if the model has some.
 
     Full blocks go into the prefix cache as they are computed, unless ``root_key`` is ``None``, as
-    it is where ``seen`` says what a token sees in groups without a window.
+    it is where ``seen`` says what a token sees in groups without a window, or a ``selection`` what
+    stays of the prompt.
     Tables, prefix nodes and counts change by the methods here and by nothing else. At most
     ``max_length`` tokens are written.
 
     Attributes:
         num_computed: tokens from the start whose KV is in the blocks.
         num_writable: positions that can be written without a change of the tables.
-        seen: what a token sees, in groups without a window.
+        seen: what every token sees, in groups without a window.
+        selection: what stays of the prompt, in those.
         num_cached: tokens found in the prefix cache at the first admission, ``None`` before that.
     """
 
@@ -63,6 +65,7 @@ class SequenceKV:
         "num_computed",
         "num_writable",
         "seen",
+        "selection",
     )
 
     def __init__(
@@ -74,8 +77,10 @@ class SequenceKV:
         tenant: str,
         max_length: int,
         seen: KVWindow | None = None,
+        selection: KVSelection | None = None,
     ) -> None:
-        assert seen is None or root_key is None, "what is not seen is of no prefix"
+        is_whole = seen is None and selection is None
+        assert is_whole or root_key is None, "what is not seen is of no prefix"
         self._cache = cache
         self._pools = cache.pools[: len(cache.windows)]
         self._states = (
@@ -87,8 +92,9 @@ class SequenceKV:
         self._max_length = max_length
         self._tables: list[list[int]] = [[] for _ in self._pools]
         self._num_sent = [0] * len(self._pools)  # table entries that the executor was told of
-        self.seen = seen
-        self._windows, sinks = cache.windows, 0
+        self.seen, self.selection = seen, selection
+        self._windows = cache.windows
+        sinks = 0 if selection is None else self._num_columns(selection.num_chosen)
         if seen is not None:
             self._windows = tuple(window or seen.window for window in cache.windows)
             sinks = self._num_columns(seen.sinks)
@@ -116,7 +122,7 @@ class SequenceKV:
     def takes_drafts(self) -> bool:
         """Whether what was computed for rejected tokens can be given up, and no block that they
         would see is."""
-        return self._states is None and self.seen is None
+        return self._states is None and self.seen is None and self.selection is None
 
     @property
     def has_windows(self) -> bool:
@@ -382,6 +388,8 @@ class SequenceKV:
         for group, window in enumerate(self._windows):
             if window is not None:
                 at = min(at, (self._num_given_up[group] + 1) * size + window - 1)
+        if self.selection is not None and self.num_computed < self.selection.stop:
+            at = min(at, self.selection.stop)
         return at if self._states is None else min(at, self._states.next_note)
 
     def _most_blocks(self, group: int, length: int) -> int:
@@ -399,9 +407,10 @@ class SequenceKV:
 
     def _first_visible_block(self, group: int, num_computed: int) -> int:
         """The first table entry behind sinks that the token at position ``num_computed`` sees."""
-        window = self._windows[group]
+        window, selection = self._windows[group], self.selection
         if window is None:
-            return 0
+            is_chosen = selection is not None and num_computed >= selection.stop
+            return selection.start // self._cache.block_tokens if selection and is_chosen else 0
         return max(0, num_computed - window + 1) // self._cache.block_tokens
 
     def _num_columns(self, num_tokens: int) -> int:

@@ -114,10 +114,11 @@ class Outcomes:
     def _start_forks(self, parent: Sequence, *, holds_prompt: bool) -> None:
         """Queue the other samples, as if all but the last prompt token were computed for them.
 
-        They start from nothing if the parent has lost its blocks since it was computed.
+        They start from nothing if the parent has lost its blocks since it was computed, or chose
+        among the prompt's KV.
         """
         for child in self._waiting.release_forks(parent.request):
-            if holds_prompt:
+            if holds_prompt and parent.kv.selection is None:
                 child.kv.fork(parent.kv, parent.num_prompt_tokens - 1)
             self._waiting.push(child)
 

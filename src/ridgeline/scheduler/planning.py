@@ -117,6 +117,8 @@ class Planner:
             return  # preempted for another, and perhaps admitted again
         start = sequence.num_planned
         count = self._grant(sequence.num_known - start, start, step)
+        if sequence.kv.selection is not None:
+            count = sequence.kv.selection.clipped(start, start + count) - start
         if count:
             self._plan_segment(sequence, count, step)
 
@@ -174,6 +176,9 @@ class Planner:
             sequence.slot, start, end, token_ids, len(drafts), parents, updates, outputs, saves,
             kv.seen,
         )  # fmt: skip
+        if (selection := kv.selection) is not None:
+            chosen = selection if end == selection.stop else None
+            segment = segment._replace(window=selection.seen(start), selection=chosen)
         may_continue = (
             samples and not drafts and not outputs.masked and stop + 1 < sequence.max_length
         )

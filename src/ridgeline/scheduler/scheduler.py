@@ -154,6 +154,7 @@ class Scheduler:
                     tenant=request.tenant,
                     max_length=limit,
                     seen=None if compression is None else compression.seen,
+                    selection=None if compression is None else compression.selection(num_prompt),
                 ),
                 max_length=limit,
                 lane=lane,

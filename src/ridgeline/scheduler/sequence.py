@@ -71,7 +71,8 @@ class Sequence:
     ``kv`` are the blocks that it holds of the target; a waiting fork already holds the prompt's.
     ``grammar`` is held as long as the sequence is, so that it is compiled once whatever happens.
     It ends when it has ``max_length`` tokens, prompt included; ``may_end_early`` where a token or a
-    text can end it before. ``is_plain``: nothing but samples is wanted of it, without masks.
+    text can end it before. ``is_plain``: nothing but samples is wanted of it, without masks, and
+    what it sees is the same in every step.
     It waits in ``lane`` (`QueuePolicy`); ``order`` numbers requests as they arrive;
     ``postponed``: its deadline cannot be met any more.
     ``may_look``: the tiers have not looked for its prefix; ``may_load``: they were not asked for it
@@ -113,6 +114,7 @@ class Sequence:
             request.generates
             and request.params.prompt_logprobs is None
             and request.params.structured_outputs is None
+            and self.kv.selection is None
         )
 
     @property

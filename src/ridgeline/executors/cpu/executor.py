@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ridgeline.core.arrays import Array
 from ridgeline.core.errors import SettingsError
 from ridgeline.core.formats import NumberFormat
-from ridgeline.core.ops import Op, SendHidden, StageOp
+from ridgeline.core.ops import Attend, Op, SendHidden, StageOp
 from ridgeline.core.plan import Admission, ModelRole, Segment
 from ridgeline.core.result import SegmentResult
 from ridgeline.core.spec import ModelSpec, RopeSpec, cache_groups
@@ -24,6 +24,7 @@ from ridgeline.executors.cpu.adjust import adjust
 from ridgeline.executors.cpu.batch import CPUBatch, build_batch, num_kept_rows
 from ridgeline.executors.cpu.cuts import cut_ops
 from ridgeline.executors.cpu.kv_cache import KVCache, check_block_tokens
+from ridgeline.executors.cpu.kv_selection import choose, ends_prompts
 from ridgeline.executors.cpu.packed_cache import PACKING_VERSION, PackedCache
 from ridgeline.executors.cpu.program import Program, depends_on_length
 from ridgeline.executors.cpu.spans import SpanLog
@@ -279,6 +280,8 @@ class CPUExecutor(PoolExecutor[KVCache]):
         def run_cut(op: Op) -> None:
             if isinstance(op, StageOp):
                 self._pass_on(op, model, batch)
+            elif isinstance(op, Attend):
+                choose(op, model.program, model.weights, batch, self.pools[batch.role])
             else:
                 assert model.cuts is not None
                 model.cuts.run(op, batch)
@@ -290,6 +293,7 @@ class CPUExecutor(PoolExecutor[KVCache]):
             addresses,
             model.adapters_of(batch),
             run_cut if self._spans is None else self._spans.timed(run_cut),
+            model.program.attends if ends_prompts(batch) else (),
         )
         del tables
 

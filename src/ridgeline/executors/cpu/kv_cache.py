@@ -122,6 +122,38 @@ class KVCache:
             to_slots.ctypes.data, len(sources),
         )  # fmt: skip
 
+    def move_head(
+        self,
+        group: int,
+        layer: int,
+        head: int,
+        table: npt.NDArray[np.int32],
+        sources: npt.NDArray[np.int32],
+    ) -> None:
+        """Copy slots of one KV head of one layer, by its place in the group, to the first ones."""
+        of_head = KVGroup.from_buffer_copy(self.structs[group])
+        per_head = of_head.layer_bytes // of_head.num_kv_heads
+        of_head.data += layer * of_head.layer_bytes + head * per_head
+        of_head.num_layers = of_head.num_kv_heads = 1
+        targets = np.arange(len(sources), dtype=np.int32)
+        self._library.rl_kv_move(
+            ctypes.byref(of_head), table.ctypes.data, sources.ctypes.data, targets.ctypes.data,
+            len(sources),
+        )  # fmt: skip
+
+    def read_keys(
+        self, group: int, layer: int, table: npt.NDArray[np.int32], count: int
+    ) -> npt.NDArray[np.float32]:
+        """K ``[count, K, k_width]`` of a sequence's first slots in one layer of a group."""
+        kv = self.groups[group]
+        keys = np.empty((count, kv.num_kv_heads, kv.k_width), dtype=np.float32)
+        values = np.empty((count, kv.num_kv_heads, kv.v_width), dtype=np.float32)
+        self._library.rl_kv_read(
+            ctypes.byref(self.structs[group]), layer, table.ctypes.data, 0, count,
+            keys.ctypes.data, values.ctypes.data,
+        )  # fmt: skip
+        return keys
+
     def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes:
         return self._memory[group][list(blocks)].tobytes()
 

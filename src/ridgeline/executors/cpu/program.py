@@ -95,12 +95,15 @@ class Program:
         self._is_attention = False  # the op before
         self.native: list[int] = []  # the place of each native op among the model's
         self.cuts: list[tuple[int, ops.Op]] = []
+        self.attends: list[tuple[int, ops.Op]] = []  # each with the number of native ops so far
         for place, op in enumerate(model_ops):
             if op in cuts or isinstance(op, ops.StageOp):
                 self.cuts.append((self._num_ops, op))
             else:
                 self.native.append(place)
                 self._add(op)
+            if isinstance(op, ops.Attend):
+                self.attends.append((self._num_ops, op))
         self._reserved = 0
         self._streamed: StreamedWeights | None = None
 
@@ -132,8 +135,13 @@ class Program:
         cos_sin: Any,
         adapters: Any,
         run_cut: Callable[[ops.Op], None],
+        after: Sequence[tuple[int, ops.Op]] = (),
     ) -> None:
-        """All ops over a batch that `reserve` has made room for."""
+        """All ops over a batch that `reserve` has made room for.
+
+        ``run_cut`` gets ops that are cut, and after they have run those of ``after``, which are
+        `attends` or none.
+        """
 
         def run_native(first: int, last: int) -> None:
             failed = self._library.rl_run(
@@ -143,15 +151,21 @@ class Program:
             if failed:
                 raise EngineError("A step ran out of memory.")
 
-        if self._streamed is not None:
-            self._streamed.run(run_native)
-            return
-        first = 0
-        for last, op in (*self.cuts, (self._num_ops, None)):
-            run_native(first, last)
-            if op is not None:
+        stops = sorted((*after, *self.cuts), key=lambda stop: stop[0])
+
+        def run_between(first: int, last: int, stops: Iterable[tuple[int, ops.Op]]) -> None:
+            for stop, op in stops:
+                run_native(first, stop)
                 run_cut(op)
-            first = last
+                first = stop
+            run_native(first, last)
+
+        if self._streamed is None:
+            run_between(0, self._num_ops, stops)
+            return
+        self._streamed.run(
+            lambda first, last: run_between(first, last, (s for s in stops if first < s[0] <= last))
+        )
 
     def head(self, rows: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> None:
         """Logits ``[N, V]`` of some rows of the batch."""

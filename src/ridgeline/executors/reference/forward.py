@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from ridgeline.core import ops
 from ridgeline.core.recorded_step import OpSpan
+from ridgeline.executors.kv_selection import chosen_slots
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.executors.reference import latent
 from ridgeline.executors.reference.batch import Batch, SegmentInput
@@ -119,6 +120,17 @@ class Forward(TokenOps):
                     sinks_H=sinks_H,
                 )
             )
+            if item.segment.selection is not None:
+                q_SHd, keys, sinks = (
+                    None if each is None else kernels.wide(each).numpy()
+                    for each in (self.buffers["q"][first:last], k_CKd, sinks_H)
+                )
+                assert q_SHd is not None
+                assert keys is not None
+                chosen_KN = chosen_slots(op, item.segment, q_SHd, keys, sinks)
+                self._cache.move_heads(
+                    op.layer, rows[torch.from_numpy(chosen_KN)], rows[: chosen_KN.shape[1]]
+                )
         self.buffers["h"] = torch.cat(outputs).flatten(1)
 
     def _attend_both_ways(self, op: ops.BidirectionalAttend) -> None:

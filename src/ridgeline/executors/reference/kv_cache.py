@@ -109,6 +109,12 @@ class ReferenceKVCache:
             pool = self._rows(layer)
             pool[targets] = pool[sources]
 
+    def move_heads(self, layer: int, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy tokens of one layer from flat rows ``[K, N]``, those of each KV head, to ``[N]``."""
+        pool = self._rows(layer)
+        heads_1K = torch.arange(len(sources))[None, :]
+        pool[targets[:, None], heads_1K] = pool[sources.T, heads_1K]
+
     def export_blocks(self, group: int, blocks: Sequence[int]) -> bytes:
         picked = [self._pools[layer][list(blocks)] for layer in self.groups[group].layers]
         return torch.stack(picked, dim=1).contiguous().view(torch.uint8).numpy().tobytes()

@@ -64,9 +64,10 @@ class ExtraBody(NamedContent, kw_only=True):
 class KVCompressionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """See `ridgeline.core.kv_compression.KVCompression`."""
 
-    window: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-    sinks: Count = 4
-    method: Literal["streaming_llm"] = "streaming_llm"
+    method: Literal["streaming_llm", "snapkv"] = "streaming_llm"
+    window: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+    sinks: Count | None = None
+    budget: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] | None = None
 
 
 class Generation(Struct, forbid_unknown_fields=True, kw_only=True):
