@@ -294,7 +294,7 @@ def test_the_set_of_commands_is_what_the_docs_say():
         "collect-env", "completion", "convert", "cost", "distill", "embed", "eval", "generate",
         "hardware", "imatrix", "list", "memory", "optimize", "plan", "probe", "profile", "prune",
         "pull", "quantize", "rank", "rerank", "rm", "roofline", "route", "run", "serve", "show",
-        "train-adapter", "tune",
+        "train-adapter", "tune", "worker",
     }  # fmt: skip
 
 

@@ -11,6 +11,10 @@ EXAMPLES = {
     "route": (
         "ridgeline route --engine http://a:8000 --engine http://b:8000 --router-key-file key",
     ),
+    "worker": (
+        "ridgeline worker --join first-machine:7070 --key-file key",
+        "ridgeline worker ~/models/qwen3 --join 10.0.0.1:7070 --key-file key --once",
+    ),
     "generate": (
         "ridgeline generate -p 'def fibonacci(n):' -n 64 --temperature 0",
         "ridgeline generate Qwen/Qwen3-0.6B --prompt-file notes.txt --json",

@@ -19,6 +19,7 @@ from ridgeline.core.errors import MissingDependencyError, RidgelineError
 COMMANDS = {
     "serve": ("serve", "serve a model over HTTP"),
     "route": ("route", "one address in front of several engines"),
+    "worker": ("worker", "compute a part of a model that another machine serves"),
     "generate": ("generate", "complete a prompt"),
     "chat": ("chat", "talk to a model"),
     "run": ("chat", "the same as chat"),

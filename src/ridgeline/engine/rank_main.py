@@ -1,8 +1,8 @@
-"""A rank's process: ``python -m ridgeline.engine.rank_main SOCKET MEMORY PARENT LEVEL``.
+"""A rank's process: ``python -m ridgeline.engine.rank_main SOCKET MEMORY PARENT LEVEL WIRES``.
 
-It logs from the driver's level on. The socket's and the memory's descriptors are handed down. What
-comes over the socket is the driver's (`ridgeline.executors.distributed`): first which model, and
-which part of it.
+It logs from the driver's level on. The descriptors of the socket, of the memory and of the wires
+(`pipe.Wires`, as JSON) are handed down. What comes over the socket is the driver's
+(`ridgeline.executors.distributed`): first which model, and which part of it.
 """
 
 import gc
@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
+
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.host import die_with
 from ridgeline.core.parallel_layout import ParallelLayout
@@ -25,7 +27,7 @@ from ridgeline.executors import create_executor
 from ridgeline.executors.distributed.channel import Channel
 from ridgeline.executors.distributed.links import exchange_seconds
 from ridgeline.executors.distributed.messages import Begin, Command, LinksMeasured
-from ridgeline.executors.distributed.pipe import SocketPipe
+from ridgeline.executors.distributed.pipe import SocketPipe, Wires
 from ridgeline.executors.distributed.serving import RankLinks, RankServer, fail, show_life
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.kernels.cpu.group import RankGroup
@@ -35,7 +37,8 @@ from ridgeline.kernels.cpu.pool import Pool
 
 def main() -> None:
     """Load a part of the model, and serve until the driver is gone."""
-    descriptor, memory, parent, level = map(int, sys.argv[1:])
+    descriptor, memory, parent, level = map(int, sys.argv[1:5])
+    wires = msgspec.json.decode(sys.argv[5], type=Wires)
     logging.getLogger("ridgeline").setLevel(level)
     die_with(parent)
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the driver says when
@@ -51,7 +54,7 @@ def main() -> None:
         group = RankGroup(pool, memory, tensor, begin.layout.tensor)
         os.close(memory)
         staged = begin.layout.pipeline > 1
-        links = RankLinks(group, SocketPipe(begin.wires, begin.layout) if staged else None)
+        links = RankLinks(group, SocketPipe(wires, begin.layout) if staged else None)
         show_life(channel, links)
         if begin.config is None:
             channel.send(LinksMeasured(seconds=[exchange_seconds(group, n) for n in begin.sizes]))

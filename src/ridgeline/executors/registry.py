@@ -112,7 +112,7 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
                 kv.name, model.spec.model_type,
             )  # fmt: skip
     _check_streaming(config, traits)
-    if config.num_ranks == 1:
+    if config.num_ranks == 1 and config.workers == 0:
         return traits.create(models, config)
     if not traits.runs_parts:
         able = ", ".join(each.name for each in _TRAITS.values() if each.runs_parts)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from ridgeline.core.settings.bounds import Meta
+from ridgeline.core.settings.bounds import Meta, Seconds
 
 MAX_RANKS = 64
 
@@ -17,10 +17,20 @@ class ParallelSettings:
             processors, and give the tokens of one process.
         pipeline_parallel_size: stages, each of which has some of the layers and computes another
             step; each is tensor_parallel_size processes.
+        workers: other machines that join by `ridgeline worker`; all have as many of the ranks.
+        worker_address: HOST:PORT at which they join.
+        worker_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)
+            that all machines have.
+        worker_wait_s: seconds to wait for them.
     """
 
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     pipeline_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
+
+    workers: Annotated[int, Meta(ge=0, le=MAX_RANKS - 1)] = 0
+    worker_address: str = "0.0.0.0:7070"
+    worker_key_file: str | None = None
+    worker_wait_s: Seconds = 120.0
 
     @property
     def num_ranks(self) -> int:

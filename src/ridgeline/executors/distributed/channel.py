@@ -11,6 +11,7 @@ import msgspec
 from ridgeline.core import wire
 
 _LENGTH = struct.Struct("<I")
+_MOST_BYTES = 1 << 30  # of a message: KV of several blocks
 Received = TypeVar("Received")
 
 
@@ -46,10 +47,13 @@ class Channel(Generic[Received]):
         """The next message; ``None`` when the other end is gone.
 
         Raises:
-            msgspec.DecodeError: it is no message of the type.
+            msgspec.DecodeError: it is no message of the type, or too large.
         """
         head = self._read(_LENGTH.size)
-        data = head and self._read(_LENGTH.unpack(head)[0])
+        size = _LENGTH.unpack(head)[0] if head else 0
+        if size > _MOST_BYTES:
+            raise msgspec.DecodeError(f"a message of {size} bytes is too large")
+        data = head and self._read(size)
         if not data:
             return None
         message: Received = self._decoder.decode(data)

@@ -20,6 +20,7 @@ from ridgeline.core.protocols import Executor, KVLayout
 from ridgeline.core.result import StepResult
 from ridgeline.core.spec import ModelSpec, kv_groups, state_group
 from ridgeline.executors.distributed.links import SIZES, Link, link_of
+from ridgeline.executors.distributed.machines import check_machines, threads_of
 from ridgeline.executors.distributed.messages import (
     AbortStep,
     Allocate,
@@ -36,6 +37,7 @@ from ridgeline.executors.distributed.messages import (
 from ridgeline.executors.distributed.ranks import Ranks, Silence
 from ridgeline.executors.distributed.serving import is_masked
 from ridgeline.executors.distributed.stages import layout_of
+from ridgeline.executors.distributed.workers import Workers
 from ridgeline.executors.handle import Handle, Mask
 from ridgeline.executors.model import ExecutorModel
 from ridgeline.models import shard
@@ -56,7 +58,7 @@ class DistributedExecutor(Executor):
 
     Raises:
         SettingsError: a model cannot be split, or too much for this machine.
-        RidgelineError: what a rank raised as it loaded its part.
+        RidgelineError: what a rank raised as it loaded its part, or workers that did not come.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class DistributedExecutor(Executor):
         *,
         silence: Silence | None = None,
     ) -> None:
+        check_machines(config)
         self._name = executor
         self._specs = {role: model.spec for role, model in models.items()}
         layout = layout_of(models[ModelRole.TARGET], config, executor)
@@ -81,8 +84,13 @@ class DistributedExecutor(Executor):
         self._all_loaded: Future[None] = Future()
         self._lock = threading.Lock()
         self._failure: RidgelineError | None = None
-        own = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1, executor=executor)
-        num_threads = max(1, usable_cores() // layout.num_ranks)
+        own = replace(
+            config, tensor_parallel_size=1, pipeline_parallel_size=1, workers=0, executor=executor
+        )
+        num_threads = threads_of(usable_cores(), layout, config.workers + 1)
+        workers = Workers(config) if config.workers else None
+        if workers is not None:
+            workers.gather()
         self._ranks = Ranks(
             [
                 Begin(config=own, layout=layout, rank=rank, num_threads=num_threads)
@@ -91,6 +99,7 @@ class DistributedExecutor(Executor):
             self._on_report,
             self._on_lost,
             silence,
+            workers,
         )
         try:
             self._all_loaded.result()
@@ -114,11 +123,11 @@ class DistributedExecutor(Executor):
 
     @property
     def num_ranks(self) -> int:
-        return len(self._ranks.pids)
+        return self.layout.num_ranks
 
     @property
     def rank_pids(self) -> list[int]:
-        """The processes of the ranks, in their order."""
+        """The processes of those ranks that are on this machine, in their order."""
         return self._ranks.pids
 
     @property

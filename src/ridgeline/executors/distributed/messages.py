@@ -11,7 +11,6 @@ from ridgeline.core.formats import NumberFormat
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.plan import ModelRole, StepPlan
 from ridgeline.core.result import StepResult
-from ridgeline.executors.distributed.pipe import Wires
 
 
 class Begin(msgspec.Struct, tag=True, frozen=True):
@@ -19,7 +18,7 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     process. `Loaded` or `RankFailed` follows.
 
     With ``sizes`` it loads nothing, and measures exchanges of parts of these bytes: then
-    `LinksMeasured`. ``wires`` are its sockets to other stages, where there are some.
+    `LinksMeasured`.
     """
 
     layout: ParallelLayout
@@ -27,7 +26,6 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     num_threads: int
     config: EngineConfig | None = None
     sizes: tuple[int, ...] = ()
-    wires: Wires = Wires()
 
 
 class Allocate(msgspec.Struct, tag=True, frozen=True):

@@ -4,9 +4,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from ridgeline.executors.pipeline import Outcome
 
 _LENGTH = struct.Struct("<Q")
 _OUTCOMES = msgspec.msgpack.Decoder(list[Outcome])
+_MOST_BYTES = 1 << 33  # of a message: hidden states of a step
 _ROUNDS = 20  # of a measurement
 
 
@@ -35,31 +37,62 @@ class Wires(msgspec.Struct, frozen=True):
         ends = (self.rows_in, self.rows_out, self.outcomes_in, *self.outcomes_out)
         return tuple(end for end in ends if end is not None)
 
+    def joined(self, kind: str, end: int, *, is_first: bool) -> "Wires":
+        """These and one end of an `Edge`."""
+        match kind, is_first:
+            case "rows", True:
+                return msgspec.structs.replace(self, rows_out=end)
+            case "rows", False:
+                return msgspec.structs.replace(self, rows_in=end)
+            case "outcomes", True:
+                return msgspec.structs.replace(self, outcomes_out=(*self.outcomes_out, end))
+            case _:
+                return msgspec.structs.replace(self, outcomes_in=end)
 
-def wire(layout: ParallelLayout) -> list[Wires]:
-    """Socket pairs between the ranks of a layout, for each rank its ends; the caller closes them.
+
+class Edge(msgspec.Struct, frozen=True):
+    """A connection of two ranks: of hidden states to the next stage (``rows``) or of what came of
+    a pass (``outcomes``), from the first to the second."""
+
+    kind: Literal["rows", "outcomes"]
+    first: int
+    second: int
+
+
+def edges(layout: ParallelLayout) -> list[Edge]:
+    """Which ranks of a layout are connected by sockets.
 
     A rank has its hidden states from the rank of the stage before that has the same part of its
     matrices. The first rank of the last stage tells outcomes.
     """
     width, num_ranks = layout.tensor, layout.tensor * layout.pipeline
-    wires = [Wires() for _ in range(num_ranks)]
     teller = num_ranks - width
+    return [
+        edge
+        for rank in range(teller)
+        for edge in (Edge("rows", rank, rank + width), Edge("outcomes", teller, rank))
+    ]
 
-    def joined(rank: int, **ends: object) -> None:
-        wires[rank] = msgspec.structs.replace(wires[rank], **ends)
 
-    for rank in range(teller):
-        out, into = _pair()
-        joined(rank, rows_out=out)
-        joined(rank + width, rows_in=into)
-        out, into = _pair()
-        joined(teller, outcomes_out=(*wires[teller].outcomes_out, out))
-        joined(rank, outcomes_in=into)
+def wire(
+    layout: ParallelLayout, ends: Callable[[Edge], tuple[int | None, int | None]] | None = None
+) -> list[Wires]:
+    """The ends of each rank's sockets, which the caller closes.
+
+    ``ends`` are the descriptors of an edge for its first and its second rank, ``None`` for one on
+    another machine; those of a socket pair, if it is left out.
+    """
+    wires = [Wires() for _ in range(layout.tensor * layout.pipeline)]
+    for edge in edges(layout):
+        first, second = (ends or _pair)(edge)
+        if first is not None:
+            wires[edge.first] = wires[edge.first].joined(edge.kind, first, is_first=True)
+        if second is not None:
+            wires[edge.second] = wires[edge.second].joined(edge.kind, second, is_first=False)
     return wires
 
 
-def _pair() -> tuple[int, int]:
+def _pair(_: Edge) -> tuple[int, int]:
     ends = socket.socketpair()
     return ends[0].detach(), ends[1].detach()
 
@@ -141,7 +174,8 @@ class _Inbox:
     def _read(self, stream: socket.socket) -> None:
         with stream, suppress(OSError):
             while head := _exactly(stream, _LENGTH.size):
-                data = _exactly(stream, _LENGTH.unpack(head)[0])
+                size = _LENGTH.unpack(head)[0]
+                data = _exactly(stream, size) if size <= _MOST_BYTES else None
                 if data is None:
                     return
                 self.messages.put(data)

@@ -1,30 +1,22 @@
 """The processes of the ranks, seen from their driver: started, heard and watched."""
 
-import logging
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from msgspec.structs import replace
 
 from ridgeline.core import errors
 from ridgeline.core.errors import EngineError, RidgelineError
 from ridgeline.executors.distributed.channel import Channel
 from ridgeline.executors.distributed.messages import Alive, Begin, Loaded, RankFailed, Report
 from ridgeline.executors.distributed.pipe import wire
-from ridgeline.kernels.cpu.group import shared_memory
+from ridgeline.executors.distributed.processes import LocalRank, start_ranks
+from ridgeline.executors.distributed.workers import RemoteRank, Workers
 
-# What a rank's process runs. It reads models as the engine does, which this package may not import.
-_MODULE = "ridgeline.engine.rank_main"
 _WATCH_S = 0.25
-_END_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +32,7 @@ class Silence:
 
 @dataclass(slots=True)
 class _Rank:
-    process: subprocess.Popen[bytes]
+    process: LocalRank | RemoteRank
     channel: Channel[Report]
     heard_s: float
     life: Alive
@@ -50,14 +42,15 @@ class _Rank:
 class Ranks:
     """All ranks of one model. They live and die together: when one is lost, all are ended.
 
-    Each has a socket that nobody else can open, since it is handed down, as is the memory in which
-    they exchange. They end with this process, however it ends (Linux ends them; elsewhere they see
-    their socket close).
+    Those of this machine have a socket each that nobody else can open, since it is handed down, as
+    is the memory in which they exchange. They end with this process, however it ends (Linux ends
+    them; elsewhere they see their socket close), those of workers with the connection to those.
 
     Args:
         commands: what each rank is told first.
         on_report: is told of what each says, in a thread for each rank.
         on_lost: is told once why the ranks are gone, unless they were closed.
+        workers: machines that have their share of the ranks.
     """
 
     def __init__(
@@ -66,7 +59,9 @@ class Ranks:
         on_report: Callable[[int, Report], None],
         on_lost: Callable[[RidgelineError], None],
         silence: Silence | None = None,
+        workers: Workers | None = None,
     ) -> None:
+        self._workers = workers
         self._on_report, self._on_lost = on_report, on_lost
         self._silence = silence or Silence()
         self._ranks: list[_Rank] = []
@@ -83,7 +78,8 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        return [rank.process.pid for rank in self._ranks]
+        """The processes on this machine, in the order of their ranks."""
+        return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
 
     def lives(self) -> list[Alive]:
         """What each said last of its life."""
@@ -118,11 +114,12 @@ class Ranks:
                 return False
             self._has_ended = True
         for rank in self._ranks:
-            # They may be waiting for each other where no signal but this one reaches them.
             rank.process.kill()
             rank.channel.close()
         for rank in self._ranks:
             rank.process.wait()
+        if self._workers is not None:
+            self._workers.close()
         return True
 
     def _send(self, rank: _Rank, data: bytes) -> None:
@@ -145,17 +142,23 @@ class Ranks:
         self._watch()
 
     def _start_all(self, commands: Sequence[Begin]) -> None:
-        layout = commands[0].layout
-        all_wires, memories = wire(layout), list[int]()
-        try:
-            for command, wires in zip(commands, all_wires, strict=True):
-                tensor, *_ = layout.coordinates(command.rank)
-                if tensor == 0:  # the first of a stage, whose ranks share memory
-                    memories.append(shared_memory(layout.tensor))
-                self._ranks.append(_start(replace(command, wires=wires), memories[-1]))
-        finally:
-            for descriptor in (*memories, *(end for each in all_wires for end in each.descriptors)):
-                os.close(descriptor)
+        layout, remote = commands[0].layout, dict[int, tuple[RemoteRank, socket.socket]]()
+        if self._workers is None:
+            wires = dict(enumerate(wire(layout)))
+        else:
+            commands = [self._workers.begin(command) for command in commands]
+            wires, remote = self._workers.start(layout)
+        pairs = {rank: socket.socketpair() for rank in wires}
+        theirs = {rank: its for rank, (_, its) in pairs.items()}
+        local = start_ranks(layout, theirs, wires, commands[0].num_threads)
+        for command in commands:
+            rank = command.rank
+            process, ours = remote.get(rank) or (local[rank], pairs[rank][0])
+            channel: Channel[Report] = Channel(ours, Report)
+            life = Alive(cpu_s=0.0, busy_s=0.0, sent_bytes=0, num_exchanges=0)
+            self._ranks.append(_Rank(process, channel, time.monotonic(), life))
+        for command, started in zip(commands, self._ranks, strict=True):
+            self._send(started, started.channel.encoded(command))
 
     def _hear(self, number: int) -> None:
         rank = self._ranks[number]
@@ -188,44 +191,11 @@ class Ranks:
                     rank.heard_s = now
             looked_s = now
             for number, rank in enumerate(self._ranks):
-                code = rank.process.poll()
-                if code is not None:
+                name = f"Rank {number}{rank.process.where}"
+                if (how := rank.process.how_it_ended()) is not None:
                     time.sleep(_WATCH_S)  # for its last words to be heard
-                    self.lose(EngineError(f"Rank {number} was lost: {_how_it_ended(code)}"))
+                    self.lose(EngineError(f"{name} was lost: {how}"))
                 patience = self._silence.serving_s if rank.is_loaded else self._silence.loading_s
                 silent_s = now - rank.heard_s
                 if silent_s > patience:
-                    self.lose(
-                        EngineError(f"Rank {number} was lost: it was silent for {silent_s:.0f} s.")
-                    )
-
-
-def _start(command: Begin, memory: int) -> _Rank:
-    ours, its = socket.socketpair()
-    level = logging.getLogger("ridgeline").getEffectiveLevel()
-    environment = os.environ | {"OMP_NUM_THREADS": str(command.num_threads)}
-    with its:
-        process = subprocess.Popen(
-            [
-                sys.executable, "-P", *["-O"] * sys.flags.optimize, "-m", _MODULE,
-                str(its.fileno()), str(memory), str(os.getpid()), str(level),
-            ],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(its.fileno(), memory, *command.wires.descriptors),
-            env=environment,
-            start_new_session=True,  # Ctrl-C at a terminal is for the driver
-        )  # fmt: skip
-    channel: Channel[Report] = Channel(ours, Report)
-    life = Alive(cpu_s=0.0, busy_s=0.0, sent_bytes=0, num_exchanges=0)
-    rank = _Rank(process, channel, time.monotonic(), life)
-    channel.send(command)
-    return rank
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"it ended with code {code}."
-    try:
-        return f"it was ended by {signal.Signals(-code).name}."
-    except ValueError:
-        return f"it was ended by signal {-code}."
+                    self.lose(EngineError(f"{name} was lost: it was silent for {silent_s:.0f} s."))

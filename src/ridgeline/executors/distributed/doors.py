@@ -1,0 +1,175 @@
+"""Connections between the machines of one model: both ends prove that they have the same key.
+
+A connection begins with messages of fixed sizes. Each end sends 32 random bytes, and proves by
+HMAC-SHA-256 over both, over its side and over what the connection is for (16 bytes), that it has
+the key. So nothing that was recorded can be sent again, and nothing is read, let alone allocated,
+for somebody without the key. What follows is neither encrypted nor signed.
+"""
+
+import hmac
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from ridgeline.core.errors import NetworkError, SettingsError
+
+Address = tuple[str, int]
+
+PURPOSE_BYTES = 16
+JOINING = bytes(PURPOSE_BYTES)  # the purpose of a worker's first connection
+_MAGIC = b"ridgeline ranks 1"  # other programs are noticed before they are waited for
+_NONCE_BYTES = _PROOF_BYTES = 32
+_PROVE_S = 5.0
+_MOST_UNPROVEN = 64  # connections at once that have not proven anything yet
+
+
+def read_address(text: str) -> Address:
+    """``HOST:PORT``; a host of IPv6 in brackets.
+
+    Raises:
+        SettingsError: it is not that.
+    """
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
+        raise SettingsError(f"{text!r} is no address: expected HOST:PORT.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class Door:
+    """Listens, and keeps connections until they are asked for by their purpose.
+
+    Raises:
+        NetworkError: nothing can listen there.
+    """
+
+    def __init__(self, address: Address, key: bytes) -> None:
+        self._key = key
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            self._listener = socket.create_server(address, family=family, backlog=_MOST_UNPROVEN)
+        except OSError as error:
+            raise NetworkError(
+                f"Nothing can listen at {address[0]}:{address[1]}: {error.strerror or error}."
+            ) from error
+        self.port: int = self._listener.getsockname()[1]
+        self._arrived: dict[bytes, list[socket.socket]] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._unproven = threading.Semaphore(_MOST_UNPROVEN)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def take(self, purpose: bytes, until_s: float) -> socket.socket:
+        """A connection for a purpose, which arrives before ``time.monotonic()`` is ``until_s``.
+
+        Raises:
+            NetworkError: none did.
+        """
+        with self._changed:
+            while not self._arrived.get(purpose):
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or self._is_closed:
+                    raise NetworkError("A machine did not connect in time.")
+                self._changed.wait(left_s)
+            return self._arrived[purpose].pop()
+
+    def close(self) -> None:
+        """Stop listening; what nobody took is closed."""
+        with self._changed:
+            self._is_closed = True
+            for waiting in self._arrived.values():
+                for stream in waiting:
+                    stream.close()
+            self._arrived.clear()
+            self._changed.notify_all()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                time.sleep(0.1)  # no descriptor is free
+                continue
+            if self._unproven.acquire(blocking=False):
+                threading.Thread(target=self._welcome, args=(stream,), daemon=True).start()
+            else:
+                stream.close()
+
+    def _welcome(self, stream: socket.socket) -> None:
+        try:
+            purpose = _check_caller(stream, self._key)
+        except OSError:
+            purpose = None
+        finally:
+            self._unproven.release()
+        with self._changed:
+            if purpose is None or self._is_closed:
+                stream.close()
+                return
+            self._arrived.setdefault(purpose, []).append(stream)
+            self._changed.notify_all()
+
+
+def connect(address: Address, key: bytes, purpose: bytes = JOINING) -> socket.socket:
+    """A connection to the `Door` at an address.
+
+    Raises:
+        OSError: nobody is there.
+        NetworkError: somebody is, without the key.
+    """
+    stream = socket.create_connection(address, timeout=_PROVE_S)
+    try:
+        own = secrets.token_bytes(_NONCE_BYTES)
+        stream.sendall(_MAGIC + own + purpose)
+        theirs, their_proof = _received(stream, _NONCE_BYTES), _received(stream, _PROOF_BYTES)
+        said = own + theirs + purpose
+        if not hmac.compare_digest(their_proof, _proof(key, b"door", said)):
+            raise NetworkError(f"{address[0]}:{address[1]} has another key.")
+        stream.sendall(_proof(key, b"caller", said))
+    except BaseException:
+        stream.close()
+        raise
+    _make_plain(stream)
+    return stream
+
+
+def _check_caller(stream: socket.socket, key: bytes) -> bytes | None:
+    """What a connection is for; ``None`` if its other end has not the key."""
+    stream.settimeout(_PROVE_S)
+    if _received(stream, len(_MAGIC)) != _MAGIC:
+        return None
+    theirs, purpose = _received(stream, _NONCE_BYTES), _received(stream, PURPOSE_BYTES)
+    own = secrets.token_bytes(_NONCE_BYTES)
+    said = theirs + own + purpose
+    stream.sendall(own + _proof(key, b"door", said))
+    if not hmac.compare_digest(_received(stream, _PROOF_BYTES), _proof(key, b"caller", said)):
+        return None
+    _make_plain(stream)
+    return purpose
+
+
+def _proof(key: bytes, side: bytes, said: bytes) -> bytes:
+    return hmac.digest(key, side + said, "sha256")
+
+
+def _received(stream: socket.socket, size: int) -> bytes:
+    """So many bytes, in the time of one proof; raises ``OSError`` without them."""
+    until_s, data = time.monotonic() + _PROVE_S, b""
+    while len(data) < size:
+        part = stream.recv(size - len(data))
+        if not part or time.monotonic() > until_s:
+            raise OSError("the other end is gone, or too slow")
+        data += part
+    return data
+
+
+def _make_plain(stream: socket.socket) -> None:
+    """As a socket pair is: it blocks, and sends at once."""
+    stream.settimeout(None)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
