@@ -22,13 +22,18 @@ void Recorder::begin_job() {
   job_begin_ = ticks();
 }
 
+// Clocks of cores may differ by some ticks, and a core may read its own before it has seen the job:
+// shares are cut to it.
 void Recorder::end_job(int64_t num_tiles) {
-  spans_.push_back({RL_SPAN_JOB, op_, 0, static_cast<int32_t>(num_tiles), job_begin_, ticks(), 0});
+  int64_t job_end = ticks();
+  spans_.push_back({RL_SPAN_JOB, op_, 0, static_cast<int32_t>(num_tiles), job_begin_, job_end, 0});
   for (size_t thread = 0; thread < shares_.size(); ++thread) {
     const Share& share = shares_[thread];
-    if (share.num_tiles)
-      spans_.push_back({RL_SPAN_SHARE, op_, static_cast<int32_t>(thread), share.num_tiles,
-                        share.begin, share.end, share.busy});
+    if (!share.num_tiles) continue;
+    int64_t begin = std::clamp(share.begin, job_begin_, job_end);
+    int64_t end = std::clamp(share.end, begin, job_end);
+    spans_.push_back({RL_SPAN_SHARE, op_, static_cast<int32_t>(thread), share.num_tiles, begin, end,
+                      std::min(share.busy, end - begin)});
   }
 }
 
