@@ -156,7 +156,7 @@ def test_a_key_that_is_not_there_is_told(tmp_path):
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(MissingDependencyError, match=r"ridgeline\[encryption\]"):
+    with pytest.raises(MissingDependencyError, match=r"\[encryption\]"):
         Encryption.from_file(key_file(tmp_path, KEY))
 
 

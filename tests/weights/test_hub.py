@@ -140,7 +140,7 @@ def test_a_model_that_is_not_accepted_is_refused_before_its_weights_are_fetched(
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"model_type": "kimi_linear"}, r"'kimi_linear' is not supported: it needs the gated"),
+        ({"model_type": "kimi_linear"}, r"'kimi_linear' is not supported: it needs a decay"),
         ({"model_type": "x", "ssm_cfg": {}}, r"'x' is not supported: it needs a state-space scan"),
         ({"model_type": "llama", "clip_qkv": 3}, "sets clip_qkv to 3"),
         (LLAMA | {"quantization_config": {"quant_method": "new"}}, "'new'"),

@@ -78,9 +78,9 @@ def test_folders_that_lack_something(tmp_path: Path, files: list[str], kind, tex
 
 
 def test_a_folder_of_an_unsupported_model_without_weights_says_both(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(
-        UnsupportedModelError, match=r"'mamba2' is not supported.*Mamba.*no model\.safetensors"
+        UnsupportedModelError, match=r"'mamba' is not supported.*Mamba.*no model\.safetensors"
     ):
         describe_model(EngineConfig(model=str(tmp_path)))
 

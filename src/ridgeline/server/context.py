@@ -317,7 +317,7 @@ class Call:
 
     ``path`` is the route's pattern, ``prompt_field`` its field for what the model reads;
     ``is_probe``: it only asks how the server is. ``routed``: what a router said of it.
-    ``problem``: what the caller was told of an error. ``arrival_s`` is on the ``time.monotonic``
+    ``problem``: the summary of an error. ``arrival_s`` is on the ``time.monotonic``
     clock. ``published_s``: when there was the first text that a user sees; ``is_complete``: no
     output is missing. ``replayed_tokens`` of the output were made before; ``cache_hits`` has, for
     each prompt that was looked up, the id of what was found. Closing ``admission`` gives back the

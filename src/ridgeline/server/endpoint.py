@@ -211,7 +211,7 @@ class Endpoint:
 
     async def _fail(self, call: Call, sender: "_Sender", error: Exception) -> None:
         api_error = to_api_error(error, call.prompt_field)
-        call.outcome, call.problem = f"error {api_error.status}", api_error.message
+        call.outcome, call.problem = f"error {api_error.status}", api_error.summary
         if self._operation.generates and (api_error.status == 429 or api_error.status >= 500):
             call.server.metrics.count("failed")
         if not isinstance(error, ApiError | RidgelineError):

@@ -92,6 +92,14 @@ class ApiError(Exception):
         }
 
     @property
+    def summary(self) -> str:
+        """For logs: the message, but of a mistake of the caller the code or type, since messages
+        quote what was sent."""
+        if self.status >= 500:
+            return self.message
+        return self.code or _OPENAI_TYPES.get(self.status, "invalid_request_error")
+
+    @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = []
         if self.status in (408, 413):  # the rest of the body is not read

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.core.encryption import Encryption
 from ridgeline.core.errors import CorruptFileError, MissingDependencyError, SettingsError
+from ridgeline.core.extras import install_command
 from ridgeline.kvcache.tiers.entry import (
     Entry,
     content_name,
@@ -303,7 +304,7 @@ def _client(url: str, password: str | None) -> "Redis":
         from redis.retry import Retry
     except ImportError as error:
         raise MissingDependencyError(
-            "kv_redis_url needs redis: pip install 'ridgeline[redis]'."
+            f"kv_redis_url needs redis: {install_command('redis')}."
         ) from error
     secret = {} if password is None else {"password": password}
     try:
