@@ -13,7 +13,7 @@ from tests.server.test_jobs import with_key as client_of
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.encryption import Encryption
 from ridgeline.core.errors import SettingsError
-from ridgeline.kvcache.tiers import disk
+from ridgeline.kvcache.tiers.entry import tenant_mark
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.jobs.database import Database
 from ridgeline.server.jobs.files import FileStore
@@ -191,7 +191,7 @@ def test_deleting_a_tenant_removes_its_kv_from_the_disk(encrypted, tmp_path):
     with client_of(encrypted, "a") as ours, client_of(encrypted, "c") as admin:
         assert ours.post("/v1/completions", json=body).status_code == 200
         tenant = tenant_of(encrypted, "a")
-        folder = tmp_path / "data/kv" / disk._folder_name(tenant)
+        folder = tmp_path / "data/kv" / tenant_mark(tenant)
         until(lambda: list(folder.glob("*.kv")))
         admin.delete(f"/admin/tenants/{tenant}")
         until(lambda: not folder.exists())

@@ -222,6 +222,7 @@ class _Layer:
         }
 
     def attention(self, spec: AttentionSpec, src: str) -> list[Op]:
+        assert spec.num_kv_heads
         q_width = spec.num_heads * spec.head_dim
         own_kv_heads = _own_kv_heads(spec)
         kv_width = own_kv_heads * spec.head_dim
