@@ -53,6 +53,9 @@ def bound(case):
         limit = "max_output_tokens" if "resp" in case.path else "max_tokens"
         if generates and case.body.get(limit) is None:
             case.body[limit] = 4
+        seconds = case.body.get("timeout_s", 30.0)
+        if case.path == "/admin/profile" and isinstance(seconds, int | float):
+            case.body["timeout_s"] = min(seconds, 0.1)
 
 
 def is_told(case, response):
