@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SANITIZERS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .PHONY: demo test test-all test-changed test-clients test-emulated test-sanitized test-gpu \
-  test-reliability lint bench-gpu bench-honesty embedded-model clean
+  test-reliability lint docs bench-gpu bench-honesty embedded-model clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ridgeline generate --prompt "$$(printf 'def read_file(path):\n    \042\042\042Return')" --max-tokens 64 --temperature 0
@@ -50,6 +50,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/lint_names.py
+
+# The documentation as a site, in build/site.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt mkdocs-material
+	$(BIN)/mkdocs build --quiet --strict
 
 # On a machine with a GPU: the checks need nothing but PYTHON with torch, triton and numpy, the tests
 # of kernels pytest as well, those of the engine all it imports; what cannot run is left out. Tests
