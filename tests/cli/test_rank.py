@@ -26,6 +26,14 @@ def test_what_fits_and_is_fast_comes_first(capsys):
     assert small["prefill"]["low_s"] < small["prefill"]["seconds"] < small["prefill"]["high_s"]
 
 
+def test_columns_without_a_figure_are_left_out(capsys):
+    _, out, _ = run(capsys, *SHAPES, "--hardware", "l4")
+    assert "SLO" not in out.split("note:")[0]
+    assert "score" not in out
+    _, out, _ = run(capsys, *SHAPES, "--hardware", "l4", "--slo", "tpot=0.05")
+    assert "SLO" in out
+
+
 def test_a_plan_says_the_same_of_a_lone_request(capsys):
     (one,) = ranked(capsys, "llama-3.1-8b", "--hardware", "h100", "--context", "1000")
     main(["plan", "--shape", "llama-3.1-8b", "--hardware", "h100", "--prompt", "1000", "--json"])

@@ -19,8 +19,8 @@ from ridgeline.server.continuation import MARK
 from ridgeline.server.serving import open_listener
 
 STATE = (
-    b'{"ready":true,"reason":"","is_open":true,"epoch":"e","max_seqs":8,"kv_tokens":1000,'
-    b'"pass_s":0.01,"token_s":0.0001,"pair_s":0}'
+    b'{"ready":true,"reason":"","is_open":true,"epoch":"e","models":["m"],"max_seqs":8,'
+    b'"kv_tokens":1000,"pass_s":0.01,"token_s":0.0001,"pair_s":0}'
 )
 BODY = {"prompt": "a", "max_tokens": 4}
 
@@ -39,15 +39,16 @@ def events(*parts):
 class Script(asyncio.Protocol):
     """An engine: what it answers, one after another, to requests that are no probes."""
 
-    def __init__(self, answers, seen):
+    def __init__(self, answers, seen, model):
         self._answers, self._seen, self._data = answers, seen, b""
+        self._state = STATE.replace(b'["m"]', b'["%b"]' % model)
 
     def connection_made(self, transport):
         self._transport = transport
 
     def data_received(self, data):
         if data.startswith(b"GET /fleet/state"):
-            self._transport.write(answer(200, STATE))
+            self._transport.write(answer(200, self._state))
             return
         self._data += data
         head, end, body = self._data.partition(b"\r\n\r\n")
@@ -64,8 +65,9 @@ class Script(asyncio.Protocol):
 
 
 @contextmanager
-def routed(tmp_path, *scripts, **settings):
+def routed(tmp_path, *scripts, models=None, **settings):
     """A client of a router before scripted engines, and what each engine was sent."""
+    models = models or [b"m"] * len(scripts)
     key_file = tmp_path / "key"
     key_file.write_bytes(KEY)
     key_file.chmod(0o600)
@@ -76,8 +78,8 @@ def routed(tmp_path, *scripts, **settings):
         loop = asyncio.get_running_loop()
         holder["loop"], holder["stop"] = loop, asyncio.Event()
         servers = [
-            await loop.create_server(lambda a=a, s=s: Script(a, s), "127.0.0.1", 0)
-            for a, s in zip(scripts, seen, strict=True)
+            await loop.create_server(lambda a=a, s=s, m=m: Script(a, s, m), "127.0.0.1", 0)
+            for a, s, m in zip(scripts, seen, models, strict=True)
         ]
         urls = [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers]
         config = RouterConfig(
@@ -115,6 +117,16 @@ def test_what_another_engine_may_answer_is_asked_of_another(tmp_path, bad):
     assert (found.status_code, found.content) == (200, b"good")
     assert found.headers["x-ridgeline-engine"] == "1"
     assert [len(each) for each in seen] == [1, 1]
+
+
+def test_an_engine_of_another_model_is_not_used(tmp_path):
+    scripts = [answer(200, b"good")], [answer(200, b"bad")]
+    with routed(tmp_path, *scripts, models=[b"m", b"other"]) as (client, seen):
+        for _ in range(4):
+            assert client.post("/v1/completions", json=BODY).content == b"good"
+        other = client.get("/ready").json()["engines"][1]
+    assert (other["up"], other["reason"]) == (False, "It serves other, where the others serve m.")
+    assert [len(each) for each in seen] == [4, 0]
 
 
 def test_a_refusal_of_all_is_the_callers(tmp_path):

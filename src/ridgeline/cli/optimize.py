@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ridgeline
-from ridgeline.cli.display import error_console, loading_bar, output_console, print_paragraph
+from ridgeline.cli.display import (
+    announce,
+    error_console,
+    loading_bar,
+    output_console,
+    print_paragraph,
+)
 from ridgeline.cli.hardware import calibration_of, this_engine_memory
 from ridgeline.cli.observed import ObservedTraffic, observed_traffic
 from ridgeline.cli.options import Parser, add_model_options, engine_settings, positive
@@ -163,6 +169,8 @@ def _optimize(
     journal = Journal(_asked(arguments, base, task, texts))
     if journal.kept.visits:
         error_console.print("Going on with what an interrupted run has measured.")
+    minutes = f"{arguments.budget / 60:.3g} minutes"
+    announce(f"Measures for up to {minutes} (--budget). Ctrl-C stops; the same command goes on.")
     corpus, judge = _corpus(loaded, texts), _judge(task, base, loaded, texts, pricer.context)
     roomy = 8 * pricer.memory_bytes(_default()) < memory_bytes
     measurer, watch = EngineMeasurer(base, corpus, most_open=3 if roomy else 1), Watch()

@@ -78,6 +78,17 @@ class Parser(argparse.ArgumentParser):
         hint = "" if near is None else f"; did you mean --{near}?"
         self.error(f"there is no option {option}{hint}")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse what is none of the choices, with the nearest."""
+        if action.choices is None or value in action.choices:
+            return
+        near = nearest(value, action.choices)
+        hint = "" if near is None else f"; did you mean {near}?"
+        if action.dest == argparse.SUPPRESS:
+            self.error(f"there is no command {value}{hint}")
+        choices = ", ".join(map(str, action.choices))
+        raise argparse.ArgumentError(action, f"{value!r} is none of {choices}{hint}")
+
     def error(self, message: str) -> NoReturn:
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(2)

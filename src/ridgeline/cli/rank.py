@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"models": [asdict(each) for each in ordered], "by": by, "notes": notes}))
     else:
-        _print(ordered, by, notes)
+        _print(ordered, by, notes, has_slo=slo.is_set)
     return 0
 
 
@@ -152,7 +152,7 @@ def _notes(found: "list[RankedModel]", arguments: argparse.Namespace, slo: Slo) 
     return notes
 
 
-def _print(found: "list[RankedModel]", by: str, notes: list[str]) -> None:
+def _print(found: "list[RankedModel]", by: str, notes: list[str], *, has_slo: bool) -> None:
     console = output_console()
     header = (
         "model", "on", "params", "GB", "fits", "prompt s", "ms/token", "at once", "tok/s", "$/1M",
@@ -170,12 +170,14 @@ def _print(found: "list[RankedModel]", by: str, notes: list[str]) -> None:
             str(each.concurrency) if each.fits else "",
             f"{each.output_tok_s:,.0f}" if each.fits else "",
             "" if each.usd_per_1m_output is None else f"{each.usd_per_1m_output:.2f}",
-            ("yes" if each.meets_slo else "no") if each.fits else "",
+            ("yes" if each.meets_slo else "no") if has_slo and each.fits else "",
             "" if each.score is None else f"{each.score:g}",
         )
         for each in found
     ]
     console.print(f"the best by {by} first", style="dim")
+    told = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
+    header, *rows = zip(*told, strict=True)
     print_columns(console, header, rows, labels=2)
     for note in notes:
         print_paragraph(console, f"note: {note}", indent=2, style="dim")

@@ -25,12 +25,21 @@ _UNKNOWN = EngineState(
     reason="",
     is_open=False,
     epoch="",
+    models=(),
     max_seqs=256,
     kv_tokens=1 << 17,
     pass_s=DEFAULT_PRICE.pass_s,
     token_s=DEFAULT_PRICE.token_s,
     pair_s=DEFAULT_PRICE.pair_s,
 )
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 class RoutedEngine:
@@ -113,10 +122,24 @@ class RoutedEngine:
         else:
             self._note(state.ready, state.reason or "")
 
+    def exclude(self, reason: str) -> None:
+        """It answers, but is not used before its next probe."""
+        self._note(False, reason)
+
     async def _ask(self) -> EngineState:
-        path, shown = b"/health", b""
-        if self._token is not None:
-            path, shown = b"/fleet/state", b"%b: %b\r\n" % (ROUTER_KEY, self._token)
+        if self._token is None:
+            status, _ = await self._get(b"/health")
+            told, body = await self._get(b"/v1/models")
+            listed = msgspec.json.decode(body, type=_Models).data if told == 200 else []
+            models = tuple(each.id for each in listed)
+            return msgspec.structs.replace(_UNKNOWN, ready=status == 200, models=models)
+        status, body = await self._get(b"/fleet/state", b"%b: %b\r\n" % (ROUTER_KEY, self._token))
+        if status != 200:
+            raise UpstreamError(f"It answers {status}: is its router_key_file this router's?")
+        return _DECODER.decode(body)
+
+    async def _get(self, path: bytes, shown: bytes = b"") -> tuple[int, bytes]:
+        """The status and the body, of which there is a most."""
         host = f"{self.pool.host}:{self.pool.port}".encode()
         attempt = await self.pool.send(
             b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path, host, shown)
@@ -129,11 +152,7 @@ class RoutedEngine:
         except BaseException:
             attempt.close()
             raise
-        if self._token is None:
-            return msgspec.structs.replace(_UNKNOWN, ready=head.status == 200)
-        if head.status != 200:
-            raise UpstreamError(f"It answers {head.status}: is its router_key_file this router's?")
-        return _DECODER.decode(b"".join(body)[:_MOST_STATE_BYTES])
+        return head.status, b"".join(body)[:_MOST_STATE_BYTES]
 
     def _note(self, is_up: bool, reason: str) -> None:
         if is_up != self.is_up:

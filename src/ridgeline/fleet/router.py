@@ -51,6 +51,7 @@ class Router(Collector):
         self.retries = self._counter("retries", "Requests sent again before their first byte.")
         self.continuations = self._counter("continuations", "Streams that went on elsewhere.")
         self.registry.register(self)
+        self._models: tuple[str, ...] = ()
         self._probing: list[asyncio.Task[None]] = []
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -60,6 +61,7 @@ class Router(Collector):
         """Ask every engine how it is, and go on asking."""
         refuses_open = not is_loopback(self.config.host)
         await asyncio.gather(*(each.probe(refuses_open=refuses_open) for each in self.engines))
+        self._exclude_others()
         self._probing = [
             asyncio.create_task(self._keep_probing(each, refuses_open)) for each in self.engines
         ]
@@ -128,6 +130,16 @@ class Router(Collector):
         while True:
             await engine.wait_for_doubts(self.config.probe_s)
             await engine.probe(refuses_open=refuses_open)
+            self._exclude_others()
+
+    def _exclude_others(self) -> None:
+        """Engines that serve other models than the first one that told its own."""
+        told = [each for each in self.engines if each.is_up and each.state.models]
+        self._models = self._models or next((each.state.models for each in told), ())
+        for each in told:
+            if each.state.models != self._models:
+                theirs, ours = ", ".join(each.state.models), ", ".join(self._models)
+                each.exclude(f"It serves {theirs}, where the others serve {ours}.")
 
     async def _end_silent(self) -> None:
         """Give up streams whose engine has said nothing for too long."""

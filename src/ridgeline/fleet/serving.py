@@ -66,6 +66,8 @@ async def run(
     announce(f"Ridgeline routes to {len(router.engines)} engines on {url}")
     for note in _notes(router):
         announce(note)
+    if any(each.is_up for each in router.engines):
+        announce("Ready.")
     if on_listening is not None:
         on_listening(url)
     stopped = asyncio.create_task(stopping.wait())

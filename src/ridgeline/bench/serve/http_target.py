@@ -5,6 +5,7 @@ measures, and general clients spend more on a chunk than a small model does on a
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
@@ -55,6 +56,14 @@ class _Choice(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+
+
+class _Message(msgspec.Struct):
+    message: str
+
+
+class _Error(msgspec.Struct):
+    error: _Message
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
@@ -168,7 +177,9 @@ class HttpTarget:
                 self._host, self._port, ssl=self._tls, limit=_LIMIT
             )
         except OSError as error:
-            raise NetworkError(f"{self._authority} cannot be reached: {error}") from error
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise NetworkError(f"{self._authority} cannot be reached: {reason}.") from error
         lines = [
             f"{method} {self._path}{path} HTTP/1.1",
             f"Host: {self._authority}",
@@ -197,10 +208,17 @@ async def _head(reader: asyncio.StreamReader) -> dict[str, str]:
     code = status.split(" ")[1:2]
     if code != ["200"]:
         body = b"".join([part async for part in _body(reader, headers)])
-        text = body.decode(errors="replace")[:_MAX_ERROR_CHARS]
-        message = f"{status.partition(' ')[2]}: {text}"
+        message = f"{status.partition(' ')[2]}: {_told(body)[:_MAX_ERROR_CHARS]}"
         raise StatusError(message, status=int(code[0]) if code and code[0].isdecimal() else 0)
     return headers
+
+
+def _told(body: bytes) -> str:
+    """The message of an error, or the body that has none."""
+    try:
+        return msgspec.json.decode(body, type=_Error).error.message
+    except msgspec.DecodeError:
+        return body.decode(errors="replace")
 
 
 async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:

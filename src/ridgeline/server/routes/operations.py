@@ -57,6 +57,7 @@ async def engine_state(call: Call) -> Reply:
         reason=reason,
         is_open=server.keys.is_open,
         epoch=f"{server.epoch}.{stats.num_restarts}",
+        models=server.served_names,
         max_seqs=config.max_num_seqs,
         kv_tokens=max(config.num_blocks, default=0) * config.block_tokens,
         pass_s=price.pass_s,

@@ -20,13 +20,15 @@ class EngineState(Struct, kw_only=True):
     """How a server is, for the routers in front of it.
 
     ``is_open``: it asks for no keys. ``epoch`` is another one when nothing that was cached is left.
-    ``max_seqs`` run at once, and ``kv_tokens`` are held. The others are those of `LinearPrice`.
+    ``models``: names that it serves. ``max_seqs`` run at once, and ``kv_tokens`` are held. The
+    others are those of `LinearPrice`.
     """
 
     ready: bool
     reason: str | None
     is_open: bool
     epoch: str
+    models: tuple[str, ...]
     max_seqs: int
     kv_tokens: int
     pass_s: float
