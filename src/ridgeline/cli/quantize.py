@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     _print_report(report, recipe, text)
     if documents:
         # The file leaves the head in float, for others; here it gets fewer bits, too.
-        head = "int4" if recipe.is_factored and native_kernels_run() else None
+        is_int4 = recipe.is_factored and recipe.bits_per_weight is None
+        head = "int4" if is_int4 and native_kernels_run() else None
         is_served = not recipe.export_only
         print_quality(model, report.path, documents, head=head, is_served=is_served)
     return 0
@@ -105,6 +106,11 @@ def _print_report(
     if recipe.method == "gptq":
         seen += f", error of outputs {report.error_ratio:.2f} of rounding to the nearest"
     lines = [f"{report.path}: {report.weights_bytes / 1e6:,.1f} MB of weights, {seen}"]
+    if report.num_weights:
+        total = sum(report.num_weights.values())
+        shares = (f"{size / total:.0%} in {bits}" for bits, size in report.num_weights.items())
+        mean = f"{report.bits_per_weight:.3f} bits a weight of the layers"
+        lines.append(f"{mean}: {', '.join(shares)}")
     for name, reason in report.left.items():
         how = "rounded to the nearest" if report.path.is_file() else "left as it is"
         lines.append(f"{how}: {name}, since {reason}")

@@ -20,6 +20,7 @@ from ridgeline.core.weight_uses import weight_uses
 from ridgeline.evaluation import Document
 from ridgeline.weights import weight_shapes
 
+MOST_MIXING_WINDOWS = 8  # of a calibration, by which bits are chosen
 EXPERT_SUMS_BYTES = 1 << 30  # of the experts whose inputs are summed at once
 _SUM_BYTES, _SUMS_BYTES = 8, 12  # of a pair of columns: summing; and inverting
 _ROUNDING_BYTES = 44  # of a weight of the rows that are being rounded
@@ -64,8 +65,10 @@ def memory_need(
     windows: Sequence[Document],
     *,
     is_calibrated: bool,
+    is_mixed: bool = False,
 ) -> MemoryNeed:
-    """The formula; ``matrices`` are those of each run that change, by weight."""
+    """The formula; ``matrices`` are those of each run that change, by weight. ``is_mixed``: their
+    bits are chosen before."""
     pass_bytes = _pass_bytes(model, max(map(len, windows), default=0))
     layers = [0]
     for run in range(1, len(model.runs) - 1):
@@ -82,8 +85,21 @@ def memory_need(
         weights = sum(math.prod(shapes[name]) for name in matrices[run])
         codes = int(_PACKED_BYTES * weights)
         layers.append(model.num_bytes(run) + codes + max(sums + rounding, pass_bytes + sums))
+    if is_mixed:
+        layers.append(_choosing_bytes(model, windows[:MOST_MIXING_WINDOWS]))
     ends = [model.num_bytes(0) + pass_bytes] if windows else [0]
     return MemoryNeed(layer_bytes=max(layers), ends_bytes=max(ends))
+
+
+def _choosing_bytes(model: LayeredModel, windows: Sequence[Document]) -> int:
+    """Of choosing bits: all streams; of a layer weights, gradients, inputs, rows of a pass."""
+    tokens, width = sum(map(len, windows)), model.loaded.definition.spec.hidden_size
+    layers = []
+    for run in range(1, len(model.runs) - 1):
+        columns = sum(shape[-1] for shape in weight_shapes(model.runs[run]).values())
+        layers.append(2 * model.num_bytes(run) + 4 * tokens * columns)
+    one_pass = 3 * _pass_bytes(model, max(map(len, windows), default=0))
+    return 4 * tokens * width * len(model.runs) + max(layers) + one_pass
 
 
 def _pass_bytes(model: LayeredModel, length: int) -> int:

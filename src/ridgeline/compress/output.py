@@ -8,7 +8,7 @@ last: without it the folder is no model.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class OutputFolder:
     ) -> None:
         self.path, self._identity, self._config_name = path, dict(identity), config_name
         self._done: list[dict[str, Any]] = []
+        self._kept: dict[str, Any] = {}
         if resume and (path / MANIFEST_NAME).exists():
             self._recall()
             return
@@ -95,6 +96,13 @@ class OutputFolder:
         """A folder for what is needed until the model is finished."""
         return self.path / _STATE_FOLDER
 
+    def kept(self, name: str, make: Callable[[], Any]) -> Any:
+        """A plain value that is made once, and is the same when the work goes on."""
+        if name not in self._kept:
+            self._kept[name] = make()
+            self._write_manifest()
+        return self._kept[name]
+
     def state_path(self, run: int) -> Path:
         """Where the residual streams behind a run of ops are kept."""
         return self.work_path / f"streams-{run}"
@@ -121,7 +129,8 @@ class OutputFolder:
         write_json(self.path / self._config_name, config)
 
     def _write_manifest(self) -> None:
-        manifest = {**self._identity, "shards": self._done}
+        kept = {"kept": self._kept} if self._kept else {}
+        manifest = {**self._identity, **kept, "shards": self._done}
         write_json(self.path / MANIFEST_NAME, manifest)
 
     def _recall(self) -> None:
@@ -129,6 +138,7 @@ class OutputFolder:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             shards = found.pop("shards")
+            self._kept = found.pop("kept", {})
         except OSError as error:
             raise DiskError(f"{file} could not be read: {error.strerror or error}.") from None
         except (ValueError, KeyError, AttributeError):

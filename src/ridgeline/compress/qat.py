@@ -73,9 +73,14 @@ def recipe_of(folder: Path) -> tuple[Recipe, str]:
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-        return Recipe(**manifest["recipe"]), manifest["model"]
+        recipe, model = Recipe(**manifest["recipe"]), manifest["model"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UnsupportedModelError(
             f"{folder} is quantized, and not by `ridgeline quantize`: only those are trained in "
             "their own grid."
         ) from None
+    if recipe.bits_per_weight is not None:
+        raise UnsupportedModelError(
+            f"{folder} has matrices of several bits; those of one number of bits are trained."
+        )
+    return recipe, model

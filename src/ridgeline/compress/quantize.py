@@ -4,10 +4,13 @@ Each layer is rounded on what the layers before it, rounded already, give it; an
 each matrix on what those before it do (`layerwise`).
 """
 
+import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from ridgeline.compress.hessian import Curvature
 from ridgeline.compress.layers import LayeredModel, input_groups
 from ridgeline.compress.layerwise import LayerInputs, Progress, check_finite, write_layers
 from ridgeline.compress.memory import MemoryNeed, memory_need
+from ridgeline.compress.mixing import choose_bits
 from ridgeline.compress.output import OutputFolder
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.smoothing import changed_weights, smooth
@@ -38,7 +42,7 @@ from ridgeline.core.arrays import Array, cast
 from ridgeline.core.errors import UnsupportedModelError
 from ridgeline.kernels.tensors import as_array, torch_dtype
 from ridgeline.models import read_config
-from ridgeline.weights import Checkpoint
+from ridgeline.weights import Checkpoint, weight_shapes
 from ridgeline.weights.digest import content_digest
 
 Notes = dict[str, dict[str, Any]]
@@ -56,12 +60,16 @@ class QuantizationReport:
             finished before.
         left: tensors of layers that stay as they are, and why.
         weights_bytes: of all tensors that were written.
+        num_weights: that are quantized, by the bits of their codes, where these were chosen.
+        bits_per_weight: of those on average, with their scales.
     """
 
     path: Path
     notes: Notes
     left: Mapping[str, str]
     weights_bytes: int
+    num_weights: Mapping[int, int] = field(default_factory=dict)
+    bits_per_weight: float = 0.0
 
     @property
     def error_ratio(self) -> float:
@@ -122,11 +130,16 @@ def quantize(
             [matrices_by_weight(plan, run) for run in range(len(model.runs))],
             windows,
             is_calibrated=recipe.is_calibrated,
+            is_mixed=recipe.bits_per_weight is not None,
         )
         if announce is not None:
             announce(need)
         need.check()
         folder = OutputFolder(shards, identity, resume=resume)
+        bits: dict[str, int] = {}
+        if recipe.bits_per_weight is not None:
+            bits = folder.kept("bits", lambda: choose_bits(model, plan, recipe, windows, progress))
+            grid_of = _grids(recipe, bits)
         if not folder.is_complete:
             _Quantization(model, checkpoint, plan, recipe, grid_of, windows, folder, progress).run()
         num_bytes = folder.weights_bytes
@@ -137,18 +150,27 @@ def quantize(
             config = read_config(model.stored.path)
             folder.finish(
                 model.stored.path,
-                {**config, "quantization_config": quantized_config(recipe, plan)},
+                {**config, "quantization_config": quantized_config(recipe, plan, bits)},
             )
     return QuantizationReport(
         path=out,
         notes={name: note for notes in folder.notes for name, note in notes.items()},
         left={each.name: each.left for each in plan.tensors if each.left is not None},
         weights_bytes=num_bytes,
+        **_mix(model, recipe, bits),
     )
 
 
-def _grids(recipe: Recipe) -> GridOf:
-    return lambda _, columns: recipe.grid(columns)
+def _mix(model: LayeredModel, recipe: Recipe, bits: Mapping[str, int]) -> dict[str, Any]:
+    shapes, found = weight_shapes(model.loaded.model.ops), Counter[int]()
+    for name, each in bits.items():
+        found[each] += math.prod(shapes[name])
+    stored = sum(recipe.stored_bits(each) * size for each, size in found.items())
+    return {"num_weights": found, "bits_per_weight": stored / max(found.total(), 1)}
+
+
+def _grids(recipe: Recipe, bits: Mapping[str, int] = MappingProxyType({})) -> GridOf:
+    return lambda name, columns: recipe.grid(columns, bits.get(name))
 
 
 def check_source(model: LayeredModel) -> None:
@@ -301,5 +323,5 @@ class _Layer:
         self._rounded[key] = found
         if all(each in self._rounded for each in tensor.matrices):
             matrices = [self._rounded.pop(each) for each in tensor.matrices]
-            parts = quantized_parts(self._recipe, matrices)
+            parts = quantized_parts(self._recipe, matrices, grid.bits)
             self.parts[tensor.name] = {tensor.module + name: p for name, p in parts.items()}

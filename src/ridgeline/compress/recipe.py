@@ -13,7 +13,9 @@ EMBEDDED = "embedded"  # the calibration text that comes with the package
 METHODS = ("gptq", "awq", "smoothquant", "rtn")
 FORMATS = ("compressed-tensors", "gptq", "gguf")
 _GPTQ_BITS = (2, 3, 4, 8)
-_FACTORED_GROUP = 32
+_BITS = 4
+_FACTORED_GROUP, _MOST_FACTORED_BITS = 32, 4
+_SCALE_BITS = 16
 _LEAST_KERNEL_BITS = 4
 
 
@@ -45,6 +47,8 @@ class Recipe:
             and "smoothquant" likewise, once scales are folded into the norms, the one for fewer
             bits, the other for 8 bits with activations of 8 bits (``bits`` 8, ``group_size`` 0).
         bits: of a weight, 2 to 8.
+        bits_per_weight: instead, of the layers' matrices on average with their scales, such as 5:
+            each has 4, 5, 6 or 8, more where rounding is predicted to change the output more.
         group_size: columns that share a scale; 0 for whole rows. Up to 4 bits, symmetric groups of
             32 are Ridgeline's own format, which the cpu executor runs at 1/8 bit less.
         symmetric: without zero points.
@@ -62,7 +66,8 @@ class Recipe:
     """
 
     method: str = "gptq"
-    bits: int = 4
+    bits: int = _BITS
+    bits_per_weight: float | None = None
     group_size: int = 32
     symmetric: bool = True
     format: str = "compressed-tensors"
@@ -97,6 +102,8 @@ class Recipe:
                 f"The format gptq has no {self.bits} bits; it has 2, 3, 4 and 8. "
                 "compressed-tensors has all from 2 to 8."
             )
+        if self.bits_per_weight is not None:
+            self._check_mixed()
         is_smooth = self.method == "smoothquant"
         if is_smooth and (self.bits, self.group_size, self.symmetric) != (8, 0, True):
             raise SettingsError(
@@ -111,11 +118,37 @@ class Recipe:
                 "the file for other engines."
             )
 
+    def _check_mixed(self) -> None:
+        assert self.bits_per_weight is not None
+        if not 2 <= self.bits_per_weight <= 16:
+            raise SettingsError(
+                f"bits_per_weight is {self.bits_per_weight:g}; it must be from 2 to 16."
+            )
+        if self.format != "compressed-tensors" or self.method != "gptq":
+            raise SettingsError(
+                "bits_per_weight is for method gptq in the format compressed-tensors; GGUF files "
+                "have the mixes of gguf_type."
+            )
+        if self.bits != _BITS or not self.group_size:
+            raise SettingsError("bits_per_weight goes with groups, and not with bits.")
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """The bits that matrices may have."""
+        if self.bits_per_weight is None:
+            return (self.bits,)
+        return (2, 3, 4, 5, 6, 8) if self.export_only else (4, 5, 6, 8)
+
+    def stored_bits(self, bits: int) -> float:
+        """What a weight of so many bits takes with its part of scales and zero points."""
+        zero = 0 if self.symmetric else bits
+        return bits + (_SCALE_BITS + zero) / self.group_size if self.group_size else bits
+
     @property
     def is_factored(self) -> bool:
         """Whether scales are Ridgeline's own, which its int4 kernel computes with."""
-        is_own = self.symmetric and self.bits <= 4 and self.group_size == _FACTORED_GROUP
-        return is_own and self.format != "gguf"
+        is_own = self.symmetric and self.group_size == _FACTORED_GROUP
+        return is_own and self.bits <= _MOST_FACTORED_BITS and self.format != "gguf"
 
     @property
     def is_smoothed(self) -> bool:
@@ -132,17 +165,18 @@ class Recipe:
         """Whether the method looks at what the model computes."""
         return self.method != "rtn"
 
-    def grid(self, columns: int) -> "Grid | None":
+    def grid(self, columns: int, bits: int | None = None) -> "Grid | None":
         """The grid of rows of so many columns, unless they are no whole groups, which other readers
-        insist on."""
+        insist on; ``bits`` other than the recipe's."""
         from ridgeline.compress.grids import FactoredIntegers, Integers  # which bring torch
 
         if self.group_size and columns % self.group_size:
             return None
-        if self.is_factored:
-            return FactoredIntegers(bits=self.bits)
+        bits = self.bits if bits is None else bits
+        if self.is_factored and bits <= _MOST_FACTORED_BITS:
+            return FactoredIntegers(bits=bits)
         size = self.group_size or columns
-        return Integers(bits=self.bits, group_size=size, symmetric=self.symmetric)
+        return Integers(bits=bits, group_size=size, symmetric=self.symmetric)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -256,7 +256,7 @@ class _QuantizedStudent:
                         self._views[name].rounded(weights[name], index)
                         for name, index in tensor.matrices
                     ]
-                    parts = quantized_parts(self._recipe, rounded)
+                    parts = quantized_parts(self._recipe, rounded, self._recipe.bits)
                     found |= {tensor.module + suffix: part for suffix, part in parts.items()}
                 elif tensor.weight is not None:
                     array = as_array(weights[tensor.weight])

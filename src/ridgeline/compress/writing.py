@@ -1,6 +1,7 @@
 """From rounded matrices to the tensors and the config of a file format."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from ridgeline.quant.compressed_tensors_writing import (
 from ridgeline.quant.gptq_writing import gptq_config, gptq_parts
 
 
-def quantized_parts(recipe: Recipe, matrices: Sequence[RoundedMatrix]) -> dict[str, Array]:
+def quantized_parts(
+    recipe: Recipe, matrices: Sequence[RoundedMatrix], bits: int
+) -> dict[str, Array]:
     """The tensors, by suffix, of matrices that lie one below the other in one tensor.
 
     Scales are float16, which holds those that the grids choose without loss.
@@ -36,12 +39,18 @@ def quantized_parts(recipe: Recipe, matrices: Sequence[RoundedMatrix]) -> dict[s
         codes.numpy(),
         scales.half().numpy(),
         None if zeros is None else zeros.numpy(),
-        recipe.bits,
+        bits,
     )
 
 
-def quantized_config(recipe: Recipe, plan: TensorPlan) -> dict[str, Any]:
-    """The ``quantization_config`` of config.json."""
+def quantized_config(
+    recipe: Recipe, plan: TensorPlan, bits: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json; ``bits`` of weights that have their own."""
+    modules: dict[int, list[str]] = {}
+    for tensor in plan.tensors:
+        if tensor.matrices and bits:
+            modules.setdefault(bits[tensor.matrices[0][0]], []).append(tensor.module)
     if recipe.format == "gptq":
         return gptq_config(
             bits=recipe.bits,
@@ -51,7 +60,7 @@ def quantized_config(recipe: Recipe, plan: TensorPlan) -> dict[str, Any]:
         )
     return quantization_config(
         form="int-quantized" if recipe.rounds_activations else "pack-quantized",
-        bits=recipe.bits,
+        targets=modules or {recipe.bits: ["Linear"]},
         group_size=recipe.group_size or None,
         symmetric=recipe.symmetric,
         ignore=plan.ignored_modules,

@@ -41,14 +41,15 @@ def byte_parts(codes_OI: Array, scales_O1: Array) -> dict[str, Array]:
 def quantization_config(
     *,
     form: str,
-    bits: int,
+    targets: Mapping[int, Sequence[str]],
     group_size: int | None,
     symmetric: bool,
     ignore: Sequence[str],
     dynamic_activations: bool = False,
 ) -> dict[str, Any]:
-    """The ``quantization_config`` of config.json, for one group of all linear layers.
+    """The ``quantization_config`` of config.json.
 
+    ``targets`` are modules by the bits of their codes, by name or all of a class (``Linear``).
     ``ignore`` are the modules that stay as they are, by name or pattern (``re:…``). A
     ``group_size`` of ``None`` is a scale a row. ``dynamic_activations``: who runs the model rounds
     each token's activations to 8 bits.
@@ -57,9 +58,22 @@ def quantization_config(
     if dynamic_activations:
         activations = _arguments(bits=8, strategy="token", symmetric=True, dynamic=True)
     strategy = "channel" if group_size is None else "group"
-    weights = _arguments(
-        bits=bits, strategy=strategy, symmetric=symmetric, group_size=group_size, dynamic=False
-    )
+    groups = {
+        f"group_{number}": {
+            "targets": list(targets[bits]),
+            "format": form,
+            "input_activations": activations,
+            "output_activations": None,
+            "weights": _arguments(
+                bits=bits,
+                strategy=strategy,
+                symmetric=symmetric,
+                group_size=group_size,
+                dynamic=False,
+            ),
+        }
+        for number, bits in enumerate(sorted(targets))
+    }
     return {
         "quant_method": "compressed-tensors",
         "format": form,
@@ -69,15 +83,7 @@ def quantization_config(
         "kv_cache_scheme": None,
         "sparsity_config": {},
         "transform_config": {},
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "format": form,
-                "input_activations": activations,
-                "output_activations": None,
-                "weights": weights,
-            }
-        },
+        "config_groups": groups,
     }
 
 
