@@ -11,18 +11,30 @@ from functools import partial
 
 import psutil
 import pytest
+from tests.conftest import VOCAB, write_tokenizer
 from tests.equivalence.conftest import opener, write_pairs
+from tests.tiny import EXPERTS
+from tests.weights.gguf_export import write_checkpoint
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import EngineError, SettingsError, WeightsMismatchError
+from ridgeline.core.ops import MoE
+from ridgeline.core.plan import ModelRole
 from ridgeline.core.request import GenerateRequest
 from ridgeline.core.structured_outputs import GrammarKind, StructuredOutputs
 from ridgeline.engine.async_engine import AsyncEngine
+from ridgeline.engine.observing import with_exchanges
 from ridgeline.engine.stats import EngineStatus
 from ridgeline.executors.distributed import executor as distributed
 from ridgeline.executors.distributed.ranks import Silence
+from ridgeline.executors.model import ExecutorModel
+from ridgeline.executors.priced import priced_model
 from ridgeline.kernels.cpu.library import native_kernels_run
+from ridgeline.models import lower
+from ridgeline.roofline.batch import make_batch
+from ridgeline.roofline.op_cost import op_work
+from ridgeline.roofline.work import total
 
 pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
 
@@ -42,6 +54,8 @@ NOTICED_S = 10.0
 def open_llm(tmp_path_factory):
     root = tmp_path_factory.mktemp("ranks")
     write_pairs(root)
+    write_checkpoint(EXPERTS | {"vocab_size": VOCAB}, root / "experts")
+    write_tokenizer(root / "experts")
     return partial(opener(root, "cpu"), adapters={"tuned": str(root / "adapter")})
 
 
@@ -80,6 +94,36 @@ def test_ranks_give_the_tokens_of_one_process(open_llm, speculation, settings, l
             assert "pool_tokens" not in settings or scheduler.num_preemptions > 0
 
 
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+def test_ranks_that_share_experts_give_the_tokens_of_one_process(open_llm, speculation):
+    settings = {"max_num_batched_tokens": 24, "max_model_len": 160}
+    with open_llm(speculation, pair="experts", pool_tokens=192, **settings) as llm:
+        expected = _outputs(llm)
+    for stages in (1, 2):
+        # Both ranks of a stage have all of its KV.
+        ranks = {"expert_parallel_size": 2, "pipeline_parallel_size": stages, "pool_tokens": 384}
+        with open_llm(speculation, pair="experts", **ranks, **settings) as llm:
+            assert _outputs(llm) == expected
+            assert llm._engine.executor.num_ranks == 2 * stages
+            assert llm._engine.scheduler.num_preemptions > 0
+
+
+def test_steps_are_priced_with_what_all_ranks_of_a_stage_compute(open_llm):
+    with open_llm("off", pair="experts", expert_parallel_size=2) as llm:
+        executor = llm._engine.executor
+        ops = lower(executor.spec())
+        model = ExecutorModel(spec=executor.spec(), ops=ops, weights={}, dtype="float32")
+        priced = with_exchanges(model, executor, ModelRole.TARGET)
+    num_mixtures = sum(isinstance(op, MoE) for op in ops)
+    assert len(priced.ops) == 2 * len(ops) - num_mixtures
+    batch, priced = make_batch([(0, 4)]), priced_model(priced, "cpu")
+    work = total([op_work(op, batch, priced) for op in priced.ops])
+    # A rank of two sends what two of five experts made: 4 tokens by 2 experts, in float32.
+    row_bytes = 4 * executor.spec().hidden_size
+    assert work.link_messages == num_mixtures
+    assert work.link_bytes == pytest.approx(num_mixtures * 4 * 2 * row_bytes * 2 / 5)
+
+
 def _gone(pids):
     """Whether none of these processes is left, and within the time they are given."""
     end_s = time.monotonic() + NOTICED_S
@@ -103,13 +147,15 @@ def _runs(pid):
         (0, signal.SIGKILL, "tensor_parallel_size"),
         (1, signal.SIGSTOP, "tensor_parallel_size"),
         (1, signal.SIGKILL, "pipeline_parallel_size"),
+        (1, signal.SIGKILL, "expert_parallel_size"),
     ],
 )
 def test_a_rank_that_is_lost_ends_all_requests(open_llm, monkeypatch, rank, what, layout):
     # Shorter than the six seconds that it takes elsewhere.
     ranks = partial(distributed.Ranks, silence=Silence(serving_s=2.0))
     monkeypatch.setattr(distributed, "Ranks", lambda *args: ranks(*args[:3]))
-    with open_llm("off", **{layout: 2}) as llm:
+    pair = "experts" if layout == "expert_parallel_size" else "full"
+    with open_llm("off", pair=pair, **{layout: 2}) as llm:
         pids = llm._engine.executor.rank_pids
         streams = [llm.stream([9, 8, number], LONG) for number in range(3)]
         for stream in streams:
@@ -190,6 +236,12 @@ def test_ranks_end_with_a_driver_that_is_killed(open_llm, tmp_path):
 def test_what_cannot_be_spread_is_refused_before_a_rank_starts(open_llm):
     with pytest.raises(SettingsError, match="4 ranks do not share its 6 heads"):
         open_llm("off", tensor_parallel_size=4)
+    with pytest.raises(SettingsError, match="llama model has no experts; lower expert_parallel"):
+        open_llm("off", expert_parallel_size=2)
+    with pytest.raises(SettingsError, match="5 experts in a layer, fewer than 6 ranks"):
+        open_llm("off", pair="experts", expert_parallel_size=6)
+    with pytest.raises(SettingsError, match="does not go with tensor_parallel_size"):
+        open_llm("off", pair="experts", expert_parallel_size=2, tensor_parallel_size=2)
     with pytest.raises(SettingsError, match="tensor_parallel_size must be between 1 and 64"):
         EngineConfig(tensor_parallel_size=0)
 

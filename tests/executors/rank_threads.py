@@ -17,9 +17,9 @@ from ridgeline.kernels.cpu.pool import Pool
 class RankThreads:
     """Runs what each rank does in a thread of its own, and gives what each came to."""
 
-    def __init__(self, num_ranks, num_threads=1):
+    def __init__(self, num_ranks, num_threads=1, layout=None):
         memory = shared_memory(num_ranks)
-        self._layout = ParallelLayout(tensor=num_ranks)
+        self.layout = layout or ParallelLayout(tensor=num_ranks)
         self._threads = ThreadPoolExecutor(num_ranks)
         self.pools = [Pool(load_library(), num_threads) for _ in range(num_ranks)]
         self.groups = [RankGroup(pool, memory, r, num_ranks) for r, pool in enumerate(self.pools)]
@@ -33,7 +33,7 @@ class RankThreads:
         """``run(driver)`` on an executor of each rank's part of a model."""
 
         def of_rank(group):
-            part = model.part(self._layout, group.rank, group)
+            part = model.part(self.layout, group.rank, group)
             return on_executor(make({ModelRole.TARGET: part}, block_tokens), run)
 
         return self.each(of_rank)
@@ -53,11 +53,11 @@ class Together:
         self.pipes = [SocketPipe(each, layout) for each in wires]
         self.groups = []
         for rank in range(layout.num_ranks):
-            tensor, *_ = layout.coordinates(rank)
-            if tensor == 0:
-                memory = shared_memory(layout.tensor)
-            self.groups.append(RankGroup(Pool(load_library(), 1), memory, tensor, layout.tensor))
-            if tensor == layout.tensor - 1:
+            place, width = rank % layout.stage_ranks, layout.stage_ranks
+            if place == 0:
+                memory = shared_memory(width)
+            self.groups.append(RankGroup(Pool(load_library(), 1), memory, place, width))
+            if place == width - 1:
                 os.close(memory)
         self.parts = [
             model.part(layout, rank, self.groups[rank], self.pipes[rank])

@@ -138,7 +138,7 @@ def _counts(ranks):
 
 def _priced(model, ranks, rank, spans):
     group = ranks.groups[rank]
-    part = priced_model(model.part(ParallelLayout(tensor=group.num_ranks), rank, group), "cpu")
+    part = priced_model(model.part(ranks.layout, rank, group), "cpu")
     return total([op_work(op, make_batch([span]), part) for span in spans for op in part.ops])
 
 

@@ -32,6 +32,7 @@ COMMON_OPTIONS = {
 _NOT_OPTIONS = {"model"}
 _SHORT = {  # as in llama.cpp, vLLM
     "max_tokens": ("-n",), "tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",),
+    "expert_parallel_size": ("-ep",),
 }  # fmt: skip
 _CLAUSE_END = re.compile(r"[.;] ")  # --help has the first clause, --help-all all of them
 _UNITS = ("", "K", "M", "G", "T")

@@ -48,7 +48,10 @@ def add_options(parser: Parser) -> None:
         help="that a request waits for its model at the most; default 5m",
     )
     parser.add_argument(
+        "-dp",
+        "--data-parallel-size",
         "--replicas",
+        dest="replicas",
         type=_replicas,
         default=1,
         metavar="N",

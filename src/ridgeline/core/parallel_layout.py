@@ -10,7 +10,8 @@ class ParallelLayout:
     """Numbers of ranks along each axis: tensor, pipeline, context (sequence), expert and data.
 
     Ranks are numbered with the tensor axis fastest, then context, pipeline and data. Experts are
-    spread over the tensor × context × data ranks, so ``expert`` must divide their product.
+    spread over the tensor × context × data ranks, whose product ``expert`` must divide, or be a
+    multiple of: then several ranks have the same of all but the experts.
     ``stage_borders``: the pipeline's stage s has the layers
     ``[stage_borders[s], stage_borders[s + 1])``; empty where that is not decided.
     """
@@ -26,15 +27,20 @@ class ParallelLayout:
         for name in ("tensor", "pipeline", "context", "expert", "data"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"The number of {name}-parallel ranks must be positive.")
-        if self.tensor * self.context * self.data % self.expert:
+        others = self.tensor * self.context * self.data
+        if others % self.expert and self.expert % others:
             raise SettingsError(
-                f"{self.expert} expert-parallel ranks do not divide "
-                f"{self.tensor * self.context * self.data} ranks."
+                f"{self.expert} expert-parallel ranks do not divide {others} ranks."
             )
 
     @property
     def num_ranks(self) -> int:
-        return self.tensor * self.pipeline * self.context * self.data
+        return self.stage_ranks * self.pipeline
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks that have the same layers."""
+        return max(self.tensor * self.context * self.data, self.expert)
 
     def coordinates(self, rank: int) -> tuple[int, int, int, int]:
         """(tensor, context, pipeline, data) coordinates of a rank."""

@@ -8,8 +8,10 @@ from msgspec.structs import replace as replace_fields
 
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import CorruptFileError, DiskError
+from ridgeline.core.ops import MoE, Op
 from ridgeline.core.plan import ModelRole
 from ridgeline.core.protocols import Executor, StepPrice
+from ridgeline.core.sharding import borders
 from ridgeline.executors.distributed.executor import DistributedExecutor
 from ridgeline.executors.distributed.links import Link
 from ridgeline.executors.model import ExecutorModel
@@ -37,7 +39,7 @@ def make_observer(
     """An observer; without a calibration of the executor it counts, and has no ceilings."""
     priced = {
         role: priced_model(
-            _with_exchanges(model, executor, role),
+            with_exchanges(model, executor, role),
             executor.name,
             kv_cache_dtype=config.kv_cache_dtype,
             held=executor.weight_formats(role),
@@ -60,12 +62,20 @@ def make_observer(
     return Observer(priced, StepPredictor(priced, calibration) if calibration else None)
 
 
-def _with_exchanges(model: ExecutorModel, executor: Executor, role: ModelRole) -> ExecutorModel:
+def with_exchanges(model: ExecutorModel, executor: Executor, role: ModelRole) -> ExecutorModel:
     """Ranks of one machine share its memory and its processors: together they are one process that
-    has to exchange, too."""
+    has to exchange, too. What each expert-parallel rank has whole is computed by all of them."""
     if not isinstance(executor, DistributedExecutor):
         return model
-    return replace(model, ops=(*model.ops, *executor.exchanges(role)))
+    layout = executor.layout_for(role)
+    times = layout.stage_ranks // layout.tensor
+    ops: list[Op] = []
+    for op in model.ops:
+        if isinstance(op, MoE) and layout.stage_ranks > 1:
+            ops.append(replace(op, borders=borders(op.router.shape[0], layout.stage_ranks)))
+        else:
+            ops.extend([op] * times)
+    return replace(model, ops=(*ops, *executor.exchanges(role)))
 
 
 def with_link(calibration: Calibration, link: Link) -> Calibration:

@@ -50,8 +50,8 @@ def main() -> None:
     assert isinstance(begin, Begin), "a rank begins with what to load"
     try:
         pool = Pool(load_library(), begin.num_threads)
-        tensor, *_ = begin.layout.coordinates(begin.rank)
-        group = RankGroup(pool, memory, tensor, begin.layout.tensor)
+        width = begin.layout.stage_ranks
+        group = RankGroup(pool, memory, begin.rank % width, width)
         os.close(memory)
         staged = begin.layout.pipeline > 1
         links = RankLinks(group, SocketPipe(wires, begin.layout) if staged else None)

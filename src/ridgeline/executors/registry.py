@@ -117,8 +117,8 @@ def create_executor(models: Models, config: EngineConfig) -> Executor:
     if not traits.runs_parts:
         able = ", ".join(each.name for each in _TRAITS.values() if each.runs_parts)
         raise SettingsError(
-            f"The {name} executor runs no parts of models; tensor_parallel_size and "
-            f"pipeline_parallel_size are for {able}."
+            f"The {name} executor runs no parts of models; tensor_parallel_size, "
+            f"pipeline_parallel_size and expert_parallel_size are for {able}."
         )
     from ridgeline.executors.distributed.executor import DistributedExecutor
 
@@ -138,8 +138,8 @@ def _check_streaming(config: EngineConfig, traits: ExecutorTraits) -> None:
         )
     if config.num_ranks > 1:
         raise SettingsError(
-            "weights_memory_bytes does not work with tensor_parallel_size or "
-            "pipeline_parallel_size."
+            "weights_memory_bytes does not work with tensor_parallel_size, "
+            "pipeline_parallel_size or expert_parallel_size."
         )
 
 

@@ -15,7 +15,7 @@ from ridgeline.core.errors import SettingsError
 from ridgeline.core.ops import Op, Weight
 from ridgeline.core.parallel_layout import ParallelLayout
 from ridgeline.core.sharding import borders
-from ridgeline.core.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, NormScope
+from ridgeline.core.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, MoESpec, NormScope
 from ridgeline.models.lower import lower
 
 Range = tuple[int, int]
@@ -38,12 +38,17 @@ def shard(spec: ModelSpec, layout: ParallelLayout, rank: int) -> Shard:
     Raises:
         SettingsError: the model cannot be split so; says why.
     """
-    tensor, _, stage, _ = layout.coordinates(rank)
+    stage, place = divmod(rank, layout.stage_ranks)
     spec = replace(spec, stage=layout.layers_of(stage))
     _check_shared_kv(spec)
-    if layout.tensor == 1:
+    if layout.stage_ranks == 1:
         return Shard(spec=spec, ops=lower(spec), rows={})
-    parts = _Parts(spec, layout.tensor, tensor)
+    parts = _Parts(spec, layout.stage_ranks, place)
+    if layout.tensor == 1:  # all but the experts are whole
+        _check_experts(spec, layout.expert)
+        whole = lower(spec)
+        own = tuple(parts.experts(op) if isinstance(op, ops.MoE) else op for op in whole)
+        return Shard(spec=spec, ops=own, rows=parts.rows)
     return Shard(
         spec=replace(spec, layers=tuple(map(parts.layer, spec.layers))),
         ops=tuple(part for op in lower(spec) for part in parts.of(op)),
@@ -61,6 +66,17 @@ def _check_shared_kv(spec: ModelSpec) -> None:
                 f"Layer {layer} of this {spec.model_type} model reads K and V of layer {source}, "
                 "which another stage of the pipeline would have; lower pipeline_parallel_size."
             )
+
+
+def _check_experts(spec: ModelSpec, num_ranks: int) -> None:
+    """Refuse a model that has fewer experts in a layer than there are ranks, or none at all."""
+    mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoESpec)]
+    fewest = min((mixture.num_experts for mixture in mixtures), default=0)
+    if fewest < num_ranks:
+        has = (
+            f"{fewest} experts in a layer, fewer than {num_ranks} ranks" if fewest else "no experts"
+        )
+        raise SettingsError(f"This {spec.model_type} model has {has}; lower expert_parallel_size.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,8 @@ def _expert_outputs(op: MoE, p: _Pricing) -> Work:
         p.model.spec.hidden_size,
         len(op.borders) - 1,
     )
-    sent = p.buffers(op.routing.top_k * hidden * _own_experts(op)) * (num_ranks - 1)
+    own = (op.borders[op.rank + 1] - op.borders[op.rank]) / op.borders[-1]
+    sent = p.buffers(op.routing.top_k * hidden * own) * (num_ranks - 1)
     return Work(
         activation_bytes=2 * rows * hidden * p.model.activation_bytes,
         link_bytes=sent,

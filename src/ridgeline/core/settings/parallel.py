@@ -16,7 +16,9 @@ class ParallelSettings:
         tensor_parallel_size: processes that have a part of each matrix; they share this machine's
             processors, and give the tokens of one process.
         pipeline_parallel_size: stages, each of which has some of the layers and computes another
-            step; each is tensor_parallel_size processes.
+            step; each is tensor_parallel_size or expert_parallel_size processes.
+        expert_parallel_size: processes that have a part of the experts of each layer, and all else
+            whole; they share this machine's processors, and give the tokens of one process.
         workers: other machines that join by `ridgeline worker`; all have as many of the ranks.
         worker_address: HOST:PORT at which they join.
         worker_key_file: file of the key (32 bytes, or 64 hexadecimal digits, its owner's alone)
@@ -26,6 +28,7 @@ class ParallelSettings:
 
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     pipeline_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
+    expert_parallel_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
 
     workers: Annotated[int, Meta(ge=0, le=MAX_RANKS - 1)] = 0
     worker_address: str = "0.0.0.0:7070"
@@ -35,4 +38,5 @@ class ParallelSettings:
     @property
     def num_ranks(self) -> int:
         """Processes that compute one model."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        in_a_stage = max(self.tensor_parallel_size, self.expert_parallel_size)
+        return in_a_stage * self.pipeline_parallel_size

@@ -75,7 +75,7 @@ class DistributedExecutor(Executor):
         layout = layout_of(models[ModelRole.TARGET], config, executor)
         self.layout = layout
         for role, spec in self._specs.items():
-            shard(spec, self._layout_of(role), 0)  # refused before a process starts, if it is
+            shard(spec, self.layout_for(role), 0)  # refused before a process starts, if it is
         self._block_tokens = config.block_tokens
         self._steps: dict[int, _Step] = {}
         self._calls: dict[int, _Call] = {}
@@ -85,7 +85,12 @@ class DistributedExecutor(Executor):
         self._lock = threading.Lock()
         self._failure: RidgelineError | None = None
         own = replace(
-            config, tensor_parallel_size=1, pipeline_parallel_size=1, workers=0, executor=executor
+            config,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            expert_parallel_size=1,
+            workers=0,
+            executor=executor,
         )
         num_threads = threads_of(usable_cores(), layout, config.workers + 1)
         workers = Workers(config) if config.workers else None
@@ -138,22 +143,23 @@ class DistributedExecutor(Executor):
     @property
     def link(self) -> Link:
         """What exchanges took when the ranks were started."""
-        peers = self.layout.tensor if self.layout.tensor > 1 else 2  # two stages
+        peers = max(2, self.layout.stage_ranks)  # two stages, if one rank has each
         return link_of(self._loaded[0].link_s, SIZES, peers)
 
     def exchanges(self, role: ModelRole = ModelRole.TARGET) -> tuple[Op, ...]:
         """What is exchanged in a pass of a model, in order, as the first rank of each stage has
         it."""
-        layout = self._layout_of(role)
+        layout = self.layout_for(role)
         return tuple(
             op
-            for rank in range(0, layout.num_ranks, layout.tensor)
+            for rank in range(0, layout.num_ranks, layout.stage_ranks)
             for op in shard(self._specs[role], layout, rank).ops
             if isinstance(op, GatherOp | SendHidden)
         )
 
-    def _layout_of(self, role: ModelRole) -> ParallelLayout:
-        """How a model is spread: a draft model is whole in every stage."""
+    def layout_for(self, role: ModelRole) -> ParallelLayout:
+        """How a model is spread: a draft model is whole in every stage, experts
+        included."""
         is_target = role is ModelRole.TARGET
         return self.layout if is_target else ParallelLayout(tensor=self.layout.tensor)
 
@@ -244,7 +250,7 @@ class DistributedExecutor(Executor):
                     raise SettingsError(
                         f"The codes of {name} are of one kind in the part of one rank and of "
                         "another kind in that of another, which would not give the tokens of one "
-                        "process. Leave tensor_parallel_size out."
+                        "process. Leave tensor_parallel_size and expert_parallel_size out."
                     )
 
     def _call(self, commands: Sequence[Allocate | Export | Import]) -> list[bytes]:
@@ -320,7 +326,7 @@ class _Step(Handle):
     def take(self, ran: Ran, layout: ParallelLayout) -> bool:
         """Whether all ranks of the last stage have run it."""
         self._ran.append(ran)
-        if len(self._ran) < layout.tensor:
+        if len(self._ran) < layout.stage_ranks:
             return False
         if len({each.checksum for each in self._ran}) > 1:
             self.fail(EngineError("The ranks do not agree on the tokens of a step."))

@@ -110,7 +110,7 @@ def check_machines(config: EngineConfig) -> None:
     if config.num_ranks % num_machines:
         raise SettingsError(
             f"{num_machines} machines do not share {config.num_ranks} ranks equally; set "
-            "pipeline_parallel_size or tensor_parallel_size so that they do."
+            "pipeline_parallel_size, tensor_parallel_size or expert_parallel_size so that they do."
         )
     if config.pipeline_parallel_size % num_machines:
         raise SettingsError(

@@ -65,8 +65,8 @@ def edges(layout: ParallelLayout) -> list[Edge]:
     A rank has its hidden states from the rank of the stage before that has the same part of its
     matrices. The first rank of the last stage tells outcomes.
     """
-    width, num_ranks = layout.tensor, layout.tensor * layout.pipeline
-    teller = num_ranks - width
+    width = layout.stage_ranks
+    teller = layout.num_ranks - width
     return [
         edge
         for rank in range(teller)
@@ -82,7 +82,7 @@ def wire(
     ``ends`` are the descriptors of an edge for its first and its second rank, ``None`` for one on
     another machine; those of a socket pair, if it is left out.
     """
-    wires = [Wires() for _ in range(layout.tensor * layout.pipeline)]
+    wires = [Wires() for _ in range(layout.num_ranks)]
     for edge in edges(layout):
         first, second = (ends or _pair)(edge)
         if first is not None:

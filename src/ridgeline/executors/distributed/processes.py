@@ -64,9 +64,9 @@ def start_ranks(
     memories: dict[int, int] = {}  # of stages, whose ranks share it
     try:
         for rank, stream in streams.items():
-            stage = rank // layout.tensor
+            stage = rank // layout.stage_ranks
             if stage not in memories:
-                memories[stage] = shared_memory(layout.tensor)
+                memories[stage] = shared_memory(layout.stage_ranks)
             started[rank] = _start(stream, memories[stage], wires[rank], num_threads)
     except BaseException:
         for process in started.values():

@@ -19,11 +19,17 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
     """How a model is spread.
 
     Raises:
-        SettingsError: there are more stages than layers.
+        SettingsError: there are more stages than layers, or experts would be split twice.
     """
     tensor, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    expert = config.expert_parallel_size
+    if tensor > 1 and expert > 1:
+        raise SettingsError(
+            "expert_parallel_size does not go with tensor_parallel_size, whose ranks share the "
+            "experts already; leave one of them out."
+        )
     if num_stages == 1:
-        return ParallelLayout(tensor=tensor)
+        return ParallelLayout(tensor=tensor, expert=expert)
     if num_stages > len(model.spec.layers):
         raise SettingsError(
             f"The model has {len(model.spec.layers)} layers, too few for {num_stages} stages; "
@@ -31,7 +37,7 @@ def layout_of(model: ExecutorModel, config: EngineConfig, executor: str) -> Para
         )
     costs = layer_costs(model, executor, kv_cache_dtype=config.kv_cache_dtype)
     borders = stage_borders(costs, num_stages)
-    return ParallelLayout(tensor=tensor, pipeline=num_stages, stage_borders=borders)
+    return ParallelLayout(tensor=tensor, expert=expert, pipeline=num_stages, stage_borders=borders)
 
 
 def layer_costs(
