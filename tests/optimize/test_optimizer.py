@@ -43,7 +43,10 @@ def test_the_best_by_prediction_is_proven_where_the_machine_is_as_predicted(tmp_
 def test_a_planted_slow_format_is_found(tmp_path):
     planted = {("quantization", name): 1.3 for name in INT4}
     machine = SimulatedMachine(pricer(), planted=planted, noise=0.02)
-    assert find(tmp_path, machine).winner == quantized("int8")
+    found = find(tmp_path, machine)
+    # Whether int8 is faster than none depends on the instructions of the processor at hand.
+    others = (DEFAULT, quantized("int8"))
+    assert found.winner == max(others, key=lambda each: machine.true_ratio(each, found))
 
 
 @pytest.mark.parametrize("seed", range(3))

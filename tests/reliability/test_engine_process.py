@@ -157,15 +157,17 @@ def test_nothing_is_left_of_an_engine_whose_parent_is_killed(
     for _ in range(times):
         command = [sys.executable, "-c", SERVE, str(model_folder), "100"]
         parent = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        if when == "running":
-            parent.stdout.readline()
-        deadline_s = time.monotonic() + 20
-        while not (children := children_of(parent.pid)):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
-        os.kill(parent.pid, signal.SIGKILL)
-        parent.wait()
-        parent.stdout.close()
+        try:
+            if when == "running":
+                parent.stdout.readline()
+            deadline_s = time.monotonic() + 20
+            while not (children := children_of(parent.pid)):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.02)
+        finally:
+            parent.kill()
+            parent.wait()
+            parent.stdout.close()
         deadline_s = time.monotonic() + (60 if times == 1 else 5)  # what is promised: a full count
         while any(map(is_alive, children)) or list(Path(tmp_path).glob("ridgeline-*")):
             if when == "starting" and not any(map(is_alive, children)):
