@@ -53,66 +53,54 @@ def api_operations() -> list[Operation]:
         _probe("/ping", operations.ping, "As /health"),
         _probe("/load", operations.load, "How busy it is"),
         _probe("/metrics", operations.metrics, "Prometheus"),
-        Operation(method="GET", path="/version", handler=operations.version, summary="Version"),
+        Operation("GET", "/version", operations.version, "Version"),
+        Operation("GET", "/admin/usage", operations.usage, "Usage of each key", needs_admin=True),
         Operation(
-            method="GET",
-            path="/admin/usage",
-            handler=operations.usage,
-            summary="Usage of each key",
+            "GET",
+            "/admin/traffic",
+            operations.traffic,
+            "Lengths and arrivals of the latest requests, and alarms where they changed",
             needs_admin=True,
         ),
         Operation(
-            method="GET",
-            path="/admin/traffic",
-            handler=operations.traffic,
-            summary="Lengths and arrivals of the latest requests, and alarms where they changed",
-            needs_admin=True,
-        ),
-        Operation(
-            method="POST",
-            path="/admin/profile",
-            handler=operations.profile,
+            "POST",
+            "/admin/profile",
+            operations.profile,
+            "Where the seconds of the next steps go",
             of_model=True,
-            summary="Where the seconds of the next steps go",
             request=ProfileRequest,
             needs_admin=True,
         ),
         Operation(
-            method="DELETE",
-            path="/admin/tenants/{tenant}",
-            handler=operations.delete_tenant,
-            summary="Remove all that is kept for a tenant",
+            "DELETE",
+            "/admin/tenants/{tenant}",
+            operations.delete_tenant,
+            "Remove all that is kept for a tenant",
             needs_admin=True,
         ),
     ]
 
 
 def _probe(path: str, handler: Handler, summary: str) -> Operation:
-    return Operation(method="GET", path=path, handler=handler, summary=summary, is_probe=True)
+    return Operation("GET", path, handler, summary, is_probe=True)
 
 
 def _text() -> list[Operation]:
     return [
+        Operation("GET", "/v1/models", plain.list_models, "Models", answer=plain_schemas.ModelList),
         Operation(
-            method="GET",
-            path="/v1/models",
-            handler=plain.list_models,
-            summary="Models",
-            answer=plain_schemas.ModelList,
-        ),
-        Operation(
-            method="GET",
-            path="/v1/models/{model:path}",
-            handler=plain.get_model,
-            summary="One model",
+            "GET",
+            "/v1/models/{model:path}",
+            plain.get_model,
+            "One model",
             answer=plain_schemas.ModelCard,
         ),
         *(
             Operation(
-                method="POST",
-                path=f"/admin/models/{verb}",
-                handler=handler,
-                summary=summary,
+                "POST",
+                f"/admin/models/{verb}",
+                handler,
+                summary,
                 request=plain_schemas.ModelRequest,
                 answer=plain_schemas.ModelCard,
                 needs_admin=True,
@@ -123,31 +111,31 @@ def _text() -> list[Operation]:
             )
         ),
         Operation(
-            method="POST",
-            path="/tokenize",
-            handler=plain.tokenize_text,
+            "POST",
+            "/tokenize",
+            plain.tokenize_text,
+            "Text to token ids",
             of_model=True,
-            summary="Text to token ids",
             request=plain_schemas.TokenizeRequest,
             answer=plain_schemas.TokenizeResponse,
             is_counted=True,
         ),
         Operation(
-            method="POST",
-            path="/detokenize",
-            handler=plain.detokenize,
+            "POST",
+            "/detokenize",
+            plain.detokenize,
+            "Token ids to text",
             of_model=True,
-            summary="Token ids to text",
             request=plain_schemas.DetokenizeRequest,
             answer=plain_schemas.DetokenizeResponse,
             is_counted=True,
         ),
         Operation(
-            method="GET",
-            path="/tokenizer_info",
-            handler=plain.tokenizer_info,
+            "GET",
+            "/tokenizer_info",
+            plain.tokenizer_info,
+            "About the tokenizer",
             of_model=True,
-            summary="About the tokenizer",
             answer=plain_schemas.TokenizerInfo,
             is_counted=True,
         ),
@@ -157,20 +145,8 @@ def _text() -> list[Operation]:
 def _responses() -> list[Operation]:
     path = "/v1/responses/{response_id}"
     return [
-        Operation(
-            method="GET",
-            path=path,
-            handler=responses.get_response,
-            summary="A response that was kept",
-            is_counted=True,
-        ),
-        Operation(
-            method="DELETE",
-            path=path,
-            handler=responses.delete_response,
-            summary="Forget a response",
-            is_counted=True,
-        ),
+        Operation("GET", path, responses.get_response, "A response that was kept", is_counted=True),
+        Operation("DELETE", path, responses.delete_response, "Forget a response", is_counted=True),
     ]
 
 
@@ -179,10 +155,10 @@ def _ollama() -> list[Operation]:
         method: str, path: str, handler: Handler, request: type | None = None
     ) -> Operation:
         return Operation(
-            method=method,
-            path=f"/api/{path}",
-            handler=handler,
-            summary=f"Ollama's {path}",
+            method,
+            f"/api/{path}",
+            handler,
+            f"Ollama's {path}",
             request=request,
             family=ApiFamily.OLLAMA,
             is_counted=path in ("pull", "delete"),
@@ -201,27 +177,16 @@ def _ollama() -> list[Operation]:
 
 def _llamacpp() -> list[Operation]:
     return [
+        Operation("GET", "/props", llamacpp.props, "llama.cpp's props", of_model=True),
         Operation(
-            method="GET",
-            path="/props",
-            handler=llamacpp.props,
-            summary="llama.cpp's props",
-            of_model=True,
+            "GET", "/slots", llamacpp.slots, "llama.cpp's slots", of_model=True, is_probe=True
         ),
         Operation(
-            method="GET",
-            path="/slots",
-            handler=llamacpp.slots,
+            "POST",
+            "/apply-template",
+            llamacpp.apply_template,
+            "The prompt of a conversation, llama.cpp's way",
             of_model=True,
-            summary="llama.cpp's slots",
-            is_probe=True,
-        ),
-        Operation(
-            method="POST",
-            path="/apply-template",
-            handler=llamacpp.apply_template,
-            of_model=True,
-            summary="The prompt of a conversation, llama.cpp's way",
             request=ApplyTemplateRequest,
             prompt_field="messages",
             is_counted=True,
@@ -232,61 +197,61 @@ def _llamacpp() -> list[Operation]:
 def _prefixes() -> list[Operation]:
     return [
         Operation(
-            method="POST",
-            path="/explain_miss",
-            handler=prefixes.explain_miss,
+            "POST",
+            "/explain_miss",
+            prefixes.explain_miss,
+            "Why a prompt is not cached further than it is",
             of_model=True,
-            summary="Why a prompt is not cached further than it is",
             request=plain_schemas.ExplainRequest,
             answer=plain_schemas.MissResponse,
             is_counted=True,
         ),
         Operation(
-            method="POST",
-            path="/v1/caches",
-            handler=caches.create_cache,
-            summary="Keep a prefix, to be named by requests",
+            "POST",
+            "/v1/caches",
+            caches.create_cache,
+            "Keep a prefix, to be named by requests",
             request=schema_caches.CacheRequest,
             answer=schema_caches.CacheCard,
         ),
         Operation(
-            method="GET",
-            path="/v1/caches",
-            handler=caches.list_caches,
-            summary="Named prefixes",
+            "GET",
+            "/v1/caches",
+            caches.list_caches,
+            "Named prefixes",
             answer=schema_caches.CacheList,
             is_counted=True,
         ),
         Operation(
-            method="GET",
-            path="/v1/caches/{cache_id}",
-            handler=caches.get_cache,
-            summary="One named prefix",
+            "GET",
+            "/v1/caches/{cache_id}",
+            caches.get_cache,
+            "One named prefix",
             answer=schema_caches.CacheCard,
             is_counted=True,
         ),
         Operation(
-            method="PATCH",
-            path="/v1/caches/{cache_id}",
-            handler=caches.change_cache,
-            summary="Let it expire at another time",
+            "PATCH",
+            "/v1/caches/{cache_id}",
+            caches.change_cache,
+            "Let it expire at another time",
             request=schema_caches.CacheChange,
             answer=schema_caches.CacheCard,
             is_counted=True,
         ),
         Operation(
-            method="DELETE",
-            path="/v1/caches/{cache_id}",
-            handler=caches.delete_cache,
-            summary="Let go of a named prefix",
+            "DELETE",
+            "/v1/caches/{cache_id}",
+            caches.delete_cache,
+            "Let go of a named prefix",
             is_counted=True,
         ),
         *(
             Operation(
-                method="DELETE",
-                path=path,
-                handler=caches.delete_responses,
-                summary="Forget answers that are kept",
+                "DELETE",
+                path,
+                caches.delete_responses,
+                "Forget answers that are kept",
                 is_counted=True,
             )
             for path in ("/v1/response-cache", "/v1/response-cache/{response}")
@@ -297,71 +262,45 @@ def _prefixes() -> list[Operation]:
 def _jobs() -> list[Operation]:
     return [
         Operation(
-            method="POST",
-            path="/v1/files",
-            handler=files.upload_file,
-            summary="Upload a file",
+            "POST",
+            "/v1/files",
+            files.upload_file,
+            "Upload a file",
             form=UPLOAD_FORM,
             reads_raw=True,
             is_counted=True,
         ),
         Operation(
-            method="GET",
-            path="/v1/files",
-            handler=files.list_files,
-            summary="Files",
-            query=FILES_QUERY,
+            "GET", "/v1/files", files.list_files, "Files", query=FILES_QUERY, is_counted=True
+        ),
+        Operation("GET", "/v1/files/{file_id}", files.get_file, "One file", is_counted=True),
+        Operation(
+            "DELETE", "/v1/files/{file_id}", files.delete_file, "Delete a file", is_counted=True
+        ),
+        Operation(
+            "GET",
+            "/v1/files/{file_id}/content",
+            files.get_file_content,
+            "What is in a file",
             is_counted=True,
         ),
         Operation(
-            method="GET",
-            path="/v1/files/{file_id}",
-            handler=files.get_file,
-            summary="One file",
-            is_counted=True,
-        ),
-        Operation(
-            method="DELETE",
-            path="/v1/files/{file_id}",
-            handler=files.delete_file,
-            summary="Delete a file",
-            is_counted=True,
-        ),
-        Operation(
-            method="GET",
-            path="/v1/files/{file_id}/content",
-            handler=files.get_file_content,
-            summary="What is in a file",
-            is_counted=True,
-        ),
-        Operation(
-            method="POST",
-            path="/v1/batches",
-            handler=batches.create_batch,
-            summary="Queue a batch",
+            "POST",
+            "/v1/batches",
+            batches.create_batch,
+            "Queue a batch",
             request=BatchRequest,
             is_counted=True,
         ),
         Operation(
-            method="GET",
-            path="/v1/batches",
-            handler=batches.list_batches,
-            summary="Batches",
-            query=PAGE_QUERY,
-            is_counted=True,
+            "GET", "/v1/batches", batches.list_batches, "Batches", query=PAGE_QUERY, is_counted=True
         ),
+        Operation("GET", "/v1/batches/{batch_id}", batches.get_batch, "One batch", is_counted=True),
         Operation(
-            method="GET",
-            path="/v1/batches/{batch_id}",
-            handler=batches.get_batch,
-            summary="One batch",
-            is_counted=True,
-        ),
-        Operation(
-            method="POST",
-            path="/v1/batches/{batch_id}/cancel",
-            handler=batches.cancel_batch,
-            summary="End a batch early",
+            "POST",
+            "/v1/batches/{batch_id}/cancel",
+            batches.cancel_batch,
+            "End a batch early",
             is_counted=True,
         ),
     ]
@@ -377,18 +316,10 @@ def all_operations() -> list[Operation]:
 
     return [
         *described,
+        Operation("GET", "/openapi.json", openapi_json, "This description"),
+        Operation("GET", "/live", operations.live, "Metrics for the page"),
         Operation(
-            method="GET", path="/openapi.json", handler=openapi_json, summary="This description"
-        ),
-        Operation(
-            method="GET", path="/live", handler=operations.live, summary="Metrics for the page"
-        ),
-        Operation(
-            method="GET",
-            path=STATE_PATH.decode(),
-            handler=operations.engine_state,
-            summary="For routers",
-            is_probe=True,
+            "GET", STATE_PATH.decode(), operations.engine_state, "For routers", is_probe=True
         ),
         *page_operations(),
     ]

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import msgspec
@@ -39,7 +39,7 @@ Answer = Reply | EventStream | FileReply
 Handler = Callable[..., Coroutine[Any, Any, Answer]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path.
 
@@ -59,6 +59,7 @@ class Operation:
     path: str
     handler: Handler
     summary: str
+    _: KW_ONLY
     request: type | None = None
     answer: Any = None
     family: ApiFamily = ApiFamily.OPENAI

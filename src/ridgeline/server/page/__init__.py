@@ -30,10 +30,10 @@ def page_operations() -> list[Operation]:
     files = sorted(path for path in _FOLDER.iterdir() if path.suffix in _TYPES)
     return [
         Operation(
-            method="GET",
-            path="/" if path.name == "index.html" else f"/page/{path.name}",
-            handler=_serving(path.read_bytes(), _TYPES[path.suffix]),
-            summary="The web page",
+            "GET",
+            "/" if path.name == "index.html" else f"/page/{path.name}",
+            _serving(path.read_bytes(), _TYPES[path.suffix]),
+            "The web page",
         )
         for path in files
     ]
