@@ -105,7 +105,8 @@ def test_thinking_is_apart(http, name, says):
 def test_embeddings_are_those_of_the_other_interface(http, name):
     found = http.post("/api/embed", json={"model": name, "input": ["the cat", "a mat"]}).json()
     openai = http.post("/v1/embeddings", json={"input": ["the cat", "a mat"]}).json()
-    assert found["embeddings"] == [each["embedding"] for each in openai["data"]]
+    for ours, theirs in zip(found["embeddings"], openai["data"], strict=True):
+        assert ours == pytest.approx(theirs["embedding"], abs=1e-5)  # steps may be shared or not
     assert found["prompt_eval_count"] == openai["usage"]["prompt_tokens"]
     older = http.post("/api/embeddings", json={"model": name, "prompt": "the cat"}).json()
     assert older["embedding"] == pytest.approx(found["embeddings"][0], abs=1e-5)
