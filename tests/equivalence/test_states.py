@@ -13,7 +13,8 @@ from ridgeline.kernels.cpu.library import native_kernels_run
 
 pytestmark = pytest.mark.skipif(not native_kernels_run(), reason="the cpu executor does not run")
 CASES = {case.id: case for case in STATE_CASES}
-TELLING = ("lfm2-biases", "qwen3_next-biases", "nemotron_h-dense")  # of each kind of state
+# Of each kind of state, and of one beside attention.
+TELLING = ("lfm2-biases", "qwen3_next-biases", "nemotron_h-dense", "falcon_h1-plain")
 
 
 def open_llm(folder, **settings):

@@ -159,7 +159,7 @@ def test_granite_multipliers():
         attention_multiplier=0.015625,
     )
     assert (spec.embedding_scale, spec.logit_scale) == (12.0, 0.125)
-    assert spec.layers[0].residual_scale == 0.22
+    assert (spec.layers[0].attention_scale, spec.layers[0].mlp_scale) == (0.22, 0.22)
     assert spec.layers[0].attention.scale == 0.015625
 
 

@@ -104,7 +104,7 @@ def _other_values(name: str, value: Any, *, optional: bool) -> list[Any]:
             return [value // 2]
         case None if name in _WHERE_THERE_IS_NONE:
             return [_WHERE_THERE_IS_NONE[name]]
-        case tuple() if name == "factors":
+        case tuple() if name in ("factors", "input_scales"):
             return [tuple(factor * 1.1 for factor in value)]
         case None | tuple():  # layers are changed one by one
             return []

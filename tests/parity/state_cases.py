@@ -69,6 +69,21 @@ _GRANITE: dict[str, object] = {
     "logits_scaling": 0.8,
     "pad_token_id": 0,
 }
+_FALCON: dict[str, object] = {
+    "head_dim": 24,
+    "mamba_d_ssm": 160,
+    "mamba_norm_before_gate": False,
+    "embedding_multiplier": 1.4,
+    "lm_head_multiplier": 0.7,
+    "key_multiplier": 0.8,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.8, 0.7, 1.3, 1.2, 0.8],
+    "mlp_multipliers": [0.9, 0.6],
+    "pad_token_id": 0,
+}
 _NEMOTRON: dict[str, object] = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
     "head_dim": 24,
@@ -105,6 +120,23 @@ STATE_CASES = [
         tie_word_embeddings=True,
     ),
     _case("bamba", "plain", _SCAN, attn_layer_indices=[1], attention_bias=True),
+    _case("falcon_h1", "plain", _SCAN | _FALCON),
+    _case(
+        "falcon_h1",
+        "normed-biases",
+        _SCAN | _FALCON,
+        mamba_rms_norm=True,
+        mamba_proj_bias=True,
+        projectors_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_conv_bias=False,
+        mamba_d_ssm=None,
+        attention_in_multiplier=1.25,
+        ssm_multipliers=None,
+        mlp_multipliers=[1.0, 0.6],
+        tie_word_embeddings=True,
+    ),
     _case("nemotron_h", "experts", _NEMOTRON),
     _case(
         "nemotron_h",
@@ -163,5 +195,6 @@ STATE_CASES = [
 
 STATE_TELLING = (
     "lfm2-biases", "qwen3_next-biases", "qwen3_5_text-tied", "granitemoehybrid-experts",
-    "nemotron_h-dense", "nemotron_h-experts", "lfm2_moe-plain",
+    "falcon_h1-plain", "falcon_h1-normed-biases", "nemotron_h-dense", "nemotron_h-experts",
+    "lfm2_moe-plain",
 )  # fmt: skip

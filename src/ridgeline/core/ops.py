@@ -124,7 +124,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """dst[T, D] = norm(src[T, D]) · weight + bias, of which a norm may lack either."""
+    """dst[T, D] = (norm(src[T, D]) · weight + bias) · scale; a norm may lack weight and bias."""
 
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
     src: str
@@ -132,6 +132,7 @@ class Norm:
     weight: Gain | None
     spec: NormSpec
     bias: WholeBias | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

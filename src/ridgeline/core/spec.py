@@ -251,8 +251,9 @@ class Mamba2Spec:
     x, B and C pass a causal convolution along the sequence of ``conv_length`` inputs, and SiLU.
     Each head keeps a matrix of ``state_dim`` by ``head_dim``, which forgets and takes in by a step
     that depends on the token; consecutive heads share the B and C of one of ``num_groups``. The
-    outputs are multiplied by the SiLU of a gate, and then normed, those of each group together.
-    ``conv_bias`` is the convolution's, ``bias`` that of the projections around.
+    outputs are multiplied by the SiLU of a gate, and then normed, those of each group together,
+    unless there is no ``norm``. ``conv_bias`` is the convolution's, ``bias`` that of the
+    projections around. ``input_scales`` multiply x, B and C before the convolution.
     """
 
     rope: ClassVar[None] = None
@@ -261,9 +262,10 @@ class Mamba2Spec:
     num_groups: int
     state_dim: int
     conv_length: int
-    norm: NormSpec
+    norm: NormSpec | None
     conv_bias: bool = True
     bias: bool = False
+    input_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     @property
     def width(self) -> int:
@@ -366,7 +368,8 @@ class LayerSpec:
     A post norm is applied to a branch's output before it is added (Gemma 2 and 3; OLMo 2, which
     has no other norms); a residual norm to the sum, which goes on normed (BERT, whose only norms
     these are). ``parallel``: both branches read the same normed input (Phi-2), and there is no
-    ``mlp_norm``. ``residual_scale`` multiplies each branch as it is added.
+    ``mlp_norm``. ``scan`` reads what attention reads, and is added as well (Falcon-H1). The scales
+    multiply what each branch adds, those of norms what a branch reads.
     """
 
     attention: AttentionSpec | MLASpec | StateSpec | None
@@ -378,7 +381,17 @@ class LayerSpec:
     attention_residual_norm: NormSpec | None = None
     mlp_residual_norm: NormSpec | None = None
     parallel: bool = False
-    residual_scale: float = 1.0
+    scan: Mamba2Spec | None = None
+    attention_scale: float = 1.0
+    scan_scale: float = 1.0
+    mlp_scale: float = 1.0
+    attention_norm_scale: float = 1.0
+    mlp_norm_scale: float = 1.0
+
+    @property
+    def state(self) -> StateSpec | None:
+        """What keeps a state of each sequence, if anything does."""
+        return self.attention if isinstance(self.attention, StateSpec) else self.scan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,9 +485,9 @@ def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
 def state_group(spec: ModelSpec) -> StateGroup | None:
     """The layers of a model that keep states; ``None`` if all keep K and V."""
     sizes = {
-        index: _state_elements(layer.attention, spec.hidden_size)
+        index: _state_elements(layer.state, spec.hidden_size)
         for index, layer in enumerate(spec.layers)
-        if isinstance(layer.attention, StateSpec) and index in spec.layers_here
+        if layer.state is not None and index in spec.layers_here
     }
     return StateGroup(layers=tuple(sizes), elements=tuple(sizes.values())) if sizes else None
 

@@ -8,6 +8,9 @@ convolution.
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
+from ridgeline.core.arrays import Array
 from ridgeline.core.op_facts import Collective, OpFacts, OpKind, Rows
 from ridgeline.core.op_weights import Bias, Convolution, Decay, Gain, Product, Skip
 from ridgeline.core.spec import NormSpec
@@ -125,13 +128,14 @@ class SelectiveScan:
     """h[T, H·p] of what `ScanProject` gives, token by token (arXiv 2405.21060, equation 1 with the
     scalar A of §3), for H heads of p elements, G groups of B and C, and n elements of each of them.
 
-    q passes a causal convolution and SiLU, as before `GatedDelta`, plus a bias if any. With
-    s = softplus(step + step_offset), the head's matrix S[n, p] becomes
+    q, of which ``input_scales`` multiply x, B and C, passes a causal convolution and SiLU, as
+    before `GatedDelta`, plus a bias if any. With s = softplus(step + step_offset), the head's
+    matrix S[n, p] becomes
     exp(−exp(decay_log) · s) · S + B ⊗ s·x, and its output is Sᵀ C + skip · x. That is multiplied by
-    silu(gate), and of each group of heads normed together, with a gain[H·p].
+    silu(gate), and of each group of heads normed together, with a gain[H·p], if there is a norm.
 
-    The sequence's state has the last L − 1 rows of q before the convolution, oldest first, from
-    element ``offset`` on, and then S of each head; before its first token these are 0.
+    The sequence's state has the last L − 1 rows of q as projected, oldest first, from element
+    ``offset`` on, and then S of each head; before its first token these are 0.
     """
 
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
@@ -142,12 +146,20 @@ class SelectiveScan:
     decay_log: Decay
     step_offset: Bias
     skip: Skip
-    gain: Gain
-    norm: NormSpec
+    gain: Gain | None
+    norm: NormSpec | None
     num_heads: int
     head_dim: int
     num_groups: int
     state_dim: int
+    input_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+    @property
+    def conv_scales(self) -> Array:
+        """float32 ``[channels]``: what the convolution's weights are multiplied by instead of q."""
+        groups = self.num_groups * self.state_dim
+        sizes = [self.num_heads * self.head_dim, groups, groups]
+        return np.repeat(np.asarray(self.input_scales, dtype=np.float32), sizes)
 
     @property
     def state_elements(self) -> int:

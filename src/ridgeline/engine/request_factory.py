@@ -158,7 +158,7 @@ def _check_compression(info: EngineInfo, compression: KVCompression) -> None:
         "reuse_kv off": not config.num_blocks,
     }
     if num_choosing:
-        mixers = [layer.attention for layer in info.spec.layers]
+        mixers = [layer.state or layer.attention for layer in info.spec.layers]
         plain = (isinstance(each, AttentionSpec) and each.window is None for each in mixers)
         reasons |= {
             "layers that are not full attention over K and V (method snapkv)": not all(plain),

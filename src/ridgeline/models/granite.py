@@ -45,7 +45,10 @@ def build(config: ConfigReader) -> ModelSpec:
     )
     return replace(
         spec,
-        layers=tuple(replace(layer, residual_scale=residual_scale) for layer in spec.layers),
+        layers=tuple(
+            replace(layer, attention_scale=residual_scale, mlp_scale=residual_scale)
+            for layer in spec.layers
+        ),
         embedding_scale=embedding_scale,
         logit_scale=1.0 / logits_scaling,
     )

@@ -135,6 +135,15 @@ def _is_gated(layer: LayerSpec) -> bool:
     return isinstance(layer.attention, AttentionSpec) and layer.attention.output_gate
 
 
+def _check_scales(layer: LayerSpec) -> None:
+    """Assert that what is scaled is there."""
+    assert layer.attention or layer.attention_scale == 1.0
+    assert layer.scan or layer.scan_scale == 1.0
+    assert layer.mlp or layer.mlp_scale == 1.0
+    assert layer.attention_norm or layer.attention_norm_scale == 1.0
+    assert layer.mlp_norm or layer.mlp_norm_scale == 1.0
+
+
 def _own_kv_heads(spec: AttentionSpec) -> int:
     """KV heads that the layer computes."""
     return spec.num_kv_heads if spec.kv_layer is None else 0
@@ -150,6 +159,7 @@ class _Layer:
         self.index, self.group, self.hidden_size, self.offset = index, group, hidden_size, offset
 
     def ops(self, layer: LayerSpec) -> list[Op]:
+        _check_scales(layer)
         if layer.parallel:
             assert layer.attention_norm is not None, "parallel branches share their norm"
             assert layer.mlp_norm is None, "parallel branches share their norm"
@@ -158,13 +168,18 @@ class _Layer:
         src = "x"
         if layer.attention_norm is not None:
             # h does not outlive the first branch, nor attention, after which a gate reads it again.
-            src = "n" if layer.parallel or _is_gated(layer) else "h"
-            ops.append(self.norm("x", src, "attention_norm", layer.attention_norm))
+            src = "n" if layer.parallel or layer.scan or _is_gated(layer) else "h"
+            norm = self.norm("x", src, "attention_norm", layer.attention_norm)
+            ops.append(replace(norm, scale=layer.attention_norm_scale))
+        if layer.scan is not None:
+            assert isinstance(layer.attention, AttentionSpec | MLASpec), "it would be attention's"
+            assert layer.attention_norm is not None
+            ops += [*self.mixer(layer.scan, src), AddResidual(scale=layer.scan_scale)]
         if layer.attention is not None:
             ops += self.mixer(layer.attention, src)
             if layer.attention_post_norm is not None:
                 ops.append(self.norm("h", "h", "attention_post_norm", layer.attention_post_norm))
-            ops.append(AddResidual(scale=layer.residual_scale))
+            ops.append(AddResidual(scale=layer.attention_scale))
         if layer.attention_residual_norm is not None:
             spec = layer.attention_residual_norm
             ops.append(self.norm("x", "x", "attention_residual_norm", spec))
@@ -177,14 +192,15 @@ class _Layer:
         ops = list[Op]()
         if layer.mlp_norm is not None:
             src = "h"
-            ops.append(self.norm("x", src, "mlp_norm", layer.mlp_norm))
+            norm = self.norm("x", src, "mlp_norm", layer.mlp_norm)
+            ops.append(replace(norm, scale=layer.mlp_norm_scale))
         if isinstance(mlp, MoESpec):
             ops += moe_ops(mlp, src, hidden_size=self.hidden_size, weight=self.weight)
         else:
             ops.append(self.mlp(mlp, src))
         if layer.mlp_post_norm is not None:
             ops.append(self.norm("h", "h", "mlp_post_norm", layer.mlp_post_norm))
-        ops.append(AddResidual(scale=layer.residual_scale))
+        ops.append(AddResidual(scale=layer.mlp_scale))
         if layer.mlp_residual_norm is not None:
             ops.append(self.norm("x", "x", "mlp_residual_norm", layer.mlp_residual_norm))
         return ops

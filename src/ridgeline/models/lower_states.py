@@ -115,8 +115,7 @@ def mamba2_ops(
     weight: Callable[..., Weight],
 ) -> list[Op]:
     """Projections, the scan with all that is around it, and the projection of its output."""
-    assert spec.norm.gain
-    assert not spec.norm.bias
+    assert spec.norm is None or (spec.norm.gain and not spec.norm.bias)
 
     def bias(name: str, size: int, *, there: bool = spec.bias) -> Weight | None:
         return weight(f"{name}_bias", size) if there else None
@@ -140,12 +139,13 @@ def mamba2_ops(
             decay_log=weight("scan_decay_log", heads),
             step_offset=weight("scan_step_offset", heads),
             skip=weight("scan_skip", heads),
-            gain=weight("scan_norm", spec.width),
+            gain=None if spec.norm is None else weight("scan_norm", spec.width),
             norm=spec.norm,
             num_heads=heads,
             head_dim=spec.head_dim,
             num_groups=spec.num_groups,
             state_dim=spec.state_dim,
+            input_scales=spec.input_scales,
         ),
         OutProject(
             weight=weight("scan_out", hidden_size, spec.width), bias=bias("scan_out", hidden_size)

@@ -22,7 +22,8 @@ OLD_KINDS = {"mamba": LINEAR, "attention": FULL}  # before transformers 5.20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Keys:
     """What a family's configs call the sizes; ``expand`` times the hidden size is the width of all
-    heads, where there is such a key. ``groups`` and ``states`` are defaults."""
+    heads, where there is such a key, unless ``width`` says another. ``groups`` and ``states`` are
+    defaults."""
 
     num_heads: str
     head_dim: str
@@ -33,12 +34,13 @@ class Mamba2Keys:
     bias: str
     activation: str = "hidden_act"
     expand: str | None = None
+    width: str | None = None
     groups: int = 8
     states: int = 128
 
 
 def read_mamba2(
-    config: ConfigReader, keys: Mamba2Keys, *, hidden_size: int, norm: NormSpec
+    config: ConfigReader, keys: Mamba2Keys, *, hidden_size: int, norm: NormSpec | None
 ) -> Mamba2Spec:
     """
     Raises:
@@ -83,7 +85,9 @@ def _head_dim(config: ConfigReader, keys: Mamba2Keys, num_heads: int, hidden_siz
     """Of the heads, which fill the width that is expanded, if there is one."""
     if keys.expand is None:
         return config.integer(keys.head_dim, maximum=_MAX_WIDTH, default=64)
-    width = config.integer(keys.expand, maximum=64, default=2) * hidden_size
+    said_by, width = keys.expand, config.integer(keys.expand, maximum=64, default=2) * hidden_size
+    if keys.width is not None and keys.width in config:
+        said_by, width = keys.width, config.integer(keys.width, maximum=_MAX_WIDTH)
     if config.raw(keys.head_dim) == "auto" or keys.head_dim not in config:
         head_dim = width // num_heads
     else:
@@ -91,7 +95,7 @@ def _head_dim(config: ConfigReader, keys: Mamba2Keys, num_heads: int, hidden_siz
     if num_heads * head_dim != width:
         raise CorruptFileError(
             f"config.json gives {num_heads} heads of {head_dim} elements to Mamba-2's layers, "
-            f"which are not the {width} that {keys.expand} says."
+            f"which are not the {width} that {said_by} says."
         )
     return head_dim
 

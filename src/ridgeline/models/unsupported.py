@@ -15,7 +15,6 @@ _LACKING = {
     "deepseek_v4": "an indexer that picks the keys that attention reads",
     "diffllama": "differential attention",
     "doge": "dynamic masks of attention",
-    "falcon_h1": "attention and a state-space scan in one layer",
     "falcon_mamba": "the Mamba state-space scan",
     "gemma3n": "per-layer embeddings",
     "gemma4": "per-layer embeddings",

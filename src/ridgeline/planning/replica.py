@@ -88,8 +88,10 @@ def is_linked(machine: Machine) -> bool:
 def splits(spec: ModelSpec, tensor: int) -> bool:
     """Whether so many ranks can share the heads: each has one at least, and with latents, as many
     as any other."""
-    for layer in spec.layers:
-        attention = layer.attention
+    mixers = (mixer for layer in spec.layers for mixer in (layer.attention, layer.scan))
+    for attention in mixers:
+        if attention is None:
+            continue
         if isinstance(attention, AttentionSpec):
             if attention.num_heads < tensor:
                 return False

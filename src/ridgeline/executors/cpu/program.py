@@ -10,18 +10,19 @@ import numpy.typing as npt
 from ridgeline.core import ops
 from ridgeline.core.errors import EngineError, OutOfMemoryError
 from ridgeline.core.spec import (
-    Activation,
-    ClampedSwiGLU,
     DynamicScaling,
-    GroupScore,
     ModelSpec,
     NormKind,
     NormScope,
     NormSpec,
     RopeSpec,
-    RoutingSpec,
-    Scoring,
     kv_groups,
+)
+from ridgeline.executors.cpu.op_structs import (
+    activation_struct,
+    norm_struct,
+    routing_struct,
+    widths,
 )
 from ridgeline.executors.cpu.streaming import StreamedWeights
 from ridgeline.executors.cpu.weights import PackedWeights
@@ -29,15 +30,12 @@ from ridgeline.kernels.cpu.group import RankGroup
 from ridgeline.kernels.cpu.matrix import PackedMatrix
 from ridgeline.kernels.cpu.pool import Pool
 from ridgeline.kernels.cpu.structs import (
-    ActivationFunction,
     Attention,
     Batch,
     Buffer,
     GatedDelta,
     Linear,
     Matrix,
-    Norm,
-    Routing,
     SelectiveScan,
 )
 from ridgeline.models import inverse_frequencies, rope_attention_factor
@@ -49,14 +47,6 @@ _BUFFERS = {
     "shared": Buffer.SHARED,
     "inner": Buffer.INNER,
 }
-_ACTIVATIONS = {
-    Activation.SILU: 0,
-    Activation.GELU: 1,
-    Activation.GELU_TANH: 2,
-    Activation.RELU: 3,
-    Activation.RELU_SQUARED: 5,
-}
-_CLAMPED_SWIGLU = 4
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 _SCOPES = {NormScope.HEAD: 0, NormScope.EACH_HEAD: 1, NormScope.PROJECTION: 2}
 
@@ -84,7 +74,7 @@ class Program:
         self._kept: list[Any] = []  # what the program points to
         self.ropes: list[RopeSpec] = []
         self.slots: dict[str, int] = {}  # products that adapters may change, by weight
-        self._widths = _widths(spec, model_ops)
+        self._widths = widths(spec, model_ops)
         self._handle = self._library.rl_program_new((ctypes.c_int32 * len(Buffer))(*self._widths))
         if not self._handle:
             raise OutOfMemoryError("No memory for the program of a model.")
@@ -219,9 +209,12 @@ class Program:
                     self._vector(op.positions, first_row=op.first_position), self._vector(op.types),
                 )  # fmt: skip
             case ops.Norm():
+                gain, bias = self._vector(op.weight), self._vector(op.bias)
+                if op.scale != 1.0:
+                    gain, bias = self._scaled_norm(op)
                 library.rl_add_norm(
-                    handle, _BUFFERS[op.src], _BUFFERS[op.dst], self._keep(_norm_struct(op.spec)),
-                    self._vector(op.weight), self._vector(op.bias), self.hidden_size,
+                    handle, _BUFFERS[op.src], _BUFFERS[op.dst], self._keep(norm_struct(op.spec)),
+                    gain, bias, self.hidden_size,
                 )  # fmt: skip
             case ops.QKVProject():
                 library.rl_add_qkv(
@@ -231,7 +224,7 @@ class Program:
                 )  # fmt: skip
             case ops.HeadNorm():
                 library.rl_add_head_norm(
-                    handle, self._keep(_norm_struct(op.spec)), _SCOPES[op.scope],
+                    handle, self._keep(norm_struct(op.spec)), _SCOPES[op.scope],
                     self._vector(op.query), self._vector(op.key), op.num_heads, op.num_kv_heads,
                     op.head_dim,
                 )  # fmt: skip
@@ -267,7 +260,7 @@ class Program:
                     self._optional(op.query_latent, op.query_latent_bias),
                     self._vector(op.query_norm), self._linear(op.query, None),
                     self._linear(op.latent, op.latent_bias), self._vector(op.latent_norm),
-                    op.latent_norm.shape[0], self._keep(_norm_struct(op.norm)),
+                    op.latent_norm.shape[0], self._keep(norm_struct(op.norm)),
                 )  # fmt: skip
             case ops.LatentAttend():
                 self._add_latent_attend(op)
@@ -289,7 +282,7 @@ class Program:
                 library.rl_add_gated_delta(
                     handle, op.offset, self._keep(shape), self._vector(op.conv),
                     self._vector(op.decay_log), self._vector(op.decay_bias),
-                    self._vector(op.gain), self._keep(_norm_struct(op.norm)),
+                    self._vector(op.gain), self._keep(norm_struct(op.norm)),
                 )  # fmt: skip
             case ops.ScanProject():
                 library.rl_add_qkv(
@@ -297,17 +290,7 @@ class Program:
                     self._linear(op.gate, op.gate_bias), self._linear(op.step, op.step_bias), 0.0,
                 )  # fmt: skip
             case ops.SelectiveScan():
-                scan = SelectiveScan(
-                    num_heads=op.num_heads, head_dim=op.head_dim, num_groups=op.num_groups,
-                    state_dim=op.state_dim, conv_length=op.conv.shape[1],
-                )  # fmt: skip
-                vectors = (
-                    op.conv, op.conv_bias, op.decay_log, op.step_offset, op.skip, op.gain
-                )  # fmt: skip
-                library.rl_add_selective_scan(
-                    handle, op.offset, self._keep(scan), *map(self._vector, vectors),
-                    self._keep(_norm_struct(op.norm)),
-                )  # fmt: skip
+                self._add_selective_scan(op)
             case ops.GateHeads():
                 library.rl_add_gate_heads(
                     handle, _BUFFERS[op.src], self._linear(op.weight, op.bias)
@@ -324,12 +307,12 @@ class Program:
                 library.rl_add_mlp(
                     handle, _BUFFERS[op.src], Buffer.H, self._optional(op.gate, op.gate_bias),
                     self._linear(op.up, op.up_bias), self._linear(op.down, op.down_bias),
-                    self._keep(_activation_struct(op.activation)), None,
+                    self._keep(activation_struct(op.activation)), None,
                 )  # fmt: skip
             case ops.GateUp():
                 library.rl_add_gate_up(
                     handle, _BUFFERS[op.src], self._optional(op.gate, op.gate_bias),
-                    self._linear(op.up, op.up_bias), self._keep(_activation_struct(op.activation)),
+                    self._linear(op.up, op.up_bias), self._keep(activation_struct(op.activation)),
                 )  # fmt: skip
             case ops.Down():
                 library.rl_add_down(
@@ -351,7 +334,7 @@ class Program:
                 library.rl_add_mlp(
                     handle, _BUFFERS[op.src], Buffer.SHARED, self._optional(op.gate, None),
                     self._linear(op.up, None), self._linear(op.down, None),
-                    self._keep(_activation_struct(op.activation)), self._vector(op.output_gate),
+                    self._keep(activation_struct(op.activation)), self._vector(op.output_gate),
                 )  # fmt: skip
             case ops.MoE():
                 self._add_moe(op)
@@ -381,14 +364,46 @@ class Program:
 
     def _add_moe(self, op: ops.MoE) -> None:
         self._library.rl_add_moe(
-            self._handle, _BUFFERS[op.src], self._keep(_routing_struct(op.routing, op.router)),
+            self._handle, _BUFFERS[op.src], self._keep(routing_struct(op.routing, op.router)),
             self._linear(op.router, op.router_bias), self._vector(op.correction_bias),
             op.gate and self._stack(op.gate.name, op.gate_bias),
             self._stack(op.up.name, op.up_bias),
             self._stack(op.down.name, op.down_bias),
-            self._keep(_activation_struct(op.activation)),
+            self._keep(activation_struct(op.activation)),
             self._borders(op.borders) if op.borders else None,
         )  # fmt: skip
+
+    def _add_selective_scan(self, op: ops.SelectiveScan) -> None:
+        scan = SelectiveScan(
+            num_heads=op.num_heads, head_dim=op.head_dim, num_groups=op.num_groups,
+            state_dim=op.state_dim, conv_length=op.conv.shape[1],
+        )  # fmt: skip
+        conv, gain, norm = self._vector(op.conv), self._vector(op.gain), op.norm
+        if set(op.input_scales) != {1.0}:
+            conv = self._keep_vector(
+                self._weights.vectors[op.conv.name] * op.conv_scales[:, np.newaxis]
+            )
+        if norm is None:  # the kernel has one: x · 2^50 / (mean of squares + 2^100)^½ is x itself
+            norm = NormSpec(kind=NormKind.RMS, eps=2.0**100)
+            gain = self._keep_vector(np.full(op.num_heads * op.head_dim, 2.0**50, dtype=np.float32))
+        vectors = map(self._vector, (op.conv_bias, op.decay_log, op.step_offset, op.skip))
+        self._library.rl_add_selective_scan(
+            self._handle, op.offset, self._keep(scan), conv, *vectors, gain,
+            self._keep(norm_struct(norm)),
+        )  # fmt: skip
+
+    def _scaled_norm(self, op: ops.Norm) -> tuple[int, int | None]:
+        """The gain and the bias of a norm whose output is scaled."""
+        vectors, offset = self._weights.vectors, np.float32(op.spec.unit_offset)
+        ones = np.ones(self.hidden_size, dtype=np.float32)
+        gain = ones if op.weight is None else vectors[op.weight.name]
+        bias = None if op.bias is None else self._keep_vector(vectors[op.bias.name] * op.scale)
+        return self._keep_vector((gain + offset) * op.scale - offset), bias
+
+    def _keep_vector(self, values: npt.NDArray[np.float32]) -> int:
+        assert values.dtype == np.float32
+        self._kept.append(np.ascontiguousarray(values))
+        return int(self._kept[-1].ctypes.data)
 
     def _borders(self, borders: Sequence[int]) -> Any:
         return ctypes.byref((ctypes.c_int32 * len(borders))(*borders))  # which is copied
@@ -469,66 +484,3 @@ class Program:
 def depends_on_length(spec: RopeSpec) -> bool:
     """Whether a token's rotary frequencies depend on how long its sequence is."""
     return isinstance(spec.scaling, DynamicScaling)
-
-
-def _norm_struct(spec: NormSpec) -> Norm:
-    return Norm(
-        kind=0 if spec.kind is NormKind.RMS else 1, unit_offset=spec.unit_offset, eps=spec.eps
-    )
-
-
-def _activation_struct(activation: Activation | ClampedSwiGLU) -> ActivationFunction:
-    if isinstance(activation, ClampedSwiGLU):
-        return ActivationFunction(
-            kind=_CLAMPED_SWIGLU, alpha=activation.alpha, limit=activation.limit
-        )
-    return ActivationFunction(kind=_ACTIVATIONS[activation])
-
-
-def _routing_struct(spec: RoutingSpec, router: ops.Weight) -> Routing:
-    groups = spec.groups
-    return Routing(
-        num_experts=router.shape[0],
-        top_k=spec.top_k,
-        scoring=0 if spec.scoring is Scoring.SOFTMAX else 1,
-        normalised=spec.normalised,
-        scale=spec.scale,
-        num_groups=groups.num_groups if groups else 0,
-        top_groups=groups.top_groups if groups else 0,
-        group_best_two=bool(groups and groups.score is GroupScore.BEST_TWO),
-    )
-
-
-def _widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
-    """Elements per token of each buffer."""
-    widths = [spec.hidden_size] * 4 + [1] * 4
-
-    def at_least(buffer: Buffer, width: int) -> None:
-        widths[buffer] = max(widths[buffer], width)
-
-    for op in model_ops:
-        match op:
-            case ops.QKVProject():
-                at_least(Buffer.QUERY, op.query.shape[0])
-                for buffer, weight in ((Buffer.KEY, op.key), (Buffer.VALUE, op.value)):
-                    at_least(buffer, 0 if weight is None else weight.shape[0])
-            case ops.LatentProject():
-                at_least(Buffer.QUERY, op.query.shape[0])
-                at_least(Buffer.KEY, op.latent.shape[0])
-            case ops.ConvProject():
-                for buffer in (Buffer.QUERY, Buffer.KEY, Buffer.VALUE):
-                    at_least(buffer, op.value.shape[0])
-            case ops.DeltaProject():
-                mixed = sum(part.shape[0] for part in (op.query, op.key, op.value))
-                at_least(Buffer.QUERY, mixed)
-                at_least(Buffer.KEY, op.gate.shape[0])
-                at_least(Buffer.VALUE, 2 * op.beta.shape[0])
-            case ops.ScanProject():
-                at_least(Buffer.QUERY, op.mixed.shape[0])
-                at_least(Buffer.KEY, op.gate.shape[0])
-                at_least(Buffer.VALUE, 2 * op.step.shape[0])
-            case ops.OutProject():
-                at_least(Buffer.H, op.weight.shape[1])
-            case ops.Down():
-                at_least(Buffer.INNER, op.weight.shape[1])
-    return widths

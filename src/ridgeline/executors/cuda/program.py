@@ -138,6 +138,7 @@ class CallList:
             not self._adapters
             and norm.spec.kind is NormKind.RMS
             and norm.bias is None
+            and norm.scale == 1.0
             and norm.weight is not None
             and norm.dst == "h"
             and bool(follows)
@@ -292,7 +293,8 @@ class CallList:
                 gain = self._gain(op)
 
                 def norm(b: Buffers, _: PassInput) -> None:
-                    b[op.dst] = kernels.normalise(b[op.src], gain)
+                    rows = kernels.normalise(b[op.src], gain)
+                    b[op.dst] = rows if op.scale == 1.0 else rows * op.scale
 
                 return norm
             case ops.GrowQueries():

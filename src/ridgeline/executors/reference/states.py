@@ -11,6 +11,7 @@ from ridgeline.core import ops
 from ridgeline.executors.reference.batch import Batch, SegmentInput
 from ridgeline.executors.reference.kv_cache import ReferenceKVCache
 from ridgeline.kernels import reference as kernels
+from ridgeline.kernels.tensors import as_tensor
 
 Buffers = dict[str, torch.Tensor]
 Ranges = Iterable[tuple[Any, int, int]]
@@ -134,13 +135,15 @@ def run_selective_scan(
     """``[T, H·p]``: convolution, scan, gate and norm of each segment."""
     outputs = []
     wide = kernels.wide
-    log_H, offset_H, skip_H, gain = (
-        wide(weight(each)) for each in (op.decay_log, op.step_offset, op.skip, op.gain)
+    log_H, offset_H, skip_H = (
+        wide(weight(each)) for each in (op.decay_log, op.step_offset, op.skip)
     )
+    conv_DL = wide(weight(op.conv))
+    conv_DL = conv_DL * as_tensor(op.conv_scales)[:, None].to(conv_DL)
     bias_D = None if op.conv_bias is None else weight(op.conv_bias)
     values, groups = op.num_heads * op.head_dim, op.num_groups * op.state_dim
     for item, first, last in ranges:
-        convolved = _Convolved(states, item, buffers["q"][first:last], weight(op.conv), bias_D)
+        convolved = _Convolved(states, item, buffers["q"][first:last], conv_DL, bias_D)
         x, write, read = torch.split(
             functional.silu(convolved.out_SD), [values, groups, groups], dim=-1
         )
@@ -156,9 +159,11 @@ def run_selective_scan(
         out_SHp = convolved.through(matrix_shape, partial(kernels.selective_scan, inputs))
         out_SI = (out_SHp + skip_H[:, None] * inputs.x_SHp).flatten(1)
         gated = out_SI * functional.silu(wide(buffers["k"][first:last]))
-        grouped = torch.unflatten(gated, -1, (op.num_groups, -1))
-        normed = kernels.normalise(grouped, gain.view(op.num_groups, -1), op.norm)
-        outputs.append(normed.flatten(1).to(buffers["k"].dtype))
+        if op.norm is not None and op.gain is not None:
+            grouped = torch.unflatten(gated, -1, (op.num_groups, -1))
+            gain = wide(weight(op.gain)).view(op.num_groups, -1)
+            gated = kernels.normalise(grouped, gain, op.norm).flatten(1)
+        outputs.append(gated.to(buffers["k"].dtype))
     return torch.cat(outputs)
 
 

@@ -70,7 +70,8 @@ class TokenOps:
                     buffers["x"] += functional.embedding(tokens.types_T, self._weight(op.types))
             case ops.Norm():
                 weight, bias = self._optional(op.weight), self._optional(op.bias)
-                buffers[op.dst] = kernels.normalise(buffers[op.src], weight, op.spec, bias=bias)
+                rows = kernels.normalise(buffers[op.src], weight, op.spec, bias=bias)
+                buffers[op.dst] = rows if op.scale == 1.0 else rows * op.scale
             case ops.QKVProject():
                 self._project_qkv(op)
             case ops.ConvProject():

@@ -1,0 +1,91 @@
+"""What native ops are told of a model's, beside weights: structs, and how wide buffers are."""
+
+from collections.abc import Iterable
+
+from ridgeline.core import ops
+from ridgeline.core.spec import (
+    Activation,
+    ClampedSwiGLU,
+    GroupScore,
+    ModelSpec,
+    NormKind,
+    NormSpec,
+    RoutingSpec,
+    Scoring,
+)
+from ridgeline.kernels.cpu.structs import ActivationFunction, Buffer, Norm, Routing
+
+_ACTIVATIONS = {
+    Activation.SILU: 0,
+    Activation.GELU: 1,
+    Activation.GELU_TANH: 2,
+    Activation.RELU: 3,
+    Activation.RELU_SQUARED: 5,
+}
+_CLAMPED_SWIGLU = 4
+
+
+def norm_struct(spec: NormSpec) -> Norm:
+    """A norm, without its weights."""
+    return Norm(
+        kind=0 if spec.kind is NormKind.RMS else 1, unit_offset=spec.unit_offset, eps=spec.eps
+    )
+
+
+def activation_struct(activation: Activation | ClampedSwiGLU) -> ActivationFunction:
+    """A non-linearity, with its constants."""
+    if isinstance(activation, ClampedSwiGLU):
+        return ActivationFunction(
+            kind=_CLAMPED_SWIGLU, alpha=activation.alpha, limit=activation.limit
+        )
+    return ActivationFunction(kind=_ACTIVATIONS[activation])
+
+
+def routing_struct(spec: RoutingSpec, router: ops.Weight) -> Routing:
+    """How experts are chosen and weighed."""
+    groups = spec.groups
+    return Routing(
+        num_experts=router.shape[0],
+        top_k=spec.top_k,
+        scoring=0 if spec.scoring is Scoring.SOFTMAX else 1,
+        normalised=spec.normalised,
+        scale=spec.scale,
+        num_groups=groups.num_groups if groups else 0,
+        top_groups=groups.top_groups if groups else 0,
+        group_best_two=bool(groups and groups.score is GroupScore.BEST_TWO),
+    )
+
+
+def widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
+    """Elements per token of each buffer."""
+    found = [spec.hidden_size] * 4 + [1] * 4
+
+    def at_least(buffer: Buffer, width: int) -> None:
+        found[buffer] = max(found[buffer], width)
+
+    for op in model_ops:
+        match op:
+            case ops.QKVProject():
+                at_least(Buffer.QUERY, op.query.shape[0])
+                for buffer, weight in ((Buffer.KEY, op.key), (Buffer.VALUE, op.value)):
+                    at_least(buffer, 0 if weight is None else weight.shape[0])
+            case ops.LatentProject():
+                at_least(Buffer.QUERY, op.query.shape[0])
+                at_least(Buffer.KEY, op.latent.shape[0])
+            case ops.ConvProject():
+                for buffer in (Buffer.QUERY, Buffer.KEY, Buffer.VALUE):
+                    at_least(buffer, op.value.shape[0])
+            case ops.DeltaProject():
+                mixed = sum(part.shape[0] for part in (op.query, op.key, op.value))
+                at_least(Buffer.QUERY, mixed)
+                at_least(Buffer.KEY, op.gate.shape[0])
+                at_least(Buffer.VALUE, 2 * op.beta.shape[0])
+            case ops.ScanProject():
+                at_least(Buffer.QUERY, op.mixed.shape[0])
+                at_least(Buffer.KEY, op.gate.shape[0])
+                at_least(Buffer.VALUE, 2 * op.step.shape[0])
+            case ops.OutProject():
+                at_least(Buffer.H, op.weight.shape[1])
+            case ops.Down():
+                at_least(Buffer.INNER, op.weight.shape[1])
+    return found
