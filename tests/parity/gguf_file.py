@@ -12,11 +12,12 @@ from typing import Any
 import gguf
 import torch
 from safetensors.torch import load_file
+from tests.parity.gguf_states import STATES, completed, state_tensor, write_states
 from tests.weights.gguf_export import llama3_factors
 
 Config = dict[str, Any]
 
-_PERMUTED = ("arcee", "granite", "granitemoe", "mistral3", "olmo", "smollm3")
+_PERMUTED = ("arcee", "granite", "granitehybrid", "granitemoe", "mistral3", "olmo", "smollm3")
 _LAYER_NORMS = ("cohere2", "command-r", "nemotron", "olmo", "phi2", "stablelm")
 _NORMS_PLUS_ONE = ("gemma", "nemotron")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
@@ -28,15 +29,21 @@ def write_gguf(folder: Path, path: Path, architecture: str) -> None:
     """Write the model in ``folder``, all tensors in float32."""
     config = json.loads((folder / "config.json").read_text())
     config = config | config.get("text_config", {})
+    if architecture in STATES:
+        config = completed(config)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_file_type(0)
     _write_sizes(writer, config, architecture)
     _write_rope(writer, config, architecture)
     _write_experts(writer, config, architecture)
     _write_others(writer, config, architecture)
+    if architecture in STATES:
+        write_states(writer, config, architecture)
     arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, values in _tensors(load_file(folder / "model.safetensors"), config, architecture):
+        if architecture in STATES:
+            name, values = state_tensor(name, values, config, architecture)
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         writer.add_tensor(found, values.float().contiguous().numpy())
@@ -100,7 +107,7 @@ def _write_rope(writer: gguf.GGUFWriter, config: Config, architecture: str) -> N
 
 def _write_experts(writer: gguf.GGUFWriter, config: Config, architecture: str) -> None:
     counts = [config[name] for name in _COUNTS if config.get(name)]
-    if not counts:
+    if not counts or architecture == "nemotron_h":
         return
     writer.add_expert_count(counts[0])
     writer.add_expert_used_count(next(config[name] for name in _USED if config.get(name)))
@@ -110,9 +117,10 @@ def _write_experts(writer: gguf.GGUFWriter, config: Config, architecture: str) -
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "n_routed_experts" in config:
         dense = config.get("first_k_dense_replace")
-        if dense is None:
+        if dense is None and "mlp_layer_types" in config:
             dense = config["mlp_layer_types"].count("dense")
-        writer.add_leading_dense_block_count(dense)
+        if dense is not None:
+            writer.add_leading_dense_block_count(dense)
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(bool(config.get("norm_topk_prob")))
@@ -187,11 +195,15 @@ def _parts(name: str, values: torch.Tensor, config: Config) -> Iterator[tuple[st
     elif name.endswith("input_linear.weight"):
         experts = "block_sparse_moe" in name
         base = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts.")
-        base = base.replace("shared_mlp.input_linear.weight", "mlp.shared_experts.")
+        alone = not config["num_local_experts"]
+        shared = "mlp." if alone else "mlp.shared_experts."
+        base = base.replace("shared_mlp.input_linear.weight", shared)
         gate, up = values.chunk(2, dim=-2)
         assert experts or values.ndim == 2
         yield f"{base}gate_proj.weight", gate
         yield f"{base}up_proj.weight", up
+    elif name.endswith("shared_mlp.output_linear.weight") and not config["num_local_experts"]:
+        yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), values
     elif name.endswith("gate_up_proj") and config["model_type"] == "gpt_oss":
         both = values.transpose(-1, -2)
         yield name.replace("gate_up_proj", "gate_proj.weight"), both[:, ::2]

@@ -1,8 +1,8 @@
 """A GGUF model seen as a checkpoint: tensors by name, as Hugging Face's layout has their values.
 
-What converters changed is undone row by row: interleaved heads (llama) and norms stored plus one
-(Gemma). Of latent attention the parts for K and V
-are joined. Everything else is only expanded.
+What converters changed is undone row by row: interleaved heads (llama), norms stored plus one
+(Gemma), and of states the decay, stored as −exp of its logarithm, and vectors, stored as matrices.
+Of latent attention the parts for K and V are joined. Everything else is only expanded.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,8 @@ from ridgeline.weights.gguf.values import Metadata
 from ridgeline.weights.names import short_name
 
 _CHUNK_BYTES = 4 << 20
+_DECAY = ".ssm_a"
+_VECTORS = (_DECAY, ".ssm_d", ".ssm_norm.weight")  # as they are used
 
 
 class GGUFCheckpoint:
@@ -75,7 +77,8 @@ class GGUFCheckpoint:
         if name in self._halves:
             keys, values = map(self.shape, self._halves[name])
             return keys[0] * (keys[2] + values[1]), keys[1]
-        return self._file_of[name].tensors[name].shape
+        stored = self._file_of[name].tensors[name].shape
+        return (int(np.prod(stored)),) if name.endswith(_VECTORS) else stored
 
     def num_bytes(self, name: str) -> int:
         """The bytes that tensor ``name`` takes on disk."""
@@ -110,7 +113,7 @@ class GGUFCheckpoint:
         if name in self._halves:
             return False  # blocks of transposed matrices are none of the matrix's
         entry = self._file_of[name].entry(name)
-        return len(entry.shape) > 1 and not entry.format.is_plain
+        return len(self.shape(name)) > 1 and not entry.format.is_plain
 
     def format_name(self, name: str) -> str:
         """What tensor ``name`` is stored in, such as Q4_K."""
@@ -151,10 +154,11 @@ class GGUFCheckpoint:
         file = self._file_of[name]
         entry = file.entry(name)
         assert out.flags.c_contiguous
-        assert out.shape[1:] == entry.shape[1:]
-        assert first_row + len(out) <= entry.shape[0]
-        columns = entry.shape[-1]
-        if len(entry.shape) == 1:
+        stored = self.shape(name)
+        assert out.shape[1:] == stored[1:]
+        assert first_row + len(out) <= stored[0]
+        columns = stored[-1]
+        if len(stored) == 1:
             self._read_vector(file, name, out, first_row)
             if on_bytes is not None:
                 on_bytes(entry.format.num_bytes(len(out)))
@@ -200,7 +204,12 @@ class GGUFCheckpoint:
 
     def _read_vector(self, file: GGUFFile, name: str, out: Array, first: int) -> None:
         entry = file.entry(name)
-        values = entry.format.dequantize(file.read_rows(name, 0, 1).reshape(-1))
+        rows = int(np.prod(entry.shape[:-1]))
+        values = entry.format.dequantize(file.read_rows(name, 0, rows).reshape(-1))
+        if name.endswith(_DECAY):
+            if not (values < 0).all():
+                raise CorruptFileError(f"Tensor {short_name(name)} has states that do not decay.")
+            values = np.log(-values)
         if self._architecture is not None and name.endswith("norm.weight"):
             values = values - np.float32(self._architecture.norm_offset)
         order = self._row_order(name, len(values))
@@ -216,6 +225,8 @@ class GGUFCheckpoint:
         if module not in self._heads:
             return None
         heads = self._heads[module]
+        if isinstance(heads, np.ndarray) and heads.size:  # 0 in layers that do not attend
+            heads = int(heads.max())
         if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
             raise CorruptFileError(
                 f"Tensor {short_name(name)} has {rows} rows, which are no whole number of heads."

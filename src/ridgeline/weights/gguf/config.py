@@ -25,6 +25,7 @@ from ridgeline.weights.gguf.expert_configs import EXPERT_BUILDERS
 from ridgeline.weights.gguf.keys import CONFIG_KEYS, Keys
 from ridgeline.weights.gguf.names import ARCHITECTURES
 from ridgeline.weights.gguf.rope import ORIGINAL_LENGTH_KEY
+from ridgeline.weights.gguf.state_configs import STATE_BUILDERS
 
 _EMBED = "token_embd.weight"
 _DTYPE_OF_FILE_TYPE: Mapping[int, str] = {0: "float32", 1: "float16"}  # ``enum llama_ftype``
@@ -209,6 +210,7 @@ def _gpt2(keys: Keys, _: GGUFContent) -> Config:
 _BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
     **DENSE_BUILDERS,
     **EXPERT_BUILDERS,
+    **STATE_BUILDERS,
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

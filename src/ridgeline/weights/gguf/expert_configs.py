@@ -18,7 +18,8 @@ _DENSE = "leading_dense_block_count"
 _WIDTH = "expert_feed_forward_length"
 
 
-def _counts(keys: Keys) -> Config:
+def expert_counts(keys: Keys) -> Config:
+    """How many experts there are, and how many of them a token meets."""
     return {
         "num_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -26,11 +27,11 @@ def _counts(keys: Keys) -> Config:
 
 
 def _local_counts(keys: Keys) -> Config:
-    counts = _counts(keys)
+    counts = expert_counts(keys)
     return counts | {"num_local_experts": counts.pop("num_experts")}
 
 
-def _height(content: GGUFContent, module: str) -> int:
+def height(content: GGUFContent, module: str) -> int:
     """Rows of the matrix of that name in the first layer that has one; 0 if none has."""
     suffix = f".{module}.weight"
     shapes = (content.shape(name) for name in content.names() if name.endswith(suffix))
@@ -38,11 +39,11 @@ def _height(content: GGUFContent, module: str) -> int:
 
 
 def _qwen2moe(keys: Keys, content: GGUFContent) -> Config:
-    config = with_scaling(decoder(keys), keys, content) | _counts(keys)
+    config = with_scaling(decoder(keys), keys, content) | expert_counts(keys)
     return config | {
         "model_type": "qwen2_moe",
         "moe_intermediate_size": keys.integer(_WIDTH),
-        "shared_expert_intermediate_size": _height(content, "ffn_gate_shexp"),
+        "shared_expert_intermediate_size": height(content, "ffn_gate_shexp"),
         "qkv_bias": "blk.0.attn_q.bias" in content.names(),
         "use_sliding_window": False,
     }
@@ -56,7 +57,7 @@ def _qwen3moe(keys: Keys, content: GGUFContent) -> Config:
         "qwen3_moe",
         moe_intermediate_size=keys.integer(_WIDTH),
         norm_topk_prob=True,
-        **_counts(keys),
+        **expert_counts(keys),
     )
 
 
@@ -76,7 +77,7 @@ def _gpt_oss(keys: Keys, content: GGUFContent) -> Config:
 
 
 def _olmoe(keys: Keys, content: GGUFContent) -> Config:
-    return scaled(keys, content, "olmoe", norm_topk_prob=False, **_counts(keys))
+    return scaled(keys, content, "olmoe", norm_topk_prob=False, **expert_counts(keys))
 
 
 def _granitemoe(keys: Keys, content: GGUFContent) -> Config:
@@ -84,7 +85,7 @@ def _granitemoe(keys: Keys, content: GGUFContent) -> Config:
         keys,
         content,
         "granitemoeshared",
-        shared_intermediate_size=_height(content, "ffn_gate_shexp"),
+        shared_intermediate_size=height(content, "ffn_gate_shexp"),
         **_local_counts(keys),
         **multipliers(keys),
     )
@@ -98,20 +99,20 @@ def _ernie4_5_moe(keys: Keys, content: GGUFContent) -> Config:
         "moe_num_experts": keys.integer("expert_count"),
         "moe_k": keys.integer("expert_used_count"),
         "moe_intermediate_size": width,
-        "moe_num_shared_experts": _height(content, "ffn_gate_shexp") // width,
+        "moe_num_shared_experts": height(content, "ffn_gate_shexp") // width,
         "moe_layer_interval": keys.integer("interleave_moe_layer_step", default=1),
         "moe_layer_start_index": keys.integer(_DENSE, default=0, minimum=0),
     }
 
 
-def _routed(keys: Keys, content: GGUFContent) -> Config:
+def routed(keys: Keys, content: GGUFContent) -> Config:
     """What models with DeepSeek's experts say of them."""
     width = keys.integer(_WIDTH)
     config: Config = {
         "n_routed_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": width,
-        "n_shared_experts": _height(content, "ffn_gate_shexp") // width,
+        "n_shared_experts": height(content, "ffn_gate_shexp") // width,
         "first_k_dense_replace": keys.integer(_DENSE, default=0, minimum=0),
         "routed_scaling_factor": keys.number("expert_weights_scale", default=0.0) or 1.0,
         "norm_topk_prob": keys.get("expert_weights_norm") is True,
@@ -121,7 +122,7 @@ def _routed(keys: Keys, content: GGUFContent) -> Config:
     return config | {"n_group": max(groups, 1), "topk_group": used if groups > 1 else 1}
 
 
-def _without_extra_layers(keys: Keys, config: Config) -> Config:
+def without_extra_layers(keys: Keys, config: Config) -> Config:
     """The layers of the file, less those that predict one more token."""
     extra = keys.integer("nextn_predict_layers", default=0, minimum=0)
     layers = keys.integer("block_count") - extra
@@ -133,11 +134,11 @@ def _without_extra_layers(keys: Keys, config: Config) -> Config:
 def _glm4moe(keys: Keys, content: GGUFContent) -> Config:
     config = WHOLE_HEADS | scaled(keys, content, "glm4_moe")
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in content.names()
-    return _without_extra_layers(keys, config | _routed(keys, content))
+    return without_extra_layers(keys, config | routed(keys, content))
 
 
 def _dots1(keys: Keys, content: GGUFContent) -> Config:
-    return scaled(keys, content, "dots1", sliding_window=None) | _routed(keys, content)
+    return scaled(keys, content, "dots1", sliding_window=None) | routed(keys, content)
 
 
 def _minimax_m2(keys: Keys, content: GGUFContent) -> Config:
@@ -150,7 +151,7 @@ def _minimax_m2(keys: Keys, content: GGUFContent) -> Config:
 
 
 def _hunyuan_moe(keys: Keys, content: GGUFContent) -> Config:
-    counts = _counts(keys)
+    counts = expert_counts(keys)
     return scaled(
         keys,
         content,
@@ -177,7 +178,7 @@ def _deepseek2(keys: Keys, content: GGUFContent) -> Config:
     if rope_dim >= whole:
         raise CorruptFileError(f"The GGUF file rotates {rope_dim} of the {whole} elements of K.")
     config = decoder(keys, head_dim=rope_dim)
-    config = with_scaling(config, keys, content) | _routed(keys, content)
+    config = with_scaling(config, keys, content) | routed(keys, content)
     del config["head_dim"]
     scaling = config.get("rope_scaling")
     multiplier = keys.number("rope.scaling.yarn_log_multiplier", default=0.0)
@@ -194,7 +195,7 @@ def _deepseek2(keys: Keys, content: GGUFContent) -> Config:
         "v_head_dim": value,
     }
     if keys.integer("expert_gating_func", default=1, minimum=0) == _SIGMOID:
-        return _without_extra_layers(keys, config | {"model_type": "deepseek_v3"})
+        return without_extra_layers(keys, config | {"model_type": "deepseek_v3"})
     if config["n_group"] != 1:
         config["topk_method"] = "group_limited_greedy"
     return config

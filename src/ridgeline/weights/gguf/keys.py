@@ -51,6 +51,11 @@ class Keys:
         """The value as it is, ``None`` if there is none."""
         return self._metadata.get(f"{self.architecture}.{name}")
 
+    def with_values(self, values: Mapping[str, object]) -> "Keys":
+        """These keys with others in place of some, by their names here."""
+        changed = {f"{self.architecture}.{name}": value for name, value in values.items()}
+        return Keys({**self._metadata, **changed}, self.architecture)
+
     def integer(self, name: str, *, default: int | None = None, minimum: int = 1) -> int:
         """A whole number from ``minimum`` to 2³¹ − 1."""
         value = self.get(name)

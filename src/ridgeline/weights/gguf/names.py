@@ -101,6 +101,34 @@ _QKV_BIAS = {
 _GATE_UP = {"blk.{i}.ffn_up.weight": ("layers.{i}.gate", "layers.{i}.up")}
 
 
+_SCAN_PROJECTED = ("scan_gate", "scan_mixed", "scan_step")
+_SCAN = _layers(
+    {
+        **_with_biases(dict.fromkeys(_SCAN_PROJECTED, "ssm_in") | {"scan_out": "ssm_out"}),
+        **_with_biases({"scan_conv": "ssm_conv1d"}),
+        "scan_decay_log": "ssm_a",
+        "scan_step_offset": "ssm_dt.bias",
+        "scan_skip": "ssm_d",
+        "scan_norm": "ssm_norm.weight",
+    }
+)
+_CONV_PROJECTED = ("conv_in_gate", "conv_out_gate", "conv_value")
+_CONVS = _layers(
+    _with_biases(
+        dict.fromkeys(_CONV_PROJECTED, "shortconv.in_proj")
+        | {"conv": "shortconv.conv", "conv_out": "shortconv.out_proj"}
+    )
+) | {"final_norm": TensorSource(name="token_embd_norm.weight", other_names=("output_norm.weight",))}
+
+
+def _split(module: str, parts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The weights that a module's matrix has below each other, and so its bias."""
+    return {
+        f"blk.{{i}}.{module}.{kind}": tuple(f"layers.{{i}}.{part}{suffix}" for part in parts)
+        for kind, suffix in (("weight", ""), ("bias", "_bias"))
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """What is particular to one ``general.architecture``.
@@ -126,6 +154,19 @@ class Architecture:
 
 _FREQS = ("rope_freqs.weight",)
 _GLM4 = _WITH_POST_NORMS | _layers({"gate": "ffn_up.weight", "up": "ffn_up.weight"})
+_SCAN_FUSED = _split("ssm_in", _SCAN_PROJECTED)
+_CONV_FUSED = _split("shortconv.in_proj", _CONV_PROJECTED)
+# A layer has one branch, and one norm.
+_NEMOTRON_H = _CORRECTED | _SCAN | _layers({"mlp_norm": "attn_norm.weight"})
+_FALCON_H1 = (
+    _LLAMA
+    | _SCAN
+    | {
+        "layers.{i}.mlp_norm": TensorSource(
+            name="blk.{i}.ffn_norm", other_names=("blk.{i}.ffn_norm.weight",)
+        )
+    }
+)
 _PHI3 = _FUSED_QKV | _layers({"gate": "ffn_up.weight", "up": "ffn_up.weight"})
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -149,6 +190,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": Architecture(tensors=_LLAMA, fused={}),
     "ernie4_5-moe": Architecture(tensors=_CORRECTED, fused={}),
     "exaone4": Architecture(tensors=_WITH_POST_NORMS, fused={}, in_config=_FREQS),
+    "falcon-h1": Architecture(tensors=_FALCON_H1, fused=_SCAN_FUSED),
     "gemma": Architecture(tensors=_LLAMA, fused={}, norm_offset=1.0),
     "glm4": Architecture(tensors=_GLM4, fused=_GATE_UP),
     "glm4moe": Architecture(tensors=_CORRECTED | _OTHER_NORM, fused={}),
@@ -157,11 +199,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "granite": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
     "granitemoe": Architecture(tensors=_SHARED, fused={}, interleaved=True, in_config=_FREQS),
+    "granitehybrid": Architecture(
+        tensors=_SHARED | _SCAN, fused=_SCAN_FUSED, interleaved=True, in_config=_FREQS
+    ),
     "hunyuan-dense": Architecture(tensors=_LLAMA, fused={}),
     "hunyuan-moe": Architecture(tensors=_SHARED, fused={}),
+    "lfm2": Architecture(tensors=_LLAMA | _CONVS, fused=_CONV_FUSED),
+    "lfm2moe": Architecture(tensors=_CORRECTED | _CONVS, fused=_CONV_FUSED),
+    "mamba2": Architecture(tensors=_LLAMA | _SCAN, fused=_SCAN_FUSED),
     "minimax-m2": Architecture(tensors=_CORRECTED, fused={}),
     "mistral3": Architecture(tensors=_LLAMA, fused={}, interleaved=True, in_config=_FREQS),
     "nemotron": Architecture(tensors=_LLAMA, fused={}, norm_offset=1.0),
+    "nemotron_h": Architecture(tensors=_NEMOTRON_H, fused=_SCAN_FUSED),
+    "nemotron_h_moe": Architecture(tensors=_NEMOTRON_H, fused=_SCAN_FUSED),
     "olmo": Architecture(tensors=_LLAMA, fused={}, interleaved=True),
     "olmo2": Architecture(tensors=_WITH_POST_NORMS, fused={}),
     "olmoe": Architecture(tensors=_SHARED, fused={}),
