@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import torch
 from safetensors.torch import load_file
-from tests.parity.gguf_states import STATES, completed, state_tensor, write_states
+from tests.parity.gguf_states import STATES, completed, delta_parts, state_tensor, write_states
 from tests.weights.gguf_export import llama3_factors
 
 Config = dict[str, Any]
@@ -192,6 +192,8 @@ def _parts(name: str, values: torch.Tensor, config: Config) -> Iterator[tuple[st
         keys, both = heads.split(widths, dim=1)
         yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
         yield name.replace("kv_b_proj", "v_b_proj"), both
+    elif name.endswith("in_proj_qkvz.weight"):
+        yield from delta_parts(name, values, config)
     elif name.endswith("input_linear.weight"):
         experts = "block_sparse_moe" in name
         base = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts.")

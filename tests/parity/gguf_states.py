@@ -1,14 +1,17 @@
 """What GGUF files say of models with states, as llama.cpp's ``conversion/`` writes them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import gguf
 import torch
 
 Config = dict[str, Any]
+Named = tuple[str, torch.Tensor]
 
 STATES = (
     "falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "mamba2", "nemotron_h", "nemotron_h_moe",
+    "qwen35", "qwen35moe", "qwen3next",
 )  # fmt: skip
 _EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 
@@ -42,6 +45,11 @@ def write_states(writer: gguf.GGUFWriter, config: Config, architecture: str) -> 
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
             writer.add_expert_weights_scale(config["routed_scaling_factor"])
         return
+    if architecture.startswith("qwen3"):
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_full_attention_interval(4)
+        if "shared_expert_intermediate_size" in config:
+            writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     heads, width, groups, states, length = _scan(config)
     writer.add_ssm_conv_kernel(length)
     writer.add_ssm_inner_size(width)
@@ -60,6 +68,12 @@ def write_states(writer: gguf.GGUFWriter, config: Config, architecture: str) -> 
 
 def _scan(config: Config) -> tuple[int, int, int, int, int]:
     """Heads, width, groups, size of states and length of convolutions."""
+    if "linear_num_key_heads" in config:
+        heads = config["linear_num_value_heads"]
+        sizes = [
+            config[f"linear_{n}"] for n in ("num_key_heads", "key_head_dim", "conv_kernel_dim")
+        ]
+        return heads, heads * config["linear_value_head_dim"], *sizes
     if "mamba_d_state" in config:
         heads = config["mamba_n_heads"]
         sizes = [config[f"mamba_{name}"] for name in ("n_groups", "d_state", "d_conv")]
@@ -70,9 +84,7 @@ def _scan(config: Config) -> tuple[int, int, int, int, int]:
     return heads, heads * width, config["n_groups"], states, config["conv_kernel"]
 
 
-def state_tensor(
-    name: str, values: torch.Tensor, config: Config, architecture: str
-) -> tuple[str, torch.Tensor]:
+def state_tensor(name: str, values: torch.Tensor, config: Config, architecture: str) -> Named:
     if architecture.startswith("nemotron_h"):
         name = name.replace("model.", "backbone.")
         if ".experts." in name:
@@ -84,12 +96,48 @@ def state_tensor(
         values = values * _multiplier(name, values, config)
     if "conv" in name and values.ndim == 3:
         values = values.squeeze(1)
-    elif name.endswith("A_log"):
+    if architecture.startswith("qwen3"):
+        return _delta_tensor(name, values, config, architecture)
+    if name.endswith("A_log"):
         values = -torch.exp(values)[:, None]
     elif name.endswith(".D"):
         values = values[:, None]
     elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         values = values.reshape(_scan(config)[2], -1)
+    return name.replace(".dt_bias", ".dt_proj.bias"), values
+
+
+def delta_parts(name: str, values: torch.Tensor, config: Config) -> Iterator[Named]:
+    """Qwen3-Next's projections, those of each key head apart."""
+    keys, dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    own = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    parts = values.view(keys, 2 * (dim + own), -1).split([dim, dim, own, own], dim=1)
+    query, key, value, gate = (part.flatten(0, 1) for part in parts)
+    yield name.replace("qkvz", "qkv"), torch.cat([query, key, value])
+    yield name.replace("qkvz", "z"), gate
+
+
+def _delta_tensor(name: str, values: torch.Tensor, config: Config, architecture: str) -> Named:
+    """Qwen 3.5's value heads go round the key heads; all norms but one have a unit offset."""
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        values = values + 1
+    if name.endswith("A_log"):
+        values = -torch.exp(values)
+    if "linear_attn" in name and architecture != "qwen3next":
+        keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+
+        def tiled(part: torch.Tensor) -> torch.Tensor:
+            grouped = part.reshape(keys, heads // keys, len(part) // heads, *part.shape[1:])
+            return grouped.transpose(0, 1).reshape(part.shape)
+
+        module = name.split("linear_attn.")[1].removesuffix(".weight")
+        size = heads * config["linear_value_head_dim"]
+        if module in ("in_proj_qkv", "conv1d"):
+            values = torch.cat([values[:-size], tiled(values[-size:])])
+        elif module == "out_proj":
+            values = tiled(values.T).T
+        elif module != "norm":
+            values = tiled(values)
     return name.replace(".dt_bias", ".dt_proj.bias"), values
 
 

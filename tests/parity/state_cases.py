@@ -158,6 +158,7 @@ STATE_CASES = [
         },
     ),
     _hybrid("qwen3_next", "experts", **_EXPERTS),
+    _hybrid("qwen3_next", "published", **_EXPERTS | {"mlp_only_layers": []}),
     _hybrid(
         "qwen3_next",
         "biases",

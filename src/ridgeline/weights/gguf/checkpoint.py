@@ -17,13 +17,16 @@ from ridgeline.core.arrays import Array, empty
 from ridgeline.core.errors import CorruptFileError
 from ridgeline.quant.gguf_tensor import GGUFBlocks, expand_rows
 from ridgeline.weights.gguf.file import GGUFFile
-from ridgeline.weights.gguf.names import ARCHITECTURES, interleaved_rows
+from ridgeline.weights.gguf.names import ARCHITECTURES, interleaved_rows, tiled_rows
 from ridgeline.weights.gguf.shards import open_parts
 from ridgeline.weights.gguf.values import Metadata
 from ridgeline.weights.names import short_name
 
 _CHUNK_BYTES = 4 << 20
 _DECAY = ".ssm_a"
+_OF_HEADS = ("ssm_a", "ssm_alpha", "ssm_beta", "ssm_dt")  # a row for each value head
+_OF_VALUES = ("attn_gate", "attn_qkv", "ssm_conv1d")  # the last rows are those of value heads
+_VALUES_READ = ".ssm_out.weight"  # its columns are of value heads
 _VECTORS = (_DECAY, ".ssm_d", ".ssm_norm.weight")  # as they are used
 
 
@@ -46,6 +49,7 @@ class GGUFCheckpoint:
         self._architecture = ARCHITECTURES.get(str(architecture))
         self._halves: dict[str, tuple[str, str]] = {}
         self._halves = self._halves_of_kv_b()
+        self._value_heads = self._tiled_heads(str(architecture))
         self._heads = {
             "attn_q": self.metadata.get(f"{architecture}.attention.head_count"),
             "attn_k": self.metadata.get(
@@ -113,6 +117,8 @@ class GGUFCheckpoint:
         if name in self._halves:
             return False  # blocks of transposed matrices are none of the matrix's
         entry = self._file_of[name].entry(name)
+        if self._value_heads is not None and name.endswith(_VALUES_READ):
+            return False  # nor are blocks of reordered columns
         return len(self.shape(name)) > 1 and not entry.format.is_plain
 
     def format_name(self, name: str) -> str:
@@ -166,7 +172,9 @@ class GGUFCheckpoint:
         out_RC = out.reshape(-1, columns)
         start = first_row * (out_RC.shape[0] // max(len(out), 1))
         order = self._row_order(name, int(np.prod(entry.shape[:-1])))
-        assert order is None or len(order) == len(out_RC)
+        if order is not None and len(order) != len(out_RC):
+            out[...] = self.tensor(name)[first_row : first_row + len(out)]
+            return
         step = max(1, _CHUNK_BYTES // entry.format.num_bytes(columns))
         for first in range(0, len(out_RC), step):
             count = min(step, len(out_RC) - first)
@@ -179,6 +187,30 @@ class GGUFCheckpoint:
                 out_RC[order[first : first + count]] = rows
             if on_bytes is not None:
                 on_bytes(data.nbytes)
+        if self._value_heads is not None and name.endswith(_VALUES_READ):
+            out[...] = out[:, np.argsort(self._order_of_values(name, columns))]
+
+    def _tiled_heads(self, architecture: str) -> tuple[int, int, int] | None:
+        """Key heads, value heads and their width together, if values go round the keys."""
+        if self._architecture is None or not self._architecture.tiled_values:
+            return None
+        names = ("group_count", "time_step_rank", "inner_size")
+        keys, values, width = (self.metadata.get(f"{architecture}.ssm.{name}") for name in names)
+        if not (isinstance(keys, int) and isinstance(values, int) and isinstance(width, int)):
+            return None  # which is refused
+        return (keys, values, width) if 0 < keys < values and values % keys == 0 else None
+
+    def _order_of_values(self, name: str, rows: int) -> npt.NDArray[np.int64]:
+        """Where each of the last rows, which are those of all value heads, belongs."""
+        assert self._value_heads is not None
+        keys, values, width = self._value_heads
+        size = values if _module(name) in _OF_HEADS else width
+        if size % values or not 0 < size <= rows:
+            raise CorruptFileError(
+                f"Tensor {short_name(name)} has {rows} rows, which are no whole number of heads."
+            )
+        order = tiled_rows(keys, values, size // values)
+        return np.concatenate([np.arange(rows - size), rows - size + order])
 
     def _halves_of_kv_b(self) -> dict[str, tuple[str, str]]:
         """By the tensor that two stand for: K's part ``[H, R, n]`` and V's ``[H, v, R]``.
@@ -210,7 +242,8 @@ class GGUFCheckpoint:
             if not (values < 0).all():
                 raise CorruptFileError(f"Tensor {short_name(name)} has states that do not decay.")
             values = np.log(-values)
-        if self._architecture is not None and name.endswith("norm.weight"):
+        has_offset = name.endswith("norm.weight") and not name.endswith(_VECTORS)
+        if self._architecture is not None and has_offset:
             values = values - np.float32(self._architecture.norm_offset)
         order = self._row_order(name, len(values))
         if order is not None:
@@ -219,7 +252,9 @@ class GGUFCheckpoint:
 
     def _row_order(self, name: str, rows: int) -> npt.NDArray[np.int64] | None:
         """Where each stored row belongs (`interleaved_rows`), or ``None`` if all are in place."""
-        module = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+        module = _module(name)
+        if self._value_heads is not None and module in (*_OF_HEADS, *_OF_VALUES):
+            return self._order_of_values(name, rows)
         if self._architecture is None or not self._architecture.interleaved:
             return None
         if module not in self._heads:
@@ -232,3 +267,8 @@ class GGUFCheckpoint:
                 f"Tensor {short_name(name)} has {rows} rows, which are no whole number of heads."
             )
         return interleaved_rows(rows, heads)
+
+
+def _module(name: str) -> str:
+    """What a tensor's name says beside its layer and kind."""
+    return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]

@@ -65,7 +65,13 @@ def describe_gguf(
     extra = Keys(checkpoint.metadata, name).integer("nextn_predict_layers", default=0, minimum=0)
     first = len(definition.spec.layers)  # behind these lie layers that predict one more token
     ignored = tuple(rf"blk\.{layer}\..*" for layer in range(first, first + min(extra, 8)))
-    family = replace(definition.family, tensors=tensors, fused=architecture.fused, ignored=ignored)
+    family = replace(
+        definition.family,
+        tensors=tensors,
+        fused=architecture.fused,
+        fused_heads=architecture.fused_heads,
+        ignored=ignored,
+    )
     return replace(definition, family=family)
 
 

@@ -5,7 +5,7 @@ what converters change, ``convert_hf_to_gguf.py``.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -112,6 +112,21 @@ _SCAN = _layers(
         "scan_norm": "ssm_norm.weight",
     }
 )
+_MIXED, _FACTORS = ("delta_query", "delta_key", "delta_value"), ("delta_beta", "delta_decay")
+_DELTA = _layers(
+    {
+        **_with_biases({"gate_heads": "attn_q"}),
+        **dict.fromkeys(_MIXED, "attn_qkv.weight"),
+        "delta_gate": "attn_gate.weight",
+        "delta_beta": "ssm_beta.weight",
+        "delta_decay": "ssm_alpha.weight",
+        "delta_conv": "ssm_conv1d.weight",
+        "delta_decay_log": "ssm_a",
+        "delta_decay_bias": "ssm_dt.bias",
+        "delta_norm": "ssm_norm.weight",
+        "delta_out": "ssm_out.weight",
+    }
+)
 _CONV_PROJECTED = ("conv_in_gate", "conv_out_gate", "conv_value")
 _CONVS = _layers(
     _with_biases(
@@ -136,25 +151,32 @@ class Architecture:
     Attributes:
         tensors: canonical name to tensor, both templates in ``{i}``.
         fused: tensor to the weights that it holds one below the other.
+        fused_heads: the same by turns, for each head (`Family.fused_heads`).
         interleaved: the rows of ``attn_q`` and ``attn_k`` alternate between the two halves of each
             head, as Meta's own layout has them.
         norm_offset: what converters added to the weights of all norms.
         in_config: tensors that say what a config says, and are no weights.
         splits_kv_b: the matrix from latents to heads may be stored as ``attn_k_b``, whose matrices
             are transposed, and ``attn_v_b`` (`latents`).
+        tiled_values: value heads of linear attention go round the key heads, and are not those of
+            each key head together.
     """
 
     tensors: Mapping[str, TensorSource]
     fused: Mapping[str, tuple[str, ...]]
+    fused_heads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     interleaved: bool = False
     norm_offset: float = 0.0
     in_config: tuple[str, ...] = ()
     splits_kv_b: bool = False
+    tiled_values: bool = False
 
 
 _FREQS = ("rope_freqs.weight",)
 _GLM4 = _WITH_POST_NORMS | _layers({"gate": "ffn_up.weight", "up": "ffn_up.weight"})
 _SCAN_FUSED = _split("ssm_in", _SCAN_PROJECTED)
+_DELTA_FUSED = _split("attn_qkv", _MIXED)
+_GATED_HEADS = _split("attn_q", ("q", "gate_heads"))
 _CONV_FUSED = _split("shortconv.in_proj", _CONV_PROJECTED)
 # A layer has one branch, and one norm.
 _NEMOTRON_H = _CORRECTED | _SCAN | _layers({"mlp_norm": "attn_norm.weight"})
@@ -218,7 +240,28 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi2": Architecture(tensors=_LLAMA, fused={}),
     "qwen2moe": Architecture(tensors=_SHARED, fused={}),
     "qwen2vl": Architecture(tensors=_LLAMA, fused={}),
+    "qwen35": Architecture(
+        tensors=_LLAMA | _OTHER_NORM | _DELTA,
+        fused=_DELTA_FUSED,
+        fused_heads=_GATED_HEADS,
+        norm_offset=1.0,
+        tiled_values=True,
+    ),
+    "qwen35moe": Architecture(
+        tensors=_SHARED | _OTHER_NORM | _DELTA,
+        fused=_DELTA_FUSED,
+        fused_heads=_GATED_HEADS,
+        norm_offset=1.0,
+        tiled_values=True,
+    ),
     "qwen3moe": Architecture(tensors=_SHARED, fused={}),
+    "qwen3next": Architecture(
+        tensors=_SHARED | _OTHER_NORM | _DELTA | _layers(dict.fromkeys(_FACTORS, "ssm_ba.weight")),
+        fused=_DELTA_FUSED,
+        fused_heads=_GATED_HEADS
+        | {"blk.{i}.ssm_ba.weight": tuple(f"layers.{{i}}.{name}" for name in _FACTORS)},
+        norm_offset=1.0,
+    ),
     "qwen3vl": Architecture(tensors=_LLAMA, fused={}),
     "qwen3vlmoe": Architecture(tensors=_SHARED, fused={}),
     "seed_oss": Architecture(tensors=_LLAMA | _OTHER_NORM, fused={}),
@@ -238,6 +281,12 @@ ARCHITECTURE_OF: Mapping[str, str] = {
     "gpt2": "gpt2",
 }
 """``model_type`` of a config to the architecture that it is written as."""
+
+
+def tiled_rows(key_heads: int, value_heads: int, width: int) -> npt.NDArray[np.int64]:
+    """Where each stored row of value heads belongs: the heads of a key head together."""
+    rows_KRv = np.arange(value_heads * width).reshape(key_heads, value_heads // key_heads, width)
+    return np.ascontiguousarray(rows_KRv.swapaxes(0, 1)).reshape(-1)
 
 
 def interleaved_rows(rows: int, heads: int) -> npt.NDArray[np.int64]:

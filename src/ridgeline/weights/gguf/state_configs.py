@@ -12,7 +12,7 @@ from ridgeline.models.fields import FULL
 from ridgeline.models.lfm2 import CONV
 from ridgeline.models.mamba_config import LINEAR
 from ridgeline.weights.gguf.decoder_config import Config, GGUFContent
-from ridgeline.weights.gguf.dense_configs import multipliers, scaled
+from ridgeline.weights.gguf.dense_configs import WHOLE_HEADS, multipliers, scaled
 from ridgeline.weights.gguf.expert_configs import (
     expert_counts,
     height,
@@ -194,6 +194,53 @@ def _falcon_h1(keys: Keys, content: GGUFContent) -> Config:
     }
 
 
+def _delta(keys: Keys, content: GGUFContent, model_type: str) -> Config:
+    """Qwen3-Next and its relatives: layers without queries are those of the gated delta rule."""
+    names = content.names()
+    heads, width = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if width % heads:
+        raise CorruptFileError(f"The GGUF file gives {heads} heads of values a width of {width}.")
+    config = WHOLE_HEADS | scaled(keys, content, model_type)
+    config = without_extra_layers(keys, config)
+    layers = config["num_hidden_layers"]
+    assert isinstance(layers, int)
+    if layers > _MAX_LAYERS:
+        raise CorruptFileError(f"The GGUF file claims {layers} layers.")
+    return config | {
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in names),
+        "layer_types": [
+            FULL if f"blk.{layer}.attn_q.weight" in names else LINEAR for layer in range(layers)
+        ],
+        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.integer("ssm.state_size"),
+        "linear_value_head_dim": width // heads,
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
+    }
+
+
+def _delta_experts(keys: Keys, content: GGUFContent, model_type: str) -> Config:
+    return _delta(keys, content, model_type) | {
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": height(content, "ffn_gate_shexp"),
+        **expert_counts(keys),
+    }
+
+
+def _qwen3next(keys: Keys, content: GGUFContent) -> Config:
+    return _delta_experts(keys, content, "qwen3_next")
+
+
+def _qwen35(keys: Keys, content: GGUFContent) -> Config:
+    return _delta(keys, content, "qwen3_5_text")
+
+
+def _qwen35moe(keys: Keys, content: GGUFContent) -> Config:
+    config = _delta_experts(keys, content, "qwen3_5_moe_text")
+    del config["intermediate_size"]
+    return config
+
+
 STATE_BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granitehybrid,
@@ -202,4 +249,7 @@ STATE_BUILDERS: Mapping[str, Callable[[Keys, GGUFContent], Config]] = {
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
+    "qwen3next": _qwen3next,
 }
