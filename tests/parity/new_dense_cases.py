@@ -25,7 +25,28 @@ _GROWING = YARN | {"llama_4_scaling_beta": 0.4, "mscale": 1.0, "mscale_all_dim":
 _ALPHA = {"rope_type": "dynamic", "alpha": 30.0, "factor": 1.0, "rope_theta": 200.0}
 _MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": THETA}
 
+_GEMMA_4: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 9,
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 0,
+    "rms_norm_eps": 0.6,  # as embeddings are scaled by 8
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": THETA,
+        },
+        "sliding_attention": _LOCAL,
+    },
+}  # fmt: skip
+
 NEW_DENSE_CASES = [
+    _case("gemma4_text", "keys-as-values", **_GEMMA_4, attention_k_eq_v=True,
+          num_global_key_value_heads=1, attention_bias=True, final_logit_softcapping=5.0),
+    _case("gemma4_text", "shared-kv", **_GEMMA_4, num_kv_shared_layers=2,
+          use_double_wide_mlp=True),
+    _vision("gemma4", "plain", **_GEMMA_4),
     _case("seed_oss", "plain", head_dim=24, rope_parameters=_THETA),
     _case("seed_oss", "other-biases", head_dim=16, attention_bias=False, attention_out_bias=True,
           mlp_bias=True, tie_word_embeddings=True),
@@ -72,6 +93,8 @@ NEW_DENSE_CASES = [
 ]  # fmt: skip
 
 NEW_DENSE_TELLING = (
+    "gemma4_text-keys-as-values",
+    "gemma4_text-shared-kv",
     "seed_oss-other-biases",
     "olmo3-two-ropes",
     "cohere2-biases",

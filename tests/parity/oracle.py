@@ -19,14 +19,15 @@ _UNIT_OFFSET = (
 )  # fmt: skip
 _HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
 _TIED = (
-    "gemma", "gemma2", "gemma3_text", "gemma3", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe",
-    "gpt2", "lfm2", "lfm2_moe", "smollm3", "starcoder2", "youtu",
+    "gemma", "gemma2", "gemma3_text", "gemma3", "gemma4_text", "gemma4", "cohere", "cohere2",
+    "ernie4_5", "ernie4_5_moe", "gpt2", "lfm2", "lfm2_moe", "smollm3", "starcoder2", "youtu",
 )  # fmt: skip
 _FORGETS_LENGTH = ("bamba",)  # of its cache: tokens are at 0 unless positions are given
 # Types that transformers does not know by their name.
 _SAME_AS = {"kimi_k2": "deepseek_v3"}
 _TEXT_TYPES = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
@@ -38,6 +39,7 @@ _SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
 _QWEN_TOWER = _TOWER | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
 _VISION = {
     "gemma3": _TOWER | _SMALL,
+    "gemma4": _TOWER | _SMALL,
     "mistral3": _TOWER | _SMALL | {"model_type": "pixtral", "head_dim": 8},
     "qwen2_vl": {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1},
     "qwen2_5_vl": _QWEN_TOWER | {"fullatt_block_indexes": [0]},
@@ -149,6 +151,8 @@ def _random(
             values *= 2.0  # makes up for the small embeddings
         has_offset = case.family in _UNIT_OFFSET and "linear_attn" not in name
         return values - 1.0 if has_offset else values
+    if name.endswith("layer_scalar"):
+        return 0.6 + torch.rand(shape, generator=generator)
     values = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return values * 0.5

@@ -14,6 +14,7 @@ NOT_NUMERIC = {
     "model_type": "a name",
     "max_position": "a limit on requests",
     "tie_embeddings": "says which tensor the head is; see test_tied_head",
+    "kv_layer": "which layer's K and V are read; see test_shared_kv",
     "has_head": "without one there are no logits",
 }
 _WHERE_THERE_IS_NONE = {

@@ -91,6 +91,7 @@ __all__ = [
     "QKVProject",
     "ReceiveHidden",
     "Rope",
+    "ScaleHidden",
     "ScanProject",
     "SelectiveScan",
     "SendHidden",
@@ -139,8 +140,8 @@ class Norm:
 class QKVProject:
     """q[T, H, d], k[T, K, d], v[T, K, d] = src[T, D] times three matrices, plus biases if any.
 
-    ``clip`` bounds the results to [−clip, clip]. Of a layer that reads the K and V of another it
-    is q alone: there are no other matrices, and K is 0.
+    ``clip`` bounds the results to [−clip, clip]. Without ``value`` v is k. Of a layer that reads
+    the K and V of another it is q alone: there are no other matrices, and K is 0.
     """
 
     facts: ClassVar = OpFacts(OpKind.LINEAR, Rows.TOKENS, Collective.NONE)
@@ -181,7 +182,8 @@ class LatentProject:
 class HeadNorm:
     """Normalise each head of q[T, H, d] and of k[T, K, d], or all heads together, by ``scope``.
 
-    Biases have the shapes of the gains. Without ``key`` K is 0.
+    Biases have the shapes of the gains. Without ``key`` K is 0. ``values``: each head of v[T, K, d]
+    is normalised as well, without a gain.
     """
 
     facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
@@ -194,6 +196,7 @@ class HeadNorm:
     scope: NormScope = NormScope.HEAD
     query_bias: WholeBias | None = None
     key_bias: WholeBias | None = None
+    values: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,6 +445,14 @@ class AddResidual:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleHidden:
+    """x[T, D] *= weight[1]."""
+
+    facts: ClassVar = OpFacts(OpKind.OTHER, Rows.TOKENS, Collective.NONE)
+    weight: Gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """logits[N, V] = (h[N, D] times a matrix, plus a bias) · scale, and then the softcap.
 
@@ -459,8 +470,8 @@ Op = (
     Embed | Norm | QKVProject | LatentProject | HeadNorm | Rope | KVWrite | GrowQueries | Attend
     | LatentAttend | BidirectionalAttend | ConvProject | ShortConv | DeltaProject | GatedDelta
     | ScanProject | SelectiveScan | GateHeads | OutProject | MLP | GateUp | Down | MoE
-    | SharedExpert | AddShared | AddResidual | Head | Gather | GatherTokens | GatherLogits
-    | SendHidden | ReceiveHidden
+    | SharedExpert | AddShared | AddResidual | ScaleHidden | Head | Gather | GatherTokens
+    | GatherLogits | SendHidden | ReceiveHidden
 )  # fmt: skip
 
 

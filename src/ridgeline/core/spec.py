@@ -102,7 +102,8 @@ class LongRopeScaling:
     """LongRoPE (Ding et al. 2024, arXiv 2402.13753): each pair's wavelength has its own factor.
 
     Of a model's two lists of ``rotary_dim / 2`` factors, the context decides which one is here
-    (docs/decisions/0004-dynamic-rope.md). ``attention_factor`` multiplies cos and sin.
+    (docs/decisions/0004-dynamic-rope.md). ``attention_factor`` multiplies cos and sin. A pair whose
+    factor is infinite is not rotated (Gemma 4's ``proportional`` rope).
     """
 
     factors: tuple[float, ...]
@@ -153,7 +154,8 @@ class AttentionSpec:
     input (Qwen3-Next), biased if q is. ``kv_layer``: the earlier layer whose K and V this one reads
     instead of its own (cross-layer attention, Brandon et al. 2024, arXiv 2405.12981); it has no
     matrices, biases and norm for K and V, and nothing of it is cached. KV heads, head width and
-    window are that layer's.
+    window are that layer's. ``value_is_key``: V is K as projected, and has no matrix (Gemma 4).
+    ``value_norm``: ``qk_norm``, without a gain, is applied to each head of V, too.
     """
 
     num_heads: int
@@ -174,6 +176,8 @@ class AttentionSpec:
     query_growth: QueryGrowth | None = None
     output_gate: bool = False
     kv_layer: int | None = None
+    value_is_key: bool = False
+    value_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +373,8 @@ class LayerSpec:
     has no other norms); a residual norm to the sum, which goes on normed (BERT, whose only norms
     these are). ``parallel``: both branches read the same normed input (Phi-2), and there is no
     ``mlp_norm``. ``scan`` reads what attention reads, and is added as well (Falcon-H1). The scales
-    multiply what each branch adds, those of norms what a branch reads.
+    multiply what each branch adds, those of norms what a branch reads. ``scaled_output``: a learned
+    number multiplies the residual behind the layer (Gemma 4).
     """
 
     attention: AttentionSpec | MLASpec | StateSpec | None
@@ -387,6 +392,7 @@ class LayerSpec:
     mlp_scale: float = 1.0
     attention_norm_scale: float = 1.0
     mlp_norm_scale: float = 1.0
+    scaled_output: bool = False
 
     @property
     def state(self) -> StateSpec | None:

@@ -30,12 +30,13 @@ def gemma_decoder(
     attention: Iterable[AttentionSpec],
     logit_softcap: float | None,
     max_position: int,
+    unit_offset: bool = True,
 ) -> ModelSpec:
     """A Gemma decoder with the given attention in each layer; the rest is read from the config.
 
     ``embedding_scale`` is √D in full; executors round it to their number format, as Gemma does.
     """
-    norm = read_rms_norm(config, unit_offset=True)
+    norm = read_rms_norm(config, unit_offset=unit_offset)
     config.ignore("hidden_act")  # configs have both, and only hidden_activation counts
     activation = read_activation(config, "hidden_activation", default="gelu_pytorch_tanh")
     mlp = MLPSpec(width=sizes.mlp_width, activation=activation)

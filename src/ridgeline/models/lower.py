@@ -5,8 +5,9 @@ Canonical weight names: ``embed``, ``positions`` (learned), ``types``, ``embeddi
 ``attention_norm``, ``q``, ``k``, ``v``, ``o``, ``q_norm``, ``k_norm``, ``attention_post_norm``,
 ``attention_residual_norm``, ``mlp_norm``, ``gate``, ``up``, ``down``, ``mlp_post_norm``,
 ``mlp_residual_norm``, and ``q_bias`` and so on for biases.
-A tied head reads ``embed``. ``sinks`` and ``gate_heads`` are attention's; `lower_latent`,
-`lower_moe` and `lower_states` name the weights of latent attention, experts, and what keeps states.
+A tied head reads ``embed``. ``scale`` is the layer's, ``sinks`` and ``gate_heads`` are attention's;
+`lower_latent`, `lower_moe` and `lower_states` name the weights of latent attention, experts, and
+what keeps states.
 """
 
 from dataclasses import replace
@@ -29,6 +30,7 @@ from ridgeline.core.ops import (
     QKVProject,
     ReceiveHidden,
     Rope,
+    ScaleHidden,
     SendHidden,
     Weight,
 )
@@ -98,6 +100,7 @@ def _groups_of_layers(spec: ModelSpec) -> dict[int, int]:
             source = spec.layers[own.kv_layer].attention
             assert isinstance(source, AttentionSpec), "K and V that are not stored as such"
             assert source.kv_layer is None, "K and V of a layer without"
+            assert not source.bidirectional, "K and V that are not kept"
             assert not own.bidirectional
             assert kv_shape(own) == kv_shape(source), "K and V of another shape or window"
             group_of[index] = group_of[own.kv_layer]
@@ -185,6 +188,8 @@ class _Layer:
             ops.append(self.norm("x", "x", "attention_residual_norm", spec))
         if layer.mlp is not None:
             ops += self.feed_forward(layer, layer.mlp, src if layer.parallel else "x")
+        if layer.scaled_output:
+            ops.append(ScaleHidden(weight=self.weight("scale", 1)))
         return ops
 
     def feed_forward(self, layer: LayerSpec, mlp: MLPSpec | MoESpec, src: str) -> list[Op]:
@@ -245,14 +250,16 @@ class _Layer:
         key, value = (self.weight(name, kv_width, self.hidden_size) for name in "kv")
         key_bias, value_bias = (self.weight(f"{name}_bias", kv_width) for name in "kv")
         has_bias = spec.qkv_bias and own_kv_heads > 0
+        has_value = own_kv_heads > 0 and not spec.value_is_key
+        assert own_kv_heads or not (spec.value_is_key or spec.value_norm), "they are another's"
         ops: list[Op] = [
             QKVProject(
                 query=self.weight("q", q_width, self.hidden_size),
                 key=key if own_kv_heads else None,
-                value=value if own_kv_heads else None,
+                value=value if has_value else None,
                 query_bias=self.weight("q_bias", q_width) if spec.qkv_bias else None,
                 key_bias=key_bias if has_bias else None,
-                value_bias=value_bias if has_bias else None,
+                value_bias=value_bias if has_bias and has_value else None,
                 num_heads=spec.num_heads,
                 num_kv_heads=own_kv_heads,
                 head_dim=spec.head_dim,
@@ -317,6 +324,7 @@ class _Layer:
             ops.append(self.head_norm(spec, spec.qk_norm))
         else:
             assert spec.qk_norm_scope is NormScope.HEAD, "there is no norm that it could change"
+            assert not spec.value_norm, "it is that of q and k"
             assert not spec.norm_after_rope
         if spec.rope is not None:
             if isinstance(spec.rope.scaling, LongRopeScaling):
@@ -356,6 +364,7 @@ class _Layer:
             scope=spec.qk_norm_scope,
             query_bias=gain("q_norm_bias", spec.num_heads) if norm.bias else None,
             key_bias=gain("k_norm_bias", own_kv_heads) if has_bias else None,
+            values=spec.value_norm,
         )
 
     def mlp(self, spec: MLPSpec, src: str) -> MLP:

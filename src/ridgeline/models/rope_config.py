@@ -4,6 +4,7 @@ Two spellings: ``rope_theta`` with ``rope_scaling`` (whose kind is under ``rope_
 and since transformers 5 ``rope_parameters``, which holds both, once or for each kind of layer.
 """
 
+import math
 from collections.abc import Iterable
 
 from ridgeline.core.errors import CorruptFileError, UnsupportedModelError
@@ -100,6 +101,24 @@ def read_nested_ropes(
         )
         for kind, theta in thetas.items()
     }
+
+
+def proportional_rope(
+    section: ConfigReader, *, head_dim: int, theta: float, part: float
+) -> RopeSpec:
+    """Frequencies of the whole head, of which only the first ``part`` turn (transformers'
+    ``proportional``); ``theta`` and ``part`` are defaults."""
+    factor = section.number("factor", minimum=1e-3, maximum=_MAX_FACTOR, default=1.0)
+    part = section.number("partial_rotary_factor", minimum=0.0, maximum=1.0, default=part)
+    turning = int(part * head_dim // 2)
+    return RopeSpec(
+        theta=section.number("rope_theta", minimum=2.0, default=theta),
+        rotary_dim=head_dim,
+        scaling=LongRopeScaling(
+            factors=(factor,) * turning + (math.inf,) * (head_dim // 2 - turning),
+            attention_factor=1.0,
+        ),
+    )
 
 
 def rope_section(config: ConfigReader) -> ConfigReader:

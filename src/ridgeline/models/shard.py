@@ -115,6 +115,7 @@ class _Parts:
                 ops.Norm()
                 | ops.AddResidual()
                 | ops.AddShared()
+                | ops.ScaleHidden()
                 | ops.SendHidden()
                 | ops.ReceiveHidden()
             ):

@@ -17,7 +17,6 @@ _LACKING = {
     "doge": "dynamic masks of attention",
     "falcon_mamba": "the Mamba state-space scan",
     "gemma3n": "per-layer embeddings",
-    "gemma4": "per-layer embeddings",
     "glm4v": "a vision tower",
     "glm_moe_dsa": "an indexer that picks the keys that attention reads",
     "gpt_neox": "a norm for each of two parallel branches",

@@ -31,6 +31,7 @@ from ridgeline.core.ops import (
     QKVProject,
     ReceiveHidden,
     Rope,
+    ScaleHidden,
     ScanProject,
     SelectiveScan,
     SendHidden,
@@ -56,8 +57,10 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
         case LatentProject():
             return {op.src: hidden}, {"q": op.query.shape[0], "k": op.latent.shape[0]}
         case HeadNorm():
-            both = {"q": op.num_heads * op.head_dim, "k": op.num_kv_heads * op.head_dim}
-            return both, both
+            keys = op.num_kv_heads * op.head_dim
+            normed = {"q": op.num_heads * op.head_dim, "k": keys}
+            normed |= {"v": keys} if op.values else {}
+            return normed, normed
         case Rope():
             both = {"q": op.num_heads * op.head_dim, "k": op.num_kv_heads * op.key_dim}
             return both, both
@@ -111,6 +114,8 @@ def buffers_of(op: Op, hidden_size: int) -> tuple[Widths, Widths]:
             return {"h": hidden, "shared": hidden}, {"h": hidden}
         case AddResidual():
             return {"x": hidden, "h": hidden}, {"x": hidden}
+        case ScaleHidden():
+            return {"x": hidden}, {"x": hidden}
         case Head():
             return {"h": hidden}, {}
         case Gather():

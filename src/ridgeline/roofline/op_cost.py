@@ -48,6 +48,7 @@ from ridgeline.core.ops import (
     QKVProject,
     ReceiveHidden,
     Rope,
+    ScaleHidden,
     ScanProject,
     SelectiveScan,
     SendHidden,
@@ -126,10 +127,13 @@ def _local_work(op: Op, p: _Pricing) -> Work:
             return Work(weight_bytes=p.tokens * rows) + p.moved(hidden * len(tables))
         case Norm():
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * hidden)
+        case ScaleHidden():
+            return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * hidden)
         case AddResidual() | AddShared():
             return p.moved(3 * hidden)
         case HeadNorm():
-            width = (op.num_heads / p.ranks + p.kv_heads(op)) * op.head_dim
+            heads = op.num_heads / p.ranks + p.kv_heads(op) * (2 if op.values else 1)
+            width = heads * op.head_dim
             return Work(weight_bytes=p.weight_bytes(op)) + p.moved(2 * width)
         case Rope():
             keys = p.kv_heads(op) * op.key_dim

@@ -80,6 +80,8 @@ def _shapes(op: ops.Op, hidden_size: int) -> dict[str, tuple[int, ...]]:
         case ops.HeadNorm():
             shapes["q"] = (op.num_heads, op.head_dim)
             shapes["k"] = (op.num_kv_heads, op.head_dim)
+            if op.values:
+                shapes["v"] = (op.num_kv_heads, op.head_dim)
         case ops.GrowQueries():
             shapes["q"] = (op.num_heads, op.head_dim)
         case ops.Rope():

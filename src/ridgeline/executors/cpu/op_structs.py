@@ -67,7 +67,8 @@ def widths(spec: ModelSpec, model_ops: Iterable[ops.Op]) -> list[int]:
         match op:
             case ops.QKVProject():
                 at_least(Buffer.QUERY, op.query.shape[0])
-                for buffer, weight in ((Buffer.KEY, op.key), (Buffer.VALUE, op.value)):
+                values = op.value or op.key
+                for buffer, weight in ((Buffer.KEY, op.key), (Buffer.VALUE, values)):
                     at_least(buffer, 0 if weight is None else weight.shape[0])
             case ops.LatentProject():
                 at_least(Buffer.QUERY, op.query.shape[0])

@@ -220,7 +220,8 @@ class Program:
                 library.rl_add_qkv(
                     handle, _BUFFERS[op.src], self._linear(op.query, op.query_bias),
                     self._or_empty(op.key, op.key_bias, op.query),
-                    self._or_empty(op.value, op.value_bias, op.query), op.clip or 0.0,
+                    self._or_empty(op.value or op.key, op.value_bias or op.key_bias, op.query),
+                    op.clip or 0.0,
                 )  # fmt: skip
             case ops.HeadNorm():
                 library.rl_add_head_norm(

@@ -76,7 +76,7 @@ def _op_width(op: ops.Op) -> int:
             return 0
         case ops.Embed() | ops.Norm() | ops.AddShared() | ops.AddResidual() | ops.Head():
             return 0  # hidden states, which are counted already, and logits
-        case ops.SendHidden() | ops.ReceiveHidden():
+        case ops.ScaleHidden() | ops.SendHidden() | ops.ReceiveHidden():
             return 0
         case ops.GateHeads():
             return 2 * op.weight.shape[0]

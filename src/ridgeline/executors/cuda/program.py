@@ -169,7 +169,7 @@ class CallList:
             (op.value, "v", op.num_kv_heads),
         )
         product = self._linear([weight for weight, _, _ in parts if weight], op.query_bias)
-        widths = [heads * op.head_dim for _, _, heads in parts]
+        widths = [heads * op.head_dim if weight else 0 for weight, _, heads in parts]
         source = "x" if norm is not None else op.src
 
         def call(b: Buffers, at: PassInput) -> None:
@@ -177,8 +177,10 @@ class CallList:
             if op.clip is not None:
                 out = out.clamp(-op.clip, op.clip)
             rows = torch.split(out, widths, dim=-1)
-            for (_, name, heads), part in zip(parts, rows, strict=True):
-                b[name] = part.view(len(part), heads, op.head_dim)
+            for (_, name, _), part in zip(parts, rows, strict=True):
+                b[name] = part.view(len(part), -1, op.head_dim)
+            if op.value is None and op.key is not None:
+                b["v"] = b["k"].clone()
 
         return call
 
@@ -262,6 +264,8 @@ class CallList:
 
         def call(b: Buffers, at: PassInput) -> None:
             norms, turns = gains, None if rope is None else at.rope[rope.spec]
+            if norm is not None and norm.values:
+                b["v"] = reference.normalise(b["v"], None, norm.spec)
             if turned_first and turns is not None:
                 b["q"], b["k"] = turns.rotate(b["q"]), turns.rotate(b["k"])
                 turns = None
@@ -297,6 +301,14 @@ class CallList:
                     b[op.dst] = rows if op.scale == 1.0 else rows * op.scale
 
                 return norm
+            case ops.ScaleHidden():
+                scale = self._tensor(op.weight)
+                assert scale is not None
+
+                def scaled(b: Buffers, _: PassInput) -> None:
+                    b["x"] = b["x"] * scale
+
+                return scaled
             case ops.GrowQueries():
 
                 def grow(b: Buffers, at: PassInput) -> None:

@@ -105,6 +105,8 @@ class TokenOps:
                         op.scope,
                         bias=self._optional(add),
                     )
+                if op.values:
+                    buffers["v"] = kernels.normalise(buffers["v"], None, op.spec)
             case ops.Rope():
                 tables = self._rope_tables(op.spec)
                 keys = (("k", op.key_start),) if op.num_kv_heads else ()
@@ -145,6 +147,8 @@ class TokenOps:
                 buffers["x"] = as_tensor(found)
             case ops.AddResidual():
                 buffers["x"] = buffers["x"] + buffers["h"] * op.scale
+            case ops.ScaleHidden():
+                buffers["x"] = buffers["x"] * self._weight(op.weight)
             case _:
                 raise NotImplementedError(f"{type(op).__name__} is not an op on single tokens.")
 
@@ -191,6 +195,8 @@ class TokenOps:
             if op.clip is not None:
                 rows = rows.clamp(-op.clip, op.clip)
             self.buffers[name] = rows.view(len(rows), heads, op.head_dim)
+        if op.value is None and op.key is not None:
+            self.buffers["v"] = self.buffers["k"]
 
     def _mlp(self, op: ops.MLP, x_TD: torch.Tensor) -> torch.Tensor:
         return self._linear(self._gate_up(op, x_TD), op.down, op.down_bias)
